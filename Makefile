@@ -88,7 +88,7 @@ chaos: $(VENV)/.dev
 
 # The tests that kill, freeze and cut, again and again: what happens once in a hundred times shows itself.
 ROUNDS ?= 10
-CHAOS_TESTS := tests/approvals tests/bench/test_metrics.py tests/journey tests/outbox tests/delivery tests/sinks/test_rabbitmq_outage.py tests/fleet
+CHAOS_TESTS := tests/approvals tests/bench/test_metrics.py tests/journey tests/store tests/delivery tests/sinks/test_rabbitmq_outage.py tests/fleet
 round = echo "== round $$number of $(ROUNDS)"; RELAY_TEST_CHAOS=1 $(BIN)/python -m pytest -q -x $(CHAOS_TESTS) $(ARGS) || exit 1
 chaos-tests: $(VENV)/.dev
 	@$(BIN)/python -m tests.prerequisites chaos sh -c 'for number in $$(seq $(ROUNDS)); do $(round); done'

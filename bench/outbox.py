@@ -24,10 +24,10 @@ from relay.clock import SystemClock
 from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.journal import NewRow
-from relay.outbox.sqlite import Store, open_store
-from relay.outbox.transaction import Transaction
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.journal import NewRow
+from relay.store.sqlite import Store, open_store
+from relay.store.transaction import Transaction
 from tests.builders import cloudevent
 
 OWNER = StateFileScopeAndVm("bench", VM_ID)

@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 
 from relay.errors import StoreError
-from relay.outbox.claim_audit import audit_start_request_claims
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
 from relay.simulator.azure import RecordedCall
+from relay.store.claim_audit import audit_start_request_claims
+from relay.store.file import open_for_reading
+from relay.store.journal import JournalRow, read_all_rows, verify_journal
 
 MOST_DESCRIBED = 5
 """Events that did not arrive of which the problems tell more."""

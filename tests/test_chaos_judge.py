@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from chaos.judge import Counts, Offer, judge
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import open_store
-from relay.outbox.transaction import Transaction
 from relay.simulator.azure import RecordedCall
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import open_store
+from relay.store.transaction import Transaction
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.builders import EVENT_ID, cloudevent
 

@@ -15,9 +15,9 @@ from relay.config import load
 from relay.config.relay_location import locate_relay_addresses_and_state_file
 from relay.errors import ConfigError, StoreError
 from relay.files import current_user, file_may_exist, folder_may_exist, may_exist
-from relay.outbox import StoreSettings
-from relay.outbox.diagnostics import diagnose
-from relay.outbox.file import open_for_reading
+from relay.store import StoreSettings
+from relay.store.diagnostics import diagnose
+from relay.store.file import open_for_reading
 from tests.cli.command import run_async, run_command
 
 NOBODY = 65534

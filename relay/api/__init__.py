@@ -20,7 +20,7 @@ from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.histogram import Histogram
-from relay.outbox.sqlite import Store
+from relay.store.sqlite import Store
 
 if TYPE_CHECKING:  # a relay without a fleet saves the memory of the AMQP libraries
     from relay.fleet.hub.roster import Roster

@@ -21,8 +21,8 @@ from relay.approvals.status import ApprovalState, approval_state
 from relay.delivery.sink_health import CircuitState
 from relay.errors import StoreUnavailable
 from relay.events.match import EVENT_TYPES
-from relay.outbox import AttemptOutcome, EntryState, Mode, SinkState
-from relay.outbox.transaction import Transaction
+from relay.store import AttemptOutcome, EntryState, Mode, SinkState
+from relay.store.transaction import Transaction
 from relay.telemetry.event_counts import (
     CHANGES,
     DECISIONS,

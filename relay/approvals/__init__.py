@@ -32,7 +32,6 @@ from relay.approvals.rules import (
     person_of_principal_or_itself,
 )
 from relay.events.tracing import SpanContext
-from relay.outbox import Grant, JournalHead
 from relay.settings import (
     KeyPath,
     Section,
@@ -40,6 +39,7 @@ from relay.settings import (
     check_keys_differ_without_case,
     check_unique,
 )
+from relay.store import Grant, JournalHead
 from relay.suggestions import describe_choices
 
 ONE_MACHINE_VOTES = (

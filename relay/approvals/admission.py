@@ -22,7 +22,7 @@ from relay.approvals.standing_holds import (
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, TrackedEvent
+from relay.store import Decision, TrackedEvent
 
 HOLD_NOTICE = (
     "a hold stops this relay alone: Azure proceeds at NotBefore regardless, "

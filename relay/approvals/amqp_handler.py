@@ -23,7 +23,7 @@ from relay.approvals.request import (
 )
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.outbox.sqlite import Store
+from relay.store.sqlite import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ import hmac
 
 from relay.approvals.admission import Refusal
 from relay.approvals.request import DecisionRequest, LinkCredentials
-from relay.outbox import TrackedEvent
-from relay.outbox.chat_messages import code_digest
-from relay.outbox.transaction import Transaction
+from relay.store import TrackedEvent
+from relay.store.chat_messages import code_digest
+from relay.store.transaction import Transaction
 
 MAX_WRONG_CODES = 5
 """The number of wrong codes that voids a link."""

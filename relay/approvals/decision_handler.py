@@ -11,8 +11,8 @@ from typing import Protocol
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
-from relay.outbox import Mode, StandingHold
-from relay.outbox.rows import PageLimit
+from relay.store import Mode, StandingHold
+from relay.store.rows import PageLimit
 
 
 class NotDecidedHere(Exception):

@@ -33,8 +33,8 @@ from relay.events.build import Origin, approval_or_startrequest_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
 from relay.events.tracing import SpanContext, context_of
-from relay.outbox import Decision, Grant, GrantState, Mode, RecordedEvent
-from relay.outbox.transaction import Transaction
+from relay.store import Decision, Grant, GrantState, Mode, RecordedEvent
+from relay.store.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}

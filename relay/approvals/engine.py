@@ -62,7 +62,7 @@ from relay.approvals.transitions import (
 )
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.outbox import (
+from relay.store import (
     Decision,
     FirstAnswer,
     Grant,
@@ -71,7 +71,7 @@ from relay.outbox import (
     StandingHold,
     TrackedEvent,
 )
-from relay.outbox.transaction import Transaction
+from relay.store.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 MAX_DECISIONS_ABOUT_EVENT = 30

@@ -24,10 +24,10 @@ from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
 from relay.events.tracing import RecordSpan
 from relay.log_fields import log_extra
-from relay.outbox import Mode, RecordedEvent, StandingHold
-from relay.outbox.rows import PageLimit
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store import Mode, RecordedEvent, StandingHold
+from relay.store.rows import PageLimit
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 MAX_TIMER = 60.0

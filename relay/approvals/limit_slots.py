@@ -31,8 +31,8 @@ from relay.approvals.limits import (
 from relay.approvals.status import ApprovalStatus, InFlight, is_scheduled
 from relay.approvals.transitions import can_unsent_grant_keep_slot, is_grantable_apart_from_limits
 from relay.events.timestamps import parse_timestamp
-from relay.outbox import Grant, TrackedEvent
-from relay.outbox.transaction import Transaction
+from relay.store import Grant, TrackedEvent
+from relay.store.transaction import Transaction
 
 StatusOf = Callable[[Transaction, TrackedEvent, datetime], ApprovalStatus]
 """Returns the status of an event without the limits."""

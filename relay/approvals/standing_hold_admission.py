@@ -25,7 +25,7 @@ from relay.approvals.standing_holds import (
 )
 from relay.events.match import are_patterns_inside
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.outbox import StandingHold
+from relay.store import StandingHold
 from relay.validation import RequestBody
 
 MAX_OPEN = 100

@@ -29,9 +29,9 @@ from relay.approvals.standing_hold_admission import (
 )
 from relay.approvals.standing_holds import conditions_to_json_object, is_about
 from relay.events.build import Origin, standing_hold_event
-from relay.outbox import StandingHold
-from relay.outbox.standing_holds import CREATED, ENDED, EXPIRED, standing_holds_only_in_first
-from relay.outbox.transaction import Transaction
+from relay.store import StandingHold
+from relay.store.standing_holds import CREATED, ENDED, EXPIRED, standing_holds_only_in_first
+from relay.store.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 _DAY = timedelta(days=1)

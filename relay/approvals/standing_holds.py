@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from relay.approvals.rules import RuleConditions
 from relay.events.match import covers_all_resources, event_may_meet_conditions
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import StandingHold, TrackedEvent
+from relay.store import StandingHold, TrackedEvent
 
 MAX_NAMED = 10
 """Patterns of a condition that a description names, and standing holds that an answer names."""

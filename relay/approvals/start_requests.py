@@ -27,10 +27,10 @@ from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StartRequestNotDelivered, StoreUnavailable
 from relay.events.tracing import RecordSpan, Span, SpanContext
 from relay.log_fields import log_extra
-from relay.outbox import Grant, RecordedEvent, TrackedEvent
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
 from relay.span_ids import new_span_id
+from relay.store import Grant, RecordedEvent, TrackedEvent
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 IDLE_CHECK_INTERVAL = 0.05

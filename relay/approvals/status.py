@@ -37,7 +37,7 @@ from relay.approvals.standing_holds import is_in_force, latest_ending_hold_summa
 from relay.events.match import covers_all_resources
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, Grant, Mode, StandingHold, TrackedEvent
+from relay.store import Decision, Grant, Mode, StandingHold, TrackedEvent
 
 ApprovalState = Literal[
     "none", "pending", "held", "waiting", "granted", "sent", "accepted", "failed"

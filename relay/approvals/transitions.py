@@ -15,7 +15,7 @@ from typing import Literal
 from relay.approvals.limits import WaitingFor, describe_waits
 from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalStatus
-from relay.outbox import Decision, Grant
+from relay.store import Decision, Grant
 
 VoidReason = Literal["changed", "expired", "ended"]
 _OPEN_GRANT_STATES = ("granted", "sent")

@@ -2,7 +2,7 @@
 
 A link stands for one decision about one revision of an event: that is what its token, behind
 ``/approve#``, is recorded for. To approve, a person also types the code that the message shows. The
-state file holds only digests of tokens and codes (`relay.outbox.chat_messages`). A `Link` is the
+state file holds only digests of tokens and codes (`relay.store.chat_messages`). A `Link` is the
 function that gives the buttons of a card their URLs.
 """
 
@@ -15,8 +15,8 @@ import secrets
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Link
-from relay.outbox.chat_messages import ChatMessage
-from relay.outbox.transaction import Transaction
+from relay.store.chat_messages import ChatMessage
+from relay.store.transaction import Transaction
 
 
 class ConfirmationLinkMaker:

@@ -34,9 +34,9 @@ from relay.chat.confirmation_links import ConfirmationLinkMaker
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
 

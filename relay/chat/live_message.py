@@ -2,8 +2,8 @@
 
 Each platform builds a `LiveMessageSink` around its `ChatPlatform`, which posts, edits and replies.
 `deliver` gets a plan from `relay.chat.message_planner`, calls the platform, and records what
-succeeded. A task of the sink adds an entry to the outbox when time alone has changed a message, so
-the outbox retries that update like any other.
+succeeded. A task of the sink adds an entry to the store when time alone has changed a message, so
+the store retries that update like any other.
 """
 
 from __future__ import annotations

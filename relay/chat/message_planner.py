@@ -34,12 +34,12 @@ from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import parse_timestamp
-from relay.outbox import TrackedEvent
-from relay.outbox.chat_messages import ChatMessage
-from relay.outbox.rows import PageLimit
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
 from relay.sinks import SinkSettings
+from relay.store import TrackedEvent
+from relay.store.chat_messages import ChatMessage
+from relay.store.rows import PageLimit
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 MAX_SEPARATE_MESSAGES = 5
 """Events that appear in the document together and get a message each; more share a message."""
@@ -128,7 +128,7 @@ class MessagePlanner:
         return parse_timestamp(await self.store.read(lambda tx: tx.messages.next_refresh_at(sink)))
 
     async def enqueue_due_refreshes(self, sink: str) -> None:
-        """Put an entry into the outbox for each message that time alone has changed."""
+        """Put an entry into the store for each message that time alone has changed."""
         now = self.clock.now()
 
         def work(tx: Transaction) -> None:
@@ -234,7 +234,7 @@ class MessagePlanner:
     ) -> None:
         """Have the message about the previous occurrence of an EventId show its end.
 
-        The outbox drops a queued entry for a newer entry of the same EventId, and so may have
+        The store drops a queued entry for a newer entry of the same EventId, and so may have
         dropped the entry of that end.
         """
         previous_id = tx.messages.earlier_occurrence_id_shown_in_sink(

@@ -29,10 +29,10 @@ from relay.cli._tables import print_table
 from relay.config.relay_location import locate_relay_addresses_and_state_file
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
-from relay.outbox import JournalHead
-from relay.outbox.claim_audit import audit_start_request_claims
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
+from relay.store import JournalHead
+from relay.store.claim_audit import audit_start_request_claims
+from relay.store.file import open_for_reading
+from relay.store.journal import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
 
 audit = typer.Typer(
     invoke_without_command=True,
@@ -125,7 +125,7 @@ def show_rows_of_event(
 ) -> None:
     """Show every row about one event, oldest first."""
     with _open_journal(store, config) as (connection, path):
-        # On a hub the key of an event is an EventId and a scope (`relay.outbox.EventKeyFormat`).
+        # On a hub the key of an event is an EventId and a scope (`relay.store.EventKeyFormat`).
         event_rows = [
             row
             for row in read_all_rows(connection)

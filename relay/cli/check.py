@@ -37,7 +37,7 @@ from relay.events.build import common_event_data
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.imds.document import parse_document
-from relay.outbox import TrackedEvent
+from relay.store import TrackedEvent
 
 DocumentFile = Annotated[
     Path | None,

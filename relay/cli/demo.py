@@ -28,10 +28,10 @@ from relay.cli.keys import make_random_bearer_key, new_signing_secret
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.cloudevent import CloudEvent
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import verify_journal
 from relay.signals import run_until_stopped
 from relay.simulator import VM, Plan, Setup, Simulator
+from relay.store.file import open_for_reading
+from relay.store.journal import verify_journal
 
 T = TypeVar("T")
 

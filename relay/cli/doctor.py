@@ -27,8 +27,8 @@ from relay.fleet.topology import HUB, make_hub_approvals_queue
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.instance_metadata import Instance, derive_scope, resource_names
 from relay.net.connectivity import check_connectivity
-from relay.outbox.diagnostics import diagnose as diagnose_store
 from relay.sinks import SinkSettings
+from relay.store.diagnostics import diagnose as diagnose_store
 
 Poll = Annotated[
     bool,

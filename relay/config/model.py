@@ -29,9 +29,9 @@ from relay.events.match import matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
 from relay.imds.api_version_features import SOURCE_SINCE
-from relay.outbox import StoreSettings
 from relay.settings import KeyPath, Section, WrongValue, check_unique, text_pattern_validator
 from relay.sinks import SinkSettings
+from relay.store import StoreSettings
 from relay.telemetry import TelemetrySettings
 
 NO_RULE_FOR_USER_EVENTS = (

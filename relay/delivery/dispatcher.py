@@ -27,10 +27,10 @@ from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.match import matches, matches_any_pattern
 from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
-from relay.outbox import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
-from relay.outbox.sqlite import Store, Work
-from relay.outbox.transaction import Transaction
 from relay.sinks import Sink, SinkSettings
+from relay.store import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
+from relay.store.sqlite import Store, Work
+from relay.store.transaction import Transaction
 
 SinkStates = Mapping[str, tuple[SinkState, str | None]]
 """The state of each sink by name, with the reason if it is not on."""

@@ -18,7 +18,7 @@ from itertools import chain, islice, zip_longest
 from typing import Literal
 
 from relay.events.cloudevent import PRIORITIES
-from relay.outbox import Entry
+from relay.store import Entry
 
 MAX_EVENTS_IN_MEMORY = 1000
 """Entries of each priority that keep their event in memory.

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from relay.delivery.ordered_queue import OrderedQueue
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import Entry
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store import Entry
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 MAX_READ = 256
 """Events that are read at once."""

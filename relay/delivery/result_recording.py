@@ -18,10 +18,10 @@ from typing import Any
 
 from relay.errors import Deferred, DeliveryError, Rejected, RelayError
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import Attempt, EntryState, SinkState
-from relay.outbox.sqlite import Store, Work
-from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, Sink
+from relay.store import Attempt, EntryState, SinkState
+from relay.store.sqlite import Store, Work
+from relay.store.transaction import Transaction
 
 MAX_STATUS = 2**31
 """The largest status that a sink may report."""

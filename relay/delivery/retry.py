@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relay.errors import Failure
-from relay.outbox import Entry
+from relay.store import Entry
 
 URGENT_WINDOW = 15 * 60.0
 """Seconds before NotBefore in which a try comes at least every `MAX_URGENT_PAUSE`."""

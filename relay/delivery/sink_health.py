@@ -28,8 +28,8 @@ from relay.delivery.retry import (
 from relay.errors import Deferred, Rejected
 from relay.events.build import RecordRelayEvent
 from relay.log_fields import log_extra
-from relay.outbox import Entry, SinkState
 from relay.sinks import Sink
+from relay.store import Entry, SinkState
 
 MAX_CLOCK_SKEW = 30.0
 """Seconds between the clocks of receiver and relay from which it is reported.

@@ -33,10 +33,10 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.tracing import RecordSpan, Span, SpanContext, context_of
 from relay.histogram import Histogram
 from relay.log_fields import log_extra
-from relay.outbox import Attempt, AttemptOutcome, Entry, EntryState, SinkState
-from relay.outbox.sqlite import Store
 from relay.sinks import Receipt, Sink, SinkSettings
 from relay.span_ids import new_span_id
+from relay.store import Attempt, AttemptOutcome, Entry, EntryState, SinkState
+from relay.store.sqlite import Store
 
 READ_RETRY_DELAY = 1.0
 """Seconds until the next try to read an event if the store could not be read."""

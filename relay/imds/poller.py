@@ -37,8 +37,8 @@ from relay.imds.document import CachingDocumentParser
 from relay.ingest.recorder import Recorder, SuccessfulPoll
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
-from relay.outbox import Grant
-from relay.outbox.sqlite import Store
+from relay.store import Grant
+from relay.store.sqlite import Store
 
 FIRST_ANSWER_TIMEOUT = 150.0
 """Seconds without a usable answer after which the source is lost, if there was none before.

@@ -35,14 +35,14 @@ from relay.events.model import (
     compare_event,
     diff_events_with_document,
 )
-from relay.outbox import EventKeyFormat, Grant
-from relay.outbox.occurrences import (
+from relay.store import EventKeyFormat, Grant
+from relay.store.occurrences import (
     AppearedEventToStore,
     ChangedEventToStore,
     LiveRow,
     OccurrenceOutcomeRow,
 )
-from relay.outbox.transaction import Transaction
+from relay.store.transaction import Transaction
 
 CHANGES_PER_STEP = 256
 """Changes that are built and written at once. More would need more memory."""

@@ -25,7 +25,6 @@ from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.ingest.recorder import names_this_vm
-from relay.outbox import StateFileScopeAndVm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
@@ -36,6 +35,7 @@ from relay.roles.parts import (
     remember_last_read,
     running_inputs_decisions_and_delivery,
 )
+from relay.store import StateFileScopeAndVm
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.hub.votes import MachineVoteSubmitter
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
-from relay.outbox import StateFileScopeAndVm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
@@ -35,6 +34,7 @@ from relay.roles.parts import (
     running_inputs_decisions_and_delivery,
 )
 from relay.roles.sink_connections import SinkConnections
+from relay.store import StateFileScopeAndVm
 
 _log = logging.getLogger(__name__)
 

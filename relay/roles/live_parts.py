@@ -40,12 +40,12 @@ from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher, NewAndRetiredWorkers, SinkStates, matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.events.tracing import RecordSpan
-from relay.outbox.retention import prune_forever
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
 from relay.roles.parts import InputTasks, callers_by_amqp_user, make_approval_consumer
 from relay.roles.sink_connections import ConnectedSink, SinkConnections
 from relay.sinks import SinkSettings
+from relay.store.retention import prune_forever
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from relay.amqp.approval_consumer import ApprovalConsumer

@@ -47,10 +47,10 @@ from relay.imds.instance_metadata import (
 )
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import JournalHead, StateFileScopeAndVm
-from relay.outbox.journal import GENESIS
-from relay.outbox.sqlite import Store, open_store
 from relay.sinks import SinkSettings
+from relay.store import JournalHead, StateFileScopeAndVm
+from relay.store.journal import GENESIS
+from relay.store.sqlite import Store, open_store
 from relay.telemetry.event_log import RecordedEventLogger, log_cloud_event
 from relay.telemetry.traces import Traces
 

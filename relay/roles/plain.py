@@ -22,7 +22,6 @@ from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest.recorder import names_this_vm
-from relay.outbox import StateFileScopeAndVm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
@@ -34,6 +33,7 @@ from relay.roles.parts import (
     running_inputs_decisions_and_delivery,
 )
 from relay.roles.sink_connections import SinkConnections
+from relay.store import StateFileScopeAndVm
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ docs/adding-a-sink.md shows how to write one. The module defines
 
 The dispatcher calls `Sink.deliver` for each event that the settings select: one event of an EventId
 after the other, at most ``concurrency`` calls at once, and again after `relay.errors.Deferred`. So
-a sink never retries and never remembers events: outbox and dispatcher do both for all sinks.
+a sink never retries and never remembers events: store and dispatcher do both for all sinks.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 from relay.events.cloudevent import is_about_event
 from relay.events.match import EVENT_TYPES
-from relay.outbox import RecordedEvent
+from relay.store import RecordedEvent
 
 EVENT_STATUSES = ("Scheduled", "Started")
 OTHER = "other"

@@ -13,8 +13,8 @@ from itertools import islice
 
 from relay.events.cloudevent import CloudEvent
 from relay.log_fields import log_extra
-from relay.outbox import RecordedEvent
-from relay.outbox.sqlite import Store
+from relay.store import RecordedEvent
+from relay.store.sqlite import Store
 from relay.telemetry.lines import log_line_of_event
 
 LINES_PER_TURN = 32

@@ -23,7 +23,7 @@ from relay.events.tracing import (
     context_of,
     span_id_from_relay_and_text,
 )
-from relay.outbox import RecordedEvent
+from relay.store import RecordedEvent
 from relay.telemetry.lines import log_line_of_event
 
 _MAX_READS = 16

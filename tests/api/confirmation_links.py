@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from relay.chat.context import make_chat_context
-from relay.outbox.transaction import Transaction
+from relay.store.transaction import Transaction
 from tests.api.running_relay import EVENT_ID, RecordingSinkSettings, Response, RunningRelay
 
 

@@ -35,10 +35,10 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder, SuccessfulPoll
-from relay.outbox import Grant, StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import Store, open_store
 from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
+from relay.store import Grant, StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import Store, open_store
 from tests.api.openapi_oracle import Description
 from tests.background_tasks import BackgroundTasks
 

@@ -16,8 +16,8 @@ import pytest
 
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
-from relay.outbox.chat_messages import confirmation_link_token_digest
-from relay.outbox.transaction import Transaction
+from relay.store.chat_messages import confirmation_link_token_digest
+from relay.store.transaction import Transaction
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 from tests.api.test_identity import PERSON, TENANT, VOTE, Entra, issuing, section

@@ -20,10 +20,10 @@ from relay.api.server.connections import Connection
 from relay.api.server.limits import ServerLimits
 from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.events.build import approval_or_startrequest_event
-from relay.outbox import Attempt, Entry
-from relay.outbox.rows import PageLimit, take_page
-from relay.outbox.transaction import Transaction
 from relay.rate_limits import TokenBuckets
+from relay.store import Attempt, Entry
+from relay.store.rows import PageLimit, take_page
+from relay.store.transaction import Transaction
 from tests.api.confirmation_links import render_message
 from tests.api.running_relay import EVENT_ID, ORIGIN, RunningRelay, make_event, run_relay
 from tests.eventually import eventually

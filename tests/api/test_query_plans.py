@@ -15,9 +15,9 @@ from relay.chat.context import make_chat_context
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import Deferred, Rejected
 from relay.events.timestamps import format_rfc3339
-from relay.outbox.file import open_for_reading
-from relay.outbox.retention import prune_all_tables
-from relay.outbox.sqlite import Store
+from relay.store.file import open_for_reading
+from relay.store.retention import prune_all_tables
+from relay.store.sqlite import Store
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import (
     EVENT_ID,

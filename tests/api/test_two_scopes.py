@@ -11,7 +11,7 @@ import pytest
 from relay.approvals.request import Caller, Rights
 from relay.chat.context import make_chat_context
 from relay.events.cloudevent import CloudEvent
-from relay.outbox.transaction import Transaction
+from relay.store.transaction import Transaction
 from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import (
     EVENT_ID,

@@ -27,10 +27,10 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder, SuccessfulPoll
-from relay.outbox import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
-from relay.outbox.file import StateFile, open_state_file
-from relay.outbox.journal import read_all_rows, verify_journal
-from relay.outbox.transaction import Route, Transaction
+from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
+from relay.store.file import StateFile, open_state_file
+from relay.store.journal import read_all_rows, verify_journal
+from relay.store.transaction import Route, Transaction
 from tests.approvals.manual_clock import NOON, ManualClock
 
 T = TypeVar("T")

@@ -31,10 +31,10 @@ from relay.ingest.recorder import (
     Recorder,
     SuccessfulPoll,
 )
-from relay.outbox import Grant, StateFileScopeAndVm, StoreSettings
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
-from relay.outbox.sqlite import Store, open_store
+from relay.store import Grant, StateFileScopeAndVm, StoreSettings
+from relay.store.file import open_for_reading
+from relay.store.journal import JournalRow, read_all_rows, verify_journal
+from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import (
     BOOT_ID,
     CLIENT_RESOURCES,

@@ -12,7 +12,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import HOLD_NOTICE, Refusal, find_decision_refusal
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
 from relay.approvals.status import ApprovalStatus
-from relay.outbox import StandingHold
+from relay.store import StandingHold
 from tests.approvals.builders import (
     FREEZE,
     REBOOT,

@@ -11,7 +11,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.status import approval_json_fields
 from relay.events.tracing import SpanContext
-from relay.outbox.transaction import Transaction
+from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relay.outbox import StoreSettings
-from relay.outbox.retention import prune_all_tables
 from relay.signature import MAX_AGE, MAX_AHEAD
+from relay.store import StoreSettings
+from relay.store.retention import prune_all_tables
 from tests.approvals.builders import ApprovalFile, build_event
 
 

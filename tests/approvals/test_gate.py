@@ -17,9 +17,9 @@ from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceUnavailable, StoreUnavailable
 from relay.events.model import ScheduledEvent
-from relay.outbox import RecordedEvent
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store import RecordedEvent
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,
@@ -31,7 +31,7 @@ from tests.approvals.builders import (
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.approvals.running_gate import REFUSED, TIMEOUT, UNAVAILABLE, Azure, running_gate, trace
 from tests.eventually import eventually
-from tests.outbox.conftest import LimitedDisk
+from tests.store.conftest import LimitedDisk
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
 STARTED = build_event(event_source="User", event_status="Started", not_before=None)

@@ -22,10 +22,10 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort, Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.journal import verify_journal
-from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.journal import verify_journal
+from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import CLIENT_RESOURCES, ORIGIN, SETTINGS
 from tests.approvals.manual_clock import ManualClock
 

@@ -22,7 +22,7 @@ from relay.approvals.status import approval_state
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import TrackedEvent
+from relay.store import TrackedEvent
 from tests.approvals.builders import ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.depth import depth

@@ -8,7 +8,7 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import effective_approvals_mode
-from relay.outbox import Mode
+from relay.store import Mode
 from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_caller, build_event
 
 

@@ -15,9 +15,9 @@ from relay.approvals.refusal_aggregation import (
     MAX_RECORDED_ABOUT_EVENT,
     RefusalAggregator,
 )
-from relay.outbox.decisions import MAX_REFUSALS, REFUSAL_RETENTION
-from relay.outbox.transaction import Transaction
 from relay.signature import MAX_AGE, MAX_AHEAD
+from relay.store.decisions import MAX_REFUSALS, REFUSAL_RETENTION
+from relay.store.transaction import Transaction
 from tests.approvals.builders import REBOOT, ApprovalFile, build_event, build_request
 from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import GateHarness, running_gate

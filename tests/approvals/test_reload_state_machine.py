@@ -21,7 +21,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Mode
+from relay.store import Mode
 from tests.approvals.builders import CLIENT_RESOURCES, ORIGIN, ApprovalFile, build_event
 from tests.approvals.manual_clock import ManualClock
 from tests.depth import depth

@@ -14,8 +14,8 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import remind_at
-from relay.outbox import StoreSettings
-from relay.outbox.retention import prune_all_tables
+from relay.store import StoreSettings
+from relay.store.retention import prune_all_tables
 from tests.approvals.builders import (
     STARTED,
     VOTES,

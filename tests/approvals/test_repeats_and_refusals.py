@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.outbox.journal import read_all_rows
+from relay.store.journal import read_all_rows
 from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_caller, build_request
 
 

@@ -24,7 +24,7 @@ from relay.approvals.request import DecisionKind
 from relay.errors import SourceError
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Mode
+from relay.store import Mode
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import (

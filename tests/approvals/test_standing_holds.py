@@ -25,11 +25,11 @@ from relay.approvals.standing_hold_engine import create_standing_hold
 from relay.approvals.standing_holds import next_in_force_change_for_display
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import StoreSettings
-from relay.outbox.claim_audit import audit_start_request_claims
-from relay.outbox.retention import prune_all_tables
-from relay.outbox.rows import PageLimit
-from relay.outbox.transaction import Transaction
+from relay.store import StoreSettings
+from relay.store.claim_audit import audit_start_request_claims
+from relay.store.retention import prune_all_tables
+from relay.store.rows import PageLimit
+from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     OPERATOR,
     ORIGIN,
@@ -44,7 +44,7 @@ from tests.approvals.builders import (
 from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import running_gate
 from tests.eventually import eventually
-from tests.outbox.conftest import LimitedDisk
+from tests.store.conftest import LimitedDisk
 
 DATABASES = build_caller("db", resources=("db-*",))
 

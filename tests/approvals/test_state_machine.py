@@ -24,10 +24,10 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Mode
-from relay.outbox.journal import read_all_rows, verify_journal
-from relay.outbox.rows import PageLimit
-from relay.outbox.transaction import Transaction
+from relay.store import Mode
+from relay.store.journal import read_all_rows, verify_journal
+from relay.store.rows import PageLimit
+from relay.store.transaction import Transaction
 from tests.approvals.builders import ApprovalFile, build_caller, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.depth import depth

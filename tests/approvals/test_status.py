@@ -11,7 +11,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import FailGrant, can_claim_grant, due_transitions
-from relay.outbox import Decision, StandingHold
+from relay.store import Decision, StandingHold
 from tests.approvals.builders import (
     CLIENT_RESOURCES,
     FREEZE,

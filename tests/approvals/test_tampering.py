@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.outbox import StoreSettings
-from relay.outbox.claim_audit import ClaimAuditResult, audit_start_request_claims
-from relay.outbox.file import open_for_reading
-from relay.outbox.retention import prune_all_tables
-from relay.outbox.rows import PageLimit
+from relay.store import StoreSettings
+from relay.store.claim_audit import ClaimAuditResult, audit_start_request_claims
+from relay.store.file import open_for_reading
+from relay.store.retention import prune_all_tables
+from relay.store.rows import PageLimit
 from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
 

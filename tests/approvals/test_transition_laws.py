@@ -21,7 +21,7 @@ from relay.approvals.transitions import (
     next_change_at,
 )
 from relay.events.model import ScheduledEvent
-from relay.outbox import Mode
+from relay.store import Mode
 from tests.approvals.builders import (
     FREEZE,
     REDEPLOY,

@@ -22,7 +22,7 @@ from relay.approvals.transitions import (
     next_change_at,
     open_grant_failure_reason,
 )
-from relay.outbox import Grant
+from relay.store import Grant
 from tests.approvals.builders import (
     FREEZE,
     REDEPLOY,

@@ -30,11 +30,11 @@ from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.deliveries import Delivery, LoggedAttempt
-from relay.outbox.sqlite import open_store
-from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.deliveries import Delivery, LoggedAttempt
+from relay.store.sqlite import open_store
+from relay.store.transaction import Transaction
 from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.approvals.builders import build_event as make_event
 from tests.background_tasks import BackgroundTasks
@@ -121,7 +121,7 @@ class ChatRelay(RecordingRelay):
     observed: ObservedChat
 
     async def deliveries(self) -> list[Delivery]:
-        """Return every entry of the outbox."""
+        """Return every entry of the store."""
         return await self.store.read(lambda tx: tx.deliveries.page(limit=500))
 
     async def logged_reasons(self) -> str:

@@ -15,9 +15,9 @@ from relay.chat.message_planner import MAX_UNPOSTED_EVENTS
 from relay.errors import Deferred
 from relay.events.build import relay_event
 from relay.events.timestamps import format_sortable
-from relay.outbox import Mode
-from relay.outbox.chat_messages import ConfirmationLink, code_digest, confirmation_link_token_digest
-from relay.outbox.transaction import Transaction
+from relay.store import Mode
+from relay.store.chat_messages import ConfirmationLink, code_digest, confirmation_link_token_digest
+from relay.store.transaction import Transaction
 from tests.approvals.builders import ORIGIN, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall

@@ -17,9 +17,9 @@ from aiohttp.test_utils import TestServer
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.errors import Deferred
 from relay.events.timestamps import parse_timestamp
-from relay.outbox.chat_messages import MAX_LINKS
-from relay.outbox.transaction import Transaction
 from relay.simulator import VM, Setup, Simulator
+from relay.store.chat_messages import MAX_LINKS
+from relay.store.transaction import Transaction
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.mattermost_server import SECRET, running_mattermost
@@ -27,7 +27,7 @@ from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, relay_with_wall
 from tests.eventually import eventually
-from tests.outbox.conftest import LimitedDisk
+from tests.store.conftest import LimitedDisk
 
 SECRET_IN_MESSAGE = r'/approve#[\w-]|this code: \*\*\d|"proof":"[\w-]'
 APPROVALS = {"rules": [rule(1, "client:alice")]}

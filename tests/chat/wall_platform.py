@@ -24,8 +24,8 @@ from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import Recorder, SuccessfulPoll
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import Store, open_store
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
 from tests.approvals.manual_clock import ManualClock
 from tests.background_tasks import BackgroundTasks

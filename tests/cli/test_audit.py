@@ -15,12 +15,12 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.outbox.journal import Journal, read_all_rows
+from relay.store.journal import Journal, read_all_rows
 from tests.approvals.builders import REDEPLOY, ApprovalFile
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
 from tests.documented import block
-from tests.outbox.open_store import NOW, append_row, open_file_in
+from tests.store.open_store import NOW, append_row, open_file_in
 
 
 @pytest.fixture

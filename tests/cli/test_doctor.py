@@ -23,8 +23,8 @@ from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.config import NO_RULE_FOR_USER_EVENTS
 from relay.imds.diagnostics import NOT_POLLED, NOT_SEARCHED
-from relay.outbox.file import SCHEMA_VERSION
 from relay.simulator import VM, Setup, Simulator
+from relay.store.file import SCHEMA_VERSION
 from tests.certificates import LOOPBACK
 from tests.cli.command import file_names, run_async
 from tests.cli.running_relay import running_relay

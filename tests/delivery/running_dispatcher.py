@@ -17,14 +17,14 @@ from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import StoreSettings
-from relay.outbox.deliveries import Delivery
-from relay.outbox.sqlite import Store, open_store
-from relay.outbox.transaction import Transaction
 from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, Sink, SinkSettings
+from relay.store import StoreSettings
+from relay.store.deliveries import Delivery
+from relay.store.sqlite import Store, open_store
+from relay.store.transaction import Transaction
 from tests.builders import cloudevent
-from tests.outbox.open_store import IDENTITY
+from tests.store.open_store import IDENTITY
 
 ORIGIN = Origin(IDENTITY.scope, "westno-0")
 

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY, OrderedQueue
-from relay.outbox import Entry
+from relay.store import Entry
 from tests.depth import depth
-from tests.outbox.open_store import NOW, numbered_event
+from tests.store.open_store import NOW, numbered_event
 
 LANES = st.sampled_from(["a", "b", "c"])
 PRIORITIES = {

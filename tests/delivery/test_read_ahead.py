@@ -10,7 +10,7 @@ from pathlib import Path
 
 from relay.delivery.read_ahead import MAX_READ
 from relay.errors import StoreUnavailable
-from relay.outbox.sqlite import Work
+from relay.store.sqlite import Work
 from tests.delivery.running_dispatcher import (
     ScriptedSink,
     SteppedClock,

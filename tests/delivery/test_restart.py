@@ -17,10 +17,10 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import StoreSettings
-from relay.outbox.sqlite import open_store
-from relay.outbox.transaction import Transaction
 from relay.sinks import Receipt, SinkSettings
+from relay.store import StoreSettings
+from relay.store.sqlite import open_store
+from relay.store.transaction import Transaction
 from tests.builders import DATA, cloudevent
 from tests.delivery.running_dispatcher import (
     ScriptedSink,
@@ -30,7 +30,7 @@ from tests.delivery.running_dispatcher import (
     running_dispatcher,
 )
 from tests.eventually import eventually
-from tests.outbox.open_store import IDENTITY, NOW, add_occurrence, connection_of, end_occurrence
+from tests.store.open_store import IDENTITY, NOW, add_occurrence, connection_of, end_occurrence
 
 
 async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same_order(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.delivery.result_recording import FULL_BATCH, ResultRecorder
-from relay.outbox import Attempt, StoreSettings
-from relay.outbox.sqlite import Store, open_store
+from relay.store import Attempt, StoreSettings
+from relay.store.sqlite import Store, open_store
 from tests.eventually import eventually
-from tests.outbox.open_store import IDENTITY, NOW, connection_of, numbered_event
+from tests.store.open_store import IDENTITY, NOW, connection_of, numbered_event
 
 DELIVERED = Attempt(at=NOW, elapsed=0.1, outcome="delivered", status=200)
 NEVER = 86400.0

@@ -6,9 +6,9 @@ import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
-from relay.outbox import StoreSettings
-from relay.outbox.retention import PRUNE_INTERVAL, prune_forever
-from relay.outbox.transaction import Transaction
+from relay.store import StoreSettings
+from relay.store.retention import PRUNE_INTERVAL, prune_forever
+from relay.store.transaction import Transaction
 from tests.delivery.running_dispatcher import (
     RunningDispatcher,
     ScriptedSink,

@@ -25,7 +25,7 @@ from relay.delivery.retry import (
     probe_delay,
 )
 from relay.errors import Failure
-from relay.outbox import Entry
+from relay.store import Entry
 
 NOW = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
 DAY = 86400.0

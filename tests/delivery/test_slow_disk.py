@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from relay.delivery.worker import MAX_OPEN_DELIVERIES
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 from tests.delivery.running_dispatcher import ScriptedSink, hangs, running_dispatcher
 from tests.eventually import eventually
-from tests.outbox.open_store import read_column
+from tests.store.open_store import read_column
 
 EVENTS = 4 * MAX_OPEN_DELIVERIES
 CONCURRENCY = 3

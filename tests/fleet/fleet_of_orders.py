@@ -38,10 +38,10 @@ from relay.fleet.message_reader import read_message
 from relay.fleet.messages import Pulse, PulseRequest, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
 from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import JournalRow, read_all_rows, verify_journal
-from relay.outbox.sqlite import Store, open_store
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.file import open_for_reading
+from relay.store.journal import JournalRow, read_all_rows, verify_journal
+from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 

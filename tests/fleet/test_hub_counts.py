@@ -26,8 +26,8 @@ from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.routing import report_key
 from relay.fleet.settings import TrustDomain
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import open_store
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.fleet.test_hub_heard import AGENT, SETTINGS, ignore, pulse

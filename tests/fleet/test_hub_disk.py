@@ -13,8 +13,8 @@ from relay.fleet.topology import report_queue_name
 from relay.simulator import Plan
 from tests.eventually import eventually
 from tests.fleet.running_fleet import running_fleet
-from tests.outbox.conftest import SmallDisk
 from tests.rabbitmq import Broker
+from tests.store.conftest import SmallDisk
 
 SCOPE = "vmss-a-1f0c33ab"
 RULE = {

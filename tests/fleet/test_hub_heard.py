@@ -21,8 +21,8 @@ from relay.fleet.hub.roster import Roster
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
 from relay.fleet.routing import AuthorizedSender, pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import open_store
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.events.strategies import make_event

@@ -16,7 +16,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import StartResult
 from relay.fleet.routing import AuthorizedSender
-from relay.outbox import Grant
+from relay.store import Grant
 from tests.approvals.manual_clock import ManualClock
 from tests.fleet.fleet_of_orders import HUB, Fleet, Hub, build_result, running_hub, user_event
 

@@ -12,7 +12,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.hub_state_sender import STATE_INTERVAL, TOLD_FOR, HubStateSender
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import MAX_TOLD, HubScopeState
-from relay.outbox import EventKeyFormat, RecordedEvent
+from relay.store import EventKeyFormat, RecordedEvent
 from tests.approvals.manual_clock import ManualClock
 from tests.eventually import eventually
 

@@ -20,15 +20,15 @@ from relay.fleet.hub import histories, merge, merger
 from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.merge import GoneFromDocument, Word
 from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
-from relay.outbox import EventKeyFormat, StateFileScopeAndVm, fleet
-from relay.outbox.file import open_for_reading
-from relay.outbox.fleet import AgentRow
-from relay.outbox.rows import PageLimit
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store import EventKeyFormat, StateFileScopeAndVm, fleet
+from relay.store.file import open_for_reading
+from relay.store.fleet import AgentRow
+from relay.store.rows import PageLimit
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 from tests.events.strategies import make_event
 from tests.eventually import eventually
-from tests.outbox.open_store import open_store_in
+from tests.store.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"
 HUB = StateFileScopeAndVm("hub", None, is_hub=True)

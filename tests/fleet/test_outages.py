@@ -17,11 +17,11 @@ import pytest
 from relay.approvals.request import Caller, DecisionRequest, Rights
 from relay.fleet.agent import link, start_orders
 from relay.fleet.hub.connection_health import FleetSourceHealth
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import verify_journal
-from relay.outbox.rows import PageLimit
 from relay.simulator import Plan
 from relay.simulator.event import Event
+from relay.store.file import open_for_reading
+from relay.store.journal import verify_journal
+from relay.store.rows import PageLimit
 from tests.depth import CHAOS, depth
 from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet

@@ -16,10 +16,10 @@ from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import UPKEEP_INTERVAL, RosterKeeper
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
-from relay.outbox import RecordedEvent, StateFileScopeAndVm
-from relay.outbox.sqlite import Store
+from relay.store import RecordedEvent, StateFileScopeAndVm
+from relay.store.sqlite import Store
 from tests.approvals.manual_clock import ManualClock
-from tests.outbox.open_store import open_store_in
+from tests.store.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"
 SENDER = AuthorizedSender(SCOPE, "vm-0", "vmss-a")

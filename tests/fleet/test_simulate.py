@@ -21,12 +21,12 @@ from relay.events.model import Document
 from relay.fleet.settings import AgentSettings
 from relay.imds.document import parse_document
 from relay.ingest.recorder import Recorder, SuccessfulPoll
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import open_store
 from relay.roles.simulated_agents import EventStateCache, LightRecorder
 from relay.roles.simulated_fleet import FleetPlan, SimulatedFleet, simulated_fleet
 from relay.simulator import VM, Plan, Setup
 from relay.simulator.azure import SimulatedAzure
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import open_store
 from tests import documented
 from tests.cli.command import environment
 from tests.eventually import eventually

@@ -28,8 +28,8 @@ from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.poller import Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import open_store
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN
 from tests.eventually import eventually
 from tests.fleet.hub_side import make_order

@@ -11,7 +11,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.hub_state_sender import MIN_STATE_INTERVAL, HubStateSender
 from relay.fleet.hub.merge import EventHistory, PublishedState
-from relay.outbox import EventKeyFormat
+from relay.store import EventKeyFormat
 from tests.approvals.manual_clock import NOON, ManualClock
 
 SCOPE = "vmss-a"

@@ -15,9 +15,9 @@ from relay.fleet.hub import connection_health
 from relay.simulator import Plan
 from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.outbox.open_store import open_store_in, record_event
 from tests.ports import reserve
 from tests.rabbitmq import Broker
+from tests.store.open_store import open_store_in, record_event
 
 SCOPE = "vmss-a-1f0c33ab"
 AUTOMATIC = {"approvals": {"tell_first": "0s", "rules": [{"name": "all", "approve": "automatic"}]}}

@@ -23,10 +23,10 @@ from relay.fleet.hub.votes import MachineVoteSubmitter
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
 from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder
-from relay.outbox import Grant, StateFileScopeAndVm, StoreSettings
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import read_all_rows, verify_journal
-from relay.outbox.sqlite import Store, open_store
+from relay.store import Grant, StateFileScopeAndVm, StoreSettings
+from relay.store.file import open_for_reading
+from relay.store.journal import read_all_rows, verify_journal
+from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import ManualClock
 

@@ -26,9 +26,9 @@ from relay.imds.api_version_features import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
 from relay.ingest.recorder import Recorder
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import Store, open_store
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.eventually import eventually

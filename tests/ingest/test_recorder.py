@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import CHANGES_PER_STEP, Recorder, SuccessfulPoll
-from relay.outbox import GrantState
-from relay.outbox.transaction import Transaction
+from relay.store import GrantState
+from relay.store.transaction import Transaction
 from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
 from tests.builders import cloudevent
 from tests.events.strategies import DOCUMENTS
-from tests.outbox.open_store import open_file_in
+from tests.store.open_store import open_file_in
 
 REBOOT = build_event()
 STARTED = build_event(event_status="Started", not_before=None)

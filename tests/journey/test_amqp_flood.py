@@ -40,8 +40,8 @@ from tests.background_tasks import BackgroundTasks
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.journey.bus import SCOPE, Bus, System, define_users, running_system, unused_exchange
-from tests.outbox.open_store import read_column
 from tests.rabbitmq import Broker
+from tests.store.open_store import read_column
 
 MESSAGES = depth(20_000, 3_000)
 

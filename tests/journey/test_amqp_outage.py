@@ -21,9 +21,9 @@ import orjson
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from relay.outbox.file import open_for_reading
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.sinks.rabbitmq.sink import RabbitMQ
+from relay.store.file import open_for_reading
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.journey.bus import unused_exchange

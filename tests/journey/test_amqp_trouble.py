@@ -24,9 +24,9 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
-from relay.outbox.transaction import Transaction
 from relay.roles.parts import callers_by_amqp_user, make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
+from relay.store.transaction import Transaction
 from tests.eventually import eventually
 from tests.journey.bus import (
     SCOPE,
@@ -39,8 +39,8 @@ from tests.journey.bus import (
 )
 from tests.journey.held_connection import held_connection
 from tests.journey.relay_process import after_polls, relay
-from tests.outbox.conftest import LimitedDisk
 from tests.rabbitmq import Broker
+from tests.store.conftest import LimitedDisk
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import read_all_rows, verify_journal
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
+from relay.store.file import open_for_reading
+from relay.store.journal import read_all_rows, verify_journal
 from tests.eventually import eventually
 from tests.journey.relay_process import CLIENT_SECRET, RelayProcess, client, inbox, relay, webhook
 

@@ -10,9 +10,9 @@ from typing import Any
 import aio_pika
 import orjson
 
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import verify_journal
 from relay.simulator import VM, Plan, Setup, Simulator
+from relay.store.file import open_for_reading
+from relay.store.journal import verify_journal
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.journey.relay_process import client, inbox, name_of, relay, webhook

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import aiohttp
 
-from relay.outbox.file import open_for_reading
 from relay.simulator import VM, Setup, Simulator
+from relay.store.file import open_for_reading
 from tests.journey.relay_process import KEY, client, inbox, name_of, relay, webhook
 
 REFUSALS = 40

@@ -26,9 +26,9 @@ import pytest
 from aio_pika.exceptions import ChannelNotFoundEntity
 from pamqp.commands import Basic
 
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import verify_journal
 from relay.simulator import VM, Event, Plan, Setup, Simulator
+from relay.store.file import open_for_reading
+from relay.store.journal import verify_journal
 from tests.chat.teams_server import TeamsWorkflow, card_actions, running_workflow
 from tests.depth import CHAOS
 from tests.eventually import eventually

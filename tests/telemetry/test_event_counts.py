@@ -6,7 +6,7 @@ from typing import Any
 
 from relay.events.build import Origin, approval_or_startrequest_event, common_event_data
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import RecordedEvent
+from relay.store import RecordedEvent
 from relay.telemetry.event_counts import EventCounts
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON

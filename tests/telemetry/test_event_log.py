@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from relay.events.build import Origin, relay_event
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.sqlite import open_store
-from relay.outbox.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from relay.simulator import Plan
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.sqlite import open_store
+from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from relay.telemetry.event_log import RecordedEventLogger
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay

@@ -18,7 +18,7 @@ from relay.api.schema.route import Call, Parameter, Route
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
 from relay.events.data_types import LimitWait, StandingHoldInForce
-from relay.outbox import Mode
+from relay.store import Mode
 from relay.validation import RequestBody
 
 IDEMPOTENCY_KEY = Parameter(

@@ -28,9 +28,9 @@ from relay.chat.cards.confirmation_view import (
 )
 from relay.chat.cards.event_card import event_card
 from relay.events.timestamps import format_rfc3339
-from relay.outbox.chat_messages import ConfirmationLink, confirmation_link_token_digest
-from relay.outbox.rows import PageLimit
-from relay.outbox.transaction import Transaction
+from relay.store.chat_messages import ConfirmationLink, confirmation_link_token_digest
+from relay.store.rows import PageLimit
+from relay.store.transaction import Transaction
 from relay.validation import RequestBody
 
 _MAX_CHANGES = 50

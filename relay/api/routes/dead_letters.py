@@ -22,8 +22,8 @@ from relay.api.schema.route import Call, Route
 from relay.approvals.admission import ambiguous_scope_refusal
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.outbox import EntryState
-from relay.outbox.deliveries import DeadLetterFilter, Delivery
+from relay.store import EntryState
+from relay.store.deliveries import DeadLetterFilter, Delivery
 from relay.suggestions import describe_choices
 from relay.validation import RequestBody
 

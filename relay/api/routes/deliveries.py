@@ -15,8 +15,8 @@ from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, spli
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
-from relay.outbox import EntryState
-from relay.outbox.deliveries import Delivery
+from relay.store import EntryState
+from relay.store.deliveries import Delivery
 
 _DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 _Outcome = Literal["delivered", "deferred", "parked", "error"]

@@ -29,9 +29,9 @@ from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_
 from relay.chat.cards.buttons import decisions_available_to_caller
 from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, TrackedEvent
-from relay.outbox.rows import PageLimit
-from relay.outbox.transaction import Transaction
+from relay.store import Decision, TrackedEvent
+from relay.store.rows import PageLimit
+from relay.store.transaction import Transaction
 
 T = TypeVar("T")
 

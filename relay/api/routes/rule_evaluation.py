@@ -27,8 +27,8 @@ from relay.approvals.standing_holds import latest_ending_hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
 from relay.approvals.transitions import grant_expires_at, remind_at
 from relay.events.data_types import LimitWait, StandingHoldInForce
-from relay.outbox import Mode, TrackedEvent
-from relay.outbox.transaction import Transaction
+from relay.store import Mode, TrackedEvent
+from relay.store.transaction import Transaction
 
 
 class EvaluatedRule(TypedDict):

@@ -16,8 +16,8 @@ from relay.errors import StoreUnavailable
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
 from relay.log_fields import log_extra
-from relay.outbox import SinkState
-from relay.outbox.transaction import Transaction
+from relay.store import SinkState
+from relay.store.transaction import Transaction
 from relay.suggestions import describe_choices
 
 _log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from relay.approvals.standing_hold_admission import (
 from relay.approvals.standing_holds import has_begun
 from relay.events.data_types import EndedStandingHoldData, StandingHoldData
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import StandingHold
-from relay.outbox.rows import PageLimit
+from relay.store import StandingHold
+from relay.store.rows import PageLimit
 
 _OVER = Parameter(
     name="over",

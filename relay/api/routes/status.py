@@ -12,7 +12,7 @@ from relay.api.schema.route import Call, Route
 from relay.approvals.request import Right
 from relay.errors import StoreUnavailable
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Mode
+from relay.store import Mode
 
 
 class PartHealth(TypedDict):

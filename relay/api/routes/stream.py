@@ -18,8 +18,8 @@ from relay.api.schema.responses import COMMON_HEADERS, Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.api.server.connections import connection_of
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import JournalHead
-from relay.outbox.transaction import Transaction
+from relay.store import JournalHead
+from relay.store.transaction import Transaction
 
 MEDIA_TYPE = "text/event-stream"
 _BATCH_SIZE = 50

@@ -20,7 +20,7 @@ from relay.api.auth.sessions import Session
 from relay.api.schema.responses import Problem
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, Right
-from relay.outbox.transaction import Transaction
+from relay.store.transaction import Transaction
 
 T = TypeVar("T")
 SESSION = web.RequestKey("session", Session)

@@ -25,9 +25,9 @@ from relay.api.schema.responses import Problem
 from relay.api.server.connections import Peer, connection_of
 from relay.api.server.limits import LargeAnswerLimiter, ServerLimits
 from relay.clock import Clock
-from relay.outbox import RecordedEvent
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 from relay.signature import MAX_AGE, MAX_AHEAD
+from relay.store import RecordedEvent
 from relay.telemetry.event_counts import EventCounts
 
 if TYPE_CHECKING:  # a relay without sign-in saves the memory of the token library

@@ -28,7 +28,7 @@ from relay.chat.cards.wording import (
     principals_text,
     runbooks_of,
 )
-from relay.outbox import Decision, StandingHold
+from relay.store import Decision, StandingHold
 
 _SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {

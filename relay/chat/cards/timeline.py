@@ -24,7 +24,7 @@ from relay.chat.cards.wording import (
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import parse_timestamp
-from relay.outbox import TrackedEvent
+from relay.store import TrackedEvent
 
 MAX_HISTORY_LINES = 20
 """Lines in one reply. The newest stay; a first line counts the others."""

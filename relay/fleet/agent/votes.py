@@ -17,8 +17,8 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
 from relay.errors import DeliveryError
 from relay.fleet.messages import VoteAnswer, VoteMessage
-from relay.outbox import Mode, StandingHold
-from relay.outbox.rows import PageLimit
+from relay.store import Mode, StandingHold
+from relay.store.rows import PageLimit
 
 ANSWER_TIMEOUT = 5.0
 """Seconds that a local program waits for the answer."""

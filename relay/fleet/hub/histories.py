@@ -1,6 +1,6 @@
 """The histories of events that the hub merges, in memory, and how they come from the state file.
 
-The state file has what each agent last said (`relay.outbox.fleet`) and what was told about each
+The state file has what each agent last said (`relay.store.fleet`) and what was told about each
 event (the journal). So a hub that restarts goes on where it stopped.
 """
 
@@ -14,9 +14,9 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import parse_timestamp
 from relay.fleet.hub.merge import EventHistory, LastWord, restore_history
-from relay.outbox.fleet import AgentRow, SightingRow
-from relay.outbox.rows import PageLimit
-from relay.outbox.transaction import Transaction
+from relay.store.fleet import AgentRow, SightingRow
+from relay.store.rows import PageLimit
+from relay.store.transaction import Transaction
 
 MAX_ENDED = 10_000
 """Events that ended and are kept in memory. The others are read again when somebody names them."""

@@ -38,8 +38,8 @@ from relay.fleet.messages import Pulse, StartResult, VoteMessage
 from relay.fleet.routing import AuthorizedSender, verify_message_from_agent
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import agent_publish_exchange_name
-from relay.outbox import EventKeyFormat
-from relay.outbox.sqlite import Store
+from relay.store import EventKeyFormat
+from relay.store.sqlite import Store
 
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""

@@ -22,7 +22,7 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_TOLD, HubScopeState
 from relay.fleet.routing import hub_state_key
-from relay.outbox import EventKeyFormat, RecordedEvent
+from relay.store import EventKeyFormat, RecordedEvent
 
 STATE_INTERVAL = 60.0
 """Seconds between two states of a scope in which nothing happens."""

@@ -43,10 +43,10 @@ from relay.fleet.hub.merge import (
     wait_again_for_agents,
 )
 from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
-from relay.outbox import EventKeyFormat
-from relay.outbox.fleet import SightingRow
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store import EventKeyFormat
+from relay.store.fleet import SightingRow
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 MAX_WORDS = 1_000
 """Words that are merged together. Their events must fit into the memory at the same time."""

@@ -10,8 +10,8 @@ from typing import NoReturn
 from relay.clock import Clock
 from relay.events.build import Origin, relay_event
 from relay.fleet.hub.roster import FRESH_FOR, Agent, Roster
-from relay.outbox.fleet import AgentRow
-from relay.outbox.sqlite import Store
+from relay.store.fleet import AgentRow
+from relay.store.sqlite import Store
 
 UPKEEP_INTERVAL = 5.0
 """Seconds between two looks at the roster."""

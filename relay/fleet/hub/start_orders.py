@@ -41,9 +41,9 @@ from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.sent_orders import OrderResult, SentOrder, SentOrders
 from relay.fleet.messages import StartOrder, StartResult
 from relay.fleet.routing import AuthorizedSender, command_key
-from relay.outbox import Grant
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store import Grant
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 ORDER_LIFETIME = 5.0
 """Seconds until the deadline of an order. Agents refuse a longer time."""

@@ -1,6 +1,6 @@
 """Sends each text to every service of a sink: the platform of the sink's live messages.
 
-If some services fail, the outbox delivers again. The repeat makes the same text, and skips the
+If some services fail, the store delivers again. The repeat makes the same text, and skips the
 services that have it: `ServiceFanout` remembers them by the digest of the text until all have it.
 """
 

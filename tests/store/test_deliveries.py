@@ -11,12 +11,12 @@ from typing import Any, get_args
 
 import pytest
 
-from relay.outbox import Attempt, Entry, EntryState, StoreSettings
-from relay.outbox.deliveries import DeadLetterFilter, Delivery
-from relay.outbox.journal import verify_journal
-from relay.outbox.retention import PrunedJournalAndDeadLetterCounts, prune_all_tables
-from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import NOW, connection_of, numbered_event, open_file_in
+from relay.store import Attempt, Entry, EntryState, StoreSettings
+from relay.store.deliveries import DeadLetterFilter, Delivery
+from relay.store.journal import verify_journal
+from relay.store.retention import PrunedJournalAndDeadLetterCounts, prune_all_tables
+from relay.store.transaction import Transaction
+from tests.store.open_store import NOW, connection_of, numbered_event, open_file_in
 
 LATER = NOW + timedelta(minutes=1)
 

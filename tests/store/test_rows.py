@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from relay.outbox.journal import verify_journal
-from relay.outbox.rows import MAX_ROWS_PER_STATEMENT
-from relay.outbox.transaction import MAX_EVENTS_IN_RESULTS, Transaction
-from tests.outbox.open_store import NOW, numbered_event, open_file_in
+from relay.store.journal import verify_journal
+from relay.store.rows import MAX_ROWS_PER_STATEMENT
+from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
+from tests.store.open_store import NOW, numbered_event, open_file_in
 
 
 def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(

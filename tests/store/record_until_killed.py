@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.outbox.open_store import NOW, open_store_in, record_event
+from tests.store.open_store import NOW, open_store_in, record_event
 
 
 async def main(folder: Path) -> None:

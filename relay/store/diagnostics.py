@@ -12,8 +12,8 @@ from pathlib import Path
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import StoreError
 from relay.files import current_user, folder_may_exist, may_exist
-from relay.outbox import StoreSettings
-from relay.outbox.file import (
+from relay.store import StoreSettings
+from relay.store.file import (
     SCHEMA_VERSION,
     find_file_read_problem,
     lock_path,
@@ -141,7 +141,7 @@ def _vm_or_scope_mismatch(meta: dict[str, str], scope: str | None, vm_id: str | 
 def _check_lock(path: Path) -> Finding:
     """Whether a relay holds the file. To read the lock's database shows it.
 
-    A relay that starts in that instant waits for it: see `relay.outbox.file.LOCK_TIMEOUT`.
+    A relay that starts in that instant waits for it: see `relay.store.file.LOCK_TIMEOUT`.
     """
     lock = lock_path(path.resolve())
     if not may_exist(lock):

@@ -31,9 +31,9 @@ from relay.files import (
     remove_rights_of_others,
     symlinks_leading_to,
 )
-from relay.outbox import SINGLE_SCOPE, EventKeyFormat, Mode, StateFileScopeAndVm
-from relay.outbox.damage_check import DamagedTableError, verify_tables_are_readable
-from relay.outbox.rows import get_meta
+from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, StateFileScopeAndVm
+from relay.store.damage_check import DamagedTableError, verify_tables_are_readable
+from relay.store.rows import get_meta
 
 SCHEMA_VERSION = 5
 """Each version is a file in ``schema/``. An older state file gets what it lacks."""
@@ -466,7 +466,7 @@ def _was_set_aside_before(path: Path) -> bool:
 @cache
 def _schema_statements(version: int) -> tuple[str, ...]:
     # executescript would commit first, and then the tables would not appear all at once.
-    script = files("relay.outbox").joinpath("schema", f"{version}.sql").read_text(encoding="utf-8")
+    script = files("relay.store").joinpath("schema", f"{version}.sql").read_text(encoding="utf-8")
     statements, current = [], ""
     for line in script.splitlines(keepends=True):
         current += line

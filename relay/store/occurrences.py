@@ -17,8 +17,8 @@ import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
-from relay.outbox import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
-from relay.outbox.rows import PageLimit, bulk_insert, parse_page, parse_rows
+from relay.store import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
+from relay.store.rows import PageLimit, bulk_insert, parse_page, parse_rows
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
 

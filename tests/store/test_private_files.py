@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from relay.errors import StoreError, StoreLocked
-from relay.outbox.file import lock_path
-from relay.outbox.journal import Journal, verify_journal
-from tests.outbox.open_store import append_row, open_file_in, read_column
+from relay.store.file import lock_path
+from relay.store.journal import Journal, verify_journal
+from tests.store.open_store import append_row, open_file_in, read_column
 
 LOCK_ALL = """
 import fcntl, sys
@@ -160,7 +160,7 @@ def test_a_second_start_leaves_the_lock_of_the_first_in_force(tmp_path: Path) ->
     start = """
 import sys
 from pathlib import Path
-from tests.outbox.open_store import open_file_in
+from tests.store.open_store import open_file_in
 with open_file_in(Path(sys.argv[1])):
     pass
 """
@@ -178,8 +178,8 @@ def test_a_relay_that_starts_waits_for_a_doctor_who_reads_the_lock(tmp_path: Pat
     start = """
 import sys
 from pathlib import Path
-from relay.outbox import file
-from tests.outbox.open_store import open_file_in
+from relay.store import file
+from tests.store.open_store import open_file_in
 file.LOCK_TIMEOUT = 60
 with open_file_in(Path(sys.argv[1])):
     pass

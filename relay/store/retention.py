@@ -22,9 +22,9 @@ from datetime import datetime, timedelta
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.events.build import RecordRelayEvent
-from relay.outbox import StoreSettings
-from relay.outbox.sqlite import Store
-from relay.outbox.transaction import Transaction
+from relay.store import StoreSettings
+from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 PRUNE_INTERVAL = 3600.0
 """Seconds between two rounds."""

@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.outbox import StandingHold
-from relay.outbox.journal import Journal
-from relay.outbox.rows import PageLimit, next_autoincrement_id, parse_page, parse_rows
+from relay.store import StandingHold
+from relay.store.journal import Journal
+from relay.store.rows import PageLimit, next_autoincrement_id, parse_page, parse_rows
 
 _STANDING_HOLD = TypeAdapter(StandingHold)
 CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "ended", "expired"))

@@ -18,7 +18,7 @@ import orjson
 from pydantic import Json, TypeAdapter
 
 from relay.events.timestamps import format_sortable
-from relay.outbox.rows import parse_rows
+from relay.store.rows import parse_rows
 
 MAX_KEYS = 500
 """Keys in one query. SQLite takes a limited number of values, and a fleet can have more events."""

@@ -14,12 +14,12 @@ import orjson
 
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import StateFileScopeAndVm, StoreSettings
-from relay.outbox.file import StateFile, open_state_file
-from relay.outbox.journal import Journal
-from relay.outbox.occurrences import AppearedEventToStore, ChangedEventToStore, OccurrenceOutcomeRow
-from relay.outbox.sqlite import Store, Work, open_store
-from relay.outbox.transaction import Route, Transaction
+from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.file import StateFile, open_state_file
+from relay.store.journal import Journal
+from relay.store.occurrences import AppearedEventToStore, ChangedEventToStore, OccurrenceOutcomeRow
+from relay.store.sqlite import Store, Work, open_store
+from relay.store.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
 
 BUS: Route = lambda _: ("bus",)  # noqa: E731  # a route is a function

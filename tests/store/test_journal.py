@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
-from relay.outbox import JournalHead
-from relay.outbox.file import open_for_reading
-from relay.outbox.journal import GENESIS, Journal, read_all_rows, row_hash, verify_journal
-from relay.outbox.rows import PageLimit
-from relay.outbox.transaction import Transaction
+from relay.store import JournalHead
+from relay.store.file import open_for_reading
+from relay.store.journal import GENESIS, Journal, read_all_rows, row_hash, verify_journal
+from relay.store.rows import PageLimit
+from relay.store.transaction import Transaction
 from tests.depth import depth
-from tests.outbox.open_store import BUS, NOW, append_row, numbered_event, open_file_in, read_column
+from tests.store.open_store import BUS, NOW, append_row, numbered_event, open_file_in, read_column
 
 ROWS = 6
 

@@ -21,7 +21,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
-from relay.outbox.rows import parse_rows
+from relay.store.rows import parse_rows
 
 MAX_LINKS = 100
 """Valid links to one decision about one event; each edit of a message brings new ones."""

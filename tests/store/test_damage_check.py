@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.outbox import Decision, EventKeyFormat, StandingHold
-from relay.outbox.fleet import FleetTables, SightingRow
-from relay.outbox.transaction import Transaction
+from relay.store import Decision, EventKeyFormat, StandingHold
+from relay.store.fleet import FleetTables, SightingRow
+from relay.store.transaction import Transaction
 from tests.builders import DATA
-from tests.outbox.open_store import (
+from tests.store.open_store import (
     IDENTITY,
     NOW,
     add_occurrence,

@@ -20,9 +20,9 @@ from pydantic import TypeAdapter
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.outbox import Decision, FirstAnswer, Grant, GrantState
-from relay.outbox.journal import Journal
-from relay.outbox.rows import parse_rows
+from relay.store import Decision, FirstAnswer, Grant, GrantState
+from relay.store.journal import Journal
+from relay.store.rows import parse_rows
 
 _DECISION = TypeAdapter(Decision)
 _GRANT = TypeAdapter(Grant)

@@ -30,9 +30,9 @@ from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
-from relay.outbox import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
-from relay.outbox.file import StateFile, open_state_file, result_code
-from relay.outbox.transaction import Route, Transaction
+from relay.store import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
+from relay.store.file import StateFile, open_state_file, result_code
+from relay.store.transaction import Route, Transaction
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
@@ -143,7 +143,7 @@ class Store:
         self.traced = traced
         """Whether events get a ``traceparent``."""
         self.trusted = state_file.trusted
-        """See `relay.outbox.file.StateFile`. If it is False, the role leaves approvals off."""
+        """See `relay.store.file.StateFile`. If it is False, the role leaves approvals off."""
         self.write_error: str | None = None
         """Why the file cannot be written; None while it can."""
         self.commit_seconds = Histogram(_COMMIT_BOUNDS)
@@ -502,7 +502,7 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """Open the state file for the time of this context. ``traced``: events get a ``traceparent``.
 
-    Raises what `relay.outbox.file.open_state_file` raises.
+    Raises what `relay.store.file.open_state_file` raises.
     """
     state_file = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
     store = Store(state_file, route, settings, traced=traced)

@@ -13,12 +13,12 @@ import pytest
 
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.outbox import Decision, FirstAnswer, StoreSettings
-from relay.outbox.retention import prune_all_tables
-from relay.outbox.rows import PageLimit
-from relay.outbox.transaction import Transaction
+from relay.store import Decision, FirstAnswer, StoreSettings
+from relay.store.retention import prune_all_tables
+from relay.store.rows import PageLimit
+from relay.store.transaction import Transaction
 from tests.builders import DATA, cloudevent
-from tests.outbox.open_store import (
+from tests.store.open_store import (
     NOW,
     add_occurrence,
     connection_of,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.outbox.journal import verify_journal
+from relay.store.journal import verify_journal
 from tests.kill_at_sync import killed_at_sync
-from tests.outbox.open_store import open_file_in
+from tests.store.open_store import open_file_in
 
-RECORDING = (sys.executable, "-m", "tests.outbox.record_until_killed")
+RECORDING = (sys.executable, "-m", "tests.store.record_until_killed")
 
 
 def count_acknowledged(folder: Path, output: list[str]) -> int:

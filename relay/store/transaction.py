@@ -1,6 +1,6 @@
 """What work can do in one transaction: read and write the tables, record events, redeliver.
 
-`relay.outbox.sqlite.Store` hands a `Transaction` to each piece of work that another package
+`relay.store.sqlite.Store` hands a `Transaction` to each piece of work that another package
 submits. Its attributes (`journal`, `occurrences`, `decisions`, …) read and write the tables. To
 record an event appends it to the journal and makes one entry for each sink that wants it. The store
 tells its listeners of the events and entries once they are on disk.
@@ -18,15 +18,15 @@ from itertools import count
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.events.tracing import SpanContext, context_of, make_event_context
-from relay.outbox import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, RecordedEvent
-from relay.outbox.chat_messages import ChatMessages
-from relay.outbox.decisions import Decisions
-from relay.outbox.deliveries import DeadLetterFilter, Deliveries
-from relay.outbox.fleet import FleetTables
-from relay.outbox.journal import Journal
-from relay.outbox.occurrences import Occurrences
-from relay.outbox.rows import get_meta
-from relay.outbox.standing_holds import StandingHolds
+from relay.store import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, RecordedEvent
+from relay.store.chat_messages import ChatMessages
+from relay.store.decisions import Decisions
+from relay.store.deliveries import DeadLetterFilter, Deliveries
+from relay.store.fleet import FleetTables
+from relay.store.journal import Journal
+from relay.store.occurrences import Occurrences
+from relay.store.rows import get_meta
+from relay.store.standing_holds import StandingHolds
 
 Route = Callable[[CloudEvent], Iterable[str]]
 """Returns the names of the sinks that want an event."""

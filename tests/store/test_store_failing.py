@@ -22,15 +22,15 @@ from pathlib import Path
 import pytest
 
 from relay.errors import StoreError, StoreUnavailable
-from relay.outbox import Attempt, RecordedEvent
-from relay.outbox.file import open_for_reading, open_state_file
-from relay.outbox.journal import verify_journal
-from relay.outbox.sqlite import Store, Work
-from relay.outbox.transaction import Transaction
+from relay.store import Attempt, RecordedEvent
+from relay.store.file import open_for_reading, open_state_file
+from relay.store.journal import verify_journal
+from relay.store.sqlite import Store, Work
+from relay.store.transaction import Transaction
 from tests.depth import depth
 from tests.eventually import eventually
-from tests.outbox.conftest import Disk
-from tests.outbox.open_store import (
+from tests.store.conftest import Disk
+from tests.store.open_store import (
     IDENTITY,
     NOW,
     connection_of,
@@ -156,7 +156,7 @@ def test_a_large_journal_needs_no_memory_while_the_file_cannot_be_written(
     failure: str, tmp_path: Path
 ) -> None:
     output = subprocess.run(
-        (sys.executable, "-m", "tests.outbox.record_on_failing_disk", tmp_path, failure, str(ROWS)),
+        (sys.executable, "-m", "tests.store.record_on_failing_disk", tmp_path, failure, str(ROWS)),
         check=True,
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
 """Verifies that the tables of a state file can be read as what they hold.
 
 SQLite sees damage to its own structure. It does not see damage inside a value, such as the JSON of
-an event. The relay would fail on that at each start. So `relay.outbox.file` calls
+an event. The relay would fail on that at each start. So `relay.store.file` calls
 `verify_tables_are_readable` before the relay uses a file, and sets a damaged one aside.
 """
 
@@ -14,13 +14,13 @@ from typing import get_args
 import orjson
 
 from relay.events.model import ScheduledEvent
-from relay.outbox import EventKeyFormat, SinkState, TrackedEvent
-from relay.outbox.decisions import Decisions
-from relay.outbox.deliveries import Deliveries
-from relay.outbox.fleet import FleetTables
-from relay.outbox.journal import Journal
-from relay.outbox.occurrences import Occurrences
-from relay.outbox.standing_holds import StandingHolds
+from relay.store import EventKeyFormat, SinkState, TrackedEvent
+from relay.store.decisions import Decisions
+from relay.store.deliveries import Deliveries
+from relay.store.fleet import FleetTables
+from relay.store.journal import Journal
+from relay.store.occurrences import Occurrences
+from relay.store.standing_holds import StandingHolds
 
 _TABLES = (
     *("occurrence", "decision", "start_request", "standing_hold", "entry", "agent", "sighting"),
@@ -30,7 +30,7 @@ _TABLES = (
 VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
 """What the readers of the tables raise for a value that is not what was written.
 
-`relay.outbox.claim_audit` reads files that a relay did not open, and expects the same.
+`relay.store.claim_audit` reads files that a relay did not open, and expects the same.
 """
 
 

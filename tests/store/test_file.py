@@ -19,19 +19,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from relay.errors import StoreError, StoreLocked, StoreTooNew
-from relay.outbox import StateFileScopeAndVm
-from relay.outbox import file as file_module
-from relay.outbox.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
-from relay.outbox.journal import Journal, verify_journal
+from relay.store import StateFileScopeAndVm
+from relay.store import file as file_module
+from relay.store.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
+from relay.store.journal import Journal, verify_journal
 from tests.depth import depth
-from tests.outbox.open_store import IDENTITY, NOW, append_row, file_names, open_file_in, read_column
+from tests.store.open_store import IDENTITY, NOW, append_row, file_names, open_file_in, read_column
 
 HOLD = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from relay.outbox import StateFileScopeAndVm
-from relay.outbox.file import open_state_file
+from relay.store import StateFileScopeAndVm
+from relay.store.file import open_state_file
 file = open_state_file(Path(sys.argv[1]), StateFileScopeAndVm("scope", None), datetime.now(UTC))
 print("open", flush=True)
 sys.stdin.read()
@@ -102,8 +102,8 @@ def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 import os, signal, sqlite3, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from relay.outbox import StateFileScopeAndVm
-from relay.outbox.file import open_state_file
+from relay.store import StateFileScopeAndVm
+from relay.store.file import open_state_file
 class Dying(sqlite3.Connection):
     left = int(sys.argv[2])
     def execute(self, statement, *values):

@@ -20,10 +20,10 @@ import orjson
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
-from relay.outbox.damage_check import VALUE_ERRORS
-from relay.outbox.decisions import Decisions
-from relay.outbox.journal import Journal, read_pruning_checkpoint
-from relay.outbox.standing_holds import StandingHolds, standing_holds_only_in_first
+from relay.store.damage_check import VALUE_ERRORS
+from relay.store.decisions import Decisions
+from relay.store.journal import Journal, read_pruning_checkpoint
+from relay.store.standing_holds import StandingHolds, standing_holds_only_in_first
 
 _STANDING_HOLDS_SINCE = 5
 """The version of the state file from which there are standing holds."""

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.eventually import eventually
-from tests.outbox.conftest import LimitedDisk
-from tests.outbox.open_store import (
+from tests.store.conftest import LimitedDisk
+from tests.store.open_store import (
     connection_of,
     numbered_event,
     open_file_in,

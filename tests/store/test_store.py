@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from relay.errors import StoreUnavailable
-from relay.outbox import RecordedEvent
-from relay.outbox.journal import verify_journal
-from relay.outbox.transaction import Transaction
-from tests.outbox.open_store import (
+from relay.store import RecordedEvent
+from relay.store.journal import verify_journal
+from relay.store.transaction import Transaction
+from tests.store.open_store import (
     NOW,
     connection_of,
     file_names,
@@ -216,9 +216,9 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
         with pytest.raises(StoreUnavailable, match="thread of the state file has failed"):
             await store.transact(record_event(3), fail_open=True)
         assert len(changes) == 1
-    assert [
-        record.levelno for record in caplog.records if record.name == "relay.outbox.sqlite"
-    ] == [logging.CRITICAL]
+    assert [record.levelno for record in caplog.records if record.name == "relay.store.sqlite"] == [
+        logging.CRITICAL
+    ]
 
 
 async def test_the_mode_and_who_turned_it_are_remembered_and_in_the_journal(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ import orjson
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
-from relay.outbox import JournalHead
-from relay.outbox.rows import PageLimit, bulk_insert, take_page
+from relay.store import JournalHead
+from relay.store.rows import PageLimit, bulk_insert, take_page
 
 GENESIS = JournalHead(0, "0" * 64)
 """The head of a journal without rows."""

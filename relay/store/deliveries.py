@@ -23,8 +23,8 @@ from pydantic import TypeAdapter
 
 from relay.events.cloudevent import delivery_priority
 from relay.events.timestamps import format_sortable
-from relay.outbox import Attempt, Entry, EntryState, SinkState
-from relay.outbox.rows import bulk_insert, next_autoincrement_id, parse_rows
+from relay.store import Attempt, Entry, EntryState, SinkState
+from relay.store.rows import bulk_insert, next_autoincrement_id, parse_rows
 
 _ENTRY_COLUMNS = (
     "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "

@@ -1,6 +1,6 @@
 """Reads rows as dataclasses, pages and single values, and inserts many with few statements.
 
-The modules of `relay.outbox` that own tables use it. Other packages use only `PageLimit`, to say
+The modules of `relay.store` that own tables use it. Other packages use only `PageLimit`, to say
 how much they want to read at once.
 """
 
