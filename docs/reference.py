@@ -23,8 +23,8 @@ from pydantic.fields import FieldInfo
 
 from relay.api import ApiSettings
 from relay.api.server.http_server import Server
+from relay.chat.platforms.slack.api import REMEDIES
 from relay.chat.platforms.slack.manifest import SCOPES, manifest
-from relay.chat.platforms.slack.web import REMEDIES
 from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
@@ -253,20 +253,13 @@ async def _openapi() -> dict[str, Any]:
 
 
 def slack() -> str:
-    """Return the app's manifest in its two forms, its scopes, and remedies for Slack's errors."""
-    url = "https://relay.example.com/v1/chat/slack-ops"
+    """Return the app's manifest, its scopes, and remedies for Slack's errors."""
     parts = [
         "## The app's manifest",
         "",
-        "For Socket Mode, as `imds-relay schema slack-manifest` prints it:",
+        "As `imds-relay schema slack-manifest` prints it:",
         "",
         *_json(manifest("socket")),
-    ]
-    parts += [
-        "",
-        f"For calls of Slack to the relay, `imds-relay schema slack-manifest --answers {url}`:",
-        "",
-        *_json(manifest(url)),
     ]
     parts += [
         "",

@@ -9,7 +9,6 @@ passes the caller to `decide`. The gate then authorizes the decision like any ot
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -27,9 +26,6 @@ from relay.approvals.request import (
 from relay.approvals.rules import Quorum, client_principals_of_same_person
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
-from relay.chat.cards.buttons import keep_buttons_within_sink_rights
-from relay.chat.cards.card import Card
-from relay.chat.cards.event_card import event_card
 from relay.chat.confirmation_links import ConfirmationLinkMaker
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
@@ -175,7 +171,6 @@ class EventStatusReader:
     store: Store
     approvals: ApprovalEngine
     clock: Clock
-    links: ConfirmationLinkMaker
 
     async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
         """Return the status of every live event that meets a sink's ``match``."""
@@ -207,32 +202,6 @@ class EventStatusReader:
 
         return await self.store.read(work)
 
-    async def make_private_card(
-        self, sink: SinkSettings, reference: str, *, in_chat: bool
-    ) -> Card | None:
-        """Return the card of an event as a message to one person, with links of its own.
-
-        None if the event is over. The links and the code are those of the sink's message about the
-        event: there are none if it has no message yet.
-        """
-        nonce = secrets.token_hex()
-
-        def work(tx: Transaction) -> Card | None:
-            occurrences = tx.occurrences.find_occurrences_by_reference(reference)
-            if len(occurrences) != 1 or not occurrences[0].live:
-                return None
-            occurrence = occurrences[0]
-            status = self.approvals.status(tx, occurrence, self.clock.now())
-            message = tx.messages.find(sink.name, occurrence.id)
-            link = self.links.make_recording_button_url_function(
-                tx, message, nonce=nonce, in_chat=in_chat
-            )
-            code = self.links.six_digit_code_of_message(message) if message is not None else None
-            card = event_card(status, link=link, code=code)
-            return keep_buttons_within_sink_rights(sink, card, in_chat=in_chat)
-
-        return await self.store.transact(work)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatContext:
@@ -257,7 +226,7 @@ def make_chat_context(
     links = ConfirmationLinkMaker(url)
     return ChatContext(
         messages=MessagePlanner(store=store, approvals=approvals, clock=clock, links=links),
-        statuses=EventStatusReader(store=store, approvals=approvals, clock=clock, links=links),
+        statuses=EventStatusReader(store=store, approvals=approvals, clock=clock),
         decisions=ChatDecisionSubmitter(approvals.settings, clock, {}),
         public_url=url,
     )

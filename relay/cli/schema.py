@@ -34,7 +34,7 @@ def schema(
         typer.Option(
             metavar="HOW",
             help="With slack-manifest: none (the app only posts messages with links), "
-            "socket (Socket Mode), or the https URL of /v1/chat/<sink>.",
+            "or socket (Socket Mode).",
         ),
     ] = "socket",
     as_json: Annotated[
@@ -55,11 +55,8 @@ def schema(
     elif name == "asyncapi":
         print_json(asyncapi_document())
     elif name == "slack-manifest":
-        if answers not in ("none", "socket") and not answers.startswith("https://"):
-            raise ConfigError(
-                "--answers: expected none, socket, or a URL that starts with https://, "
-                f"got {answers!r}"
-            )
+        if answers not in ("none", "socket"):
+            raise ConfigError(f"--answers: expected none or socket, got {answers!r}")
         print_json(manifest(answers))
     else:
         print_json(cloudevent_schema(_find_event_definition(name)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 LOOKUP_TIMEOUTS = (
-    "relay.chat.platforms.slack.sink.LOOKUP_TIMEOUT",
+    "relay.chat.platforms.slack.members.LOOKUP_TIMEOUT",
     "relay.chat.platforms.mattermost.LOOKUP_TIMEOUT",
 )
 """In seconds. A platform waits only a few seconds for the relay, so the relay asks it briefly."""

@@ -1,8 +1,7 @@
-"""A stand-in for Slack: the Web API with its checks and errors, clicks, commands and Socket Mode.
+"""A stand-in for Slack: the Web API with its checks and errors, and Socket Mode.
 
 It follows the public documentation: https://docs.slack.dev/reference/methods,
 https://docs.slack.dev/apis/web-api/rate-limits,
-https://docs.slack.dev/authentication/verifying-requests-from-slack,
 https://docs.slack.dev/apis/events-api/using-socket-mode and
 https://docs.slack.dev/reference/interaction-payloads.
 """
@@ -10,8 +9,6 @@ https://docs.slack.dev/reference/interaction-payloads.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -19,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
-from urllib.parse import urlencode
 
 import aiohttp
 from aiohttp import web
@@ -28,7 +24,6 @@ from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, t
 
 TOKEN = "xoxb-1234567890-abcdefghijkl"  # of nothing
 APP_TOKEN = "xapp-1-A0APP-1234567890"  # of nothing
-SECRET = "8f742231b10e8888abcd99yyyzzz85a5"  # from an example of Slack's documentation
 TEAM, APP, BOT, CHANNEL = "T024BE7LD", "A0APP", "B0BOT", "C024BE91L"
 ALICE, BOB, EVE = "U0ALICE", "U0BOB", "U0EVE"
 
@@ -81,15 +76,6 @@ class PostedMessage:
         }
 
 
-@dataclass(slots=True)
-class RelayResponse:
-    """The relay's response to a request or, with status 200, its acknowledgement of an envelope."""
-
-    status: int
-    body: dict[str, Any] | None
-    elapsed: float
-
-
 FailureHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Answers requests in place of a Slack that works."""
 
@@ -130,14 +116,13 @@ async def never_answers(_: web.Request) -> web.StreamResponse:
 
 @dataclass(slots=True)
 class SlackServer:
-    """One workspace with one channel. ``request_url`` is the app's request URL: the relay."""
+    """One workspace with one channel."""
 
     port: int = 0
-    request_url: str = ""
     messages: dict[str, PostedMessage] = field(default_factory=dict)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     private_replies: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies that came to response URLs, in order."""
+    """What chat.postEphemeral showed to one person, in order."""
     users: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {user_id: member(user_id) for user_id in (ALICE, BOB, EVE)}
     )
@@ -172,7 +157,7 @@ class SlackServer:
             "channel": CHANNEL,
             "api_url": self.url,
             "allow_http": True,
-            "signing_secret": SECRET,
+            "app_token": APP_TOKEN,
             **changes,
         }
         return {key: value for key, value in section.items() if value is not None}
@@ -199,12 +184,11 @@ class SlackServer:
     async def handle_api_call(self, request: web.Request) -> web.StreamResponse:
         """Handle a call of the Web API."""
         method = request.match_info["method"]
-        if request.method == "GET":
+        if method.endswith(".info"):  # these methods take no JSON
             arguments: dict[str, Any] = dict(request.query)
         else:
             body = await request.read()
-            is_json = request.content_type == "application/json" and body
-            arguments = json.loads(body) if is_json else {}
+            arguments = json.loads(body) if body else {}
         self.calls.append((method, arguments))
         failure = self.failures.get(method) or self.failures.get("*")
         if failure is not None:
@@ -237,6 +221,10 @@ class SlackServer:
                 return {"user": user} if user is not None else {"error": "user_not_found"}
             case "chat.update":
                 return self._update_message(arguments)
+            case "chat.postEphemeral":
+                error = self._message_error(arguments)
+                self.private_replies.append(dict(arguments))
+                return {"error": error} if error is not None else {"message_ts": "1700000001.1"}
             case "apps.connections.open":
                 self.opened_sockets += 1
                 own_url = f"ws://127.0.0.1:{self.port}/link/?ticket=secret-ticket&app_id=x"
@@ -287,42 +275,34 @@ class SlackServer:
             return "no_text"
         return None if is_valid_block_kit(arguments.get("blocks") or []) else "invalid_blocks"
 
-    async def handle_response_url(self, request: web.Request) -> web.StreamResponse:
-        """Handle a request to a response URL."""
-        self.private_replies.append(await request.json())
-        return web.Response(text="ok")
-
     # --- what Slack sends when people click and type
 
     def click_payload(
         self, message: PostedMessage, label: str, user_id: str = ALICE, **changes: Any
     ) -> dict[str, Any]:
         """Return the payload of a click on a message's button. ``changes`` replace its fields."""
-        button = message.buttons()[label]
-        return self.button_payload(button, message.ts, message=message, user_id=user_id, **changes)
+        return self.button_payload(message, message.buttons()[label], user_id, **changes)
 
     def button_payload(
         self,
+        message: PostedMessage,
         button: Mapping[str, Any],
-        ts: str,
-        *,
-        message: PostedMessage | None = None,
         user_id: str = ALICE,
         **changes: Any,
     ) -> dict[str, Any]:
-        """Return the payload of a click on a button; without a message, in an ephemeral card."""
+        """Return the payload of a click on a button, which the message need not have."""
         number = next(self._numbers)
         action = {key: button[key] for key in ("action_id", "value", "style") if key in button}
-        payload: dict[str, Any] = {
+        return {
             "type": "block_actions",
             "user": {"id": user_id, "username": "alice", "name": "alice", "team_id": TEAM},
             "api_app_id": APP,
             "token": "deprecated-verification-token",
             "container": {
                 "type": "message",
-                "message_ts": ts,
+                "message_ts": message.ts,
                 "channel_id": CHANNEL,
-                "is_ephemeral": message is None,
+                "is_ephemeral": False,
             },
             "trigger_id": f"{number}.{number}.8f742231b10e8888abcd99edabc",
             "team": {"id": TEAM, "domain": "ops"},
@@ -340,15 +320,14 @@ class SlackServer:
                     **action,
                 }
             ],
-        }
-        if message is not None:
-            payload["message"] = {
+            "message": {
                 "type": "message",
-                "ts": ts,
+                "ts": message.ts,
                 "text": message.text,
                 "blocks": message.blocks,
-            }
-        return payload | changes
+            },
+            **changes,
+        }
 
     def command_payload(self, text: str, user_id: str = ALICE, **changes: Any) -> dict[str, str]:
         """Return the form of a slash command."""
@@ -369,26 +348,6 @@ class SlackServer:
             "trigger_id": f"{number}.{number}.8f742231b10e8888abcd99edabc",
             **changes,
         }
-
-    async def call_relay(
-        self,
-        payload: Mapping[str, Any],
-        *,
-        secret: str = SECRET,
-        age: float = 0,
-        headers: Mapping[str, str] | None = None,
-    ) -> RelayResponse:
-        """POST a click or a command to the request URL, signed ``age`` seconds ago."""
-        body = encode_form(payload)
-        all_headers = {**signed_headers(body, secret=secret, age=age), **(headers or {})}
-        start = time.monotonic()
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(self.request_url, data=body, headers=all_headers) as response,
-        ):
-            text = await response.text()
-            document = json.loads(text) if text else None
-            return RelayResponse(response.status, document, time.monotonic() - start)
 
     # --- Socket Mode
 
@@ -414,23 +373,28 @@ class SlackServer:
     async def send_envelope(
         self,
         payload: Mapping[str, Any],
-        envelope_type: Literal["interactive", "slash_commands", "events_api"] = "interactive",
-    ) -> RelayResponse:
-        """Send an envelope over the newest socket, and wait for its acknowledgement."""
+        kind: Literal["interactive", "slash_commands", "events_api"] = "interactive",
+    ) -> dict[str, Any] | None:
+        """Send an envelope over the newest socket, and return what its acknowledgement says."""
         envelope_id = f"e-{next(self._numbers)}"
-        start = time.monotonic()
         await self.sockets[-1].send_json(
             {
                 "envelope_id": envelope_id,
-                "type": envelope_type,
+                "type": kind,
                 "payload": payload,
-                "accepts_response_payload": envelope_type == "slash_commands",
+                "accepts_response_payload": kind == "slash_commands",
             }
         )
-        async with asyncio.timeout(30), self._acknowledged:
+        async with asyncio.timeout(60), self._acknowledged:
             await self._acknowledged.wait_for(lambda: envelope_id in self.acknowledgements)
-        reply = self.acknowledgements[envelope_id].get("payload")
-        return RelayResponse(200, reply, time.monotonic() - start)
+        reply: dict[str, Any] | None = self.acknowledgements[envelope_id].get("payload")
+        return reply
+
+    async def click(
+        self, message: PostedMessage, label: str, user_id: str = ALICE, **changes: Any
+    ) -> None:
+        """Click a button of a message."""
+        await self.send_envelope(self.click_payload(message, label, user_id, **changes))
 
     async def send_disconnect(self, reason: str = "refresh_requested") -> None:
         """Ask the app to open another connection, as Slack does every few hours."""
@@ -442,34 +406,12 @@ class SlackServer:
             await socket.close()
 
 
-def encode_form(payload: Mapping[str, Any]) -> bytes:
-    """Return the body of a command, or of an interaction, which is one field of a form."""
-    if "command" in payload:
-        return urlencode(payload).encode()
-    return urlencode({"payload": json.dumps(payload).replace("/", "\\/")}).encode()
-
-
-def signed_headers(body: bytes, *, secret: str = SECRET, age: float = 0) -> dict[str, str]:
-    """Return the headers that Slack sends with a body that it signed ``age`` seconds ago."""
-    timestamp = str(int(time.time() - age))
-    signed_text = f"v0:{timestamp}:".encode() + body
-    digest = hmac.new(secret.encode(), signed_text, hashlib.sha256).hexdigest()
-    return {
-        "X-Slack-Request-Timestamp": timestamp,
-        "X-Slack-Signature": f"v0={digest}",
-        "Content-Type": "application/x-www-form-urlencoded",
-        "User-Agent": "Slackbot 1.0 (+https://api.slack.com/robots)",
-    }
-
-
 @asynccontextmanager
 async def running_slack(port: int = 0) -> AsyncIterator[SlackServer]:
     """Run a Slack server on loopback."""
     server = SlackServer()
     app = web.Application(client_max_size=1024**2)
     app.router.add_route("*", "/api/{method}", server.handle_api_call)
-    app.router.add_post("/actions/{team}/{number}", server.handle_response_url)
-    app.router.add_post("/commands/{team}/{number}", server.handle_response_url)
     app.router.add_get("/link/", server.handle_socket)
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.2)
     await runner.setup()

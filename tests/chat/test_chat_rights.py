@@ -2,125 +2,85 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from tests.chat.running_relay import ALICE as OPERATOR
-from tests.chat.running_relay import rule, stage
-from tests.chat.slack_block_kit import text_of_blocks
-from tests.chat.slack_server import ALICE, TEAM, running_slack
-from tests.chat.test_slack_interactions import AnnouncedReboot, announce_reboot
+from relay.approvals import ApprovalsSettings
+from relay.approvals.request import Caller, Right, Rights
+from relay.chat import AnswerableChatSettings
+from relay.chat.cards.buttons import keep_buttons_within_sink_rights
+from relay.chat.cards.event_card import event_card
+from relay.chat.context import ChatDecisionSubmitter
+from relay.clock import SystemClock
+from tests.approvals.builders import build_status
+from tests.chat.running_relay import rule
 
-ANN = f"slack:{TEAM}/{ALICE}"
-ALL = ("read", "approve", "hold", "operate")
+ANN = "slack:T024BE7LD/U0ANN"
+ALL: tuple[Right, ...] = ("read", "approve", "hold", "operate")
+CHAT: frozenset[Right] = frozenset({"read", "approve", "hold"})
+DB, VM = ("db-*",), ("vm-*",)
 
 
-def client(name: str, *can: str, resources: list[str] | None = None) -> dict[str, Any]:
-    """A client of the person in the chat."""
-    return {
-        "name": name,
-        "key": f"bearer-test-key-of-{name}",
-        "can": can,
-        "resources": resources,
-    }
+class Sink(AnswerableChatSettings):
+    """The section of a chat."""
+
+    kind: Literal["slack"] = "slack"
+
+
+def rights(*can: Right, resources: tuple[str, ...] | None = None) -> Rights:
+    """Make the rights of a client."""
+    return Rights(frozenset(can), resources)
 
 
 @pytest.mark.parametrize(
-    ("clients", "sink", "label", "refusal"),
+    ("clients", "sink", "expected"),
     [
-        pytest.param([], {}, "Approve", None, id="no client"),
-        pytest.param([client("ann", *ALL)], {}, "Approve", None, id="client with every right"),
-        pytest.param(
-            [client("ann", "approve", resources=["vm-*"])],
-            {"can": ["approve"], "resources": ["VM-?"]},
-            "Approve",
-            None,
-            id="client and sink with just the rights",
-        ),
-        pytest.param(
-            [client("ann", "read", "hold")], {}, "Approve", "may not approve", id="client's can"
-        ),
-        pytest.param(
-            [client("ann", "approve")], {}, "Hold", "may not hold", id="client's can, for holds"
-        ),
-        pytest.param(
-            [client("ann", *ALL, resources=["db-*"])],
-            {},
-            "Approve",
-            "may not decide for vm-0",
-            id="client's resources",
-        ),
-        pytest.param(
-            [client("ann", *ALL), client("ann2", "hold")],
-            {},
-            "Approve",
-            "may not approve",
-            id="can of the second client",
-        ),
-        pytest.param(
-            [client("ann", *ALL, resources=["vm-*"]), client("ann2", *ALL, resources=["db-*"])],
-            {},
-            "Hold",
-            "may not decide for vm-0",
-            id="resources of the second client",
-        ),
-        pytest.param(
-            [client("ann", *ALL)],
-            {"resources": ["db-*"]},
-            "Hold",
-            "may not decide for vm-0",
-            id="sink's resources",
-        ),
+        ([], {}, Rights(CHAT)),
+        ([rights(*ALL)], {}, Rights(CHAT)),
+        ([rights("read", "hold")], {}, rights("read", "hold")),
+        ([rights(*ALL), rights("hold")], {}, rights("hold")),
+        ([rights(*ALL)], {"can": ["approve"]}, rights("approve")),
+        ([rights(*ALL, resources=DB)], {}, Rights(CHAT, DB)),
+        ([rights(*ALL, resources=DB), rights(*ALL)], {}, Rights(CHAT, DB)),
+        ([rights(*ALL)], {"resources": DB}, Rights(CHAT, limits=(DB,))),
+        ([rights(*ALL, resources=VM)], {"resources": DB}, Rights(CHAT, VM, (DB,))),
     ],
 )
-async def test_a_decision_in_a_chat_needs_the_rights_of_person_and_sink(
-    tmp_path: Path,
-    clients: list[dict[str, Any]],
-    sink: dict[str, Any],
-    label: str,
-    refusal: str | None,
+def test_a_person_may_do_in_a_chat_what_every_client_and_the_sink_allow(
+    clients: list[Rights], sink: dict[str, Any], expected: Rights
 ) -> None:
-    people = {"ann": [ANN, *(f"client:{each['name']}" for each in clients)]}
-    approvals = {"people": people, "rules": [rule(2, "person:ann", "client:alice", "local:root")]}
-    async with (
-        running_slack() as slack,
-        stage(
-            tmp_path,
-            [slack.settings(approve_in_chat=True, **sink)],
-            approvals=approvals,
-            clients=[OPERATOR, *clients],
-        ) as relay,
-    ):
-        reboot = AnnouncedReboot(slack, relay, *await announce_reboot(slack, relay))
-        await reboot.click(label)
-        if refusal is None:
-            assert await reboot.voters() == [ALICE]
-        else:
-            assert refusal in await reboot.private_reply()
-            assert await reboot.voters() == []
-            assert await reboot.recorded_events() == ["event.scheduled", "approval.refused"]
+    names = [f"client:{number}" for number in range(len(clients))]
+    settings = ApprovalsSettings.model_validate(
+        {"people": {"ann": [ANN, *names]}, "rules": [rule(1, "person:ann")]}
+    )
+    decisions = ChatDecisionSubmitter(
+        settings, SystemClock(), dict(zip(names, clients, strict=True))
+    )
+    section = Sink.model_validate({"name": "ops", **sink})
+    assert decisions.caller(ANN, section) == Caller(ANN, "slack", expected)
+    assert decisions.caller("slack:T024BE7LD/U0EVE", section) is None
 
 
-async def test_a_chat_shows_only_the_buttons_that_its_can_allows(tmp_path: Path) -> None:
-    approvals = {"rules": [rule(1, ANN, "client:alice")]}
-    async with (
-        running_slack() as slack,
-        stage(
-            tmp_path, [slack.settings(approve_in_chat=True, can=["hold"])], approvals=approvals
-        ) as relay,
-    ):
-        reboot = AnnouncedReboot(slack, relay, *await announce_reboot(slack, relay))
-        assert list(reboot.message.buttons()) == ["Hold"]
-        # a button from before the limit
-        payload = slack.click_payload(reboot.message, "Hold")
-        (action,) = payload["actions"]
-        action["value"] = action["value"].replace("hold", "approve", 1)
-        await slack.call_relay(payload)
-        assert "may not approve" in await reboot.private_reply()
-        assert await reboot.recorded_events() == ["event.scheduled", "approval.refused"]
-        command = slack.command_payload(f"approve {reboot.event.event_id}")
-        answer = await slack.call_relay(command)
-        assert answer.body is not None
-        assert "There is nothing to approve from here now." in text_of_blocks(answer.body["blocks"])
+def test_two_clients_with_other_patterns_limit_the_person_to_what_both_cover() -> None:
+    clients = {"client:a": rights(*ALL, resources=DB), "client:b": rights(*ALL, resources=VM)}
+    settings = ApprovalsSettings.model_validate(
+        {"people": {"ann": [ANN, *clients]}, "rules": [rule(1, "person:ann")]}
+    )
+    caller = ChatDecisionSubmitter(settings, SystemClock(), clients).caller(
+        ANN, Sink.model_validate({"name": "ops"})
+    )
+    assert caller is not None
+    assert caller.rights.resources is None
+    assert sorted(caller.rights.limits) == [DB, VM]
+
+
+@pytest.mark.parametrize(("in_chat", "labels"), [(True, ["Hold"]), (False, ["Approve", "Hold"])])
+def test_a_chat_shows_only_the_buttons_that_its_can_allows(
+    *, in_chat: bool, labels: list[str]
+) -> None:
+    """A link stays: the page knows the rights of its callers."""
+    card = event_card(build_status(), link=lambda *_: None, code=None)
+    section = Sink.model_validate({"name": "ops", "can": ["hold"]})
+    shown = keep_buttons_within_sink_rights(section, card, in_chat=in_chat)
+    assert [button.label for button in shown.buttons] == labels

@@ -133,7 +133,7 @@ class SlackReceiver(_BehindProxy):
     server: slack_server.SlackServer
     kind: str = "slack"
     edits: bool = True
-    secrets_in_settings: tuple[str, ...] = (slack_server.TOKEN, slack_server.SECRET)
+    secrets_in_settings: tuple[str, ...] = (slack_server.TOKEN, slack_server.APP_TOKEN)
 
     def settings(self) -> dict[str, Any]:
         section = self.server.settings(api_url=f"http://127.0.0.1:{self.proxy.port}/api/")

@@ -51,9 +51,7 @@ async def test_what_time_has_changed_while_the_relay_was_down_is_shown_after_its
         "rules": [rule(1, "client:alice", close_before="898s")]
     }  # Azure announces it for 900 s ahead
     async with Simulator(Setup(vms=(VM("vm-0"),))) as azure, running_slack() as workspace:
-        sinks = [
-            workspace.settings(signing_secret=None, name=f"ops-{number}") for number in range(3)
-        ]
+        sinks = [workspace.settings(app_token=None, name=f"ops-{number}") for number in range(3)]
         async with stage(tmp_path, sinks, approvals=closes_soon, azure=azure) as relay:
             event = relay.reboot("vm-0")
             await eventually(lambda: len(workspace.channel_messages()) == 3)
@@ -70,7 +68,7 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
     """Slack names the message in the body: without it the relay would post again and again."""
     async with (
         running_slack() as workspace,
-        stage(tmp_path, [workspace.settings(signing_secret=None)], approvals=APPROVALS) as relay,
+        stage(tmp_path, [workspace.settings(app_token=None)], approvals=APPROVALS) as relay,
     ):
 
         async def slowly(request: web.Request) -> web.StreamResponse:

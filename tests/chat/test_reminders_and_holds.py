@@ -56,7 +56,7 @@ def test_a_card_names_the_runbook_of_its_rule_until_the_event_is_over() -> None:
 
 
 def test_slack_links_to_the_runbook() -> None:
-    blocks = [dict(block) for block in slack_message(card(), TEAM, None).blocks]
+    blocks = [dict(block) for block in slack_message(card(), TEAM, has_clicks=False).blocks]
     assert is_valid_block_kit(blocks)
     links = [each for each in rich_text_elements(blocks) if each["type"] == "link"]
     assert [(link["url"], link["text"]) for link in links if link["url"] != PAGE] == [

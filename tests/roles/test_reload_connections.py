@@ -20,7 +20,7 @@ from relay.errors import ReloadRefused
 from relay.roles.reload import Reloader
 from relay.simulator import Plan
 from tests.certificates import Authority
-from tests.chat.slack_server import ALICE, APP_TOKEN, BOB, TEAM, running_slack
+from tests.chat.slack_server import ALICE, BOB, TEAM, running_slack
 from tests.counting_proxy import counting_proxy
 from tests.eventually import eventually
 from tests.fleet.running_fleet import DOMAINS, running_fleet
@@ -39,7 +39,7 @@ async def test_a_slack_socket_stays_and_takes_clicks_of_those_whom_the_new_rules
         return {"tell_first": "0s", "rules": [rule]}
 
     async with running_slack() as slack, inbox() as drain:
-        ops = slack.settings(signing_secret=None, app_token=APP_TOKEN, approve_in_chat=True)
+        ops = slack.settings(approve_in_chat=True)
         async with reloadable_relay(tmp_path, sinks=[ops], approvals=approvals(ALICE)) as relay:
             event = relay.schedule()
             await eventually(lambda: len(slack.sockets) == 1 and len(slack.messages) == 1)

@@ -1,34 +1,64 @@
-"""Slack: one message per event, kept current; people answer with buttons, links or a slash command.
+"""Slack: one message per event, kept current; people answer with buttons or links.
 
-`settings` is the platform's section of the configuration. `sink` connects the other modules. They
-need the package that the extra `slack` installs, so they are imported only when a channel
-is connected: a relay without Slack saves their memory.
+`settings` is the platform's section of the configuration, `blocks` renders cards, `channel` posts,
+`socket_mode` receives clicks and commands, and `answers` does what they ask for.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from relay.chat import ChatSink
 from relay.chat.context import ChatContext
+from relay.chat.live_message import LiveMessageSink, background_task_until_exit
+from relay.chat.platforms.slack.answers import Answers
+from relay.chat.platforms.slack.api import WebApi
+from relay.chat.platforms.slack.channel import Channel
+from relay.chat.platforms.slack.members import Members
 from relay.chat.platforms.slack.settings import Settings
+from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.clock import Clock
-from relay.doctor_findings import Finding
+from relay.doctor_findings import Finding, failure, ok
+from relay.errors import DeliveryError
+from relay.net.http import open_session
 
 __all__ = ["Settings", "connect", "diagnose"]
 
 
-def connect(
+@asynccontextmanager
+async def connect(
     settings: Settings, clock: Clock, context: ChatContext
-) -> AbstractAsyncContextManager[ChatSink]:
+) -> AsyncIterator[ChatSink]:
     """Open the sink's HTTP session and, if configured, Socket Mode. Does not wait for Slack."""
-    from relay.chat.platforms.slack import sink  # noqa: PLC0415  # see the module's docstring
-
-    return sink.connect(settings, clock, context)
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session())
+        api = WebApi(session, settings, clock)
+        members = Members(api, clock)
+        channel = Channel(api, settings, members)
+        sink = LiveMessageSink(settings, context, channel, clock, in_chat=settings.approve_in_chat)
+        await stack.enter_async_context(sink.refreshing())
+        if settings.uses_socket_mode:
+            answers = Answers(settings, context, members, clock)
+            socket_mode = SocketMode(session, api, answers, clock, sink_name=settings.name)
+            task_name = f"{settings.name}: Socket Mode"
+            await stack.enter_async_context(
+                background_task_until_exit(socket_mode.run(), task_name)
+            )
+        yield sink
 
 
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature of all sinks
     """Return whether Slack accepts the tokens and grants the scopes. Posts nothing."""
-    from relay.chat.platforms.slack import sink  # noqa: PLC0415  # see the module's docstring
-
-    return await sink.diagnose(settings, clock)
+    subject = f"sink {settings.name}"
+    async with open_session() as session:
+        api = WebApi(session, settings, clock)
+        members = Members(api, clock)
+        try:
+            team_id = await members.team_id()
+            if settings.uses_socket_mode:
+                await members.app_id()
+                await api.open_socket_url()
+        except DeliveryError as error:
+            return [failure(subject, error.reason, "see docs/chat/slack.md")]
+        return [ok(subject, f"Slack accepts the tokens, for the workspace {team_id}")]

@@ -1,47 +1,28 @@
-"""Renders a card as a Slack message: Block Kit blocks and the notification's text. Pure.
+"""Renders cards and lines as Slack messages: Block Kit and the notification's text. Pure.
 
+Other people write parts of the texts: Azure, resource names, reasons. Rich text and plain text have
+no markup, so such a part cannot mention anybody or add a link. Only the notification's text is
+markup; it is escaped as https://docs.slack.dev/messaging/formatting-message-text describes.
 Source of the limits: https://docs.slack.dev/reference/block-kit.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
 from typing import Any
-from urllib.parse import quote_plus
 
-from slack_sdk.models.blocks import (
-    ActionsBlock,
-    Block,
-    ButtonElement,
-    ConfirmObject,
-    ContextBlock,
-    HeaderBlock,
-    PlainTextObject,
-    RichTextElement,
-    RichTextElementParts,
-)
+import orjson
 
-from relay.chat.cards.card import Button, Card, Text, Tone
-from relay.chat.platforms.slack.requests import LINK_ACTION_PREFIX
-from relay.chat.platforms.slack.rich_text import (
-    BOLD,
-    CODE,
-    card_text_to_mrkdwn,
-    card_text_to_plain_text,
-    join_card_text_lines,
-    plain_text_object,
-    replace_control_characters,
-    rich_text_block_from_elements,
-    rich_text_elements,
-    truncate_card_text_to_single_line,
-)
+from relay.chat.cards.card import Button, Card, PrincipalRef, Text, Tone
+from relay.chat.cards.text import cut, on_one_line, one_line, render, utc_time
 
-MAX_ENCODED_BYTES = 40_000
-"""Bytes of a message's blocks, URL-encoded. Slack repeats them in each click, and the API accepts
-requests of at most 64 KiB."""
+MAX_BLOCKS_BYTES = 40_000
+"""Slack refuses a message that is too long, and does not say how long one may be."""
+LINK_ACTION_PREFIX = "link-"
+"""Starts the action_id of a button that opens a page. Slack reports its clicks, too."""
 _TEXT_LENGTHS = (1500, 700, 300, 100)
 """Characters of one text, tried in this order until the message is small enough."""
 _MAX_TITLE = 150
@@ -55,7 +36,9 @@ _MAX_CONFIRM_LABEL = 30
 _MAX_FOOTER = 500
 _MAX_NOTIFICATION = 1000
 _MAX_REPLY_LINE = 500
-_TONE_MARKS: Mapping[Tone, str] = {
+_DATE_FORMAT = "{time_secs} on {date_short}"
+_BOLD = {"bold": True}
+_TONE_MARKS: dict[Tone, str] = {
     "waiting": "🟡",
     "held": "🟠",
     "approved": "🟢",
@@ -63,8 +46,7 @@ _TONE_MARKS: Mapping[Tone, str] = {
     "over": "⚪",
 }
 
-ButtonValue = Callable[[Button], str]
-"""Returns the value that Slack sends back when somebody clicks the button."""
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,161 +54,204 @@ class SlackMessage:
     """The content of a message. Notifications, and clients without blocks, show ``text``."""
 
     text: str
-    blocks: tuple[Mapping[str, Any], ...]
+    blocks: tuple[Json, ...]
+
+    def fields(self) -> Json:
+        """Return the content as the Web API takes it."""
+        return {"text": self.text, "blocks": self.blocks}
 
 
-def card_message(card: Card, team_id: str, button_value: ButtonValue | None) -> SlackMessage:
+def card_message(card: Card, team_id: str, *, has_clicks: bool) -> SlackMessage:
     """Return a card as a message in a channel of this workspace.
 
-    With ``button_value`` None, no click reaches the relay. The message then has links in place of
+    Unless it ``has_clicks``, no click reaches the relay. The message then has links in place of
     buttons: Slack warns about every click that no app acknowledges, even if the button only opens
     a page.
     """
-    title = f"{_TONE_MARKS[card.tone]} {card.title}"
-    text = card_text_to_mrkdwn((f"{title}. ", *card.summary), team_id, _MAX_NOTIFICATION)
-    for max_text in _TEXT_LENGTHS:
-        renderer = _CardRenderer(team_id, button_value, max_text)
-        blocks = tuple(block.to_dict() for block in renderer.blocks(card, title))
-        if len(quote_plus(json.dumps(blocks))) <= MAX_ENCODED_BYTES:
-            return SlackMessage(text, blocks)
-    return SlackMessage(text, (_make_rich_text_block((card.title[:_MAX_TITLE],), team_id),))
+    title = cut(on_one_line(f"{_TONE_MARKS[card.tone]} {card.title}"), _MAX_TITLE)
+    text = _notification((f"{title}. ", *card.summary), team_id)
+    blocks: tuple[Json, ...] = ()
+    for limit in _TEXT_LENGTHS:
+        blocks = tuple(_card_blocks(card, title, team_id, limit, has_clicks=has_clicks))
+        if len(orjson.dumps(blocks)) <= MAX_BLOCKS_BYTES:
+            break
+    return SlackMessage(text, blocks)
 
 
 def text_message(lines: Sequence[Text], team_id: str) -> SlackMessage:
     """Return lines of text as a message in a thread or to one person."""
-    text = join_card_text_lines(
-        truncate_card_text_to_single_line(line, _MAX_REPLY_LINE) for line in lines
-    )
-    markup = card_text_to_mrkdwn(text, team_id, _MAX_NOTIFICATION)
-    return SlackMessage(markup, (_make_rich_text_block(text, team_id),))
+    text = _lines([one_line(line, _MAX_REPLY_LINE) for line in lines])
+    return SlackMessage(_notification(text, team_id), (_rich_text(_elements(text, team_id)),))
 
 
-def _make_rich_text_block(text: Text, team_id: str) -> Mapping[str, Any]:
-    block: Mapping[str, Any] = rich_text_block_from_elements(
-        rich_text_elements(text, team_id)
-    ).to_dict()
-    return block
-
-
-class _CardRenderer:
-    """Renders one card with texts of at most ``max_text`` characters."""
-
-    def __init__(self, team_id: str, button_value: ButtonValue | None, max_text: int) -> None:
-        self._team_id = team_id
-        self._button_value = button_value
-        self._max_text = max_text
-        self._action_numbers = count(1)
-
-    def blocks(self, card: Card, title: str) -> Iterator[Block]:
-        yield HeaderBlock(text=plain_text_object(title, _MAX_TITLE))
-        yield rich_text_block_from_elements(
-            self._rich_text_elements(
-                truncate_card_text_to_single_line(card.summary, self._max_text), BOLD
-            )
-        )
-        if card.facts:
-            yield rich_text_block_from_elements(self._elements_of_all_facts(card.facts))
-        for line in card.lines:
-            text: Text = ("• ", *truncate_card_text_to_single_line(line.text, self._max_text))
-            yield rich_text_block_from_elements(self._rich_text_elements(text))
-            yield from self._actions(line.buttons)
-        if card.notes:
-            notes = join_card_text_lines(
-                truncate_card_text_to_single_line(note, self._max_text) for note in card.notes
-            )
-            yield rich_text_block_from_elements(self._rich_text_elements(notes))
-        yield from self._actions(card.buttons)
-        if card.code is not None:
-            yield rich_text_block_from_elements(
-                [
-                    *self._rich_text_elements(("The page asks for this code: ",)),
-                    RichTextElementParts.Text(text=card.code, style=CODE),
-                ]
-            )
-        if card.runbooks:
-            yield rich_text_block_from_elements(_runbook_elements(card.runbooks))
-        if card.footer:
-            yield ContextBlock(elements=[plain_text_object(card.footer, _MAX_FOOTER)])
-
-    def _rich_text_elements(
-        self, text: Text, style: RichTextElementParts.TextStyle | None = None
-    ) -> Iterator[RichTextElement]:
-        return rich_text_elements(text, self._team_id, style)
-
-    def _elements_of_all_facts(
-        self, facts: Iterable[tuple[str, Text]]
-    ) -> Iterator[RichTextElement]:
-        for number, (label, text) in enumerate(facts):
-            yield from self._rich_text_elements((f"\n{label}" if number else label,), BOLD)
-            yield from self._rich_text_elements(
-                (": ", *truncate_card_text_to_single_line(text, self._max_text))
-            )
-
-    def _actions(self, buttons: Sequence[Button]) -> Iterator[Block]:
-        links = [
-            button for button in buttons if button.url is not None and len(button.url) <= _MAX_URL
-        ]
-        if self._button_value is None:
-            if links:
-                yield rich_text_block_from_elements(_rich_text_links_replacing_buttons(links))
-            return
-        elements = [self._link_button(button) for button in links]
-        for button in buttons:
-            if button.url is None:
-                value = self._button_value(button)
-                if len(value) <= _MAX_BUTTON_VALUE:
-                    elements.append(self._decision_button(button, value))
+def list_message(lines: Sequence[tuple[Text, str | None]], team_id: str) -> SlackMessage:
+    """Return lines of text, each with the URL of its page if it has one."""
+    message = text_message([line for line, _ in lines], team_id)
+    elements: list[Json] = []
+    for line, url in lines:
         if elements:
-            yield ActionsBlock(elements=elements)
-
-    def _link_button(self, button: Button) -> ButtonElement:
-        return ButtonElement(
-            text=plain_text_object(button.label, _MAX_BUTTON_LABEL),
-            action_id=f"{LINK_ACTION_PREFIX}{button.decision}-{next(self._action_numbers)}",
-            url=button.url,
-            style=_button_style(button),
-        )
-
-    def _decision_button(self, button: Button, value: str) -> ButtonElement:
-        return ButtonElement(
-            text=plain_text_object(button.label, _MAX_BUTTON_LABEL),
-            action_id=f"{button.decision}-{next(self._action_numbers)}",
-            value=value,
-            style=_button_style(button),
-            confirm=ConfirmObject(
-                title=plain_text_object(f"{button.label}?", _MAX_CONFIRM_TITLE),
-                text=_confirm_text(button.question),
-                confirm=plain_text_object(button.label, _MAX_CONFIRM_LABEL),
-                deny=plain_text_object("Cancel", _MAX_CONFIRM_LABEL),
-            ),
-        )
+            elements.append({"type": "text", "text": "\n"})
+        elements += _elements(one_line(line, _MAX_REPLY_LINE), team_id)
+        if url is not None:
+            elements.append({"type": "text", "text": "  "})
+            elements += links([("Open", url)])
+    return SlackMessage(message.text, (_rich_text(elements),))
 
 
-def _rich_text_links_replacing_buttons(buttons: Iterable[Button]) -> Iterator[RichTextElement]:
-    for number, button in enumerate(buttons):
+def links(urls: Iterable[tuple[str, str]]) -> Iterator[Json]:
+    """Yield the elements of links in one line: pairs of a label and a URL."""
+    for number, (label, url) in enumerate(urls):
         if number:
-            yield RichTextElementParts.Text(text="  ·  ")
-        yield RichTextElementParts.Link(
-            url=str(button.url), text=replace_control_characters(button.label), style=BOLD
-        )
+            yield {"type": "text", "text": "  ·  "}
+        yield {"type": "link", "url": url, "text": on_one_line(label), "style": _BOLD}
 
 
-def _runbook_elements(runbooks: Iterable[tuple[str, str]]) -> Iterator[RichTextElement]:
+def _card_blocks(
+    card: Card, title: str, team_id: str, limit: int, *, has_clicks: bool
+) -> Iterator[Json]:
+    """Yield the blocks of a card with texts of at most ``limit`` characters."""
+    numbers = count(1)
+
+    def shown(text: Text, style: Json | None = None) -> Json:
+        return _rich_text(_elements(one_line(text, limit), team_id, style))
+
+    yield {"type": "header", "text": _plain_text(title, _MAX_TITLE)}
+    yield shown(card.summary, _BOLD)
+    if card.facts:
+        facts: list[Json] = []
+        for label, text in card.facts:
+            line_break = "\n" if facts else ""
+            facts += _elements((f"{line_break}{label}",), team_id, _BOLD)
+            facts += _elements((": ", *one_line(text, limit)), team_id)
+        yield _rich_text(facts)
+    for line in card.lines:
+        yield shown(("• ", *line.text))
+        yield from _actions(line.buttons, numbers, has_clicks=has_clicks)
+    if card.notes:
+        notes = _lines([one_line(note, limit) for note in card.notes])
+        yield _rich_text(_elements(notes, team_id))
+    yield from _actions(card.buttons, numbers, has_clicks=has_clicks)
+    if card.code is not None:
+        code = {"type": "text", "text": card.code, "style": {"code": True}}
+        yield _rich_text([*_elements(("The page asks for this code: ",), team_id), code])
+    if card.runbooks:
+        yield _rich_text(_runbook_elements(card.runbooks))
+    if card.footer:
+        yield {"type": "context", "elements": [_plain_text(card.footer, _MAX_FOOTER)]}
+
+
+def _actions(
+    buttons: Sequence[Button], numbers: Iterator[int], *, has_clicks: bool
+) -> Iterator[Json]:
+    opening = [button for button in buttons if button.url and len(button.url) <= _MAX_URL]
+    if not has_clicks:
+        if opening:
+            yield _rich_text(links((button.label, str(button.url)) for button in opening))
+        return
+    elements = [
+        {**_button(button, f"{LINK_ACTION_PREFIX}{button.decision}", numbers), "url": button.url}
+        for button in opening
+    ]
+    for button in buttons:
+        value = button_value(button)
+        if button.url is None and len(value) <= _MAX_BUTTON_VALUE:
+            elements.append(
+                {
+                    **_button(button, button.decision, numbers),
+                    "value": value,
+                    "confirm": {
+                        "title": _plain_text(f"{button.label}?", _MAX_CONFIRM_TITLE),
+                        "text": _plain_text(_words(button.question), _MAX_CONFIRM_TEXT),
+                        "confirm": _plain_text(button.label, _MAX_CONFIRM_LABEL),
+                        "deny": _plain_text("Cancel", _MAX_CONFIRM_LABEL),
+                    },
+                }
+            )
+    if elements:
+        yield {"type": "actions", "elements": elements}
+
+
+def button_value(button: Button) -> str:
+    """Return the value that Slack sends back when somebody clicks the button."""
+    return f"{button.decision} {button.revision} {button.event_id}"
+
+
+def _button(button: Button, action: str, numbers: Iterator[int]) -> Json:
+    style = {"style": "primary"} if button.decision == "approve" else {}
+    label = _plain_text(button.label, _MAX_BUTTON_LABEL)
+    return {"type": "button", "action_id": f"{action}-{next(numbers)}", "text": label, **style}
+
+
+def _runbook_elements(runbooks: Iterable[tuple[str, str]]) -> Iterator[Json]:
     for number, (rule, url) in enumerate(runbooks):
         line_break = "\n" if number else ""
-        yield RichTextElementParts.Text(text=f"{line_break}Runbook of rule {rule}: ")
-        yield RichTextElementParts.Link(url=url, text=url)
+        yield {"type": "text", "text": f"{line_break}Runbook of rule {rule}: "}
+        yield {"type": "link", "url": url, "text": url}
 
 
-def _button_style(button: Button) -> str | None:
-    return "primary" if button.decision == "approve" else None
+def _rich_text(elements: Iterable[Json]) -> Json:
+    section = {"type": "rich_text_section", "elements": list(elements)}
+    return {"type": "rich_text", "elements": [section]}
 
 
-def _confirm_text(question: Text) -> PlainTextObject:
-    """Return a question, shortened in its middle: its end says what the decision leads to."""
-    text = card_text_to_plain_text(question)
-    if len(text) > _MAX_CONFIRM_TEXT:
-        start = _MAX_CONFIRM_TEXT // 3
-        end = _MAX_CONFIRM_TEXT - start - len(" … ")
-        text = f"{text[:start]} … {text[-end:]}"
-    return plain_text_object(text, _MAX_CONFIRM_TEXT)
+def _elements(text: Text, team_id: str, style: Json | None = None) -> Iterator[Json]:
+    """Yield the elements of a text. Members of the workspace are mentioned by id."""
+    styled = {"style": style} if style is not None else {}
+    for piece in text:
+        match piece:
+            case datetime():
+                yield {
+                    "type": "date",
+                    "timestamp": int(piece.timestamp()),
+                    "format": _DATE_FORMAT,
+                    "fallback": utc_time(piece),
+                    **styled,
+                }
+            case PrincipalRef(principal):
+                user_id = _member_id(principal, team_id)
+                if user_id is not None:
+                    yield {"type": "user", "user_id": user_id}
+                else:
+                    yield {"type": "text", "text": principal, **styled}
+            case str() if piece:
+                yield {"type": "text", "text": piece, **styled}
+
+
+def _notification(text: Text, team_id: str) -> str:
+    """Return a text in Slack's markup."""
+
+    def person(principal: str) -> str:
+        user_id = _member_id(principal, team_id)
+        return _escape(principal) if user_id is None else f"<@{user_id}>"
+
+    def time(at: datetime) -> str:
+        return f"<!date^{int(at.timestamp())}^{_DATE_FORMAT}|{utc_time(at)}>"
+
+    return render(one_line(text, _MAX_NOTIFICATION), words=_escape, person=person, time=time)
+
+
+def _words(text: Text) -> str:
+    return render(text, words=str, person=str)
+
+
+def _plain_text(text: str, limit: int) -> Json:
+    return {"type": "plain_text", "text": cut(on_one_line(text), limit), "emoji": False}
+
+
+def _lines(lines: Iterable[Text]) -> Text:
+    """Return the texts as one text, separated by line breaks."""
+    pieces: list[Any] = []
+    for line in lines:
+        pieces += ["\n", *line] if pieces else line
+    return tuple(pieces)
+
+
+def _member_id(principal: str, team_id: str) -> str | None:
+    """Return the Slack user id of a member of the workspace; None for anybody else."""
+    user_id = principal.removeprefix(f"slack:{team_id}/")
+    is_member = user_id != principal and user_id.isalnum() and user_id.isascii()
+    return user_id if is_member else None
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

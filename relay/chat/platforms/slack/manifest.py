@@ -21,31 +21,23 @@ SCOPES = {
 def manifest(answers: str) -> dict[str, Any]:
     """Return the manifest as JSON values.
 
-    ``answers`` says how clicks and commands reach the relay: ``none``, ``socket`` (Socket Mode), or
-    the URL that Slack calls.
+    ``answers`` says how clicks and commands reach the relay: ``none``, or ``socket`` (Socket Mode).
     """
-    takes_answers = answers != "none"
-    uses_socket_mode = answers == "socket"
-    is_called = takes_answers and not uses_socket_mode
+    takes_answers = answers == "socket"
     features: dict[str, Any] = {
         "bot_user": {"display_name": "azure-maintenance", "always_online": False}
     }
     settings: dict[str, Any] = {}
     if takes_answers:
-        command = {"command": COMMAND}
-        if is_called:
-            command["url"] = answers
         features["slash_commands"] = [
             {
-                **command,
+                "command": COMMAND,
                 "description": "Maintenance that Azure has announced",
-                "usage_hint": "list | approve EVENT | hold EVENT why | release EVENT",
+                "usage_hint": "list | EVENT",
                 "should_escape": False,
             }
         ]
         settings["interactivity"] = {"is_enabled": True}
-        if is_called:
-            settings["interactivity"]["request_url"] = answers
     return {
         "display_information": {
             "name": "Azure maintenance",
@@ -58,7 +50,7 @@ def manifest(answers: str) -> dict[str, Any]:
         "settings": {
             **settings,
             "org_deploy_enabled": False,
-            "socket_mode_enabled": uses_socket_mode,
+            "socket_mode_enabled": takes_answers,
             "token_rotation_enabled": False,
         },
     }

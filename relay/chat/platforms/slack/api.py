@@ -1,31 +1,27 @@
-"""Calls Slack's Web API, and explains its errors with what to do about them.
-
-The SDK builds the requests and checks the responses. `relay.net.http` sends them, as for every
-sink: the SDK would use proxies of the environment, follow redirects, retry, read responses of any
-length, and log what it sends (docs/decisions/0017-own-slack-socket.md).
-"""
+"""Calls Slack's Web API, and explains its errors with what to do about them."""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import aiohttp
 import orjson
-from slack_sdk.errors import SlackApiError
-from slack_sdk.web.async_client import AsyncWebClient
-from slack_sdk.web.async_slack_response import AsyncSlackResponse
-from typing_extensions import override
-from yarl import URL
 
 from relay.chat import MessageGone, raise_deferred_if_secret_unusable
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
-from relay.errors import Deferred, Rejected
-from relay.net.http import MAX_RETRY_AFTER, Method, Request, parse_retry_after, send
+from relay.errors import Deferred, DeliveryError, Rejected
+from relay.net.http import (
+    MAX_RETRY_AFTER,
+    Method,
+    Request,
+    Response,
+    parse_retry_after,
+    send,
+)
 
 _COPY_AGAIN = (
     "token does not belong to an installed app, or no longer does: "
@@ -97,131 +93,136 @@ _INVALID_MESSAGE_ERRORS = frozenset(
 )
 _ERROR_CODE = re.compile(r"[a-z0-9_:]{1,80}")
 _SCOPES = re.compile(r"[a-z:,._ ]{1,200}")
-# The SDK would log proxies of the environment, with their passwords.
-_silent_log = logging.getLogger(f"{__name__}.sdk")
-_silent_log.setLevel(logging.CRITICAL + 1)
-
-SdkMethod = Callable[..., Awaitable[AsyncSlackResponse]]
 
 
 class WebApi:
-    """Calls methods of the Web API with the bot token of one sink.
+    """Calls methods with the tokens of one sink, which are read again for each call.
 
-    Example: ``await api.call(api.methods.users_info, user="U7")``.
+    No error contains a secret.
     """
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
+        self._session = session
         self._settings = settings
+        self._url = settings.web_api_url()
         self._clock = clock
-        self.methods = _GuardedSdkClient(session, settings.web_api_base_url(), settings.timeout)
-        """The SDK's client, whose methods are those of the Web API. Pass them to `call`."""
 
     def token(self) -> str:
         """Return the current bot token. Raises Deferred if its file holds none."""
         with raise_deferred_if_secret_unusable("token"):
             return self._settings.bot_token()
 
-    async def call(
-        self, method: SdkMethod, *, refers_to_message: bool = False, **arguments: Any
+    async def read(self, method: str, **query: str) -> Mapping[str, Any]:
+        """Call a method that takes no JSON. Raises Deferred, Rejected."""
+        return await self._call("GET", method, self.token(), query=query)
+
+    async def write(
+        self,
+        method: str,
+        fields: Mapping[str, Any],
+        *,
+        within: float | None = None,
+        is_known: bool = False,
     ) -> Mapping[str, Any]:
-        """Call a method with its arguments and return the JSON object of the response.
+        """Call a method with fields of JSON.
 
-        ``refers_to_message``: the call is about a message that was posted before. Only then some
-        errors mean that somebody deleted it: MessageGone. Also raises Deferred and Rejected. None
-        of these errors contains a secret.
+        ``within`` is the time limit in place of the sink's ``timeout``. ``is_known``: the call is
+        about a message that was posted before. Only then some errors mean that somebody deleted
+        it: MessageGone. Also raises Deferred and Rejected.
         """
-        self.methods.token = self.token()
-        try:
-            response = await method(**arguments)
-        except SlackApiError as error:
-            _raise_error(
-                cast("AsyncSlackResponse", error.response),
-                self._clock.now(),
-                refers_to_message=refers_to_message,
-            )
-        return cast("Mapping[str, Any]", response.data)
-
-
-class _GuardedSdkClient(AsyncWebClient):
-    """The SDK's client, but its requests go through `relay.net.http`.
-
-    `WebApi.call` sets ``token`` before each method. The SDK reads it before the method first
-    waits, so calls at the same time cannot mix up their tokens.
-    """
-
-    def __init__(self, session: aiohttp.ClientSession, url: URL, request_timeout: float) -> None:
-        super().__init__(base_url=str(url), session=session, retry_handlers=[], logger=_silent_log)
-        self._guarded_session = session
-        self._request_timeout = request_timeout
-
-    @override
-    async def _request(
-        self, *, http_verb: str, api_url: str, req_args: dict[str, Any]
-    ) -> dict[str, Any]:
-        url = URL(api_url).with_query(req_args.get("params") or None)
-        body = orjson.dumps(req_args["json"]) if req_args.get("json") is not None else b""
-        request = Request(url=url, headers=req_args["headers"], body=body)
-        response = await send(
-            self._guarded_session,
-            cast("Method", http_verb),
-            request,
-            seconds=self._request_timeout,
+        return await self._call(
+            "POST", method, self.token(), fields=fields, within=within, is_known=is_known
         )
+
+    async def open_socket_url(self) -> str:
+        """Return the URL for one connection of Socket Mode, which is secret. Raises Deferred."""
+        with raise_deferred_if_secret_unusable("app_token"):
+            token = self._settings.app_level_token()
+        url = (await self._call("POST", "apps.connections.open", token)).get("url")
+        schemes = ("wss://", "ws://") if self._settings.allow_http else ("wss://",)
+        if not isinstance(url, str) or not url.startswith(schemes):
+            raise Deferred(
+                "expected a URL that starts with wss:// from apps.connections.open, "
+                "got another value",
+                failure="slow",
+            )
+        return url
+
+    async def _call(
+        self,
+        verb: Method,
+        method: str,
+        token: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
+        within: float | None = None,
+        is_known: bool = False,
+    ) -> Mapping[str, Any]:
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json; charset=utf-8",
+        }
+        request = Request(
+            url=(self._url / method).with_query(query),
+            headers=headers,
+            body=orjson.dumps(fields) if fields is not None else b"",
+        )
+        seconds = within or self._settings.timeout
+        response = await send(self._session, verb, request, seconds=seconds)
         try:
             document = orjson.loads(response.body)
         except orjson.JSONDecodeError:
             document = None
-        return {
-            "data": document if isinstance(document, dict) else {},
-            "headers": response.headers,
-            "status_code": response.status,
-        }
+        document = document if isinstance(document, dict) else {}
+        if response.status == 200 and document.get("ok") is True:  # HTTP
+            return document
+        raise _error(response, document, self._clock.now(), is_known=is_known)
 
 
-def _raise_error(
-    response: AsyncSlackResponse, now: datetime, *, refers_to_message: bool
-) -> NoReturn:
-    """Raise Deferred, Rejected or MessageGone for an error response of the Web API."""
-    document = cast("Mapping[str, Any]", response.data)
-    status = response.status_code
+def _error(
+    response: Response, document: Mapping[str, Any], now: datetime, *, is_known: bool
+) -> DeliveryError | MessageGone:
+    status = response.status
     code = document.get("error")
     if not isinstance(code, str) or _ERROR_CODE.fullmatch(code) is None:
         code = None
     if status == 429 or code in _RATE_LIMIT_ERRORS:  # HTTP
-        retry_after = response.headers.get("Retry-After")
-        raise Deferred(
+        return Deferred(
             "Slack limits the rate of this app's calls",
-            after=parse_retry_after(retry_after, now, maximum=MAX_RETRY_AFTER),
+            after=parse_retry_after(
+                response.headers.get("Retry-After"), now, maximum=MAX_RETRY_AFTER
+            ),
             status=status,
         )
     if status >= 500:  # HTTP
-        raise Deferred(
+        return Deferred(
             f"expected a response of Slack's Web API, got {status}: Slack has a problem",
             status=status,
         )
     if 300 <= status <= 399:  # HTTP
-        raise Deferred(
+        return Deferred(
             f"expected a response of Slack's Web API, got {status}: "
             "redirects are not followed, correct api_url",
             failure="slow",
             status=status,
         )
     if code is None:
-        raise Deferred(
+        return Deferred(
             "expected a response of Slack's Web API, got something else with status "
             f"{status}: is api_url correct?",
             failure="transient" if status == 200 else "slow",  # HTTP
             status=status,
         )
-    if refers_to_message and code in _MESSAGE_GONE_ERRORS:
-        raise MessageGone(code)
+    if is_known and code in _MESSAGE_GONE_ERRORS:
+        return MessageGone(code)
     if code in _INVALID_MESSAGE_ERRORS:
-        raise Rejected(
+        return Rejected(
             f"Slack refuses the message: {code}. This is a bug of the relay: "
             "report it with the event",
             status=status,
         )
-    raise Deferred(
+    return Deferred(
         f"Slack answered {code}: {_remedy(code, document)}",
         failure="transient" if code in _TRANSIENT_ERRORS else "slow",
         status=status,

@@ -1,0 +1,166 @@
+"""Answers clicks and commands: passes decisions to the gate, and lists events with links.
+
+A click is checked in this order: who clicked, whether this sink made the button, and then whether
+the gate accepts the decision. A stranger's click therefore has no effect. The command decides
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from relay.approvals.status import ApprovalStatus
+from relay.chat.cards.card import Text
+from relay.chat.cards.grouped_card import event_line
+from relay.chat.context import ChatContext
+from relay.chat.platforms.slack.blocks import SlackMessage, list_message, text_message
+from relay.chat.platforms.slack.members import IdentityUnavailable, Members, NotAuthorized
+from relay.chat.platforms.slack.requests import (
+    Actor,
+    Click,
+    Command,
+    Unreadable,
+    parse_click,
+    parse_command,
+)
+from relay.chat.platforms.slack.settings import Settings
+from relay.chat.throttled_log import ThrottledLog
+from relay.clock import Clock
+from relay.errors import StoreUnavailable
+
+MAX_LISTED_EVENTS = 15
+"""Events that a list names; the rest are counted."""
+_INVALID_BUTTON = (
+    "These buttons are no longer valid, so nothing was decided. Look at the newest message."
+)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What only the actor sees."""
+
+    actor: Actor
+    message: SlackMessage
+
+
+class Answers:
+    """Answers what people do in the channel of one sink."""
+
+    def __init__(
+        self, settings: Settings, context: ChatContext, members: Members, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._context = context
+        self._members = members
+        self._throttled_log = ThrottledLog(_log, clock, settings.name)
+
+    async def answer(self, envelope: Mapping[str, Any]) -> Reply | None:
+        """Do what an envelope asks for. A decision is on disk when this returns."""
+        request: Click | Command | None = None
+        try:
+            match envelope.get("type"):
+                case "interactive":
+                    request = parse_click(envelope.get("payload"))
+                case "slash_commands":
+                    request = parse_command(envelope.get("payload"))
+        except Unreadable as error:
+            self._throttled_log.warning(f"ignored an unreadable envelope: {error}")
+        if request is None:
+            return None
+        actor = request.actor
+        try:
+            if isinstance(request, Command):
+                return Reply(actor, await self._list(request))
+            problem = await self._decide(request)
+            if problem is None:
+                return None  # the message in the channel shows the decision
+        except NotAuthorized as error:
+            self._throttled_log.warning(f"{actor.principal} was refused: {error}")
+            problem = f"Nothing was decided: {error}."
+        except IdentityUnavailable as error:
+            self._throttled_log.warning(f"Slack cannot identify {actor.principal}: {error}")
+            problem = (
+                "Slack cannot tell now who you are, so nothing was decided. Try again in a moment."
+            )
+        except StoreUnavailable:
+            problem = (
+                "The relay cannot read its records now, so nothing was decided. "
+                "Try again in a moment."
+            )
+        return Reply(actor, text_message([(problem,)], actor.team_id))
+
+    async def _decide(self, click: Click) -> str | None:
+        """Return why nothing was decided; None if the decision is on disk.
+
+        Raises NotAuthorized, IdentityUnavailable, StoreUnavailable.
+        """
+        action = click.action
+        if not self._settings.approve_in_chat:
+            raise NotAuthorized("decisions are taken on the page behind the links")
+        decisions = self._context.decisions
+        caller = await self._members.caller(click.actor, decisions, self._settings)
+        status = await self._context.statuses.find_status_of_shown_event(
+            self._settings.name, click.message_ref, action.event_id
+        )
+        if status is None:
+            return _INVALID_BUTTON
+        answer = await decisions.decide(
+            caller,
+            event_id=action.event_id,
+            decision=action.decision,
+            revision=action.revision,
+            request_id=f"slack {click.trigger_id}",
+        )
+        if answer.accepted:
+            return None
+        return f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}."
+
+    async def _list(self, command: Command) -> SlackMessage:
+        """Return the live events, or those whose EventIds begin as the person typed."""
+        actor = command.actor
+        if actor.channel_id != self._settings.channel:
+            raise NotAuthorized(
+                "the command works in the channel in which the relay shows its events"
+            )
+        await self._members.check(actor)
+        beginning = command.text.strip().lower()
+        beginning = "" if beginning == "list" else beginning
+        listed = sorted(
+            (
+                status
+                for status in await self._context.statuses.live_statuses(self._settings)
+                if status.occurrence.event.event_id.lower().startswith(beginning)
+            ),
+            key=lambda status: (
+                status.not_before is None,
+                status.not_before or status.now,
+                status.occurrence.id,
+            ),
+        )
+        lines: list[tuple[Text, str | None]] = [
+            (
+                (f"{status.occurrence.event.event_id[:8]}: ", *event_line(status)),
+                self._page_url(status),
+            )
+            for status in listed[:MAX_LISTED_EVENTS]
+        ]
+        if len(listed) > MAX_LISTED_EVENTS:
+            lines.append(((f"… and {len(listed) - MAX_LISTED_EVENTS} more.",), None))
+        elif not listed and beginning:
+            lines.append(((f"No event of the document begins with {beginning}.",), None))
+        elif not listed:
+            lines.append((("Azure has announced nothing.",), None))
+        return list_message(lines, actor.team_id)
+
+    def _page_url(self, status: ApprovalStatus) -> str | None:
+        """Return where the page shows an event, and takes decisions about it."""
+        if self._context.public_url is None:
+            return None
+        scope = quote(status.occurrence.scope, safe="")
+        event_id = quote(status.occurrence.event.event_id, safe="")
+        return f"{self._context.public_url}/#/event/{scope}/{event_id}"
