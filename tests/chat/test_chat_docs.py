@@ -9,8 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from relay.chat.cards.event_card import event_card
-from relay.chat.platforms.apprise.fanout import ServiceFanout
-from relay.chat.platforms.apprise.settings import Settings
+from relay.chat.platforms.apprise import Services, Settings
 from relay.config import Config
 from tests.approvals.builders import build_event, build_status
 from tests.chat.apprise_server import apprise_url, running_service
@@ -50,7 +49,7 @@ async def test_the_message_on_the_apprise_page_is_what_a_service_gets() -> None:
                 "allow_http": True,
             }
         )
-        await ServiceFanout(settings).post(card)
+        await Services(settings).post(card)
         title, _, body = receiver.messages[0].partition("\n")
     assert f"```text\n{title}\n\n{body}\n```" in re.sub(
         r"(?m)^   ", "", (PAGES / "apprise.md").read_text()

@@ -1,0 +1,334 @@
+"""Apprise: short texts to the many services that this library supports. Nobody can answer.
+
+Messages cannot be edited. They contain no links, because their readers are not known; they name the
+command that decides. The library blocks, so each message is sent in a thread. If some services of a
+sink fail, the store delivers again. The repeat makes the same text, and skips the services that
+have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import importlib
+import logging
+import re
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from relay.chat import ChatSettings, MessageGone
+from relay.chat.cards.card import Card, Text, Tone
+from relay.chat.cards.text import on_one_line, render
+from relay.chat.context import ChatContext
+from relay.chat.live_message import LiveMessageSink
+from relay.clock import Clock
+from relay.errors import Deferred
+from relay.net.egress import is_refused, parse_address_literal
+from relay.settings import Duration
+
+MAX_PARTIAL_MESSAGES = 100
+"""Messages that some services have and others do not, whose recipients are remembered."""
+_MESSAGE_TYPES: dict[Tone, str] = {
+    "waiting": "warning",
+    "held": "warning",
+    "approved": "info",
+    "running": "info",
+    "over": "info",
+}
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
+_LOGGED_STATUS = re.compile(r"\berror=(\d{3})\b")
+"""How the library logs an HTTP status. It does not return the status."""
+_ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
+_MENTION_OR_LINK = re.compile(
+    r"(?<=[@<])(?=\S)|(?<=:)(?=//)|(?<=\])(?=\()|(?<=\bwww)(?=\.)", re.IGNORECASE
+)
+
+
+class Settings(ChatSettings):
+    """Services that Apprise supports. They get notices, and nobody answers there."""
+
+    kind: Literal["apprise"]
+    urls: tuple[SecretStr, ...] = ()
+    """Apprise's URLs of the services, at least one. They are secrets: who has one can post."""
+    urls_file: Path | None = None
+    """A file with one URL on each line, instead of urls."""
+    allow_http: bool = False
+    """Allow URLs without TLS, such as json:// in place of jsons://."""
+    timeout: Duration = Field(default=30.0, gt=0)
+    """For one message to one service, with all its recipients there."""
+
+    @model_validator(mode="after")
+    def _check_urls(self) -> Settings:
+        self.load_services()
+        return self
+
+    def load_services(self) -> dict[str, Any]:
+        """Return the service of each current URL. Raises ValueError if one is not usable."""
+        key = "urls_file" if self.has_secret_files else "urls"
+        urls = self.reveal_list("urls")
+        if not urls:
+            raise ValueError(f"{key}: expected at least one URL of Apprise, got none")
+        services = {}
+        for number, url in enumerate(urls, start=1):
+            try:
+                services[url] = load_service(url, allow_http=self.allow_http)
+            except ValueError as error:
+                raise ValueError(f"{key}: number {number}: {error}") from None
+        return services
+
+
+@asynccontextmanager
+async def connect(
+    settings: Settings, clock: Clock, context: ChatContext
+) -> AsyncIterator[LiveMessageSink]:
+    """Yield the sink. It connects for each message."""
+    # in_chat=True: cards get no links, and their buttons only say which decisions are possible.
+    sink = LiveMessageSink(settings, context, Services(settings), clock, in_chat=True)
+    async with sink.refreshing():
+        yield sink
+
+
+class Services:
+    """The `relay.chat.live_message.ChatPlatform` of a sink."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._services = settings.load_services()
+        self._sending: dict[str, asyncio.Future[Deferred | None]] = {}
+        self._recipients: dict[str, set[str]] = {}
+        """The URLs of the services that have a message, by its digest. Oldest message first."""
+
+    async def post(self, card: Card) -> None:
+        """Send a card. Raises Deferred."""
+        await self._send_to_all(_neutral(card.title), card_text(card), _MESSAGE_TYPES[card.tone])
+
+    async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
+        """Raise MessageGone: a sink of another kind, which had this sink's name, posted it."""
+        raise MessageGone("the message was posted on another platform")
+
+    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # there are no threads
+        """Send lines as a message; the first of several lines is its title. Raises Deferred."""
+        first, *rest = map(_plain, lines)
+        title, body = (first, "\n".join(rest)) if rest else ("imds-relay", first)
+        await self._send_to_all(title, body, "info")
+
+    async def _send_to_all(self, title: str, body: str, message_type: str) -> None:
+        self._follow_file()
+        digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
+        recipients = self._recipients.setdefault(digest, set())
+        missing = [url for url in self._services if url not in recipients]
+        errors = await asyncio.gather(
+            *(self._send(url, title, body, message_type) for url in missing)
+        )
+        recipients.update(url for url, error in zip(missing, errors, strict=True) if error is None)
+        problems = [error for error in errors if error is not None]
+        if not problems:
+            del self._recipients[digest]
+            return
+        while len(self._recipients) > MAX_PARTIAL_MESSAGES:
+            del self._recipients[next(iter(self._recipients))]
+        is_transient = any(error.failure == "transient" for error in problems)
+        raise Deferred(
+            "; ".join(error.reason for error in problems),
+            failure="transient" if is_transient else "slow",
+            status=problems[0].status,
+        )
+
+    async def _send(self, url: str, title: str, body: str, message_type: str) -> Deferred | None:
+        """Send a message to one service. Returns the error, so that other services go on.
+
+        A call that is late goes on, and the next one waits for it: threads do not pile up.
+        """
+        service = self._services[url]
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                if url in self._sending:
+                    await asyncio.wait({self._sending[url]})
+                self._sending[url] = _in_thread(lambda: _notify(service, title, body, message_type))
+                return await asyncio.shield(self._sending[url])
+        except TimeoutError:
+            return Deferred(
+                f"expected {service.name} to accept the message within "
+                f"{self._settings.timeout:g} s, it did not"
+            )
+        except RuntimeError as error:
+            return Deferred(f"expected a thread for {service.name}: {error}")
+
+    def _follow_file(self) -> None:
+        """Follow changes of the file with the URLs. Raises Deferred if it is not usable."""
+        settings = self._settings
+        if not settings.has_secret_files or {*settings.reveal_list("urls")} == {*self._services}:
+            return
+        try:
+            self._services = settings.load_services()
+        except ValueError as error:
+            raise Deferred(
+                f"the urls of this sink are no longer usable: {error}", failure="slow"
+            ) from None
+
+
+def _in_thread(
+    function: Callable[[], Deferred | None],
+) -> asyncio.Future[Deferred | None]:
+    """Call a function in a thread that the process does not wait for at its end.
+
+    So not in the pool of the event loop. A few threads that hang there would also stop every sink
+    from resolving names. The function must not raise.
+    """
+    loop = asyncio.get_running_loop()
+    finished: asyncio.Future[Deferred | None] = loop.create_future()
+
+    def run() -> None:
+        result = function()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(finished.set_result, result)
+
+    threading.Thread(target=run, name="apprise", daemon=True).start()
+    return finished
+
+
+def _notify(service: Any, title: str, body: str, message_type: str) -> Deferred | None:
+    """Send a message, and return the error if the service does not accept it. Blocks."""
+    expected = f"expected {service.name} to accept the message"
+    try:
+        result = service.apprise.notify(
+            body=body, title=title, notify_type=message_type, body_format="text"
+        )
+        if result:
+            return None
+        found = [_LOGGED_STATUS.search(entry.message) for entry in result.logs()]
+    except Exception as error:  # noqa: BLE001  # the library has hundreds of services
+        return Deferred(f"{expected}, its own code failed: {type(error).__name__}")
+    statuses = [int(match[1]) for match in found if match is not None]
+    if not statuses:
+        return Deferred(f"{expected}: there was no connection, no answer, or a refusal")
+    status = statuses[-1]
+    if status in _TRANSIENT_STATUSES or status >= 500:  # HTTP
+        return Deferred(f"{expected}, it answered {status}", status=status)
+    advice = (
+        "redirects are not followed, use the final URL"
+        if status < 400  # HTTP
+        else "check its URL, token and target"
+    )
+    return Deferred(f"{expected}, it answered {status}: {advice}", failure="slow", status=status)
+
+
+class _Service:
+    """One service. ``name`` is the kind of service, and contains nothing of the URL."""
+
+    def __init__(self, library: Any, plugin: Any) -> None:
+        self.name = str(plugin.service_name)
+        if plugin.overflow_mode == library.OverflowMode.UPSTREAM:
+            # Some services refuse a text that is too long.
+            plugin.overflow_mode = library.OverflowMode.TRUNCATE
+        self.apprise = library.Apprise(asset=plugin.asset)
+        self.apprise.add(plugin)
+
+
+def load_service(url: str, *, allow_http: bool) -> Any:
+    """Return the service of a URL.
+
+    Raises ValueError, which contains nothing of the URL but its scheme.
+    """
+    if find_spec("apprise") is None:
+        raise ValueError(
+            "expected the package apprise, 2.2 or newer (requirements/run.lock has it); "
+            "it is not installed"
+        )
+    library = _library()
+    asset = library.AppriseAsset(
+        app_id="imds-relay",  # the sender that services show
+        app_desc="imds-relay",
+        http_redirects=False,
+        async_mode=False,  # send in the calling thread
+        service_timeout=0,  # its own timeout uses a thread pool, which the process waits for
+        allow_templates=False,  # the library must not replace ${…} in URLs
+        pgp_autogen=False,
+        pem_autogen=False,
+    )
+    parsed = library.plugins.url_to_dict(url)
+    plugin = library.Apprise.instantiate(url, asset=asset) if parsed else None
+    if plugin is None:
+        raise ValueError(
+            "expected a URL that Apprise knows, with all that its service needs, such as "
+            "gotifys://gotify.example.com/token, got something else"
+        )
+    schema, secure = parsed["schema"], plugin.secure_protocol or ()
+    secure = (secure,) if isinstance(secure, str) else tuple(secure)
+    if secure and schema not in secure and not allow_http:
+        raise ValueError(
+            f"expected {secure[0]}://, got {schema}://: set allow_http: true if the network to "
+            "the service is trusted"
+        )
+    address = parse_address_literal(str(parsed.get("host") or "").strip("[]"))
+    if address is not None and is_refused(address):
+        raise ValueError(
+            "expected a service's address, got a metadata or host address, which no sink may reach"
+        )
+    return _Service(library, plugin)
+
+
+@functools.cache
+def _library() -> Any:
+    """Load the library when it is first needed: it takes half a second and 40 MB.
+
+    Silences its log and the log of its HTTP library, which can contain URLs.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its deprecation warnings are for its authors
+        library = importlib.import_module("apprise")
+        _ = "json" in importlib.import_module("apprise.plugins").N_MGR  # loads all plugins
+    for name in ("apprise", "urllib3"):
+        logger = logging.getLogger(name)
+        logger.propagate = False
+        logger.addHandler(logging.NullHandler())
+    return library
+
+
+# --- texts
+
+
+def card_text(card: Card) -> str:
+    """Return a card as plain text. The most important part comes first: some services cut it."""
+    facts = "\n".join(f"{label}: {_plain(text)}" for label, text in card.facts)
+    lines = "\n".join(f"- {_plain(line.text)}" for line in card.lines)
+    runbooks = "\n".join(f"Runbook of rule {rule}: {url}" for rule, url in card.runbooks)
+    paragraphs = [_plain(card.summary), facts, lines, *map(_plain, card.notes), runbooks]
+    paragraphs += [_decision_command(card), _neutral(card.footer)]
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def _plain(text: Text) -> str:
+    return render(text, words=_neutral, person=_neutral, time=_minute)
+
+
+def _minute(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _neutral(text: str) -> str:
+    """Return a text that mentions nobody and links nowhere.
+
+    Many services find mentions and links in plain text. A space without width stops them. The
+    library escapes each service's own markup.
+    """
+    return _MENTION_OR_LINK.sub(_ZERO_WIDTH_SPACE, on_one_line(text))
+
+
+def _decision_command(card: Card) -> str:
+    """Return how to decide on the command line; empty if nothing can be decided."""
+    buttons = [*card.buttons, *(button for line in card.lines for button in line.buttons)]
+    if not buttons:
+        return ""
+    decisions = " | ".join(dict.fromkeys(button.decision for button in buttons))
+    event_id = card.buttons[0].event_id if card.buttons else "EVENT"
+    return f"To answer, on a machine of this scope: imds-relay {decisions} {event_id}"
