@@ -23,7 +23,7 @@ from relay.amqp.broker_url import parse_urls
 from relay.amqp.message_verification import UnusableMessage
 from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from relay.chat import CallbackRefused
-from relay.chat.platforms.mattermost import requests as mattermost_requests
+from relay.chat.platforms.mattermost import clicks as mattermost_clicks
 from relay.chat.platforms.slack import requests as slack_requests
 from relay.cli._server_sent_events import EventStreamParser
 from relay.config import load
@@ -87,9 +87,10 @@ def signature(data: bytes) -> None:
         values = {name.lower(): value for name, value in headers.items()}
         made = sign([SECRET], message_id, int(values["webhook-timestamp"]), body)
         assert made in values["webhook-signature"].split(" ")
-    for kind in ("button", "dialog"):
+    kinds: tuple[mattermost_clicks.TokenKind, ...] = ("button", "dialog")
+    for kind in kinds:
         with suppress(CallbackRefused):
-            mattermost_requests.parse_signed_action_token(SECRET.encode(), _text(data), kind)
+            mattermost_clicks.read_token(SECRET.encode(), _text(data), kind)
 
 
 def callback(data: bytes) -> None:
@@ -107,9 +108,9 @@ def callback(data: bytes) -> None:
 def chat(data: bytes) -> None:
     """What Slack and Mattermost send."""
     with suppress(CallbackRefused):
-        parsed = mattermost_requests.parse_payload(data)
-        if isinstance(parsed, mattermost_requests.Click):
-            mattermost_requests.user_id_from_trigger_id(parsed.trigger_id)
+        parsed = mattermost_clicks.parse_payload(data)
+        if isinstance(parsed, mattermost_clicks.Click):
+            mattermost_clicks.user_of_trigger(parsed.trigger_id)
     with suppress(ValueError):
         payload = orjson.loads(data)
         for parse in (slack_requests.parse_click, slack_requests.parse_command):

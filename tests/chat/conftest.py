@@ -6,7 +6,7 @@ import pytest
 
 LOOKUP_TIMEOUTS = (
     "relay.chat.platforms.slack.members.LOOKUP_TIMEOUT",
-    "relay.chat.platforms.mattermost.LOOKUP_TIMEOUT",
+    "relay.chat.platforms.mattermost.api.LOOKUP_TIMEOUT",
 )
 """In seconds. A platform waits only a few seconds for the relay, so the relay asks it briefly."""
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from relay.approvals.request import Caller, Rights
+from relay.approvals import ApprovalsSettings
 from relay.chat import MessageGone
-from relay.chat.cards.card import Card
+from relay.chat.cards.card import Card, PrincipalRef
+from relay.chat.context import ChatDecisionSubmitter
 from relay.chat.platforms.mattermost import diagnose
 from relay.chat.platforms.mattermost.api import MattermostApi
-from relay.chat.platforms.mattermost.channel import Channel
-from relay.chat.platforms.mattermost.identity import MemberDirectory, NotEligible
+from relay.chat.platforms.mattermost.members import Members, NotEligible
+from relay.chat.platforms.mattermost.posts import Channel, UserNames
 from relay.chat.platforms.mattermost.settings import Settings
-from relay.chat.platforms.mattermost.user_names import UserNames
-from relay.clock import SystemClock
+from relay.clock import Clock, SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
 from tests.approvals.manual_clock import ManualClock
@@ -33,10 +32,7 @@ from tests.chat.mattermost_server import (
     new_id,
     running_mattermost,
 )
-from tests.eventually import eventually
 
-TIMEOUT = 30.0
-"""Seconds, generous for a slow machine."""
 CARD = Card(title="Reboot of vm-0", tone="waiting", summary=("Soon.",))
 
 
@@ -60,14 +56,9 @@ async def api(server: MattermostServer) -> AsyncIterator[MattermostApi]:
         yield api
 
 
-def make_channel(api: MattermostApi, *, session_id: str = "session") -> Channel:
-    user_names = UserNames(api, SystemClock(), lookup_timeout=TIMEOUT)
-    return Channel(api, user_names, None, session_id=session_id)
-
-
 @pytest.fixture
 def channel(api: MattermostApi) -> Channel:
-    return make_channel(api)
+    return Channel(api, SystemClock(), None)
 
 
 async def post_error(channel: Channel) -> Deferred:
@@ -141,13 +132,25 @@ async def test_a_permanent_refusal_names_a_remedy(
     assert remedy in error.reason
 
 
-@pytest.mark.parametrize("status", [500, 502, 503])
-async def test_a_server_error_is_retried(
-    server: MattermostServer, channel: Channel, status: int
+@pytest.mark.parametrize(
+    ("status", "failure", "reason"),
+    [
+        (500, "transient", "500"),
+        (503, "transient", "503"),
+        (200, "slow", "set api_url to the server's own address"),
+        (302, "slow", "redirects are not followed"),
+    ],
+)
+async def test_an_answer_that_is_not_of_the_api_is_explained(
+    server: MattermostServer, channel: Channel, status: int, failure: str, reason: str
 ) -> None:
-    page = web.Response(status=status, text="<html>bad gateway</html>", content_type="text/html")
+    headers = {"Location": f"{server.url}/api/v4/posts", "Content-Type": "text/html"}
+    page = web.Response(status=status, text="<html>sign in</html>", headers=headers)
     server.scripted_responses.append(("posts", page))
-    assert (await post_error(channel)).failure == "transient"
+    error = await post_error(channel)
+    assert error.failure == failure
+    assert reason in error.reason
+    assert len(server.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -177,27 +180,9 @@ async def test_a_rate_limit_says_when_to_retry(
     assert error.after == (pytest.approx(pause, abs=60) if pause is not None else None)
 
 
-async def test_a_web_page_in_place_of_an_answer_is_an_error(
-    server: MattermostServer, channel: Channel
-) -> None:
-    page = web.Response(status=200, text="<html>sign in</html>", content_type="text/html")
-    server.scripted_responses.append(("posts", page))
-    error = await post_error(channel)
-    assert error.failure == "slow"
-    assert "set api_url to the server's own address" in error.reason
-
-
-async def test_a_redirect_is_not_followed(server: MattermostServer, channel: Channel) -> None:
-    redirect = web.Response(status=302, headers={"Location": f"{server.url}/api/v4/posts"})
-    server.scripted_responses.append(("posts", redirect))
-    error = await post_error(channel)
-    assert "redirects are not followed" in error.reason
-    assert len(server.calls) == 1
-
-
 async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: MattermostServer) -> None:
     async with connected_api(server, timeout="5s") as api:
-        channel = make_channel(api)
+        channel = Channel(api, SystemClock(), None)
         server.lost_responses = 1
         assert (await post_error(channel)).failure == "transient"
         ref = await channel.post(CARD)
@@ -211,8 +196,8 @@ async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: Matterm
 
 async def test_two_sinks_with_the_same_content_have_a_post_each(api: MattermostApi) -> None:
     """The server compares the ids of pending posts across channels."""
-    first_ref = await make_channel(api, session_id="first").post(CARD)
-    second_ref = await make_channel(api, session_id="second").post(CARD)
+    first_ref = await Channel(api, SystemClock(), None).post(CARD)
+    second_ref = await Channel(api, SystemClock(), None).post(CARD)
     assert first_ref != second_ref
 
 
@@ -245,30 +230,14 @@ async def test_an_edit_does_not_change_the_message_field(
     assert server.posts[ref]["props"]["attachments"][0]["text"] == "It is over."
 
 
-async def test_a_token_that_became_unusable_is_reported(
-    server: MattermostServer, tmp_path: Path
-) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text(TOKEN)
-    async with connected_api(server, token=None, token_file=str(token_file)) as api:
-        token_file.write_text("not a token")
-        with pytest.raises(Deferred, match="the token of this sink is no longer usable"):
-            await api.create_post({"message": "x"})
-
-
-async def test_a_refusal_that_repeats_the_token_is_logged_without_it(
-    server: MattermostServer, channel: Channel
-) -> None:
-    server.rejects_tokens = True
-    error = await post_error(channel)
-    assert TOKEN not in f"{error.reason}{error.response}"
-
-
-async def test_a_post_does_not_fail_if_names_cannot_be_looked_up(
+async def test_names_are_looked_up_once_an_hour_and_no_post_fails_without_them(
     server: MattermostServer, api: MattermostApi
 ) -> None:
-    user_names = UserNames(api, SystemClock(), lookup_timeout=TIMEOUT)
-    ann = server.principal(server.add_user("ann"))
+    clock = ManualClock()
+    names = UserNames(api, clock)
+    user_id = server.add_user("ann")
+    ann = server.principal(user_id)
+    people = [tuple(PrincipalRef(each) for each in (ann, "client:alice", "mattermost:x/y"))]
     for response in (
         error_response(500, "x"),
         error_response(403, "x"),
@@ -276,71 +245,64 @@ async def test_a_post_does_not_fail_if_names_cannot_be_looked_up(
         web.json_response({"id": "x"}),
     ):
         server.scripted_responses.append(("users/ids", response))
-        assert await user_names.find_names_by_principal([ann]) == {}
-    assert await user_names.find_names_by_principal([ann, "client:alice", "mattermost:x/y"]) == {
-        ann: "ann"
-    }
-    count = len(server.calls)
-    assert await user_names.find_names_by_principal([ann]) == {ann: "ann"}
-    assert len(server.calls) == count
-
-
-async def test_a_name_stays_if_it_cannot_be_looked_up_again(
-    server: MattermostServer, api: MattermostApi
-) -> None:
-    clock = ManualClock()
-    user_names = UserNames(api, clock, lookup_timeout=TIMEOUT)
-    user_id = server.add_user("ann")
-    ann = server.principal(user_id)
-    assert await user_names.find_names_by_principal([ann]) == {ann: "ann"}
+        assert await names.find(people) == {}
+    for _ in range(2):
+        assert await names.find(people) == {ann: "ann"}
+    assert len(server.calls) == 5
+    server.users[user_id]["username"] = "anna"
     clock.advance(3601)
     server.scripted_responses.append(("users/ids", error_response(500, "x")))
-    assert await user_names.find_names_by_principal([ann]) == {ann: "ann"}
-    server.users[user_id]["username"] = "anna"
-    assert await user_names.find_names_by_principal([ann]) == {ann: "anna"}
+    assert await names.find(people) == {ann: "ann"}
+    assert await names.find(people) == {ann: "anna"}
 
 
-def make_caller(principal: str) -> Caller:
-    """Return the caller of a person whom a rule names."""
-    return Caller(principal, "mattermost", Rights(frozenset({"approve"})))
+def decisions(*principals: str) -> ChatDecisionSubmitter:
+    """Return what knows the people whom a rule names."""
+    settings = ApprovalsSettings.model_validate({"groups": {"oncall": list(principals)}})
+    return ChatDecisionSubmitter(settings, SystemClock(), {})
+
+
+def members_of(server: MattermostServer, api: MattermostApi, clock: Clock) -> Members:
+    return Members(api, Settings.model_validate(server.sink_section()), clock)
 
 
 async def test_a_membership_check_is_reused_for_half_a_minute(
     server: MattermostServer, api: MattermostApi
 ) -> None:
     clock = ManualClock()
-    members = MemberDirectory(api, server.channel_id, clock, lookup_timeout=TIMEOUT)
-    ann = server.add_user("ann")
-    assert (await members.require_caller(ann, make_caller)).principal == server.principal(ann)
+    members, user_id = members_of(server, api, clock), server.add_user("ann")
+    ann = decisions(server.principal(user_id))
+    assert (await members.caller(user_id, ann)).principal == server.principal(user_id)
     count = len(server.calls)
     clock.advance(29)
-    assert (await members.require_caller(ann, make_caller)).principal == server.principal(ann)
+    await members.caller(user_id, ann)
     assert len(server.calls) == count
     clock.advance(2)
-    server.users[ann]["delete_at"] = 1
+    server.users[user_id]["delete_at"] = 1
     with pytest.raises(NotEligible, match="not an active one"):
-        await members.require_caller(ann, make_caller)
+        await members.caller(user_id, ann)
 
 
 async def test_the_server_is_not_asked_about_people_whom_no_rule_names(
     server: MattermostServer, api: MattermostApi
 ) -> None:
     """A leaked button lets anybody name anybody here."""
-    members = MemberDirectory(api, server.channel_id, ManualClock(), lookup_timeout=TIMEOUT)
+    members = members_of(server, api, ManualClock())
     for _ in range(5):
         with pytest.raises(NotEligible, match="not among those who decide"):
-            await members.require_caller(new_id(), lambda _: None)
+            await members.caller(new_id(), decisions())
     assert server.calls == [("GET", f"channels/{server.channel_id}")]
 
 
 async def test_the_server_must_identify_a_person_within_the_lookup_timeout(
-    server: MattermostServer, api: MattermostApi
+    server: MattermostServer, api: MattermostApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = MemberDirectory(api, server.channel_id, SystemClock(), lookup_timeout=0.5)
-    ann = server.add_user("ann")
+    monkeypatch.setattr("relay.chat.platforms.mattermost.api.LOOKUP_TIMEOUT", 0.5)
+    user_id = server.add_user("ann")
     server.hanging_prefix = "users/"
+    members, ann = members_of(server, api, SystemClock()), decisions(server.principal(user_id))
     with pytest.raises(Deferred, match=r"within 0\.5 s"):
-        await members.require_caller(ann, make_caller)
+        await members.caller(user_id, ann)
 
 
 def make_settings(server: MattermostServer, directory: Path, **changes: Any) -> Settings:
@@ -374,18 +336,3 @@ async def test_doctor_says_whether_the_bot_sees_the_channel(
     (finding,) = await diagnose(in_chat, clock, scope)
     assert "belongs to no team" in finding.message
     assert server.posts == {}
-
-
-async def test_a_rate_limit_delays_and_loses_nothing(
-    server: MattermostServer, channel: Channel
-) -> None:
-    server.calls_before_limit = 1
-    await channel.post(CARD)
-    with pytest.raises(Deferred) as caught:
-        await channel.reply_in_thread(None, [("x",)])
-    assert caught.value.after == 1
-    server.calls_before_limit = None
-    await channel.reply_in_thread(None, [("x",)])
-    await eventually(lambda: len(server.posts) == 2)
-    created_at = datetime.fromtimestamp(server.channel_posts[-1]["create_at"] / 1000, UTC)
-    assert datetime.now(UTC) - timedelta(minutes=5) < created_at

@@ -56,53 +56,24 @@ SUBMISSION: Json = {
 }
 HOSTILE_BODIES: dict[str, bytes] = {
     "nothing": b"",
-    "null": b"null",
-    "a number": b"1e999",
-    "a text": b'"dialog_submission"',
     "a list": b"[]",
-    "an empty object": b"{}",
     "a click": orjson.dumps(CLICK),
     "a submission": orjson.dumps(SUBMISSION),
-    "a click in a menu": orjson.dumps(
-        {**CLICK, "type": "select", "context": {"selected_option": "approve", **CLICK["context"]}}
-    ),
-    "without context": orjson.dumps(
-        {key: value for key, value in CLICK.items() if key != "context"}
-    ),
-    "context of another integration": orjson.dumps(
-        {**CLICK, "context": {"action": "do_something"}}
-    ),
     "context null": orjson.dumps({**CLICK, "context": None}),
-    "context a list": orjson.dumps({**CLICK, "context": ["proof"]}),
-    "proof a number": orjson.dumps({**CLICK, "context": {"proof": 1}}),
     "proof an object": orjson.dumps({**CLICK, "context": {"proof": {"proof": "x"}}}),
-    "proof of a megabyte": orjson.dumps({**CLICK, "context": {"proof": "A" * 60_000}}),
+    "proof too long": orjson.dumps({**CLICK, "context": {"proof": "A" * 60_000}}),
     "proof not ASCII": orjson.dumps({**CLICK, "context": {"proof": "é.\N{PILE OF POO}"}}),
     "ids with a path": orjson.dumps({**CLICK, "user_id": "../../../users/me/../annannan"}),
     "ids with a line": orjson.dumps({**CLICK, "post_id": "4xp9fdt77pncbef59f4k1qe83o\n"}),
-    "ids of numbers": orjson.dumps({**CLICK, "user_id": 5}),
-    "trigger null": orjson.dumps({**CLICK, "trigger_id": None}),
-    "state null": orjson.dumps({**SUBMISSION, "state": None}),
-    "state an object": orjson.dumps({**SUBMISSION, "state": {"proof": "x"}}),
     "state with newlines": orjson.dumps({**SUBMISSION, "state": "e30=\n.\n00"}),
     "cancelled a text": orjson.dumps({**SUBMISSION, "cancelled": "false"}),
-    "submission a text": orjson.dumps({**SUBMISSION, "submission": "approve"}),
     "another type": orjson.dumps({**SUBMISSION, "type": "dialog_lookup"}),
-    "a slash command": b"channel_id=x&command=%2Fazmaint&text=approve&trigger_id=x&user_id=x",
     "a Slack payload": b"payload=%7B%22type%22%3A%22block_actions%22%7D",
-    "an Azure document": b'{"DocumentIncarnation":1,"Events":[]}',
-    "an approval": b'{"eventId":"E","decision":"approve","revision":"r"}',
-    "twice the key": b'{"user_id":"a","user_id":"b"}',
     "cut off": orjson.dumps(CLICK)[:-9],
     "UTF-16": orjson.dumps(CLICK).decode().encode("utf-16"),
-    "with a BOM": b"\xef\xbb\xbf" + orjson.dumps(CLICK),
-    "Latin-1": '{"user_id":"é"}'.encode("latin-1"),
     "a lone surrogate": b'{"user_id":"\\ud800"}',
-    "NUL": b'{"user_id":"\x00"}',
     "gzip": gzip.compress(orjson.dumps(CLICK)),
     "deep": b'{"context":' * 2000 + b"1" + b"}" * 2000,
-    "YAML": b"user_id: ann\n",
-    "XML": b"<user_id>ann</user_id>",
 }
 
 
@@ -153,6 +124,7 @@ async def answer_keys(chat: ChatSink, body: bytes) -> set[str]:
 async def test_every_hostile_body_is_refused_and_has_no_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Over HTTP the caller learns the status only."""
     async with AsyncExitStack() as stack:
         calls = await make_genuine_calls(stack, tmp_path)
         position = await calls.journal_position()
@@ -160,26 +132,11 @@ async def test_every_hostile_body_is_refused_and_has_no_effect(
             name: await answer_keys(calls.chat, body) for name, body in HOSTILE_BODIES.items()
         }
         assert [name for name, keys in answers.items() if keys != {"refused"}] == []
-        assert await calls.journal_position() == position
-    assert "Traceback" not in caplog.text
-
-
-async def test_a_refusal_over_http_tells_nothing_but_its_status(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with AsyncExitStack() as stack:
-        calls = await make_genuine_calls(stack, tmp_path)
-        for name, expected_status in {
-            "nothing": 400,
-            "a list": 400,
-            "UTF-16": 400,
-            "deep": 400,
-            "a click": 401,
-            "a submission": 401,
-        }.items():
+        for name, expected_status in {"nothing": 400, "deep": 400, "a click": 401}.items():
             status, answer = await calls.ops.server.call_relay(CALLBACK_URL, HOSTILE_BODIES[name])
             assert (name, status) == (name, expected_status)
             assert set(answer) == {"type", "title", "status", "detail"}
+        assert await calls.journal_position() == position
     assert "Traceback" not in caplog.text
 
 

@@ -14,7 +14,7 @@ from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
 from relay.chat.platforms.apprise import card_text
-from relay.chat.platforms.mattermost.post_rendering import attachments
+from relay.chat.platforms.mattermost.markdown import attachments
 from relay.chat.platforms.slack.blocks import card_message as slack_message
 from relay.chat.platforms.teams.card import card_message as teams_message
 from tests.approvals.builders import ORIGIN, build_caller, build_event, build_status

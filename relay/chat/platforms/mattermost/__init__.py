@@ -1,12 +1,12 @@
 """Mattermost: a bot keeps one message per event current in one channel.
 
 People answer with links or, if configured, with buttons. `settings` is the platform's section of
-the configuration, `channel` posts, and `interactions` handles clicks.
+the configuration, `api` calls the server, `posts` renders and posts cards, `clicks` takes
+decisions, and `members` knows from whom.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -16,11 +16,9 @@ from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.mattermost.api import MattermostApi
-from relay.chat.platforms.mattermost.channel import Channel
-from relay.chat.platforms.mattermost.identity import LOOKUP_TIMEOUT, MemberDirectory
-from relay.chat.platforms.mattermost.interactions import Interactions
+from relay.chat.platforms.mattermost.clicks import Clicks
+from relay.chat.platforms.mattermost.posts import Channel
 from relay.chat.platforms.mattermost.settings import Settings
-from relay.chat.platforms.mattermost.user_names import UserNames
 from relay.clock import Clock
 from relay.doctor_findings import Finding, failure, ok
 from relay.errors import Deferred
@@ -30,25 +28,16 @@ _DOCUMENTATION = "see docs/chat/mattermost.md"
 
 
 class MattermostSink(LiveMessageSink):
-    """The sink of one channel. ``interactions`` is None if nobody decides in the chat."""
+    """The sink of one channel. ``clicks`` is None if nobody decides in the chat."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        context: ChatContext,
-        channel: Channel,
-        clock: Clock,
-        interactions: Interactions | None,
-    ) -> None:
-        super().__init__(settings, context, channel, clock, in_chat=interactions is not None)
-        self._interactions = interactions
+    clicks: Clicks | None = None
 
     @override
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
         """Handle a click or the submission of a dialog. Raises CallbackRefused."""
-        if self._interactions is None:
+        if self.clicks is None:
             raise CallbackRefused("expected no calls, because approve_in_chat is off")
-        return await self._interactions.handle_callback(body)
+        return await self.clicks.handle(body)
 
 
 @asynccontextmanager
@@ -58,15 +47,10 @@ async def connect(
     """Open the sink's HTTP session. Does not wait for Mattermost. Raises ConfigError."""
     async with open_session() as session:
         api = MattermostApi(session, settings, clock)
-        interactions = None
-        if settings.approve_in_chat:
-            members = MemberDirectory(api, settings.channel, clock, lookup_timeout=LOOKUP_TIMEOUT)
-            interactions = Interactions(
-                settings, context, api, members, clock, lookup_timeout=LOOKUP_TIMEOUT
-            )
-        user_names = UserNames(api, clock, lookup_timeout=LOOKUP_TIMEOUT)
-        channel = Channel(api, user_names, interactions, session_id=secrets.token_hex(8))
-        sink = MattermostSink(settings, context, channel, clock, interactions)
+        clicks = Clicks(settings, context, api, clock) if settings.approve_in_chat else None
+        channel = Channel(api, clock, clicks)
+        sink = MattermostSink(settings, context, channel, clock, in_chat=clicks is not None)
+        sink.clicks = clicks
         async with sink.refreshing():
             yield sink
 
@@ -83,9 +67,9 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
             response = await api.call("GET", f"channels/{settings.channel}")
         except Deferred as error:
             return [failure(subject, error.reason, _DOCUMENTATION)]
-        if not response.ok or response.optional_text_field("id") != settings.channel:
+        if not response.ok or response.text_field("id") != settings.channel:
             return [failure(subject, api.delivery_error(response).reason, _DOCUMENTATION)]
-        if settings.approve_in_chat and not response.optional_text_field("team_id"):
+        if settings.approve_in_chat and not response.text_field("team_id"):
             problem = "approve_in_chat is on, but the channel belongs to no team"
             return [failure(subject, problem, "use a channel of a team: votes name the team")]
         return [ok(subject, "Mattermost accepts the token and shows the channel to the bot")]

@@ -45,6 +45,8 @@ _REMEDIES = {
 }
 """What the operator can do, by the ``id`` of Mattermost's error."""
 _MIN_EPOCH_TIME = 1_000_000_000
+LOOKUP_TIMEOUT = 5.0
+"""Seconds in which the server must answer what a person waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,10 @@ class ApiResponse:
     @property
     def error_id(self) -> str:
         """Mattermost's identifier of the error; empty if there is none."""
-        error_id = None if self.ok else self.optional_text_field("id")
+        error_id = None if self.ok else self.text_field("id")
         return error_id if error_id is not None and _ERROR_ID.fullmatch(error_id) else ""
 
-    def optional_text_field(self, field: str) -> str | None:
+    def text_field(self, field: str) -> str | None:
         """Return a field of the body if it is a text."""
         value = self.json.get(field) if isinstance(self.json, dict) else None
         return value if isinstance(value, str) else None
@@ -91,7 +93,7 @@ class MattermostApi:
         response = await self.call("POST", "posts", {"channel_id": self._settings.channel, **post})
         if response.error_id == _THREAD_GONE:
             raise MessageGone("the first post of the thread was deleted")
-        post_id = response.optional_text_field("id")
+        post_id = response.text_field("id")
         if response.ok and post_id is not None and _POST_ID.fullmatch(post_id):
             return post_id
         raise self.delivery_error(response)
@@ -111,18 +113,28 @@ class MattermostApi:
         raise self.delivery_error(response)
 
     async def call(
-        self, method: Method, path: str, payload: object = None, *, within: float | None = None
+        self, method: Method, path: str, payload: object = None, *, is_brief: bool = False
     ) -> ApiResponse:
         """Call the API and return the response, also if it is a refusal. Raises Deferred.
 
-        ``within`` limits the call to so many seconds, if that is less than the sink's ``timeout``.
+        ``is_brief``: a person waits for it, so it may take `LOOKUP_TIMEOUT` at most.
         """
-        timeout = self._settings.timeout
-        if within is not None:
-            timeout = min(within, timeout)
-        response = await send(
-            self._session, method, self._build_request(path, payload), seconds=timeout
+        seconds = self._settings.timeout
+        if is_brief:
+            seconds = min(LOOKUP_TIMEOUT, seconds)
+        with raise_deferred_if_secret_unusable("token"):
+            token = self._settings.bot_token()
+        body = orjson.dumps(payload) if payload is not None else b""
+        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        if body:
+            headers["Content-Type"] = "application/json"
+        request = Request(
+            url=self._base_url / path,
+            headers=headers,
+            body=body,
+            secrets=(token, *secrets_in_message(body)),
         )
+        response = await send(self._session, method, request, seconds=seconds)
         try:
             return ApiResponse(response, orjson.loads(response.body))
         except orjson.JSONDecodeError:
@@ -144,21 +156,6 @@ class MattermostApi:
             return outcome
         return Deferred(
             _refusal_reason(response), failure="slow", status=http.status, answer=http.text
-        )
-
-    def _build_request(self, path: str, payload: object) -> Request:
-        with raise_deferred_if_secret_unusable("token"):
-            token = self._settings.bot_token()
-        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-        body = b""
-        if payload is not None:
-            headers["Content-Type"] = "application/json"
-            body = orjson.dumps(payload)
-        return Request(
-            url=self._base_url / path,
-            headers=headers,
-            body=body,
-            secrets=(token, *secrets_in_message(body)),
         )
 
 

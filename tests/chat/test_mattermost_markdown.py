@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
-from relay.chat.platforms.mattermost.post_rendering import (
+from relay.chat.platforms.mattermost.markdown import (
     MAX_MESSAGE_LENGTH,
     attachments,
-    escape_markdown,
-    render_text_as_markdown,
+    escape,
+    render_markdown,
     thread_message,
 )
 from tests.chat.mattermost_server import active_markup, displayed_text
@@ -49,13 +49,13 @@ TIME = datetime(2026, 11, 20, 15, 4, 5, tzinfo=UTC)
     ],
 )
 def test_markup_of_others_is_shown_literally(text: str, escaped: str) -> None:
-    assert escape_markdown(text) == escaped
+    assert escape(text) == escaped
 
 
 @given(st.text())
 @example("&; &#64; &amp;")
 def test_every_text_is_shown_literally_on_one_line(text: str) -> None:
-    escaped = escape_markdown(text)
+    escaped = escape(text)
     assert active_markup({"message": escaped, "props": {}}) == []
     assert "\n" not in escaped
     printable = "".join(char if char.isprintable() else " " for char in text)
@@ -64,7 +64,7 @@ def test_every_text_is_shown_literally_on_one_line(text: str) -> None:
 
 @given(st.text(alphabet="@#~:&<*_`[]()|$\\w.-+>=1 a/"))
 def test_near_markup_is_not_active(text: str) -> None:
-    assert active_markup({"message": escape_markdown(text), "props": {}}) == []
+    assert active_markup({"message": escape(text), "props": {}}) == []
 
 
 def test_times_are_in_utc_and_people_have_names_where_they_are_known() -> None:
@@ -76,12 +76,12 @@ def test_times_are_in_utc_and_people_have_names_where_they_are_known() -> None:
         " and ",
         PrincipalRef("client:a`b"),
     )
-    rendered = render_text_as_markdown(text, {"mattermost:t/u": "ann_b."})
+    rendered = render_markdown(text, {"mattermost:t/u": "ann_b."})
     assert rendered == "At 2026-11-20 15:04:05 UTC by **ann_b.** and `client:a'b`"
 
 
 def test_a_user_name_mentions_nobody() -> None:
-    rendered = render_text_as_markdown((PrincipalRef("p"),), {"p": "@here *x*"})
+    rendered = render_markdown((PrincipalRef("p"),), {"p": "@here *x*"})
     assert rendered == rf"**@{GAP}here \*x\***"
 
 
@@ -120,11 +120,20 @@ def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None
     ]
 
 
-def test_long_texts_are_cut_and_end_with_an_ellipsis() -> None:
-    long = card(title="t" * 5000, facts=(("Azure says", ("d" * 50_000,)),))
+def test_long_texts_are_cut_and_keep_their_end() -> None:
+    long = card(title=f"{'t' * 5000} end", facts=(("Azure says", (f"{'d' * 50_000} end",)),))
     (main,) = attachments(long, {}, lambda _: {})
-    assert main["title"] == f"{'t' * 299}…"
-    assert main["fields"][0]["value"] == f"{'d' * 2999}…"
+    for text, length in ((main["title"], 300), (main["fields"][0]["value"], 3000)):
+        assert len(text) == length
+        assert "…" in text
+        assert text.endswith(" end")
+
+
+@given(st.lists(st.text() | st.just("- item") | st.just("1. x"), min_size=1, max_size=3))
+def test_no_text_begins_a_list_a_quote_or_a_heading(words: list[str]) -> None:
+    rendered = render_markdown(tuple(words), {})
+    assert not re.match(r"[-+>=#]|\d{1,9}[.)]", rendered.replace(f"#{GAP}", ""))
+    assert active_markup({"message": rendered, "props": {}}) == []
 
 
 @given(st.lists(st.text(max_size=3000), min_size=1, max_size=21))

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from relay.approvals.request import Caller
+from relay.chat.context import ChatDecisionSubmitter
+from relay.chat.platforms.mattermost import api as mattermost_api
 from relay.chat.platforms.mattermost.api import MattermostApi
+from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred, RelayError
 
-LOOKUP_TIMEOUT = 5.0
-"""Seconds in which the server must identify a person, who is waiting for an answer."""
-MEMBER_CACHE_LIFETIME = 30.0
-"""Seconds for which a successful check is reused."""
-MAX_CACHED_MEMBERS = 1000
+CHECK_LIFETIME = 30.0
+"""Seconds for which a successful check of a person is reused."""
+MAX_CHECKED = 1000
 _TEAM_ID = re.compile(r"[a-z0-9]{26}")
 
 
@@ -28,83 +29,74 @@ class NotEligible(RelayError):
     """A person must not decide. The text is shown to that person."""
 
 
-class MemberDirectory:
-    """Looks up the members of one channel, and caches who may decide.
+class Members:
+    """Knows the members of a sink's channel, and remembers who may decide."""
 
-    ``lookup_timeout`` limits all calls about one person together, in seconds.
-    """
-
-    def __init__(
-        self, api: MattermostApi, channel_id: str, clock: Clock, *, lookup_timeout: float
-    ) -> None:
+    def __init__(self, api: MattermostApi, settings: Settings, clock: Clock) -> None:
         self._api = api
-        self._channel_id = channel_id
+        self._settings = settings
         self._clock = clock
-        self._lookup_timeout = lookup_timeout
         self._team: tuple[str, float] = ("", 0.0)
         """The team of the channel, and until when to believe it."""
-        self._cache: dict[str, float] = {}
-        """Until when each person is known to be eligible."""
+        self._eligible_until: dict[str, float] = {}
 
-    async def require_caller(
-        self, user_id: str, find_caller: Callable[[str], Caller | None]
-    ) -> Caller:
+    async def caller(self, user_id: str, decisions: ChatDecisionSubmitter) -> Caller:
         """Return the caller that may submit decisions for a person.
 
-        ``find_caller`` returns it for ``mattermost:<team>/<user>``, with the team of the channel;
-        None if no rule names that principal. The server is not asked about such a person. Raises
-        NotEligible, and Deferred if the server does not answer.
+        The server is not asked about a person whom no rule names. Raises NotEligible, and Deferred
+        if the server does not answer.
         """
+        seconds = mattermost_api.LOOKUP_TIMEOUT
         try:
-            async with asyncio.timeout(self._lookup_timeout):
-                principal = f"mattermost:{await self._team_id_of_channel()}/{user_id}"
-                caller = find_caller(principal)
+            async with asyncio.timeout(seconds):
+                principal = f"mattermost:{await self._team_id()}/{user_id}"
+                caller = decisions.caller(principal, self._settings)
                 if caller is None:
                     raise NotEligible(
                         "You are not among those who decide here: nothing was decided. "
                         f"Your principal is `{principal}`."
                     )
-                await self._require_member(user_id)
+                await self._check(user_id)
         except TimeoutError:
             raise Deferred(
-                f"expected Mattermost to identify a person within {self._lookup_timeout:g} s, "
-                "it did not answer"
+                f"expected Mattermost to identify a person within {seconds:g} s, it did not answer"
             ) from None
         return caller
 
-    async def _team_id_of_channel(self) -> str:
+    async def _team_id(self) -> str:
         team_id, expires_at = self._team
         now = self._clock.monotonic()
         if team_id and now < expires_at:
             return team_id
-        found = (await self._fetch_object(f"channels/{self._channel_id}")).get("team_id")
+        found = (await self._fetch(f"channels/{self._settings.channel}")).get("team_id")
         if not isinstance(found, str) or _TEAM_ID.fullmatch(found) is None:
             raise NotEligible(
                 "Nobody can decide here: this channel belongs to no team, as direct messages do "
                 "not, and a vote names a team."
             )
-        self._team = (found, now + MEMBER_CACHE_LIFETIME)
+        self._team = (found, now + CHECK_LIFETIME)
         return found
 
-    async def _require_member(self, user_id: str) -> None:
+    async def _check(self, user_id: str) -> None:
         now = self._clock.monotonic()
-        if now < self._cache.get(user_id, now):
+        if now < self._eligible_until.get(user_id, now):
             return
-        user = await self._fetch_object(f"users/{user_id}")
-        member = await self._fetch_object(f"channels/{self._channel_id}/members/{user_id}")
-        problem = eligibility_problem(user, member, user_id=user_id, channel_id=self._channel_id)
+        channel_id = self._settings.channel
+        user = await self._fetch(f"users/{user_id}")
+        member = await self._fetch(f"channels/{channel_id}/members/{user_id}")
+        problem = eligibility_problem(user, member, user_id=user_id, channel_id=channel_id)
         if problem is not None:
             raise NotEligible(f"{problem}: nothing was decided.")
-        if len(self._cache) >= MAX_CACHED_MEMBERS:
-            self._cache.clear()
-        self._cache[user_id] = now + MEMBER_CACHE_LIFETIME
+        if len(self._eligible_until) >= MAX_CHECKED:
+            self._eligible_until.clear()
+        self._eligible_until[user_id] = now + CHECK_LIFETIME
 
-    async def _fetch_object(self, path: str) -> Mapping[str, Any]:
+    async def _fetch(self, path: str) -> Mapping[str, Any]:
         """Return an object of the API; an empty one if it does not exist. Raises Deferred."""
-        response = await self._api.call("GET", path, within=self._lookup_timeout)
+        response = await self._api.call("GET", path)
         if response.ok and isinstance(response.json, dict):
             return response.json
-        if response.http.status == 404:
+        if response.http.status == 404:  # HTTP
             return {}
         raise self._api.delivery_error(response)
 

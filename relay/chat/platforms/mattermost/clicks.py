@@ -1,0 +1,337 @@
+"""Takes decisions in Mattermost: a click opens a dialog, and its submission is the decision.
+
+Mattermost does not sign its calls (docs/protocol.md#mattermost), so each call must prove three
+things:
+
+- What is decided: the action token in the button and in the dialog proves that this relay offered
+  the decision. The server keeps the token of a button to itself.
+- Where: the post must be one that this sink made, about that event.
+- Who: the server opens a dialog only for a fresh trigger id that it signed for the person who
+  clicked, and shows the dialog to that person only. So nobody else gets the dialog's token, and a
+  forged click ends there.
+
+Source: https://developers.mattermost.com/integrate/plugins/interactive-messages/
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import secrets
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from relay.approvals.request import Caller, DecisionKind
+from relay.approvals.status import ApprovalStatus
+from relay.chat import CallbackRefused, CallbackReply
+from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
+from relay.chat.cards.card import Button
+from relay.chat.context import ChatContext
+from relay.chat.platforms.mattermost.api import MattermostApi
+from relay.chat.platforms.mattermost.markdown import render_markdown
+from relay.chat.platforms.mattermost.members import Members, NotEligible
+from relay.chat.platforms.mattermost.settings import Settings
+from relay.chat.throttled_log import ThrottledLog
+from relay.clock import Clock
+from relay.errors import ConfigError, Deferred, StoreUnavailable
+
+BUTTON_LIFETIME = 14 * 86400
+"""Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
+DIALOG_LIFETIME = 600
+"""Seconds. The relay remembers its answers for a day at least, so a repeat stays one vote."""
+MAX_QUESTION_LENGTH = 600
+"""Characters of a dialog's question, before they are escaped."""
+MAX_TOKEN_LENGTH = 4096
+_MAC_PREFIX = b"imds-relay mattermost 1\n"
+"""Separates these MACs from those that the same key makes for other purposes."""
+_UNVERIFIED = "Mattermost could not verify who you are: nothing was decided, try again."
+_OUTDATED_MESSAGE = (
+    "This message is not current any more: nothing was decided. "
+    "Use the newest message about the event."
+)
+_EXPIRED_DIALOG = "This took too long: nothing was decided. Click the button again."
+_EVENT_CHANGED = (
+    "The event has changed since this button was made: nothing was decided. "
+    "Look at the message again."
+)
+_DECISION_CLOSED = (
+    "This cannot be decided any more: nothing was decided. Look at the message again."
+)
+_STORE_UNAVAILABLE = "The decision cannot be recorded now: nothing was decided, try again."
+_log = logging.getLogger(__name__)
+
+TokenKind = Literal["button", "dialog"]
+_Id = Annotated[str, Field(pattern=r"^[a-z0-9]{26}$")]
+
+
+class NotDecided(Exception):
+    """A refusal that only the person who clicked sees. It contains no text of others."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class _Context(_Model):
+    proof: str
+
+
+class Click(_Model):
+    """A click on a button. Channel and post are those of the button."""
+
+    user_id: _Id
+    channel_id: _Id
+    post_id: _Id
+    trigger_id: str = Field(max_length=2048)
+    context: _Context
+
+
+class Submission(_Model):
+    """A submitted or canceled dialog. ``state`` is the token that the relay put into it."""
+
+    type: Literal["dialog_submission"]
+    user_id: _Id
+    state: str
+    cancelled: bool = False
+
+
+class ActionToken(_Model):
+    """One decision about one state of one event, offered in one channel by one sink.
+
+    ``expires_at`` is in seconds since 1970. ``nonce`` distinguishes it from all others. The last
+    two say for a dialog where its button was and who clicked.
+    """
+
+    kind: TokenKind
+    sink: str
+    channel_id: str
+    event_id: str
+    revision: str
+    decision: DecisionKind
+    expires_at: int
+    nonce: str
+    post_id: str = ""
+    user_id: str = ""
+
+    def sign(self, key: bytes) -> str:
+        """Return the token as text: its fields in base64, a dot, and HMAC-SHA256 over them."""
+        payload = base64.urlsafe_b64encode(self.model_dump_json().encode()).decode()
+        return f"{payload}.{_mac(key, payload)}"
+
+
+def parse_payload(body: bytes) -> Click | Submission:
+    """Return what Mattermost sent. Raises CallbackRefused (400) for anything else."""
+    try:
+        fields = orjson.loads(body)
+        if isinstance(fields, dict) and fields.get("type") == "dialog_submission":
+            return Submission.model_validate(fields)
+        return Click.model_validate(fields)
+    except (orjson.JSONDecodeError, ValidationError):
+        raise CallbackRefused(
+            "expected a click or a submission of Mattermost, got something else", status=400
+        ) from None
+
+
+def read_token(key: bytes, text: str, kind: TokenKind) -> ActionToken:
+    """Return the token in a text. The caller checks the expiry, the sink and the channel.
+
+    Raises CallbackRefused if this relay did not sign it, or if it is of the other kind.
+    """
+    payload, _, mac = text.partition(".")
+    is_own = hmac.compare_digest(_mac(key, payload).encode(), mac.encode(errors="replace"))
+    if len(text) > MAX_TOKEN_LENGTH or not is_own:
+        raise CallbackRefused(
+            f"expected the token of a {kind} that this relay made, its signature is invalid"
+        )
+    try:
+        token = ActionToken.model_validate_json(base64.urlsafe_b64decode(payload))
+    except ValueError:
+        raise CallbackRefused("expected a token of this version of the relay") from None
+    if token.kind != kind:
+        raise CallbackRefused(f"expected the token of a {kind}, got the token of a {token.kind}")
+    return token
+
+
+def _mac(key: bytes, payload: str) -> str:
+    signed = _MAC_PREFIX + payload.encode(errors="replace")
+    return hmac.digest(key, signed, "sha256").hex()
+
+
+def user_of_trigger(trigger_id: str) -> str | None:
+    """Return the user for whom the server made a trigger id; None if it is malformed.
+
+    The server shows a dialog to that user only. The form is base64 of
+    ``<id>:<user>:<milliseconds>:<signature>`` since Mattermost 5.6. The server checks the signature
+    when the dialog is opened.
+    """
+    try:
+        parts = base64.b64decode(trigger_id, validate=True).decode().split(":")
+    except (binascii.Error, ValueError):
+        return None
+    return parts[1] if len(parts) == 4 else None
+
+
+class Clicks:
+    """Handles the calls for one sink."""
+
+    def __init__(
+        self, settings: Settings, context: ChatContext, api: MattermostApi, clock: Clock
+    ) -> None:
+        if context.public_url is None:
+            raise ConfigError(
+                f"sink {settings.name}: approve_in_chat needs api.public_url, "
+                "which Mattermost calls"
+            )
+        self._settings = settings
+        self._context = context
+        self._api = api
+        self._members = Members(api, settings, clock)
+        self._clock = clock
+        self._throttled_log = ThrottledLog(_log, clock, settings.name)
+        self._callback_url = f"{context.public_url}/v1/chat/{settings.name}"
+
+    def integration(self, button: Button) -> dict[str, Any]:
+        """Return what a button contains. The server does not show it to anybody.
+
+        Raises ValueError if there is no key.
+        """
+        token = ActionToken(
+            kind="button",
+            sink=self._settings.name,
+            channel_id=self._settings.channel,
+            event_id=button.event_id,
+            revision=button.revision,
+            decision=button.decision,
+            expires_at=self._now() + BUTTON_LIFETIME,
+            nonce=secrets.token_urlsafe(12),
+        )
+        proof = token.sign(self._settings.signing_key())
+        return {"url": self._callback_url, "context": {"proof": proof}}
+
+    async def handle(self, body: bytes) -> CallbackReply:
+        """Handle a click or a submission. Its decision is on disk when this returns.
+
+        Raises CallbackRefused if the call proves nothing or cannot be read.
+        """
+        payload = parse_payload(body)
+        try:
+            if isinstance(payload, Click):
+                await self._ask(payload)
+            elif not payload.cancelled:
+                await self._decide(payload)
+        except NotDecided as refusal:
+            if isinstance(payload, Click):
+                return CallbackReply({"ephemeral_text": str(refusal), "skip_slack_parsing": True})
+            return CallbackReply({"error": str(refusal)})
+        return CallbackReply({})
+
+    async def _ask(self, click: Click) -> None:
+        """Open a dialog for the person who clicked."""
+        token = self._read_token(click.context.proof, "button")
+        if click.channel_id != self._settings.channel:
+            raise CallbackRefused("expected a click in the sink's channel, it was in another")
+        status = await self._find_status(token, click.post_id)
+        if user_of_trigger(click.trigger_id) != click.user_id:
+            raise CallbackRefused(
+                "expected a trigger id of the person who clicked, got another person's or none"
+            )
+        await self._caller(token, click.user_id)
+        if status.occurrence.revision != token.revision:
+            raise NotDecided(_EVENT_CHANGED)
+        if token.decision not in available_decisions(status):
+            raise NotDecided(_DECISION_CLOSED)
+        changes = {
+            "kind": "dialog",
+            # The decision of a button can be taken, ended, and taken again from the same post.
+            "nonce": secrets.token_urlsafe(12),
+            "expires_at": self._now() + DIALOG_LIFETIME,
+            "post_id": click.post_id,
+            "user_id": click.user_id,
+        }
+        label, question = LABELS[token.decision], confirmation_question(token.decision, status)
+        dialog = {
+            "callback_id": "decision",
+            "title": label,
+            "introduction_text": render_markdown(question, {}, limit=MAX_QUESTION_LENGTH),
+            "elements": [],
+            "submit_label": label,
+            "notify_on_cancel": False,
+            "state": token.model_copy(update=changes).sign(self._settings.signing_key()),
+        }
+        request = {"trigger_id": click.trigger_id, "url": self._callback_url, "dialog": dialog}
+        try:
+            response = await self._api.call("POST", "actions/dialogs/open", request, is_brief=True)
+        except Deferred as error:
+            raise self._unverified("a dialog could not be opened", error) from None
+        if "trigger_id" in response.error_id:
+            raise CallbackRefused(
+                "expected a trigger id that Mattermost signed, "
+                f"it refuses this trigger id ({response.error_id})"
+            )
+        if not response.ok:
+            refusal = self._api.delivery_error(response)
+            raise self._unverified("a dialog could not be opened", refusal)
+
+    async def _decide(self, submission: Submission) -> None:
+        token = self._read_token(submission.state, "dialog")
+        if submission.user_id != token.user_id:
+            raise CallbackRefused(
+                "expected the dialog of the person who submits it, it is another person's"
+            )
+        await self._find_status(token, token.post_id)
+        answer = await self._context.decisions.decide(
+            await self._caller(token, token.user_id),
+            event_id=token.event_id,
+            decision=token.decision,
+            revision=token.revision,
+            request_id=hashlib.sha256(f"{token.nonce}\n{token.user_id}".encode()).hexdigest(),
+        )
+        if not answer.accepted:
+            raise NotDecided(f"Refused: {answer.body.get('detail', 'no reason is known')}.")
+
+    def _read_token(self, text: str, kind: TokenKind) -> ActionToken:
+        """Return a token that this sink made and that has not expired."""
+        try:
+            key = self._settings.signing_key()
+        except ValueError as error:
+            raise CallbackRefused(f"the secret of this sink is no longer usable: {error}") from None
+        token = read_token(key, text, kind)
+        if (token.sink, token.channel_id) != (self._settings.name, self._settings.channel):
+            raise CallbackRefused("expected a token of this sink and channel, it is of another")
+        if self._now() >= token.expires_at:
+            raise NotDecided(_OUTDATED_MESSAGE if kind == "button" else _EXPIRED_DIALOG)
+        return token
+
+    async def _find_status(self, token: ActionToken, post_id: str) -> ApprovalStatus:
+        """Return the status of the token's event if the post is this sink's message about it."""
+        try:
+            status = await self._context.statuses.find_status_of_shown_event(
+                self._settings.name, post_id, token.event_id
+            )
+        except StoreUnavailable:
+            raise NotDecided(_STORE_UNAVAILABLE) from None
+        if status is None:
+            raise NotDecided(_OUTDATED_MESSAGE)
+        return status
+
+    async def _caller(self, token: ActionToken, user_id: str) -> Caller:
+        """Return the caller for a person whom the server and the rules know."""
+        try:
+            return await self._members.caller(user_id, self._context.decisions)
+        except NotEligible as error:
+            self._throttled_log.warning(f"refused {token.decision} by user {user_id}: {error}")
+            raise NotDecided(str(error)) from None
+        except Deferred as error:
+            raise self._unverified("a person could not be verified", error) from None
+
+    def _unverified(self, problem: str, error: Deferred) -> NotDecided:
+        self._throttled_log.warning(f"{problem}, nothing was decided: {error.reason}")
+        return NotDecided(_UNVERIFIED)
+
+    def _now(self) -> int:
+        return int(self._clock.now().timestamp())
