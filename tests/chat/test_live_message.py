@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +13,11 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.chat.message_planner import MAX_UNPOSTED_EVENTS
 from relay.errors import Deferred
-from relay.events.build import relay_event
 from relay.events.timestamps import format_sortable
 from relay.store import Mode
 from relay.store.chat_messages import ConfirmationLink, code_digest, confirmation_link_token_digest
 from relay.store.transaction import Transaction
-from tests.approvals.builders import ORIGIN, build_event
+from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
 from tests.eventually import eventually
@@ -61,20 +60,6 @@ async def test_the_same_eventid_that_comes_again_is_a_message_of_its_own(tmp_pat
         assert [card.tone for card in relay.wall.cards.values()] == ["over", "over"]
 
 
-async def test_many_events_of_one_document_are_one_message_and_its_edits_come_together(
-    tmp_path: Path,
-) -> None:
-    events = [build_event(f"E-{number}", resources=(f"db-{number}",)) for number in range(50)]
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(*events)
-        assert relay.wall.calls == ["post"]
-        assert relay.wall.cards["m1"].title == "50 maintenance events at once"
-        await relay.deliver_document()
-        assert relay.wall.cards["m1"].tone == "over"
-        assert relay.wall.calls.count("edit") <= 2
-        assert relay.wall.threads["m1"][0].startswith("… 30 more happened before")
-
-
 @pytest.mark.parametrize(
     ("can_edit", "edits"), [(True, [240, 420, 480, 540, 600, 660]), (False, [])]
 )
@@ -115,16 +100,6 @@ async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
             assert relay.wall.calls == ["post"]
 
 
-async def test_a_few_events_of_one_document_get_a_message_each(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(build_event("E-1"), build_event("E-2"), build_event("E-3"))
-        assert [card.footer for card in relay.wall.cards.values()] == [
-            "E-1 · prod",
-            "E-2 · prod",
-            "E-3 · prod",
-        ]
-
-
 async def test_a_grouped_message_holds_only_what_the_sink_wants(tmp_path: Path) -> None:
     events = [
         build_event(f"E-{number}", resources=(f"{'db' if number < 3 else 'web'}-{number}",))
@@ -139,38 +114,6 @@ async def test_a_grouped_message_holds_only_what_the_sink_wants(tmp_path: Path) 
         ]
 
 
-async def test_a_platform_that_was_down_gets_the_latest_state_and_no_flood(tmp_path: Path) -> None:
-    """Nothing is lost: one reply has the history of the outage."""
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(error=Deferred("down")), clock=clock) as relay:
-        await relay.record_document(build_event())
-        for _ in range(3):
-            await relay.submit("hold", "bob")
-            await relay.submit("release", "bob")
-        await relay.submit("approve", "alice")
-        await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)
-        relay.wall.error = None
-        await clock.advance_until(lambda: "reply" in relay.wall.calls)
-        await relay.settle()
-        assert relay.wall.calls == ["post", "reply"]
-        assert len(relay.wall.threads["m1"]) == 7
-        assert ("Votes", "1 of 2: client:alice") in [
-            (label, plain_text(text).partition(";")[0])
-            for label, text in relay.wall.cards["m1"].facts
-        ]
-
-
-async def test_a_restart_edits_the_message_that_was_posted_before(tmp_path: Path) -> None:
-    wall = Wall()
-    async with relay_with_wall(tmp_path, wall) as relay:
-        await relay.deliver_document(build_event())
-    async with relay_with_wall(tmp_path, wall) as relay:
-        await relay.submit("approve", "alice")
-        await relay.settle()
-    assert list(wall.cards) == ["m1"]
-    assert wall.calls == ["post", "edit", "reply"]
-
-
 async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
         await relay.deliver_document(build_event())
@@ -179,17 +122,6 @@ async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) ->
         await relay.settle()
         assert list(relay.wall.cards) == ["gone", "m2"]
         assert relay.wall.threads == {"m2": ["12:00: client:alice voted to approve, 1 of 2."]}
-
-
-async def test_a_platform_that_cannot_edit_gets_short_follow_ups(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall(can_edit=False)) as relay:
-        await relay.record_document(build_event())
-        await relay.submit("approve", "alice")
-        await relay.settle()
-        assert relay.wall.calls == ["post", "reply"]
-        assert relay.wall.threads == {
-            None: ["Reboot of db-1 (E-1)", "12:00: client:alice voted to approve, 1 of 2."]
-        }
 
 
 async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_are_void(
@@ -202,18 +134,6 @@ async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_ar
         await relay.deliver_document(changed)
         assert relay.wall.calls == ["post", "post"]
         assert relay.wall.cards["m2"].buttons[0].revision == changed.revision
-
-
-async def test_a_platform_that_cannot_edit_tells_a_new_time_though_nobody_can_answer_there(
-    tmp_path: Path,
-) -> None:
-    async with relay_with_wall(tmp_path, Wall(can_edit=False), public_url=None) as relay:
-        await relay.deliver_document(build_event())
-        await relay.deliver_document(build_event(due=1800))
-        assert relay.wall.calls == ["post", "post"]
-        assert [part for part in relay.wall.cards["m2"].summary if isinstance(part, datetime)] == [
-            NOON + timedelta(seconds=1800)
-        ]
 
 
 async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_path: Path) -> None:
@@ -413,39 +333,3 @@ async def test_buttons_of_the_chat_itself_lead_nowhere_else(tmp_path: Path) -> N
         await relay.deliver_document(build_event())
         assert [button.url for button in relay.wall.cards["m1"].buttons] == [None, None]
         assert relay.wall.cards["m1"].code is None
-
-
-@pytest.mark.parametrize("in_chat", [True, False], ids=["buttons", "links"])
-async def test_a_message_that_is_up_to_date_is_not_sent_again(
-    tmp_path: Path, *, in_chat: bool
-) -> None:
-    async with relay_with_wall(tmp_path, Wall(), in_chat=in_chat) as relay:
-        await relay.deliver_document(build_event())
-        position = await relay.store.read(
-            lambda tx: tx.journal.position_of_last_change_of_event("e-1")
-        )
-        assert position is not None
-
-        await relay.store.transact(lambda tx: tx.add_redelivery_entry(position, "wall", NOON))
-        await relay.settle()
-        assert relay.wall.calls == ["post"]
-
-
-async def test_what_the_relay_says_of_itself_is_a_message_of_its_own(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        source_lost = relay_event(
-            "relay.source-lost",
-            ORIGIN,
-            NOON,
-            sink=None,
-            reason="no answer for 90 s",
-            count=1,
-            head="0:0",
-        )
-        await relay.store.transact(lambda tx: tx.record(source_lost, NOON + timedelta(seconds=1)))
-        await relay.settle()
-        assert relay.wall.threads == {
-            None: [
-                "12:00: Azure's metadata service does not answer this relay: no answer for 90 s."
-            ]
-        }

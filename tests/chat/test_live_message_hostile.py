@@ -6,9 +6,8 @@ import asyncio
 import json
 import re
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,13 +15,11 @@ from aiohttp.test_utils import TestServer
 
 from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.errors import Deferred
-from relay.events.timestamps import parse_timestamp
-from relay.simulator import VM, Setup, Simulator
 from relay.store.chat_messages import MAX_LINKS
 from relay.store.transaction import Transaction
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
-from tests.chat.mattermost_server import SECRET, running_mattermost
+from tests.chat.mattermost_server import SECRET
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, relay_with_wall
@@ -42,26 +39,6 @@ async def test_a_clock_that_is_set_back_keeps_no_message_from_being_current(tmp_
         await relay.deliver_document()
         assert relay.wall.cards["m1"].tone == "over"
         assert any("alice voted" in line for line in relay.wall.threads["m1"])
-
-
-async def test_what_time_has_changed_while_the_relay_was_down_is_shown_after_its_start(
-    tmp_path: Path,
-) -> None:
-    closes_soon = {
-        "rules": [rule(1, "client:alice", close_before="898s")]
-    }  # Azure announces it for 900 s ahead
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as azure, running_slack() as workspace:
-        sinks = [workspace.settings(app_token=None, name=f"ops-{number}") for number in range(3)]
-        async with stage(tmp_path, sinks, approvals=closes_soon, azure=azure) as relay:
-            event = relay.reboot("vm-0")
-            await eventually(lambda: len(workspace.channel_messages()) == 3)
-            closes = parse_timestamp((await relay.event(event))["approval"]["closes"])
-            assert closes is not None
-        await eventually(lambda: datetime.now(UTC) > closes)
-        async with stage(tmp_path, sinks, approvals=closes_soon, azure=azure) as relay:
-            await eventually(
-                lambda: not any("Approve" in post.links() for post in workspace.channel_messages())
-            )
 
 
 async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Path) -> None:
@@ -155,37 +132,6 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
         await eventually(lambda: "internal error" in caplog.text)
         await relay.store.transact(lambda tx: spoil(tx, "CAST(substr(body, 2) AS BLOB)"))
         await clock.advance_until(lambda: relay.wall.cards["m1"].buttons == (), within=10**6)
-
-
-@pytest.mark.parametrize(
-    "fields", [{}, {"approve_in_chat": True, "secret": SECRET}], ids=["links", "buttons"]
-)
-async def test_an_answer_of_mattermost_that_comes_too_late_makes_no_second_post(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
-    """Mattermost recognizes a post that comes again unchanged, and the links in it are valid."""
-    async with running_mattermost() as server:
-        server.lost_responses = 1
-        async with stage(
-            tmp_path, [server.sink_section(timeout="5s", **fields)], approvals=APPROVALS
-        ) as relay:
-            relay.reboot("vm-0")
-            await eventually(lambda: ("POST", "posts") in server.calls)
-            await eventually(
-                lambda: relay.running.relay.dispatcher.get_worker("ops").unfinished_entry_count == 0
-            )
-            assert server.calls.count(("POST", "posts")) >= 2
-            (post,) = server.channel_posts
-            tokens = re.findall(r"/approve#([A-Za-z0-9_-]+)", json.dumps(post))
-            store = relay.running.relay.store
-            assert len(tokens) == (0 if fields else 2)
-            valid = await store.read(
-                lambda tx: [
-                    tx.messages.find_confirmation_link_by_token(token) is not None
-                    for token in tokens
-                ]
-            )
-            assert all(valid)
 
 
 async def test_a_grouped_message_changes_with_time_though_one_of_its_events_came_again(

@@ -39,7 +39,7 @@ _DECISIONS = {
     "hold": "put it on hold",
     "release": "released the hold",
 }
-_RELAY_EVENTS = {
+RELAY_EVENTS = {
     "relay.source-lost": "Azure's metadata service does not answer this relay",
     "relay.source-recovered": "Azure's metadata service answers this relay again",
     "relay.silent": "No agent of a scope is heard of",
@@ -128,7 +128,7 @@ def _cloudevent_sentence(name: str, data: Mapping[str, Any]) -> Text:
         case "startrequest.accepted" | "startrequest.failed":
             return (_start_request_outcome_sentence(name, data),)
         case _:
-            subject = _RELAY_EVENTS.get(name, name).replace("{sink}", data.get("sink") or "a sink")
+            subject = RELAY_EVENTS.get(name, name).replace("{sink}", data.get("sink") or "a sink")
             return (f"{subject}: {data.get('reason') or 'no reason is known'}.",)
 
 

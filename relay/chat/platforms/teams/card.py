@@ -14,11 +14,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any
 
 from relay.approvals.request import DecisionKind
-from relay.chat.cards.card import Button, Card, PrincipalRef, Text, Tone
+from relay.chat.cards.card import Button, Card, Text, Tone
+from relay.chat.cards.text import one_line, render
 
 MAX_CARD_BYTES = 27_000
 """The limit of `card_size`, below the 28,672 bytes that Teams allows for a message's properties."""
@@ -112,20 +112,18 @@ def _fact_elements(card: Card, max_text: int) -> Iterator[Json]:
 
     Only a TextBlock is documented to show times in the reader's time zone.
     """
-    for has_time, group in groupby(card.facts, key=lambda fact: _has_datetime_part(fact[1])):
-        facts = [(label, render_markdown(text, max_text)) for label, text in group]
-        if has_time:
-            for label, value in facts:
-                yield _text_block(f"**{label}:** {value}")
+    shown: list[Json] = []
+    for label, text in card.facts:
+        value = render_markdown(text, max_text)
+        if any(isinstance(piece, datetime) for piece in text):
+            if shown:
+                yield {"type": "FactSet", "facts": shown}
+            shown = []
+            yield _text_block(f"**{label}:** {value}")
         else:
-            yield {
-                "type": "FactSet",
-                "facts": [{"title": label, "value": value} for label, value in facts],
-            }
-
-
-def _has_datetime_part(text: Text) -> bool:
-    return any(isinstance(part, datetime) for part in text)
+            shown.append({"title": label, "value": value})
+    if shown:
+        yield {"type": "FactSet", "facts": shown}
 
 
 def _text_block(text: str, **properties: object) -> Json:
@@ -173,32 +171,16 @@ def _fitting_message(render: Callable[[int], Json]) -> Json:
     return {"type": "message", "attachments": [attachment]}
 
 
-def render_markdown(text: Text, max_length: int) -> str:
-    """Return a text as Markdown, with at most ``max_length`` characters of words.
-
-    Each reader sees times in their own time zone. Times are not counted.
-    """
-    markdown = ""
-    remaining = max_length
-    for part in text:
-        if isinstance(part, datetime):
-            markdown += format_time(part)
-        elif remaining > 0:
-            words = _single_line(part)
-            markdown += escape_markdown(_truncate_in_middle(words, remaining))
-            remaining -= len(words)
+def render_markdown(text: Text, limit: int) -> str:
+    """Return a text as Markdown. Each reader sees times in their own time zone."""
+    shown = one_line(text, limit)
+    markdown = render(shown, words=escape_markdown, person=escape_markdown, time=format_time)
     return _LIST_OR_HEADING.sub(rf"\1{_GAP}\2", markdown)
 
 
-def fallback_text(text: Text, max_length: int) -> str:
+def fallback_text(text: Text, limit: int) -> str:
     """Return a text for clients that show no cards, with times in UTC."""
-    pieces = [
-        f"{part.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        if isinstance(part, datetime)
-        else _single_line(part)
-        for part in text
-    ]
-    return _truncate_in_middle("".join(pieces), max_length)
+    return render(one_line(text, limit), words=str, person=str)
 
 
 def format_time(time: datetime) -> str:
@@ -217,17 +199,3 @@ def escape_markdown(words: str) -> str:
     A backslash escapes Markdown. An invisible gap breaks what clients recognize outside Markdown.
     """
     return _AUTOLINK_OR_TAG.sub(_GAP, _MARKDOWN_CHARACTER.sub(r"\\\1", words))
-
-
-def _single_line(part: str | PrincipalRef) -> str:
-    text = part.principal if isinstance(part, PrincipalRef) else part
-    return re.sub(r"\s+", " ", text)
-
-
-def _truncate_in_middle(words: str, max_length: int) -> str:
-    """Return at most ``max_length`` characters. The end stays: it may say how many more exist."""
-    if len(words) <= max_length:
-        return words
-    end_length = max_length // 4
-    end_start = len(words) - end_length
-    return f"{words[: max_length - end_length - 1]}…{words[end_start:]}"

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import aiohttp
 import orjson
-from yarl import URL
 
 from relay.chat import MessageGone, raise_deferred_if_secret_unusable, secrets_in_message
 from relay.chat.cards.card import Card, Text
@@ -69,25 +68,18 @@ class WorkflowWebhook:
     async def _send(self, message: Json) -> None:
         with raise_deferred_if_secret_unusable("url"):
             url = self._settings.webhook_url()
-        request = build_request(url, message)
+        body = orjson.dumps(message)
+        request = Request(
+            url=url,
+            headers={"Content-Type": "application/json"},
+            body=body,
+            # The workflow can repeat them in its answer.
+            secrets=(url.query.get("sig", ""), *secrets_in_message(body)),
+        )
         response = await post(self._session, request, seconds=self._settings.timeout)
         outcome = interpret_response(response, self._clock.now())
         if isinstance(outcome, Deferred):
             raise _error_with_remedy(outcome, response)
-
-
-def build_request(url: URL, message: Json) -> Request:
-    """Return the request that posts a message. Pure.
-
-    Its ``secrets`` are kept out of logs, although the workflow can repeat them in its answer.
-    """
-    body = orjson.dumps(message)
-    signature = url.query.get("sig", "")
-    secrets = (signature,) if signature else ()
-    headers = {"Content-Type": "application/json"}
-    return Request(
-        url=url, headers=headers, body=body, secrets=(*secrets, *secrets_in_message(body))
-    )
 
 
 def _error_with_remedy(error: Deferred, response: Response) -> Deferred:
