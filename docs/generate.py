@@ -28,7 +28,6 @@ from docs.reference import (
     slack,
     with_generated_part,
 )
-from fuzz import report as fuzzing
 from relay.approvals.admission import HOLD_NOTICE
 from relay.cli.init import agent_configuration, initial_configuration
 from relay.events.build import (
@@ -53,11 +52,6 @@ AGENT_CONFIGURATION = ROOT / "config" / "agent.yaml"
 """The output of `imds-relay init --agent`."""
 
 
-def what_was_proved() -> str:
-    """Return the results of chaos and fuzzing."""
-    return f"{proof.page()}\n{fuzzing.section()}"
-
-
 PAGES = {
     ROOT / "docs" / "configuration.md": configuration,
     ROOT / "docs" / "cli.md": commands,
@@ -67,7 +61,7 @@ PAGES = {
     ROOT / "docs" / "metrics.md": metrics,
     ROOT / "docs" / "chat" / "slack.md": slack,
     report.PAGE: report.page,
-    proof.PAGE: what_was_proved,
+    proof.PAGE: proof.page,
 }
 """Pages with a generated part, and the function that generates it; see also `EVENTS_PAGE`."""
 

@@ -1,7 +1,7 @@
 """Fuzzes each target for some minutes, and keeps what covers more: ``python -m fuzz``.
 
-The results are stored for docs/proof.md, which `make docs` writes. Inputs that crash a target are
-written to ``fuzz/crashes``. The exit code is 1 if there are any.
+Inputs that crash a target are written to ``fuzz/crashes``. The exit code is 1 if there are any.
+With ``FUZZ_TARGET`` set it is the fuzzer itself, with the options of libFuzzer.
 """
 
 from __future__ import annotations
@@ -9,97 +9,69 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
-from fuzz.report import TargetResult, store
-from fuzz.targets import TARGETS
-
 FOLDER = Path(__file__).parent
-PROGRAM, CORPUS, CRASHES = FOLDER / "run.py", FOLDER / "corpus", FOLDER / "crashes"
-MAX_BYTES = 2048
-"""The longest input: longer ones find little more, and take long."""
+CRASHES = FOLDER / "crashes"
 GRACE = 600
 """Seconds after which a fuzzer that does not end by itself is killed."""
-MAX_FILES = 100
-"""The corpus keeps at most so many files of each target, the smallest first."""
+MAX_INPUTS = 100
+"""The corpus of a target, the shortest first."""
+
+
+def be_fuzzer(name: str) -> None:
+    """Run until libFuzzer stops, or the target raises."""
+    import atheris  # noqa: PLC0415  # what is to be covered is imported after it
+
+    with atheris.instrument_imports(include=["relay", "email", "ruamel"]):
+        from fuzz.targets import TARGETS  # noqa: PLC0415  # the same
+
+    atheris.Setup(sys.argv, TARGETS[name])
+    atheris.Fuzz()
 
 
 def fuzz(name: str, seconds: int) -> bool:
     """Fuzz one target; return whether it held. What covers more is added to the corpus."""
-    kept = CORPUS / name
-    kept.mkdir(parents=True, exist_ok=True)
+    from fuzz.targets import CORPUS, kept_inputs  # noqa: PLC0415  # the fuzzer instruments it
+
     CRASHES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        found, merged = Path(folder) / "found", Path(folder) / "merged"
+        kept, found = Path(folder) / "kept", Path(folder) / "found"
+        kept.mkdir()
         found.mkdir()
-        merged.mkdir()
-        done = _run(
-            name,
-            *(f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048"),
-            *(f"-dict={FOLDER / 'words.dict'}", f"-artifact_prefix={CRASHES}/{name}-"),
-            *(str(found), str(kept)),
-            seconds=seconds + GRACE,
+        for number, data in enumerate(kept_inputs(name)):
+            (kept / str(number)).write_bytes(data)
+        command = [sys.executable, "-m", "fuzz", "-max_len=2048", f"-max_total_time={seconds}"]
+        command += ["-timeout=10", "-rss_limit_mb=2048", f"-dict={FOLDER / 'words.dict'}"]
+        command += [f"-artifact_prefix={CRASHES}/{name}-", str(found), str(kept)]
+        done = subprocess.run(
+            command,
+            cwd=FOLDER.parent,
+            env=os.environ | {"FUZZ_TARGET": name},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=seconds + GRACE,
         )
-        _run(name, "-merge=1", str(merged), str(kept), str(found), seconds=GRACE)
-        _keep(merged, kept)
-    lines = re.findall(r"^#(\d+)\s.*?cov: (\d+) ft: (\d+)", done.stderr, re.MULTILINE)
-    runs, branches, _ = lines[-1] if lines else ("0", "0", "0")
-    files = len(list(kept.iterdir()))
-    print(f"{name}: {runs} runs, {branches} branches, {files} files in the corpus", flush=True)
-    result = TargetResult(
-        date=f"{datetime.now(UTC):%Y-%m-%d}",
-        minutes=round(seconds / 60, 1),
-        runs=int(runs),
-        branches=int(branches),
-        files=files,
-        crashes=len(list(CRASHES.glob(f"{name}-*"))),
-    )
-    store(name, result)
+        inputs = {file.read_bytes() for file in (*kept.iterdir(), *found.iterdir())}
+    shortest = sorted(inputs, key=lambda data: (len(data), data))[:MAX_INPUTS]
+    (CORPUS / name).write_text("".join(f"{data!r}\n" for data in shortest), "ascii")
+    counts = re.findall(r"^#(\d+)\s.*?cov: (\d+)", done.stderr, re.MULTILINE) or [("0", "0")]
+    runs, branches = counts[-1]
+    print(f"{name}: {runs} runs, {branches} branches, {len(shortest)} inputs kept", flush=True)
     if done.returncode != 0:
         print(done.stdout[-3000:], done.stderr[-1500:], sep="\n", flush=True)
     return done.returncode == 0
 
 
-def _run(name: str, *options: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "FUZZ_TARGET": name,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(FOLDER.parent),
-    }
-    command = [str(PROGRAM), f"-max_len={MAX_BYTES}", *options]
-    try:
-        return subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"it did not end within {seconds:g} s")
-
-
-def _keep(merged: Path, kept: Path) -> None:
-    """Replace the corpus by the smallest files of the merged one."""
-    files = sorted(merged.iterdir(), key=lambda file: (file.stat().st_size, file.name))
-    if not files:
-        return  # nothing could be merged, for example because an input of the corpus crashes
-    shutil.rmtree(kept)
-    kept.mkdir()
-    for file in files[:MAX_FILES]:
-        shutil.copy(file, kept)
-
-
 def main() -> int:
     """Fuzz the targets that are named, or all."""
+    from fuzz.targets import TARGETS  # noqa: PLC0415  # the fuzzer instruments it
+
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--minutes", type=float, default=10, help="for each target (default: 10)")
@@ -114,4 +86,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if target := os.environ.get("FUZZ_TARGET"):
+        be_fuzzer(target)
+    else:
+        sys.exit(main())

@@ -2,11 +2,12 @@
 
 A target takes any bytes. It returns, or raises for a mistake of ours. Each error that a parser
 documents is caught. `python -m fuzz` lets atheris invent the bytes; tests/test_fuzz.py gives each
-target the kept corpus.
+target the kept corpus, which has one file for each target with one input in each line.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import tempfile
@@ -191,3 +192,10 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
         *(date, yaml, address, dhcp, stream),
     )
 }
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+
+
+def kept_inputs(name: str) -> list[bytes]:
+    """Return the corpus of a target."""
+    return [ast.literal_eval(line) for line in (CORPUS / name).read_text("ascii").splitlines()]
