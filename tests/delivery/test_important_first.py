@@ -15,7 +15,6 @@ from tests.delivery.running_dispatcher import (
     ScriptedSink,
     SteppedClock,
     accepts,
-    hangs,
     refuses,
     running_dispatcher,
 )
@@ -49,35 +48,6 @@ async def test_an_event_waits_for_deliveries_in_flight_and_for_no_refusal_behind
         await eventually(lambda: len(sink.delivered) == FLOOD + 1)
         sent = [event.id for _, event in sink.attempts]
         assert sent.index(event) <= concurrency
-
-
-async def test_the_refusals_before_an_event_of_the_same_event_id_overtake_with_it(
-    tmp_path: Path,
-) -> None:
-    """The order of one EventId stays. Refusals about other EventIds wait."""
-    sink = ScriptedSink(concurrency=1)
-    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
-        await relay.dispatcher.set_state("bus", "paused", None)
-        await record_flood(relay)
-        expected = [
-            await relay.record_event("E-new", "approval.refused"),
-            await relay.record_event("E-new", "approval.refused"),
-            await relay.record_event("E-new", "event.started"),
-        ]
-        await relay.dispatcher.set_state("bus", "on", None)
-        await eventually(lambda: len(sink.delivered) == FLOOD + 3)
-        assert [event.id for event in sink.delivered[:3]] == expected
-
-
-@CONCURRENCY
-async def test_an_event_is_first_after_a_restart(tmp_path: Path, concurrency: int) -> None:
-    async with running_dispatcher(tmp_path, {"bus": ScriptedSink(hangs)}, run=False) as relay:
-        await record_flood(relay)
-        await relay.record_event("E-new")
-    sink = ScriptedSink(accepts, concurrency=concurrency)
-    async with running_dispatcher(tmp_path, {"bus": sink}):
-        await eventually(lambda: len(sink.delivered) == FLOOD + 1)
-        assert sink.attempts[0][1].name == "event.scheduled"
 
 
 async def test_events_come_before_decisions_and_those_before_everything_else(

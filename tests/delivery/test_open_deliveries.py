@@ -5,11 +5,10 @@ See docs/guarantees.md#a-crash-repeats-at-most-64-deliveries-per-sink.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from relay.delivery.worker import MAX_OPEN_DELIVERIES
-from relay.errors import Deferred, StoreUnavailable
+from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import (
@@ -17,7 +16,6 @@ from tests.delivery.running_dispatcher import (
     ScriptedSink,
     SteppedClock,
     accepts,
-    refuses,
     running_dispatcher,
 )
 
@@ -72,18 +70,6 @@ async def test_no_more_is_sent_than_a_crash_may_repeat_while_answers_come_late(
         assert len(sink.delivered) == len(set(sink.ids())) == EVENTS + 1
 
 
-async def test_an_answer_that_came_makes_room_for_others(tmp_path: Path) -> None:
-    """It does so even if the answer is a refusal, after which the event is tried again."""
-    clock = SteppedClock()
-    sink = slow_sink(clock)
-    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
-        await record_events(relay)
-        await relay.forward(1.0)
-        sink.answer = refuses
-        await relay.forward(120.0)
-        assert len(sent_ids(sink)) > MAX_OPEN_DELIVERIES
-
-
 async def test_a_superseded_delivery_makes_room_for_others(tmp_path: Path) -> None:
     clock = SteppedClock()
     sink = slow_sink(clock)
@@ -95,36 +81,3 @@ async def test_a_superseded_delivery_makes_room_for_others(tmp_path: Path) -> No
         await record_events(relay, "event.started")
         await relay.forward(60.0)
         assert len(sent_ids(sink)) > MAX_OPEN_DELIVERIES
-
-
-async def test_an_event_that_cannot_be_read_for_its_next_try_stays_open(tmp_path: Path) -> None:
-    clock = SteppedClock()
-    sink = slow_sink(clock)
-    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
-        await record_events(relay)
-    # After a restart no event is in memory. Each try reads its event.
-    sink = slow_sink(clock)
-    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
-        await relay.forward(1.0)
-        assert len(sent_ids(sink)) == MAX_OPEN_DELIVERIES
-        read, attempts = relay.store.read, len(sink.attempts)
-        failures = 0
-
-        async def fail(_: object) -> None:
-            nonlocal failures
-            failures += 1
-            raise StoreUnavailable("the disk is gone")
-
-        async def settle() -> None:
-            for _ in range(100):
-                await asyncio.sleep(0)
-
-        relay.store.read = fail  # type: ignore[method-assign,assignment]  # an unreadable disk
-        await clock.forward(1.0, settle)
-        relay.store.read = read  # type: ignore[method-assign]  # readable again
-        assert failures
-        assert len(sink.attempts) == attempts
-        await relay.forward(60.0)
-        probes = len(sink.attempts) - attempts
-        assert 0 < probes < MAX_OPEN_DELIVERIES
-        assert len(sent_ids(sink)) - MAX_OPEN_DELIVERIES <= probes

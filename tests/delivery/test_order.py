@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.delivery.worker import MAX_BATCH, MAX_OPEN_DELIVERIES
-from relay.errors import Deferred, Rejected
+from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import (
@@ -78,27 +78,6 @@ async def test_one_event_that_waits_holds_back_no_other_event(tmp_path: Path) ->
             await relay.record_event(f"E-{number}", "event.started")
         await eventually(lambda: len(far.delivered) == 4)
         assert {event.subject for event in far.delivered} == {"E-1", "E-2"}
-
-
-async def test_what_is_parked_blocks_nothing_behind_it(tmp_path: Path) -> None:
-    async def never_scheduled(event: CloudEvent) -> Receipt:
-        if event.name == "event.scheduled":
-            raise Rejected("it is too big", status=413, answer="no")
-        return Receipt()
-
-    far = ScriptedSink(never_scheduled)
-    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await relay.record_event("E-1")
-        await relay.record_event("E-1", "event.started")
-        await eventually(lambda: far.names() == ["event.started"])
-        await relay.settle()
-        parked, delivered = await relay.deliveries("bus")
-        assert (parked.state, parked.reason, parked.last_status) == ("parked", "it is too big", 413)
-        assert delivered.state == "delivered"
-        assert await relay.attempts("bus") == [
-            (parked.id, "parked", 413, "it is too big"),
-            (delivered.id, "delivered", None, None),
-        ]
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from typing_extensions import override  # in typing from Python 3.12
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY, OrderedQueue
 from relay.store import Entry
@@ -278,23 +276,6 @@ TestLanes = LanesLaw.TestCase
 TestLanes.settings = settings(max_examples=depth(150, 25), stateful_step_count=60)
 
 
-def test_the_oldest_of_all_goes_first_and_a_lane_has_one_under_way() -> None:
-    lanes = OrderedQueue()
-    for id_, lane in enumerate("abacb", start=1):
-        lanes.push(entry(id_, lane))
-    taken = [lanes.mark_next_entry_in_flight() for _ in range(4)]
-    assert [waiting_entry.id if waiting_entry is not None else None for waiting_entry in taken] == [
-        1,
-        2,
-        4,
-        None,
-    ]
-    lanes.remove_head(entry(2, "b"))
-    following = lanes.mark_next_entry_in_flight()
-    assert following is not None
-    assert following.id == 5
-
-
 def test_only_so_many_events_are_kept_at_hand() -> None:
     """Ten thousand that wait cost their entries, not their bodies."""
     lanes = OrderedQueue()
@@ -304,27 +285,6 @@ def test_only_so_many_events_are_kept_at_hand() -> None:
     assert [waiting_entry.id for waiting_entry in lanes if waiting_entry.event is not None] == list(
         range(MAX_EVENTS_IN_MEMORY)
     )
-
-
-def test_an_entry_whose_event_is_not_in_memory_is_not_copied() -> None:
-    lanes = OrderedQueue()
-    for id_ in range(MAX_EVENTS_IN_MEMORY):
-        lanes.push(entry(id_, f"lane-{id_}"))
-    late = entry(id_ + 1, "late", in_memory=False)
-    lanes.push(late)
-    assert list(lanes)[-1] is late
-
-
-def test_a_key_with_one_entry_takes_little_memory() -> None:
-    """A backlog of 100,000 events must not take much more than their entries."""
-    entries = [entry(id_, f"lane-{id_}", in_memory=False) for id_ in range(10_000)]
-    lanes = OrderedQueue()
-    tracemalloc.start()
-    for waiting_entry in entries:
-        lanes.push(waiting_entry)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < len(entries) * 600
 
 
 def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
@@ -345,75 +305,3 @@ def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
         lanes.push(entry(id_, f"lane-{id_}", "approval.refused"))
     kept = [refusal for refusal in lanes if refusal.type == "approval.refused" and refusal.event]
     assert len(kept) == MAX_EVENTS_IN_MEMORY
-
-
-class _CountingZone(tzinfo):
-    """UTC. It counts how often moments in it are compared with others."""
-
-    def __init__(self) -> None:
-        self.comparisons = 0
-
-    @override
-    def utcoffset(self, _: datetime | None) -> timedelta:
-        self.comparisons += 1
-        return timedelta(0)
-
-    @override
-    def dst(self, _: datetime | None) -> None:
-        return None
-
-    @override
-    def tzname(self, _: datetime | None) -> str:
-        return "UTC"
-
-
-def test_the_next_not_before_is_found_without_a_look_at_every_entry() -> None:
-    """A failing sink asks for it after each probe, and the other sinks wait for that."""
-    zone = _CountingZone()
-    lanes = OrderedQueue()
-    for id_ in range(10_000):
-        not_before = (NOW + timedelta(seconds=id_)).replace(tzinfo=zone)
-        lanes.push(entry(id_, f"lane-{id_}", in_memory=False, not_before=not_before))
-    zone.comparisons = 0
-    assert lanes.earliest_not_before_after(NOW + timedelta(seconds=5000)) == NOW + timedelta(
-        seconds=5001
-    )
-    assert 0 < zone.comparisons < 100
-
-
-def test_lanes_that_come_and_go_leave_nothing_behind() -> None:
-    lanes = OrderedQueue()
-    for id_ in range(5000):
-        lanes.push(entry(id_, f"lane-{id_}"))
-        taken = lanes.mark_next_entry_in_flight(least_tried=id_ % 2 == 0)
-        assert taken is not None
-        if id_ % 3 == 0:
-            lanes.delay_head(taken, float(id_))
-            lanes.release_all_delayed(include_individual=True)
-            taken = lanes.mark_next_entry_in_flight()
-            assert taken is not None
-        lanes.remove_head(taken)
-        lanes.release_due(float(id_))
-    assert (len(lanes), list(lanes), lanes.has_ready, lanes.next_release_at()) == (
-        0,
-        [],
-        False,
-        None,
-    )
-    assert not lanes.mark_next_entry_in_flight()
-
-
-def test_entries_that_are_replaced_while_a_sink_is_paused_leave_nothing_behind() -> None:
-    lanes = OrderedQueue()
-    tracemalloc.start()
-    for id_ in range(20_000):
-        newer = entry(id_, "lane", "event.updated", in_memory=False)
-        lanes.remove_superseded(newer)
-        lanes.push(newer)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(lanes) == 1
-    assert kept < 100_000
-    last = lanes.mark_next_entry_in_flight()
-    assert last is not None
-    assert last.id == id_

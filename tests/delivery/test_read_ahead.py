@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sqlite3
-import tracemalloc
 from pathlib import Path
 
-from relay.delivery.read_ahead import MAX_READ
 from relay.errors import StoreUnavailable
 from relay.store.sqlite import Work
 from tests.delivery.running_dispatcher import (
     ScriptedSink,
     SteppedClock,
-    accepts,
     hangs,
     running_dispatcher,
 )
@@ -63,24 +59,3 @@ async def test_an_event_is_read_by_itself_if_others_cannot_be_read_with_it(tmp_p
         await relay.dispatcher.set_state("bus", "on", None)
         await eventually(lambda: len(sink.delivered) == 10)
         assert together
-
-
-async def test_events_that_a_sink_does_not_take_are_kept_as_bytes(tmp_path: Path) -> None:
-    """Every sink that is down keeps some. A parsed event takes four times as much memory."""
-    await record_events(tmp_path, MAX_READ)
-    sink = ScriptedSink(hangs, concurrency=1)
-    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
-        rows = await relay.store.read(
-            lambda tx: tx.journal.bodies_at_positions(range(1, MAX_READ + 1))
-        )
-        body_bytes = sum(map(len, rows.values()))
-        del rows
-        tracemalloc.start()
-        await relay.dispatcher.set_state("bus", "on", None)
-        await eventually(lambda: sink.in_flight == 1)
-        await relay.settle()
-        gc.collect()
-        kept, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        sink.answer = accepts
-    assert body_bytes < kept < 2 * body_bytes

@@ -61,30 +61,6 @@ async def test_a_full_batch_is_written_at_once_and_fewer_deliveries_wait(tmp_pat
         assert await delivered_count(store) == FULL_BATCH
 
 
-async def test_a_single_delivery_is_recorded_after_the_pause(tmp_path: Path) -> None:
-    async with store_with_entries(tmp_path) as (store, _):
-        results = ResultRecorder(store, pause=0.001)
-        written = asyncio.Event()
-        results.queue_successful_delivery_for_recording(1, DELIVERED, written.set)
-        await asyncio.wait_for(written.wait(), 60)
-        assert await delivered_count(store) == 1
-
-
-async def test_what_ends_while_a_batch_is_written_is_written_without_another_call(
-    tmp_path: Path,
-) -> None:
-    async with store_with_entries(tmp_path) as (store, commits):
-        results = ResultRecorder(store, pause=0.001)
-        written: list[int] = []
-        for entry_id in range(1, EVENTS):
-            results.queue_successful_delivery_for_recording(
-                entry_id, DELIVERED, lambda: written.append(1)
-            )
-        await eventually(lambda: len(written) == EVENTS - 1)
-        assert len(commits) == 2
-        assert await delivered_count(store) == EVENTS - 1
-
-
 async def test_a_stop_and_a_failure_wait_for_no_pause(tmp_path: Path) -> None:
     """The failure of an entry is recorded after the deliveries that ended before it."""
     async with store_with_entries(tmp_path) as (store, _):

@@ -137,15 +137,6 @@ def test_a_limit_under_a_day_holds_before_notbefore_too(
     ) == DeadLetter("given up after 60 s")
 
 
-@given(seconds_left=st.none() | st.floats(-DAY, 0), age=st.floats(0, DAY - 1), tries=TRIES)
-def test_what_is_young_is_tried_again(seconds_left: float | None, age: float, tries: int) -> None:
-    assert isinstance(decide(seconds_left=seconds_left, age=age, tries=tries), RetryAfterDelay)
-    assert isinstance(
-        decide(seconds_left=seconds_left, age=age * 1000, tries=tries, give_up_after=math.inf),
-        RetryAfterDelay,
-    )
-
-
 @given(seconds_left=LEFT, tries=TRIES, retry_after=ASKED, jitter=CHANCES)
 def test_jitter_only_adds_and_little(
     seconds_left: float | None, tries: int, retry_after: float | None, jitter: float
@@ -177,17 +168,6 @@ def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(
     assert wanted <= decision.sink_pause <= wanted * MOST
     assert decision.delay == max(
         decision.sink_pause, pause(seconds_left=seconds_left, tries=tries, jitter=jitter)
-    )
-
-
-@given(seconds_left=LEFT, tries=TRIES, retry_after=st.none() | st.floats(-1e9, 0), jitter=CHANCES)
-def test_without_a_retry_after_nobody_else_rests(
-    seconds_left: float | None, tries: int, retry_after: float | None, jitter: float
-) -> None:
-    assert decide(
-        seconds_left=seconds_left, tries=tries, retry_after=retry_after, jitter=jitter
-    ) == RetryAfterDelay(
-        pause(seconds_left=seconds_left, tries=tries, jitter=jitter), sink_pause=0.0
     )
 
 
@@ -348,16 +328,6 @@ def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(
     if len(made) > 1:
         assert made[1].waited <= 2
     assert made[-1].seconds_left <= 2.0 + elapsed + 1e-6
-
-
-@given(seconds_left=st.floats(10, 600), data=st.data())
-def test_what_was_refused_gets_a_last_call_too(seconds_left: float, data: st.DataObject) -> None:
-    made = [
-        call
-        for call in calls(seconds_left, elapsed=0.05, jitters=data, failure="slow")
-        if call.seconds_left > 0
-    ]
-    assert made[-1].seconds_left <= 2.0 + 0.05 + 1e-6
 
 
 def undelivered_pauses(failure: Failure, seconds_left: float | None) -> tuple[list[float], object]:

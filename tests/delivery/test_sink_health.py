@@ -78,13 +78,6 @@ def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
     assert turns == [False, True, False, True]
 
 
-def test_while_it_delivers_the_oldest_goes_first() -> None:
-    circuit = CircuitBreaker()
-    for _ in range(3):
-        assert not circuit.prefers_least_tried
-        circuit.record_try_start(0.0)
-
-
 def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> None:
     circuit = failing()
     circuit.schedule_probe(300.0)
@@ -98,15 +91,6 @@ def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> Non
         assert circuit.allowed_at == 300.0
 
 
-def test_a_pressing_one_that_failed_brings_the_next_probe_forward() -> None:
-    circuit = failing()
-    circuit.schedule_probe(300.0)
-    circuit.probe_now()
-    circuit.record_try_start(5.0)
-    circuit.schedule_probe(5.5)
-    assert circuit.allowed_at == 5.5
-
-
 def test_nothing_hastens_what_the_far_side_asked_for() -> None:
     circuit = failing()
     circuit.schedule_probe(10.0)
@@ -116,12 +100,6 @@ def test_nothing_hastens_what_the_far_side_asked_for() -> None:
     assert circuit.allowed_at == 60.0
     assert circuit.record_success()
     assert circuit.allowed_at == 60.0
-
-
-def test_what_delivers_needs_no_hastening() -> None:
-    circuit = CircuitBreaker()
-    circuit.probe_now()
-    assert not circuit.prefers_least_tried
 
 
 @pytest.mark.parametrize("is_failing", [True, False])

@@ -41,7 +41,7 @@ class HeldTransaction:
         self._is_free.set()
 
 
-@pytest.mark.parametrize("event_ids", [1, 5, EVENTS])
+@pytest.mark.parametrize("event_ids", [1, EVENTS])
 async def test_a_commit_makes_room_for_as_many_deliveries_as_may_be_open(
     tmp_path: Path, event_ids: int
 ) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -161,77 +161,7 @@ def test_what_is_not_known_is_no_attribute_and_null_in_the_data(field: str, attr
     assert None in cloudevent.data.values()
 
 
-def test_a_not_before_that_cannot_be_read_is_only_in_the_data() -> None:
-    cloudevent = build_event(change("updated", not_before="soon"))
-    assert "notbefore" not in cloudevent.attributes
-    assert cloudevent.data["notBefore"] == "soon"
-
-
 # --- ids
-
-
-def test_an_id_is_32_hexadecimal_digits_and_the_same_in_every_version() -> None:
-    """A consumer drops repeats by it while the relay is upgraded."""
-    assert build_event(change("scheduled")).id == "d006ca5e8f5f306db5dbe3b916687f21"
-
-
-@given(st.integers(0, 9), st.integers(0, 9))
-def test_ids_differ_exactly_as_the_count_of_tellings_does(first: int, second: int) -> None:
-    assert (
-        build_event(change("ended"), previous_count=first).id
-        == build_event(change("ended"), previous_count=second).id
-    ) == (first == second)
-
-
-def test_two_relays_of_a_scope_give_the_same_id_at_their_own_times() -> None:
-    ours = build_event(change("scheduled"))
-    theirs = build_event(
-        change("scheduled"),
-        origin=Origin(ORIGIN.scope, "westno-1"),
-        at=AT + timedelta(seconds=1),
-        incarnation=9,
-        approved_by_relay=True,
-    )
-    assert ours.id == theirs.id
-    assert ours.attributes["relay"] != theirs.attributes["relay"]
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "event_type",
-        "event_status",
-        "resource_type",
-        "resources",
-        "not_before",
-        "description",
-        "event_source",
-        "duration",
-        "event_id",
-    ],
-)
-def test_another_state_has_another_id(field: str) -> None:
-    other = {"resources": ("x",), "duration": 6}.get(field, "other")
-    assert build_event(change("updated", **{field: other})).id != build_event(change("updated")).id
-
-
-def test_another_scope_or_change_has_another_id() -> None:
-    ids = {
-        build_event(change(kind, event_status="Started", not_before=None)).id
-        for kind in get_args(ChangeKind)
-    }
-    assert len(ids) == 4
-    assert (
-        build_event(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id
-        != build_event(change("scheduled")).id
-    )
-
-
-def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() -> None:
-    twisted = change(
-        "updated", event_id=make_event().event_id.lower(), resources=("WestNO_1", "WestNO_0")
-    )
-    assert build_event(twisted).id == build_event(change("updated")).id
 
 
 def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
@@ -362,35 +292,6 @@ def test_a_decision_about_an_unknown_event_names_it_as_sent() -> None:
     } == {"Nobody-Knows"}
 
 
-def test_decisions_at_other_places_of_the_journal_have_other_ids() -> None:
-    def cloudevent(
-        head: str, name: str = "approval.recorded", relay: str = "a", **added: Any
-    ) -> str:
-        return approval_or_startrequest_event(
-            name,
-            Origin("s", relay),
-            AT,
-            event=common_event_data(make_event(), 2),
-            added=added,
-            cause=None,
-            head=head,
-        ).id
-
-    assert cloudevent("1:aa") == cloudevent("1:aa")
-    assert (
-        len(
-            {
-                cloudevent("1:aa"),
-                cloudevent("2:aa"),
-                cloudevent("1:aa", "approval.granted"),
-                cloudevent("1:aa", relay="b"),
-                cloudevent("1:aa", votes=1),
-            }
-        )
-        == 5
-    )
-
-
 def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
     cloudevent = relay_event(
         "relay.dead-lettered", ORIGIN, AT, sink="bus", reason="gone for a day", count=3, head=HEAD
@@ -399,18 +300,6 @@ def test_of_itself_a_relay_says_which_sink_why_and_how_many() -> None:
     assert cloudevent.attributes["source"] == "imds://prod-vmss-a-1f0c33ab/relays/westno-0"
     assert (cloudevent.subject, cloudevent.routing_detail) == ("bus", "bus")
     assert cloudevent.data == {"sink": "bus", "reason": "gone for a day", "count": 3}
-
-
-def test_what_is_about_no_sink_has_no_subject() -> None:
-    cloudevent = relay_event(
-        "relay.source-lost", ORIGIN, AT, sink=None, reason="no answer", count=1, head=HEAD
-    )
-    assert set(cloudevent.attributes) == ALWAYS | {"journalhead"}
-    assert (cloudevent.subject, cloudevent.routing_detail, cloudevent.data["sink"]) == (
-        None,
-        "none",
-        None,
-    )
 
 
 def test_each_telling_of_the_relay_has_an_id_of_its_own() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
-from tests.events.strategies import DOCUMENTS, EVENTS, make_event, normalized
+from tests.events.strategies import DOCUMENTS, make_event, normalized
 
 
 def shuffled(document: Document) -> st.SearchStrategy[Document]:
@@ -61,17 +61,6 @@ def test_applying_the_changes_to_the_old_document_gives_the_new_one(
     }
 
 
-@given(DOCUMENTS, DOCUMENTS, st.none() | st.integers())
-def test_the_incarnation_neither_suppresses_nor_causes_a_change(
-    old: Document, new: Document, incarnation: int | None
-) -> None:
-    """See docs/protocol.md#the-document-incarnation."""
-    renumbered = dataclasses.replace(new, incarnation=incarnation)
-    assert diff_events_with_document(old.events, renumbered) == diff_events_with_document(
-        old.events, new
-    )
-
-
 @given(DOCUMENTS, DOCUMENTS)
 def test_the_kind_of_a_change_follows_from_both_states(old: Document, new: Document) -> None:
     previous, current = by_key(old.events), by_key(new.events)
@@ -112,19 +101,6 @@ def test_changed_holds_each_field_that_differs_with_its_value_before(
         assert set(change.changed) == different
 
 
-@given(DOCUMENTS, DOCUMENTS)
-def test_events_of_the_document_come_first_in_its_order_then_those_that_left(
-    old: Document, new: Document
-) -> None:
-    changes = diff_events_with_document(old.events, new)
-    has_ended = [change.kind == "ended" for change in changes]
-    assert has_ended == sorted(has_ended)
-    present = [change.event.lowercase_event_id for change in changes if change.kind != "ended"]
-    assert present == [
-        event.lowercase_event_id for event in new.events if event.lowercase_event_id in present
-    ]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "kind", "changed"),
     [
@@ -146,15 +122,6 @@ def test_a_start_is_told_once(
     previous = () if before is None else (make_event(**before),)
     (change,) = diff_events_with_document(previous, Document(1, (make_event(**after),)))
     assert (change.kind, change.changed) == (kind, changed)
-
-
-@given(EVENTS)
-def test_an_event_that_was_stored_is_the_same_event_again(event: ScheduledEvent) -> None:
-    assert ScheduledEvent.from_cloudevent_data({**event.to_cloudevent_data(), "other": 1}) == event
-
-
-def test_a_revision_stays_the_same_from_one_version_of_the_relay_to_the_next() -> None:
-    assert make_event().revision == "24d767cef042bdfd"
 
 
 @pytest.mark.parametrize(

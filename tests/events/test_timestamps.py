@@ -74,27 +74,6 @@ def test_sortable_texts_sort_as_the_moments_do(moments: list[datetime]) -> None:
     assert all(parse_timestamp(format_sortable(moment)) == moment for moment in moments)
 
 
-def test_a_moment_without_a_zone_is_not_written() -> None:
-    with pytest.raises(ValueError, match="time zone"):
-        format_rfc3339(datetime(2022, 4, 11))  # noqa: DTZ001  # this is the point
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "",
-        " ",
-        "soon",
-        "0001-01-01T00:00:00+14:00",
-        "9999-12-31T23:59:59-14:00",
-        "4/11/2022 10:26:58 PM",
-    ],
-)
-def test_what_is_no_moment_is_none(text: str | None) -> None:
-    assert parse_timestamp(text) is None
-
-
 @pytest.mark.parametrize("zone", ["GMT", "UTC", "+0000", "-0000", ""])
 def test_rfc_1123_is_read_with_any_weekday_and_without_zone_as_utc(zone: str) -> None:
     for weekday in ("Mon", "Tue", "Sun"):

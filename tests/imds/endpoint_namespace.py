@@ -25,10 +25,9 @@ from relay.errors import SourceError
 from relay.imds import SourceSettings
 from relay.imds.client import SEARCH_AFTER, ImdsClient
 from relay.imds.dhcp import find_mac, request_option_245_address_over_dhcp
-from relay.imds.document import parse_document
 from relay.imds.endpoint import DHCP_INTERVAL, AskDhcp, CandidateFinder, ask_dhcp_via_default_route
 from relay.net.egress import is_refused
-from relay.simulator import VM, Fault, Plan, Setup, Simulator
+from relay.simulator import VM, Plan, Setup, Simulator
 from tests.cli.command import environment
 from tests.imds.dhcp_server import Answer, offer_endpoint, run_dhcp_server
 
@@ -120,49 +119,6 @@ async def in_a_virtual_network() -> dict[str, Any]:
             }
 
 
-async def redirected() -> dict[str, Any]:
-    """What answers 302 at the address in a virtual network is not followed."""
-    with address_of(METADATA):
-        async with (
-            azure(METADATA) as redirecting,
-            azure(PUBLIC) as public,
-            azure(PRIVATE),
-            dhcp(offer_endpoint(PRIVATE)),
-            client() as opened,
-        ):
-            redirecting.add_fault(Fault(kind="redirect", location=f"{public.url}/", calls=9))
-            await opened.read_document_bytes()
-            return {
-                "url": opened.base_url,
-                "redirected": [call.status for call in redirecting.calls],
-                "followed": len(public.calls),
-            }
-
-
-async def outside() -> dict[str, Any]:
-    """The answer of DHCP names the service; no sink may reach it, as long as it is there."""
-    address = IPv4Address(PRIVATE)
-    guarded = [is_refused(address)]
-    async with azure(PRIVATE) as sim, dhcp(offer_endpoint(PRIVATE)) as requests:
-        sim.schedule(Plan(type="Reboot"))
-        async with client() as opened:
-            instance = await opened.read_instance_metadata_body()
-            document = parse_document(await opened.read_document_bytes())
-            guarded.append(is_refused(address))
-            await opened.send_start_request([document.events[0].event_id])
-            url = opened.base_url
-        guarded.append(is_refused(address))
-        return {
-            "url": url,
-            "outside": b"vm-0" in instance,
-            "asked": len(requests),
-            "flags": requests[0][10],
-            "guarded": guarded,
-            "paths": [f"{call.method} {call.path}" for call in sim.calls],
-            "approved": sim.events[0].approved,
-        }
-
-
 async def public_address() -> dict[str, Any]:
     """An answer that names a public host is refused, and nothing is sent there."""
     async with azure(PUBLIC) as public, dhcp(offer_endpoint(PUBLIC)), client() as opened:
@@ -191,21 +147,6 @@ async def moved() -> dict[str, Any]:
                 "asked": [asked_at_once, len(requests)],
                 "guarded": [is_refused(IPv4Address(at)) for at in (PRIVATE, SHARED)],
             }
-
-
-async def replaced() -> dict[str, Any]:
-    """Another program answers 200 at the address where the service was: the search goes on."""
-    clock = LaterClock()
-    async with client(clock) as opened, azure(PRIVATE) as former:
-        async with dhcp(offer_endpoint(PRIVATE)):
-            await opened.read_document_bytes()
-            first = opened.base_url
-        former.add_fault(Fault(kind="malformed", calls=99))
-        async with azure(SHARED, 8080), dhcp(offer_endpoint(SHARED)):
-            at_once = await failure(opened)
-            clock.later += max(SEARCH_AFTER, DHCP_INTERVAL)
-            await opened.read_document_bytes()
-            return {"urls": [first, opened.base_url], "at_once": at_once}
 
 
 async def nothing() -> dict[str, Any]:
@@ -278,11 +219,8 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = {
             "in_a_virtual_network": await in_a_virtual_network(),
-            "redirected": await redirected(),
-            "outside": await outside(),
             "public_address": await public_address(),
             "moved": await moved(),
-            "replaced": await replaced(),
             "nothing": await nothing(),
             "whole_relay": await whole_relay(Path(folder)),
         }

@@ -16,12 +16,10 @@ from relay.imds import SourceSettings
 from relay.imds.api_version_features import (
     API_VERSIONS,
     find_impossible_conditions,
-    prefixes_resource_names,
 )
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.simulator.event import API_VERSIONS as SIMULATED_VERSIONS
 from relay.simulator.event import EventType
 
 TYPES: dict[str, set[str]] = {
@@ -43,10 +41,6 @@ async def read(url: str, api_version: str) -> tuple[ScheduledEvent, ...]:
     settings = SourceSettings(url=url, api_version=api_version)
     async with ImdsClient(settings, SystemClock()) as client:
         return parse_document(await client.read_document_bytes(), api_version).events
-
-
-def test_the_versions_are_those_that_the_simulator_serves() -> None:
-    assert API_VERSIONS == SIMULATED_VERSIONS == tuple(TYPES)
 
 
 @pytest.mark.parametrize("api_version", API_VERSIONS)
@@ -90,26 +84,6 @@ async def test_each_version_takes_a_start_request(api_version: str) -> None:
         assert orjson.loads(call.body) == {"StartRequests": [{"EventId": event.event_id}]}
 
 
-@pytest.mark.parametrize("api_version", API_VERSIONS)
-@pytest.mark.parametrize("incarnation", ["5", 5], ids=["text", "number"])
-async def test_the_simulator_takes_the_incarnation_of_older_samples(
-    api_version: str, incarnation: str | int
-) -> None:
-    """The pages of 2017 send DocumentIncarnation beside StartRequests. Nothing depends on it."""
-    async with Simulator(SETUP) as sim, aiohttp.ClientSession() as session:
-        event = sim.schedule(Plan(lasts=None))
-        body: dict[str, Any] = {"DocumentIncarnation": incarnation}
-        body["StartRequests"] = [{"EventId": event.event_id}]
-        async with session.post(
-            f"{sim.url}/metadata/scheduledevents",
-            params={"api-version": api_version},
-            headers={"Metadata": "true"},
-            json=body,
-        ) as response:
-            assert response.status == 200
-        assert sim.event(event).approved
-
-
 async def test_the_oldest_version_has_a_prefix_and_another_form_of_time() -> None:
     async with Simulator(SETUP) as sim, aiohttp.ClientSession() as session:
         sim.schedule(Plan(type="Reboot"))
@@ -136,30 +110,6 @@ async def test_a_version_that_the_service_does_not_know_is_named_with_those_that
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["_web_0"], ("web_0",)),
-        (["__web_0"], ("_web_0",)),
-        (["web_0"], ("web_0",)),  # a cloud service's instance has no prefix
-        (["_web_0", "web_0"], ("web_0",)),
-        (["_"], ("",)),
-        ([], ()),
-    ],
-)
-def test_one_underscore_is_removed_in_the_oldest_version_only(
-    names: list[str], expected: tuple[str, ...]
-) -> None:
-    body = orjson.dumps({"Events": [{"EventId": "A", "Resources": names}]})
-    assert parse_document(body, "2017-03-01").events[0].resources == expected
-    for api_version in API_VERSIONS[1:]:
-        event = parse_document(body, api_version).events[0]
-        assert event.resources == tuple(dict.fromkeys(names))
-    assert [version for version in API_VERSIONS if prefixes_resource_names(version)] == [
-        "2017-03-01"
-    ]
-
-
-@pytest.mark.parametrize(
     ("match", "since"),
     [
         ({"event_source": ["User"]}, "2019-08-01"),
@@ -181,16 +131,3 @@ def test_a_condition_that_no_event_of_a_version_can_meet_is_named(
         reasons = list(find_impossible_conditions(conditions, api_version))
         assert len(reasons) == (api_version < since)
         assert all(since in reason and next(iter(match)) in reason for reason in reasons)
-
-
-def test_each_condition_has_a_reason_of_its_own() -> None:
-    conditions = Match.model_validate(
-        {"event_type": ["Terminate"], "event_source": ["User"], "duration": {"max": "8s"}}
-    )
-    assert [
-        reason.partition(":")[0] for reason in find_impossible_conditions(conditions, "2017-03-01")
-    ] == [
-        "event_source",
-        "duration",
-        "event_type",
-    ]

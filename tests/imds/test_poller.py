@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -153,27 +152,6 @@ async def simulated(folder: Path, **given: Any) -> AsyncIterator[tuple[Rig, Simu
 # --- polls
 
 
-async def test_a_change_is_recorded_at_the_next_poll(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (running, sim):
-        event = sim.schedule(Plan(starts_after=0.0, lasts=None))
-        await running.polled()
-        sim.start(event)
-        await running.polled()
-        sim.end(event)
-        await running.polled()
-        assert await running.names() == ["event.scheduled", "event.started", "event.ended"]
-
-
-async def test_it_polls_once_an_interval_also_in_between(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (running, sim):
-        assert len(sim.calls) == 1
-        for _ in range(9):
-            running.clock.advance(1)
-        assert running.clock.remaining_sleeps[0] == pytest.approx(1)
-        await running.polled()
-        assert len(sim.calls) == 2
-
-
 async def test_an_idle_poll_writes_nothing(tmp_path: Path) -> None:
     async with simulated(tmp_path) as (running, sim):
         sim.schedule(Plan())
@@ -186,16 +164,6 @@ async def test_an_idle_poll_writes_nothing(tmp_path: Path) -> None:
             sim.schedule(Plan())
             await running.polled()
             assert other.execute(version).fetchone() != before
-
-
-async def test_an_idle_poll_does_not_ask_the_store(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (running, _):
-        busy = threading.Event()
-        running.store.submit(lambda _: busy.wait(60))
-        try:
-            await running.polled(3)
-        finally:
-            busy.set()
 
 
 async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Path) -> None:
@@ -214,15 +182,6 @@ async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Pat
         clock.advance(3)
         await eventually(lambda: len(server.requests) == 2 and len(clock.remaining_sleeps) == 2)
         assert clock.remaining_sleeps[0] == pytest.approx(2.6)
-
-
-async def test_an_incarnation_alone_is_no_change(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (running, sim):
-        sim.schedule(Plan())
-        await running.polled()
-        sim.reset_incarnation(1)
-        await running.polled()
-        assert await running.names() == ["event.scheduled"]
 
 
 # --- what is no document changes nothing
@@ -348,13 +307,6 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
         assert running.clock.remaining_sleeps[0] == pytest.approx(10)
 
 
-async def test_many_who_ask_share_one_read(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (running, sim):
-        running.clock.advance(4)
-        await asyncio.gather(*(running.poller.wait_for_fresh_poll() for _ in range(50)))
-        assert len(sim.calls) == 2
-
-
 async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path) -> None:
     clock = ManualClock()
     first, gate = Answer(NOTHING, pause=0.1), asyncio.Event()
@@ -405,45 +357,6 @@ async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> 
                 await asyncio.wait_for(task, 60)
         with pytest.raises(SourceError, match="stops"):
             await running.poller.wait_for_fresh_poll()
-
-
-async def test_whoever_asks_is_told_why_it_could_not_be_read(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (running, sim):
-        sim.add_fault(Fault(status=503))
-        running.clock.advance(4)
-        questions = [asyncio.create_task(running.poller.wait_for_fresh_poll()) for _ in range(2)]
-        for question in questions:
-            with pytest.raises(SourceError, match="503"):
-                await question
-
-
-async def test_whoever_asks_no_longer_disturbs_nobody(tmp_path: Path) -> None:
-    async with simulated(tmp_path, interval="10s") as (running, sim):
-        sim.add_fault(Fault(status=503))
-        running.clock.advance(4)
-        gone, stays = (
-            asyncio.create_task(running.poller.wait_for_fresh_poll()),
-            asyncio.create_task(running.poller.wait_for_fresh_poll()),
-        )
-        await asyncio.sleep(0)
-        gone.cancel()
-        with pytest.raises(SourceError):
-            await stays
-        await running.until(lambda: running.poller.failures == 0)
-
-
-async def test_questions_without_end_make_no_more_than_two_calls_a_second(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (running, sim):
-        began = running.clock.monotonic()
-
-        async def ask() -> None:
-            while True:
-                await running.poller.wait_for_fresh_poll()
-
-        asking = asyncio.create_task(ask())
-        await running.until(lambda: running.clock.monotonic() >= began + 10, step=0.05)
-        asking.cancel()
-        assert len(sim.calls) <= 2 * 10 + 2
 
 
 # --- whether it is there at all
@@ -609,30 +522,6 @@ async def test_polling_that_paused_for_too_long_tells_no_cancellation(
 
 
 @pytest.mark.parametrize(
-    ("expected", "wall", "monotonic"),
-    [(CANCELED, 1.1, 1.1), (UNKNOWN, 3600, 1.1), (UNKNOWN, -3600, 60), (CANCELED, -3600, 1.1)],
-    ids=[
-        "neither",
-        "the wall clock jumped",
-        "the wall clock was set back meanwhile",
-        "the wall clock was set back",
-    ],
-)
-async def test_a_gap_is_measured_by_both_clocks(
-    tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float
-) -> None:
-    clock = ManualClock()
-    async with run_server(Answer(SCHEDULED)) as server, rig(tmp_path, server.url, clock) as running:
-        await running.polled()
-        server.answer = Answer(NOTHING)
-        now = clock.now()
-        clock.advance(monotonic)
-        clock.set_wall_clock(now + timedelta(seconds=wall))
-        await eventually(lambda: "event.ended" in running.recorded_names)
-        assert await outcome(running) == expected
-
-
-@pytest.mark.parametrize(
     ("expected", "last_read"),
     [
         (CANCELED, NOON - timedelta(seconds=4.9)),
@@ -709,13 +598,3 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
         connection.execute("PRAGMA query_only = OFF")
         await eventually(lambda: running.store.write_error is None)
         assert running.recorded_names == await running.names() == ["event.scheduled", "event.ended"]
-
-
-async def test_what_cannot_be_recorded_at_all_is_no_answer(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (running, sim):
-        await running.polled()
-        last = running.poller.last_read_at
-        await running.store.close()
-        sim.schedule(Plan())
-        await running.until(lambda: running.poller.failures > 0)
-        assert running.poller.last_read_at == last

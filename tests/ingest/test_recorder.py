@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
@@ -17,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.events.model import Document, ScheduledEvent
-from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import CHANGES_PER_STEP, Recorder, SuccessfulPoll
 from relay.store import GrantState
 from relay.store.transaction import Transaction
@@ -79,12 +77,6 @@ def test_a_change_is_told_and_the_snapshot_moves_on_together(approval_file: Appr
         BOOT_ID,
         "2026-04-11T12:00:00.000000Z",
     )
-
-
-def test_the_same_document_tells_nothing(approval_file: ApprovalFile) -> None:
-    record(approval_file, REBOOT)
-    assert record(approval_file, REBOOT) == 0
-    assert len(approval_file.events()) == 1
 
 
 def test_a_life_is_told_in_its_order_over_restarts(approval_file: ApprovalFile) -> None:
@@ -388,17 +380,6 @@ def test_an_event_that_is_gone_after_the_boot_it_announced_is_completed(
     assert outcome_after_end(approval_file, gap=True) == outcome
 
 
-def test_a_boot_that_was_not_the_event_s_doing_proves_nothing_later(
-    approval_file: ApprovalFile,
-) -> None:
-    record(approval_file, REBOOT)
-    approval_file.clock.advance(60)
-    boot(approval_file, "boot-2")
-    record(approval_file, REBOOT, gap=True)
-    approval_file.clock.advance(900)
-    assert outcome_after_end(approval_file) == UNKNOWN
-
-
 @pytest.mark.parametrize("approved", [True, False])
 def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_for_a_while(
     approval_file: ApprovalFile, approved: bool
@@ -410,23 +391,6 @@ def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_fo
     boot(approval_file, "boot-2")
     record(approval_file, REBOOT, gap=True)
     assert outcome_after_end(approval_file) == REBOOTED
-
-
-def test_another_event_s_boot_is_remembered_for_each_event_by_itself(
-    approval_file: ApprovalFile,
-) -> None:
-    later = build_event("E-2", not_before=format_rfc3339(NOON + timedelta(hours=2)))
-    record(approval_file, REBOOT, later)
-    approval_file.clock.advance(901)
-    boot(approval_file, "boot-2")
-    record(approval_file, later, gap=True)
-    assert approval_file.status("E-2").occurrence.boot_id == "boot-2"
-    approval_file.clock.advance(7200)
-    record(approval_file)
-    assert [event.data["evidence"] for event in approval_file.events("event.ended")] == [
-        "rebooted",
-        "none",
-    ]
 
 
 # --- what a recorder remembers of the snapshot

@@ -1,6 +1,6 @@
 """One client floods the queue of approvals: nobody else waits, and little is written.
 
-`make chaos-tests` sends 20,000 messages, `make test` 3,000.
+`make chaos-tests` sends 20,000 messages, `make test` 2,000.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from yarl import URL
 
 from relay.amqp.approval_consumer import (
     MAX_WAITING,
-    MESSAGES_PER_TURN,
     URGENT_AT_ONCE,
     VOTES_AT_ONCE,
     ApprovalConsumer,
     ApprovalHandler,
 )
 from relay.amqp.fair_queue import ReceivedDecision
-from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
+from relay.amqp.message_verification import UnparsedApprovalMessage
 from relay.amqp.topology import (
     MAX_APPROVALS,
     approvals_topology,
@@ -43,7 +42,7 @@ from tests.journey.bus import SCOPE, Bus, System, define_users, running_system, 
 from tests.rabbitmq import Broker
 from tests.store.open_store import read_column
 
-MESSAGES = depth(20_000, 3_000)
+MESSAGES = depth(20_000, 2_000)
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +130,7 @@ class SlowHandler:
 
 
 @pytest.mark.parametrize(
-    ("decision", "most"),
-    [("hold", URGENT_AT_ONCE), ("release", URGENT_AT_ONCE), ("approve", VOTES_AT_ONCE)],
+    ("decision", "most"), [("hold", URGENT_AT_ONCE), ("approve", VOTES_AT_ONCE)]
 )
 async def test_messages_that_wait_together_are_submitted_together_and_in_order(
     node: Broker, decision: Literal["approve", "hold", "release"], most: int
@@ -152,41 +150,6 @@ async def test_messages_that_wait_together_are_submitted_together_and_in_order(
     else:
         assert handler.submitted == ids
     assert handler.most_under_way == most
-
-
-@dataclass(slots=True)
-class CountingHandler:
-    """Refuses all messages, and counts them."""
-
-    read_messages: int = 0
-
-    async def blocking_reason(self) -> str | None:
-        return None
-
-    def read(self, _: UnparsedApprovalMessage) -> ReceivedDecision:
-        self.read_messages += 1
-        raise UnusableMessage("the test refuses it")
-
-
-async def test_a_flood_is_read_in_few_turns_of_the_event_loop(node: Broker) -> None:
-    """Other work makes the turns long. A hold waits in the queue behind what is not read yet."""
-    bus, ids = Bus(node, unused_exchange()), [f"flood {number}" for number in range(1000)]
-    async with bus.connection() as connection:
-        await declare_topology(connection, approvals_topology(bus.exchange, SCOPE), True)
-    assert not await bus.send_all({"eventId": "e"}, ids, user="drain")
-    handler = CountingHandler()
-    read_in_turns: list[int] = []
-
-    async def work_long() -> None:
-        while handler.read_messages < len(ids):
-            before = handler.read_messages
-            await asyncio.sleep(0)
-            read_in_turns.append(handler.read_messages - before)
-            time.sleep(0.02)  # noqa: ASYNC251  # work that does not wait
-
-    async with BackgroundTasks(consumer_of(node, bus, handler).run()):
-        await asyncio.wait_for(work_long(), timeout=60)
-    assert max(read_in_turns) == MESSAGES_PER_TURN
 
 
 def allowed_since(began: float) -> float:
@@ -237,22 +200,6 @@ async def test_the_broker_refuses_more_than_the_queue_may_hold(
     assert 0 < refused_by_broker <= 500
     waiting, _ = await bus.waiting()
     assert waiting == len(ids) - refused_by_broker
-
-
-async def test_a_client_that_may_decide_nothing_writes_nothing_into_the_journal(
-    node: Broker, tmp_path: Path
-) -> None:
-    """Its messages are dead-lettered and counted, as those of strangers."""
-    async with running_system(node, tmp_path) as system:
-        _, decision = await system.schedule_reboot()
-        before = await rejected(system)
-        for number in range(3):
-            await system.bus.send(decision, f"may only read {number}", user="watcher")
-        await eventually(lambda: len(system.bus.dead_letters) == 3)
-        assert await rejected(system) == before + 3
-        await system.bus.send({**decision, "eventId": "none"}, "mark")
-        await system.bus.wait_for_event("approval.refused", cause="mark")
-        assert refused(system) == ["mark"]
 
 
 async def rejected(system: System) -> float:

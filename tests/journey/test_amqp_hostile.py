@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 import orjson
 import pytest
 import pytest_asyncio
-from aio_pika.abc import AbstractIncomingMessage
 from pamqp.commands import Basic
 from pamqp.common import Arguments
 
-from relay.simulator import Event, Fault
+from relay.simulator import Event
 from tests.eventually import eventually
 from tests.journey.bus import SCOPE, System, define_users, running_system
 from tests.journey.relay_process import name_of
@@ -80,13 +78,6 @@ async def leads_to_nothing(system: System, event: Event) -> None:
 # --- ways in
 
 
-async def test_straight_into_the_queue_by_the_default_exchange(system: System) -> None:
-    """The right to write `amq.default` is one for every queue, without topic permissions."""
-    event, decision = await system.schedule_reboot()
-    await put(system, "", system.bus.queue, decision, "by the default exchange")
-    await is_buried(system, "by the default exchange", event)
-
-
 async def test_by_way_of_a_queue_that_dead_letters_where_its_owner_likes(system: System) -> None:
     """The broker checks the right on the exchange when the queue is declared, but no topics.
 
@@ -104,24 +95,6 @@ async def test_by_way_of_a_queue_that_dead_letters_where_its_owner_likes(system:
         await put(system, "", trap, decision, "by dead letter")
         await is_buried(system, "by dead letter", event)
         await channel.queue_delete(trap)
-
-
-async def test_by_way_of_an_alternate_exchange_or_a_binding_between_exchanges(
-    system: System,
-) -> None:
-    event, decision = await system.schedule_reboot()
-    detour, link = f"{system.bus.exchange}.detour", f"{system.bus.exchange}.link"
-    approvals = f"{system.bus.exchange}.approvals"
-    async with system.bus.channel() as channel:
-        await channel.declare_exchange(
-            detour, "direct", durable=True, arguments={"alternate-exchange": approvals}
-        )
-        linked = await channel.declare_exchange(link, "topic", durable=True)
-        await (await channel.get_exchange(approvals)).bind(linked, "#")
-        for exchange in (detour, link):
-            await put(system, exchange, f"approve.{SCOPE}", decision, f"by {exchange}")
-            await is_buried(system, f"by {exchange}", event)
-            await channel.exchange_delete(exchange)
 
 
 async def test_a_topic_permission_for_another_scope_gives_no_way_here(system: System) -> None:
@@ -176,89 +149,10 @@ async def test_nothing_is_sent_to_where_a_message_asks_for_a_reply(system: Syste
         assert await replies.get(fail=False) is None
 
 
-async def test_a_message_that_another_gave_back_is_decided_like_any(system: System) -> None:
-    """Redelivered, as its header says; that it was not decided before is known by its id alone."""
-    event, decision = await system.schedule_reboot()
-    await system.running.relay.gate.set_approval_mode("off", "local:tester")
-    try:
-        await eventually(system.is_not_consuming, every=0.1)
-        await system.bus.send(decision, "given back")
-        async with system.bus.channel() as channel:
-            deliveries: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-            await (await channel.get_queue(system.bus.queue)).consume(deliveries.put)
-            for redelivered in (False, True):
-                async with asyncio.timeout(60):
-                    message = await deliveries.get()
-                assert message.redelivered is redelivered
-                await message.nack(requeue=True)
-    finally:
-        await system.running.relay.gate.set_approval_mode("on", "local:tester")
-    await system.sim.wait_until_approved(event, within=60)
-    assert len(system.bus.events_of_type("approval.recorded", event)) == 1
-
-
-async def test_what_azure_refuses_is_told_as_caused_by_the_message(system: System) -> None:
-    event, decision = await system.schedule_reboot()
-    system.sim.add_fault(Fault(on="approval", status=400))
-    await system.bus.send(decision, "refused by Azure")
-    failed = await system.bus.wait_for_event("startrequest.failed", event)
-    assert (failed["causationid"], failed["data"]["status"]) == ("refused by Azure", 400)
-    assert not system.bus.events_of_type("startrequest.accepted", event)
-
-
 # --- what the broker sees of the relay
 
 
-async def test_two_connections_with_a_heartbeat_of_ten_seconds_and_one_channel_that_stays(
-    system: System,
-) -> None:
-    """A channel for each message would be slow, and an unused one is a leak.
-
-    See docs/protocol.md#channels-are-expensive.
-    """
-    columns = ("client_properties", "timeout", "channels")
-    output = await asyncio.to_thread(system.bus.broker.ctl, "list_connections", *columns)
-    ours = [line.split("\t") for line in output.splitlines() if '"imds-relay ' in line]
-    named = {
-        "approvals" if '"imds-relay approvals of journey at vm-0"' in line else "bus": rest
-        for line, *rest in ours
-    }
-    assert len(ours) == 2
-    assert named == {"approvals": ["10", "1"], "bus": ["10", "1"]}
-
-
 # --- what the log says
-
-
-async def test_what_cannot_be_used_is_counted_and_logged_once_a_minute_for_each_user(
-    system: System, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody can fill the log, nor drown another in it."""
-    before, dead = await _strangers(system), len(system.bus.dead_letters)
-    for number, user in enumerate(("stranger", "stranger", "stranger", "watcher")):
-        await system.bus.send(b"no json", f"counted {number}", user=user)
-    await eventually(lambda: len(system.bus.dead_letters) == dead + 4)
-    assert await _strangers(system) == before + 4
-    logged = [
-        record.getMessage() for record in caplog.records if record.name == "relay.api.server.state"
-    ]
-    assert len(logged) == 2
-    assert (
-        logged[0]
-        == "a message from 'stranger' was dead-lettered: \"its user_id is no client's amqp_user\""
-    )
-    assert logged[1].startswith("a message from 'watcher' was dead-lettered: ")
-
-
-async def _strangers(system: System) -> float:
-    url = f"http://127.0.0.1:{system.running.api_port}/metrics"
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
-        lines = (await response.text()).splitlines()
-    return next(
-        float(line.split()[1])
-        for line in lines
-        if line.startswith("imds_relay_rejected_calls_total ")
-    )
 
 
 async def test_no_password_is_ever_told(

@@ -1,6 +1,6 @@
 """What reaches the queue if the relay is killed during confirms, or the broker is down for long.
 
-`make chaos-tests` kills 20 times and lets 10,000 changes wait. `make test` kills twice and lets 400
+`make chaos-tests` kills 20 times and lets 10,000 changes wait. `make test` kills once and lets 200
 wait.
 """
 
@@ -31,9 +31,9 @@ from tests.journey.held_connection import held_connection
 from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
-KILLS = depth(20, 2)
-CHANGES = depth(10_000, 400)
-EVENTS = 200
+KILLS = depth(20, 1)
+CHANGES = depth(10_000, 200)
+EVENTS = depth(200, 100)
 """Events that change together: more than are ever in flight."""
 GROWTH = 8_000
 """Kilobytes by which memory may grow. Those of `make chaos-tests` have ten times that."""

@@ -16,7 +16,6 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
-from relay.amqp.topology import approvals_topology, declare_topology
 from relay.api.server.state import RejectionLog
 from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
@@ -111,34 +110,6 @@ async def test_killed_between_decision_and_acknowledgement_it_decides_once(
         assert not bus.dead_letters
 
 
-async def test_of_two_relays_one_decides_and_the_other_takes_over_when_it_dies(
-    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Both are connected and subscribed; the broker gives messages to one alone."""
-    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    async with Simulator(Setup(vms=(VM("vm-1"),))) as sim, AsyncExitStack() as stack:
-        exchange = unused_exchange()
-        document = relay_document(node, exchange) | {"relay": "first", "source": {"url": sim.url}}
-        document["api"] = {"clients": document["api"]["clients"]}
-        first = await stack.enter_async_context(relay(tmp_path / "first", document))
-        await first.start()
-        await eventually(lambda: "messages are taken" in first.log)
-        system = await stack.enter_async_context(running_system(node, tmp_path, exchange))
-        await eventually(lambda: "messages are taken" in caplog.text)
-        for number in range(4):
-            await system.bus.send(
-                {"eventId": f"{number}", "decision": "approve", "revision": "none"}, f"m{number}"
-            )
-        for number in range(4):
-            assert (await system.bus.wait_for_event("approval.refused", cause=f"m{number}"))[
-                "relay"
-            ] == "first"
-        await first.kill()
-        await system.bus.send({"eventId": "4", "decision": "approve", "revision": "none"}, "m4")
-        assert (await system.bus.wait_for_event("approval.refused", cause="m4"))["relay"] == "vm-0"
-        assert len(system.bus.events_of_type("approval.refused")) == 5
-
-
 # --- it cannot decide
 
 
@@ -219,30 +190,6 @@ async def _deliveries(bus: Bus) -> int:
         count = messages[0].headers.get("x-delivery-count", 0)
         assert isinstance(count, int)
         return count
-
-
-async def test_where_nothing_can_be_recorded_though_all_seems_well_it_asks_ever_more_seldom(
-    node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a nearly full disk. Each delivery counts towards the delivery limit of the queue."""
-    asked: list[float] = []
-
-    def refuse(*_: object) -> None:
-        asked.append(time.monotonic())
-        raise StoreUnavailable("no room")
-
-    monkeypatch.setattr(ApprovalEngine, "decide", refuse)
-    async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
-        await stack.enter_async_context(_second_consumer(system, poll_interval=0.2))
-        await eventually(system.is_consuming, every=0.05)
-        await system.bus.listen(stack)
-        await system.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "asked for")
-        await eventually(lambda: len(asked) >= 7)
-        # Each try asks twice, with others and alone; between tries are 0.4, 0.8 and 1.6 s.
-        assert asked[6] - asked[0] >= 2.7
-        monkeypatch.undo()
-        await system.bus.wait_for_event("approval.refused", cause="asked for")
-        assert not system.bus.dead_letters
 
 
 async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_the_delivery_count(
@@ -443,80 +390,3 @@ async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_r
             await eventually(
                 lambda: [item.message_id for item in system.bus.dead_letters] == ["buried"]
             )
-
-
-@pytest.mark.parametrize(
-    ("rights", "expected"),
-    [
-        (
-            {},
-            (
-                "the broker has no such queue (NOT_FOUND - no queue '{queue}' in vhost '/'): "
-                "make it, or set declare: true"
-            ),
-        ),
-        (
-            {"read": "^$"},
-            (
-                "the broker refused the queue (ACCESS_REFUSED - access to queue '{queue}' "
-                "in vhost '/' refused for user 'least'): grant"
-            ),
-        ),
-    ],
-    ids=["no queue", "no right"],
-)
-async def test_what_declare_false_takes_as_given_and_does_not_find_is_told_with_its_remedy(
-    node: Broker,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    rights: dict[str, str],
-    expected: str,
-) -> None:
-    """And is come back to: nothing else of the relay minds."""
-    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    await asyncio.to_thread(
-        node.add_user, "least", "least", **{"configure": "^$", "write": "^$", **rights}
-    )
-    async with running_system(
-        node, tmp_path, wait=False, url=node.amqp_url("least"), declare=False
-    ) as system:
-        await eventually(lambda: bool(log_of(caplog)))
-        logged = log_of(caplog)[0].replace(
-            "REFUSED - read access", "REFUSED - access"
-        )  # the words of RabbitMQ from 4.3 on
-        assert logged.startswith(expected.format(queue=system.bus.queue))
-
-
-async def test_a_queue_with_other_arguments_is_named_with_the_argument(
-    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bus = Bus(node, unused_exchange())
-    async with bus.channel() as channel:
-        await channel.declare_queue(bus.queue, durable=True, arguments={"x-queue-type": "quorum"})
-    async with running_system(node, tmp_path, bus.exchange, wait=False):
-        await eventually(lambda: bool(log_of(caplog)))
-    assert log_of(caplog)[0].startswith(
-        f"queue {bus.queue} already exists with different arguments "
-        "(PRECONDITION_FAILED - inequivalent arg"
-    )
-    assert (
-        "delete it so that the relay makes it again, or set declare: passive" in log_of(caplog)[0]
-    )
-
-
-async def test_a_queue_from_before_there_were_limits_stays_in_use(
-    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log says that it has none."""
-    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    bus = Bus(node, unused_exchange())
-    async with bus.connection() as connection:
-        await declare_topology(
-            connection, approvals_topology(bus.exchange, SCOPE, limited=False), True
-        )
-    async with running_system(node, tmp_path, bus.exchange) as system:
-        await approve(system, "without limits")
-    assert log_of(caplog)[0].endswith(
-        f"; the queue {bus.queue} was made without limits: set them by a policy "
-        "(docs/rabbitmq.md#a-queue-without-limits)"
-    )

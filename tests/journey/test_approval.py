@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import orjson
 import pytest
-from standardwebhooks import Webhook
 
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
 from relay.store.file import open_for_reading
@@ -96,56 +91,6 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_step(tmp_path
             True,
         )
         assert [call.event_ids for call in sim.start_requests] == [(event.event_id,)]
-
-
-async def test_a_signed_callback_approves_and_its_repeat_does_nothing_new(tmp_path: Path) -> None:
-    """The second copy gets the first answer. A forged copy gets 401."""
-    async with (
-        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(tmp_path, _document(sim)) as process,
-    ):
-        await process.start()
-        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        body = orjson.dumps(_decision_body(await _shown_event(process, event)))
-        now = datetime.now(UTC)
-        headers = {
-            "content-type": "application/json",
-            "webhook-id": "msg_1",
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_1", now, body.decode()),
-        }
-        responses = []
-        async with aiohttp.ClientSession() as session:
-            for signed in ({**headers, "webhook-signature": "v1,AAAA"}, headers, headers):
-                async with session.post(
-                    f"{process.url}/v1/callbacks/drain", data=body, headers=signed
-                ) as response:
-                    responses.append((response.status, await response.json(content_type=None)))
-        assert [status for status, _ in responses] == [401, 202, 202]
-        assert responses[1][1] == responses[2][1]
-        await sim.wait_until_approved(event, within=60)
-        assert len(sim.start_requests) == 1
-
-
-async def test_an_approval_of_a_state_that_has_changed_starts_nothing(tmp_path: Path) -> None:
-    """The answer is 409 with the current revision. No StartRequest is sent."""
-    async with (
-        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(tmp_path, _document(sim)) as process,
-    ):
-        await process.start()
-        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-        shown = await _shown_event(process, event)
-        sim.update_event(event, resources=("vm-0", "vm-1"))
-
-        async def changed() -> bool:
-            return bool((await _shown_event(process, event))["revision"] != shown["revision"])
-
-        await eventually(changed, every=0.2)
-        status, problem = await process.call("POST", "/v1/approvals", _decision_body(shown))
-        assert status == 409
-        assert problem["revision"] == (await _shown_event(process, event))["revision"]
-        assert not sim.start_requests
 
 
 @pytest.mark.parametrize(
@@ -266,44 +211,3 @@ async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
             ).fetchone()
             assert waiting == (0,)
             connection.close()
-
-
-async def test_two_hundred_copies_of_one_approval_start_the_event_once(tmp_path: Path) -> None:
-    """The copies come over HTTP and by signed callbacks at the same time."""
-    async with (
-        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(tmp_path, _document(sim)) as process,
-    ):
-        await process.start()
-        event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3.0))
-        vote = _decision_body(await _shown_event(process, event))
-        body = orjson.dumps(vote)
-        now = datetime.now(UTC)
-        signed = {
-            "content-type": "application/json",
-            "webhook-id": "msg_200",
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_200", now, body.decode()),
-        }
-
-        async def post_callback() -> int:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(
-                    f"{process.url}/v1/callbacks/drain", data=body, headers=signed
-                ) as response,
-            ):
-                return response.status
-
-        async def post_approval() -> int:
-            return (
-                await process.call("POST", "/v1/approvals", vote, {"Idempotency-Key": "msg_200"})
-            )[0]
-
-        statuses = await asyncio.gather(
-            *(post_callback() if number % 2 else post_approval() for number in range(200))
-        )
-        assert set(statuses) <= {202, 409, 429}  # 429: a client may send fewer calls a second
-        assert 202 in statuses
-        await sim.wait_until_started(event, within=60)
-        assert len(sim.start_requests) == 1

@@ -19,7 +19,7 @@ from tests.journey.relay_process import client, inbox, name_of, relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
-MANY = depth(1000, 300)
+MANY = depth(1000, 150)
 
 
 async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:

@@ -33,7 +33,7 @@ RULE = {
     "approve": {"votes": 2, "from": ["client:alice", "client:bob"]},
 }
 KEYS = {"alice": "imdsr_bearer-test-key-of-alice", "bob": "imdsr_bearer-test-key-of-bob"}
-KILLS = random.SystemRandom().sample(range(1500), 20) if CHAOS else (0, 200, 500)
+KILLS = random.SystemRandom().sample(range(1500), 20) if CHAOS else (0, 400)
 """Milliseconds between the earliest possible first vote and the kill."""
 
 
@@ -202,7 +202,7 @@ needs_strace = pytest.mark.skipif(
 
 @needs_strace
 @pytest.mark.skipif(CHAOS, reason="make chaos-tests kills at every sync")
-@pytest.mark.parametrize("sync", [3, 4, 5])
+@pytest.mark.parametrize("sync", [3, 4])
 async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing(
     tmp_path: Path, sync: int
 ) -> None:
@@ -235,5 +235,5 @@ async def test_a_kill_at_any_time_sends_nothing_without_a_quorum_and_loses_nothi
 ) -> None:
     for number, milliseconds in enumerate(KILLS):
         await kill_and_restart(
-            tmp_path / f"{number}", kill_after=0.6 + milliseconds / 1000, changes=number % 3 == 2
+            tmp_path / f"{number}", kill_after=0.6 + milliseconds / 1000, changes=number % 2 == 1
         )

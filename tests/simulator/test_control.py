@@ -9,7 +9,6 @@ import pytest
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.event import NEWEST_API_VERSION
-from relay.simulator.playbook import ACTIONS
 
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 
@@ -46,13 +45,6 @@ async def test_an_event_can_be_led_through_its_life() -> None:
         assert (await get_control(sim, "events/reboot"))[1]["status"] == "Completed"
 
 
-async def test_an_event_can_be_canceled() -> None:
-    async with Simulator(PAIR) as sim:
-        await post_action(sim, "schedule", {"name": "reboot"})
-        assert (await post_action(sim, "cancel", "reboot"))[1]["status"] == "Canceled"
-        assert (await get_control(sim, "state"))[1]["events"] == []
-
-
 async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
         assert (await post_action(sim, "fault", {"status": 410, "lasts": "70s"}))[0] == 200
@@ -63,17 +55,6 @@ async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
             assert response.status == 410
         assert (await post_action(sim, "clear_faults", True))[0] == 200
         assert (await get_control(sim, "state"))[1]["faults"] == []
-
-
-async def test_the_incarnation_can_be_moved() -> None:
-    async with Simulator(PAIR) as sim:
-        await post_action(sim, "skip_incarnations", 10)
-        await post_action(sim, "schedule", {})
-        assert (await get_control(sim, "state"))[1]["incarnation"] == 12
-        await post_action(sim, "reset_incarnation", 3)
-        assert (await get_control(sim, "state"))[1]["incarnation"] == 3
-        await post_action(sim, "disable", True)
-        assert (await get_control(sim, "state"))[1]["incarnation"] == 1
 
 
 async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
@@ -88,14 +69,6 @@ async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
         assert [(call["vm"], call["method"], call["status"], call["body"]) for call in calls] == [
             ("vm-1", "POST", 400, "\ufffd{")
         ]
-
-
-async def test_the_state_names_vms_scale_and_events() -> None:
-    async with Simulator(PAIR) as sim:
-        event = sim.schedule(Plan())
-        _, state = await get_control(sim, "state")
-        assert (state["vms"], state["scale"], state["now"][-1]) == (["vm-0", "vm-1"], 1.0, "Z")
-        assert [event_state["event_id"] for event_state in state["events"]] == [event.event_id]
 
 
 @pytest.mark.parametrize(
@@ -142,22 +115,3 @@ async def test_a_body_that_is_not_json_is_refused() -> None:
     ):
         assert response.status == 400
         assert "expected JSON" in (await response.json())["error"]
-
-
-async def test_an_unknown_event_is_404() -> None:
-    async with Simulator(PAIR) as sim:
-        assert (await get_control(sim, "events/nothing"))[0] == 404
-
-
-async def test_control_calls_are_no_calls_of_imds() -> None:
-    async with Simulator(Setup()) as sim:
-        for _ in range(10):
-            assert (await get_control(sim, "state"))[0] == 200
-        assert not sim.calls
-
-
-def test_every_action_has_a_deed() -> None:
-    assert set(ACTIONS) == {
-        *("schedule", "start", "end", "cancel", "update", "approve", "fault", "clear_faults"),
-        *("skip_incarnations", "reset_incarnation", "disable", "say"),
-    }

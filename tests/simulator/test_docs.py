@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from relay.simulator import VM, Fault, Plan, Setup, Simulator, load_playbook
+from relay.simulator import Fault, Plan, Setup, Simulator, load_playbook
 from relay.simulator.faults import Kind
 from relay.simulator.playbook import ACTIONS, Playbook
 from relay.simulator.run import DEFAULT_PORT
@@ -86,8 +86,3 @@ def test_the_playbook_holds(tmp_path: Path) -> None:
 )
 def test_every_key_is_on_the_page(names: list[str]) -> None:
     assert [name for name in names if not re.search(rf"`{re.escape(name)}[`:,]", TEXT)] == []
-
-
-def test_every_part_of_a_vm_is_on_the_page() -> None:
-    (listed,) = re.findall(r"`\{(name, scale_set[^}]*)\}`", TEXT)
-    assert set(listed.split(", ")) == {part.name for part in dataclasses.fields(VM)}

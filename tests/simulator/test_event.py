@@ -53,32 +53,11 @@ def test_a_type_is_shown_from_the_api_version_on_that_knows_it(kind: EventType, 
     ] == [version for version in API_VERSIONS if version >= since]
 
 
-def test_the_preview_version_puts_an_underscore_before_names() -> None:
-    plan = Plan(resources=("FrontEnd_IN_0",))
-    names = {
-        version: entry["Resources"]
-        for version in API_VERSIONS
-        if (entry := event_fields(event(plan), version))
-    }
-    assert names.pop("2017-03-01") == ["_FrontEnd_IN_0"]
-    assert set(map(tuple, names.values())) == {("FrontEnd_IN_0",)}
-
-
 def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
     """The format has whole seconds. Cutting them keeps the promise of NotBefore."""
     entry = event_fields(event(Plan()), "2020-07-01")
     assert entry is not None
     assert entry["NotBefore"] == "Mon, 11 Apr 2022 22:26:58 GMT"
-
-
-def test_odd_fields_replace_the_right_ones_and_none_takes_a_field_away() -> None:
-    entry = event_fields(
-        event(Plan(fields={"NotBefore": None, "EventType": "Hibernate", "Severity": 1})),
-        "2020-07-01",
-    )
-    assert entry is not None
-    assert "NotBefore" not in entry
-    assert (entry["EventType"], entry["Severity"]) == ("Hibernate", 1)
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,6 @@ async def test_a_status_is_answered_as_often_as_asked(
         assert [(await ask(client, sim))[0] for _ in range(3)] == [status, status, 200]
 
 
-async def test_retry_after_is_in_whole_seconds_and_scaled_like_any_wait(
-    client: aiohttp.ClientSession,
-) -> None:
-    async with Simulator(Setup(scale=10.0)) as sim:
-        for seconds, header in ((70.0, "7"), (1.0, "1"), (11.0, "2")):
-            sim.add_fault(Fault(status=429, retry_after=seconds))
-            async with client.get(
-                sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
-            ) as response:
-                assert (response.status, response.headers["Retry-After"]) == (429, header)
-
-
 @pytest.mark.parametrize(
     ("kind", "start", "stop"),
     [
@@ -76,12 +64,6 @@ async def test_a_broken_body_comes_with_200(
         orjson.loads((await ask(client, sim))[1])
 
 
-async def test_a_document_can_lack_its_events(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(kind="no-events"))
-        assert orjson.loads((await ask(client, sim))[1]) == {"DocumentIncarnation": 1}
-
-
 async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
         sim.schedule(Plan(id="A"))
@@ -91,24 +73,6 @@ async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSess
             ("A", "Scheduled"),
             ("A", "Started"),
         ]
-
-
-async def test_an_oversize_answer_is_still_json(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(kind="oversize", size=5_000_000))
-        status, body = await ask(client, sim)
-        assert (status, orjson.loads(body)) == (200, {"DocumentIncarnation": 1, "Events": []})
-        assert len(body) > 5_000_000
-
-
-async def test_a_wrong_content_type_leaves_the_body(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(kind="wrong-type"))
-        async with client.get(
-            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
-        ) as response:
-            assert (response.status, response.content_type) == (200, "text/html")
-            assert orjson.loads(await response.read())["Events"] == []
 
 
 async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSession) -> None:
@@ -138,14 +102,6 @@ async def test_a_reset_breaks_the_connection_off(client: aiohttp.ClientSession) 
         assert (sim.calls[-1].status, sim.calls[-1].fault) == (None, "reset")
 
 
-async def test_a_hang_lasts_until_the_client_has_enough(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(kind="hang"))
-        with pytest.raises(TimeoutError):
-            await ask(client, sim, total=1.0)
-        assert (await ask(client, sim))[0] == 200
-
-
 async def test_a_hang_does_not_keep_the_simulator_from_ending(
     client: aiohttp.ClientSession,
 ) -> None:
@@ -158,17 +114,6 @@ async def test_a_hang_does_not_keep_the_simulator_from_ending(
 
         tasks.create_task(hung())
         await sim.wait_until(lambda: bool(sim.calls), within=60)
-
-
-@pytest.mark.parametrize(("kind", "least"), [("delay", 0.2), ("drip", 0.2)])
-async def test_a_slow_answer_is_right_in_the_end(
-    client: aiohttp.ClientSession, kind: Kind, least: float
-) -> None:
-    async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(kind=kind, time=0.2 if kind == "delay" else 0.006))
-        began = sim.clock.monotonic()
-        assert await ask(client, sim) == (200, b'{"DocumentIncarnation":1,"Events":[]}')
-        assert least <= sim.clock.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(
@@ -190,33 +135,6 @@ async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
             assert response.status == 503
         assert sim.event(event).approved_by == approved_by
         assert sim.start_requests[0].event_ids == (event.event_id,)
-
-
-async def test_a_fault_of_instance_metadata_leaves_the_events_alone(
-    client: aiohttp.ClientSession,
-) -> None:
-    async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(kind="empty", on="instance"))
-        assert (await ask(client, sim))[1]
-        async with client.get(
-            sim.url + "/metadata/instance", params={"api-version": "2021-02-01"}
-        ) as response:
-            assert (response.status, await response.read()) == (200, b"")
-
-
-async def test_faults_can_be_cleared(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(status=503, lasts=3600.0))
-        assert (await ask(client, sim))[0] == 503
-        sim.clear_faults()
-        assert (await ask(client, sim))[0] == 200
-
-
-def test_without_a_number_or_a_time_a_fault_happens_once() -> None:
-    faults = Faults()
-    faults.add(Fault(), T0, scale_duration)
-    assert faults.take_for_call("document", "vm-0", T0) is not None
-    assert faults.take_for_call("document", "vm-0", T0) is None
 
 
 def test_a_fault_that_lasts_is_over_at_its_time() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import aio_pika
 import pytest
@@ -11,8 +10,6 @@ from cloudevents.core.bindings import rabbitmq as oracle
 
 from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
-from relay.sinks import Receipt
-from relay.sinks.rabbitmq import sink as sink_module
 from tests.builders import EVENT_ID, cloudevent
 from tests.eventually import eventually
 from tests.rabbitmq import Broker, Reachable
@@ -92,23 +89,6 @@ async def test_events_arrive_in_the_order_in_which_they_were_confirmed(
         assert await waiting(queue) == [event.body for event in events]
 
 
-async def test_one_id_twice_at_once_is_one_message(broker: Reachable, exchange: str) -> None:
-    """Two with one id in flight would get each other's answers.
-
-    See docs/protocol.md#one-publish-in-flight-for-each-id.
-    """
-    event = cloudevent()
-    async with (
-        sink(broker.amqp_url(), exchange) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
-        await delivered(bus, cloudevent("relay.ping", subject="bus"))
-        queue = await bound(broker_channel, exchange)
-        receipts = await asyncio.gather(bus.deliver(event), bus.deliver(event))
-        assert [receipt.status for receipt in receipts] == [None, None]
-        assert await waiting(queue) == [event.body]
-
-
 # --- messages that no queue wants, or that one does not want
 
 
@@ -177,25 +157,6 @@ async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchan
 # --- what must exist
 
 
-async def test_the_keys_that_no_queue_is_bound_for_are_not_all_remembered(
-    broker: Reachable,
-    exchange: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A hub has keys of many scopes."""
-    monkeypatch.setattr(sink_module, "MAX_UNROUTED_KEYS", 2)
-    async with (
-        channel(broker.amqp_url()) as broker_channel,
-        sink(broker.amqp_url(), exchange, declare=False) as bus,
-    ):
-        await broker_channel.declare_exchange(exchange, "topic", durable=True)
-        for number in (1, 2, 3, 3, 1):
-            await delivered(bus, cloudevent(eventtype=f"Kind{number}"))
-    warned = [record for record in caplog.records if "no queue is bound" in record.getMessage()]
-    assert len(warned) == 4
-
-
 async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
     broker: Reachable, exchange: str
 ) -> None:
@@ -236,20 +197,6 @@ async def test_an_exchange_with_other_arguments_is_named_and_tried_again(
             assert "declare: passive" in error.reason
             await broker_channel.exchange_delete(exchange)
             await delivered(bus, cloudevent())
-
-
-async def test_an_unrouted_queue_with_other_arguments_is_named(
-    broker: Reachable, exchange: str
-) -> None:
-    async with channel(broker.amqp_url()) as broker_channel:
-        await broker_channel.declare_queue(
-            f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 5}
-        )
-        async with sink(broker.amqp_url(), exchange) as bus:
-            error = await deferred(
-                bus, cloudevent(), f"queue {exchange}.unrouted already exists with different"
-            )
-            assert "inequivalent arg 'x-max-length'" in error.reason
 
 
 async def test_passive_names_all_that_is_missing_and_makes_nothing(
@@ -314,28 +261,6 @@ async def least(own_broker: Broker, *, write: str) -> str:
         return own_broker.amqp_url("least")
     await asyncio.to_thread(own_broker.set_permissions, "least", **rights)
     return url
-
-
-async def test_a_channel_that_the_broker_closes_does_not_end_the_connection(
-    own_broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Messages go out in each turn of the loop, also in those in which the channel closes."""
-    caplog.set_level(logging.WARNING, "relay.sinks.rabbitmq")
-    async with sink(own_broker.amqp_url(), "closing") as bus:
-        await delivered(bus, cloudevent("relay.ping"))
-        for _ in range(5):
-            async with channel(own_broker.amqp_url()) as broker_channel:
-                await broker_channel.exchange_delete("closing")
-            deliveries: list[asyncio.Task[Receipt]] = []
-            while not any(delivery.done() for delivery in deliveries):
-                event = cloudevent(data={"n": len(deliveries)})
-                deliveries.append(asyncio.create_task(bus.deliver(event)))
-                await asyncio.sleep(0)
-            outcomes = await asyncio.gather(*deliveries, return_exceptions=True)
-            assert any("no exchange 'closing'" in str(outcome) for outcome in outcomes)
-            await delivered(bus, cloudevent("relay.ping"))
-    warned = [record for record in caplog.records if record.name == "relay.sinks.rabbitmq"]
-    assert not warned, warned[0].getMessage()
 
 
 async def test_publishing_needs_no_right_but_to_write_the_exchange(own_broker: Broker) -> None:
@@ -453,34 +378,3 @@ async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(
             )
     finally:
         await asyncio.to_thread(own_broker.evaluate, limit.format(131_072))
-
-
-async def test_a_broker_without_a_limit_for_frames_gets_a_large_event(own_broker: Broker) -> None:
-    """It says so with a frame_max of 0."""
-    event = cloudevent(data={"description": "x" * 100_000})
-    limit = "application:set_env(rabbit, frame_max, {0})."
-    await asyncio.to_thread(own_broker.evaluate, limit.format(0))
-    try:
-        async with sink(own_broker.amqp_url(), "unlimited") as bus:
-            await delivered(bus, cloudevent("relay.ping"))
-            async with channel(own_broker.amqp_url()) as broker_channel:
-                queue = await bound(broker_channel, "unlimited")
-                assert (await bus.deliver(event)).status is None
-                assert await waiting(queue) == [event.body]
-    finally:
-        await asyncio.to_thread(own_broker.evaluate, limit.format(131_072))
-
-
-async def test_a_virtual_host_is_named_as_in_any_amqp_url(own_broker: Broker) -> None:
-    await asyncio.to_thread(own_broker.ctl, "add_vhost", "prod/eu")
-    url = own_broker.amqp_url() + "prod%2Feu"
-    async with sink(url, "hosted") as bus:
-        error = await deferred(bus, cloudevent(), "virtual host")
-        assert error.status == 530
-        await asyncio.to_thread(
-            own_broker.ctl, "set_permissions", "--vhost", "prod/eu", "guest", ".*", ".*", ".*"
-        )
-        await delivered(bus, cloudevent())
-    assert "hosted" in await asyncio.to_thread(
-        own_broker.ctl, "list_exchanges", "--vhost", "prod/eu"
-    )

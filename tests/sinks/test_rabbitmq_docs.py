@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,9 +12,8 @@ from pathlib import Path
 
 import aio_pika
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage
 from aiormq.exceptions import ChannelAccessRefused
-from pamqp.common import Arguments
 from ruamel.yaml import YAML
 from yarl import URL
 
@@ -93,45 +91,9 @@ def test_the_page_names_the_routing_keys_and_properties_that_are_sent() -> None:
     assert "ce-datacontenttype" in (message.headers or {})
 
 
-def test_the_page_names_all_that_is_declared_with_its_arguments() -> None:
-    for part in (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, "<scope>")):
-        (line,) = (
-            line
-            for line in OPERATING.splitlines()
-            if line.startswith(f"| {part.title.replace(' ', ' `', 1)}` |")
-        )
-        for name, value in part.arguments.items():
-            assert name in line
-            assert value is True or str(value) in line
-
-
 def test_the_decision_of_the_page_is_one() -> None:
     text = block("docs/consumers.md", "json", "Approving")
     assert DecisionBody.model_validate(json.loads(text)).decision == "approve"
-
-
-def test_the_rights_of_the_page_are_those_of_the_definitions() -> None:
-    """With which the program of the examples is run, elsewhere."""
-    drain = [shlex.split(line) for line in DRAIN_RIGHTS.splitlines()]
-    shipped = json.loads((ROOT / "deploy/rabbitmq/definitions.json").read_text())
-    (permission,) = (item for item in shipped["permissions"] if item["user"] == "drain")
-    assert drain[1][4:] == [
-        "drain",
-        permission["configure"],
-        permission["write"],
-        permission["read"],
-    ]
-    (topic,) = (
-        item
-        for item in shipped["topic_permissions"]
-        if item["user"] == "drain" and item["exchange"].endswith(".approvals")
-    )
-    assert drain[2][4:] == [
-        "drain",
-        topic["exchange"],
-        topic["write"].replace("compose", SCOPE),
-        topic["read"],
-    ]
 
 
 @pytest.mark.timeout(600)  # each of its 20 commands of RabbitMQ takes a second of CPU time
@@ -229,73 +191,7 @@ async def test_the_policy_the_limits_and_the_definitions_of_the_pages_are_taken(
         await reports.publish(report, "pulse.vmss-web-1f0c33ab.vmss-web_0", mandatory=True)
 
 
-COUNTED = {
-    "`reject(requeue=True)`": "reject",
-    "the channel or connection closed": "close",
-    "`nack(requeue=True)`": "nack",
-}
-"""What the page says of putting back, by the beginning of the row."""
 LIMIT = 2
-
-
-@pytest.mark.parametrize("row", COUNTED)
-async def test_what_counts_towards_the_delivery_limit_is_what_the_page_says(
-    own_broker: Broker, row: str
-) -> None:
-    """On the broker that is installed here."""
-    major, minor = [
-        int(number)
-        for number in (await asyncio.to_thread(own_broker.ctl, "version")).split(".")[:2]
-    ]
-    (line,) = (line for line in CONSUMING.splitlines() if line.startswith(f"| {row}"))
-    _, _, before, since, _ = (cell.strip() for cell in line.split("|"))
-    says = since if (major, minor) >= (4, 3) else before
-    delivered_so_often = await _deliveries(
-        own_broker, f"limited.{COUNTED[row]}", COUNTED[row], most=2 * LIMIT + 2
-    )
-    assert says.startswith("counts") == (delivered_so_often == LIMIT + 1)
-    assert says.startswith("**does not count**") == (delivered_so_often == 2 * LIMIT + 2)
-
-
-async def _deliveries(broker: Broker, name: str, how: str, most: int) -> int:
-    """How often one message is delivered until it is a dead letter; no more than so often."""
-    connection = GuardedConnection(URL(broker.amqp_url()), "test")
-    await connection.connect()
-    async with connection:
-        channel = await connection.channel()
-        arguments: Arguments = {
-            "x-queue-type": "quorum",
-            "x-delivery-limit": LIMIT,
-            "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": f"{name}.dead",
-        }
-        await channel.declare_queue(f"{name}.dead", durable=True)
-        await channel.declare_queue(name, durable=True, arguments=arguments)
-        await channel.default_exchange.publish(aio_pika.Message(b""), name, timeout=60)
-        for number in range(most):
-            message = await _next_of(channel, name)
-            if message is None:
-                return number
-            if how == "close":
-                await channel.close()
-                channel = await connection.channel()
-            else:
-                await (message.reject if how == "reject" else message.nack)(requeue=True)
-    return most
-
-
-async def _next_of(channel: AbstractChannel, name: str) -> AbstractIncomingMessage | None:
-    """The message when it has come again; None when it is a dead letter."""
-    queue, dead = (
-        await channel.get_queue(name, ensure=False),
-        await channel.get_queue(f"{name}.dead", ensure=False),
-    )
-    async with asyncio.timeout(60):
-        while (message := await queue.get(fail=False)) is None:
-            if await dead.get(fail=False, no_ack=True) is not None:
-                return None
-            await asyncio.sleep(0.02)
-    return message
 
 
 @asynccontextmanager

@@ -123,17 +123,6 @@ def test_a_routing_key_is_always_four_plain_words_that_fit(
     assert len(key) <= 255
 
 
-@given(
-    eventtype=st.text("abz019_-", min_size=1, max_size=92),
-    scope=st.text("abz019-", min_size=1, max_size=80),
-)
-def test_words_that_are_plain_already_stay_as_they_are(eventtype: str, scope: str) -> None:
-    assert (
-        routing_key(cloudevent("event.updated", eventtype=eventtype, scope=scope))
-        == f"event.updated.{eventtype}.{scope}"
-    )
-
-
 # --- the message
 
 
@@ -267,15 +256,6 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
     assert len(content_header(event, user_id="u" * 128)) <= SMALLEST_FRAME - 8
 
 
-def test_a_message_has_the_trace_of_its_delivery_beside_that_of_the_event() -> None:
-    event = cloudevent("approval.granted", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
-    assert "traceparent" not in _headers(event)
-    carrier = f"00-{'a' * 32}-{'c' * 16}-01"
-    headers = _headers(replace(event, carrier=carrier))
-    assert headers["traceparent"] == carrier
-    assert headers["ce-traceparent"] == event.attributes["traceparent"]
-
-
 # --- what an answer means
 
 
@@ -391,8 +371,3 @@ def test_an_answer_that_is_no_confirm_says_what_to_do_next(
     assert word in raised.value.reason
     assert raised.value.status == status
     assert getattr(raised.value, "failure", None) == failure
-
-
-def test_an_error_in_our_own_code_is_not_taken_for_the_brokers() -> None:
-    with pytest.raises(TypeError, match="ours"):
-        interpret_publish_result(TypeError("ours"), KEY, 10, relay_declares=True)

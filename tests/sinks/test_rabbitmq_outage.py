@@ -8,21 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from aio_pika import exceptions as amqp
-from pamqp.commands import Basic
-from yarl import URL
 
 from relay.amqp import connection
-from relay.amqp.event_message import content_header
-from relay.amqp.publisher import MAX_UNTAKEN_RESULTS, PublishChannel
-from relay.delivery.worker import MAX_OPEN_DELIVERIES
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
-from relay.sinks import Receipt
 from relay.sinks.rabbitmq.sink import RabbitMQ
 from tests.builders import cloudevent
-from tests.eventually import eventually
-from tests.rabbitmq import Broker, Reachable
+from tests.rabbitmq import Broker
 from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, waiting
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -131,18 +123,6 @@ async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(
     assert "the connection to 127.0.0.1" in caplog.text
 
 
-async def test_a_cancellation_that_was_asked_for_stays_one(own_broker: Broker) -> None:
-    async with sink(own_broker.amqp_url(), "canceled") as bus:
-        await delivered(bus, cloudevent())
-        own_broker.freeze()
-        delivery = asyncio.ensure_future(bus.deliver(cloudevent("event.updated")))
-        await asyncio.wait([delivery], timeout=0.1)
-        delivery.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await delivery
-        own_broker.thaw()
-
-
 async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twice(
     own_broker: Broker,
 ) -> None:
@@ -161,64 +141,6 @@ async def test_a_confirm_that_is_late_is_waited_for_again_and_not_asked_for_twic
         assert await stored(own_broker.amqp_url(), "slow") == [event.body]
 
 
-async def test_a_confirm_that_comes_between_two_tries_is_taken_by_the_second(
-    own_broker: Broker,
-) -> None:
-    event, later = cloudevent(), cloudevent("event.updated")
-    async with sink(own_broker.amqp_url(), "between", timeout="500ms") as bus:
-        await delivered(bus, cloudevent("relay.ping"))
-        await consumer(own_broker.amqp_url(), "between")
-        own_broker.freeze()
-        assert (await deferred(bus, event)).unanswered
-        own_broker.thaw()
-        await delivered(bus, later)  # the broker confirms the messages of a queue in order
-        await delivered(bus, event)
-        assert await stored(own_broker.amqp_url(), "between") == [event.body, later.body]
-
-
-async def test_what_the_probes_of_a_long_outage_sent_is_not_sent_again(own_broker: Broker) -> None:
-    """Besides the deliveries that may be open, each probe can send an event that waited."""
-    events = [cloudevent(data={"n": n}) for n in range(MAX_OPEN_DELIVERIES + 100)]
-    later = cloudevent("event.updated")
-    async with sink(own_broker.amqp_url(), "probed", timeout="2s") as bus:
-        await delivered(bus, cloudevent("relay.ping"))
-        await consumer(own_broker.amqp_url(), "probed")
-        own_broker.freeze()
-        await asyncio.gather(*(deferred(bus, event) for event in events))
-        own_broker.thaw()
-        for event in (later, *events):
-            await delivered(bus, event)
-        bodies = await stored(own_broker.amqp_url(), "probed")
-        assert bodies == [event.body for event in (*events, later)]
-
-
-async def all_confirmed(bus: RabbitMQ) -> bool:
-    """Whether no confirm is awaited. RabbitMQ may confirm a message after later ones."""
-    open_channel = bus._publisher._channel  # noqa: SLF001  # nothing public tells
-    assert open_channel is not None
-    return all(publish.done() for publish in open_channel._publishes.values())  # noqa: SLF001
-
-
-async def test_no_more_confirms_are_kept_than_may_be_taken(own_broker: Broker) -> None:
-    """The relay never tries a superseded event again, so nobody takes its confirm."""
-    events = [cloudevent(data={"n": n}) for n in range(MAX_UNTAKEN_RESULTS + 10)]
-    later = cloudevent("event.updated")
-    async with sink(own_broker.amqp_url(), "kept", timeout="2s") as bus:
-        await delivered(bus, cloudevent("relay.ping"))
-        await consumer(own_broker.amqp_url(), "kept")
-        own_broker.freeze()
-        await asyncio.gather(*(deferred(bus, event) for event in events))
-        own_broker.thaw()
-        await delivered(bus, later)
-        await eventually(lambda: all_confirmed(bus))
-        for event in reversed(events):
-            await delivered(bus, event)
-        bodies = await stored(own_broker.amqp_url(), "kept")
-        assert bodies[: len(events)] == [event.body for event in events]
-        repeated = set(bodies[len(events) :]) - {later.body}
-        assert 10 <= len(repeated) <= 11  # the confirm of the later event was kept for a moment
-
-
 async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
     own_broker: Broker,
 ) -> None:
@@ -232,43 +154,6 @@ async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
         time.monotonic() - start < connection.CLOSE_TIMEOUT + 10
     )  # less than it takes to miss a heartbeat
     own_broker.thaw()
-
-
-@pytest.mark.parametrize("turns", [1, 3, 5, 7])
-async def test_leaving_ends_publishes_that_have_not_been_written_yet(
-    broker: Reachable, exchange: str, turns: int
-) -> None:
-    """Nobody else ends a publish that the channel does not answer any more."""
-    async with asyncio.timeout(30):
-        async with sink(broker.amqp_url(), exchange) as bus:
-            await delivered(bus, cloudevent())
-            # More than the socket takes at once: the broker cannot have confirmed them.
-            large = [cloudevent(data={"description": "x" * 300_000, "n": n}) for n in range(64)]
-            deliveries = [asyncio.ensure_future(bus.deliver(event)) for event in large]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-        answers = await asyncio.gather(*deliveries, return_exceptions=True)
-    assert {type(answer) for answer in answers} <= {Deferred, Receipt}
-    assert any(isinstance(answer, Deferred) for answer in answers)
-
-
-async def test_a_message_for_a_channel_that_has_ended_is_not_sent(broker: Reachable) -> None:
-    """A delivery may wait for the end of an alarm while the channel under it ends."""
-    async with (
-        channel(broker.amqp_url()) as broker_channel,
-        connection.open_connection(URL(broker.amqp_url()), "test") as opened,
-    ):
-        queue = await broker_channel.declare_queue(exclusive=True)
-        publishes = await PublishChannel.open(opened, "")
-        event, later = cloudevent(), cloudevent("event.updated")
-        first = publishes.start_publish(event.id, event.body, queue.name, content_header(event))
-        await asyncio.wait({first})
-        assert isinstance(publishes.pop_result(event.id, first), Basic.Ack)
-        publishes.cancel_publishes()
-        second = publishes.start_publish(later.id, later.body, queue.name, content_header(later))
-        result = publishes.pop_result(later.id, second)
-        assert isinstance(result, amqp.ChannelInvalidStateError)
-        assert await waiting(queue) == [event.body]
 
 
 # --- blocking

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from standardwebhooks import Webhook as StandardWebhook
 
 from relay.clock import SystemClock
 from relay.errors import Deferred
-from relay.sinks import Receipt, Sink
+from relay.sinks import Receipt
 from relay.sinks.webhook import connect
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
 from tests.sinks.http_receiver import Connection, good, listening
-from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, deliver, failure, settings, sink
+from tests.sinks.webhook_sink import SECRET, deliver, failure, settings, sink
 
 
 async def test_a_2xx_is_delivered_and_its_first_words_are_kept_for_the_log() -> None:
@@ -59,42 +57,11 @@ async def test_an_answer_that_repeats_the_url_is_kept_without_it(page: str) -> N
     assert answer == " ".join(page.format("…") for _ in range(3))
 
 
-async def test_a_sink_is_connected_without_its_receiver_being_up() -> None:
-    async with connect(settings(url="http://127.0.0.1:9/"), SystemClock()) as webhook:
-        contract: Sink = webhook
-        assert (contract.concurrency, contract.give_up_after, contract.longest_pause) == (
-            16,
-            86400.0,
-            300.0,
-        )
-
-
 async def test_one_connection_is_used_again_and_again() -> None:
     async with listening(good) as receiver, sink(url=receiver.url) as webhook:
         for _ in range(20):
             await webhook.deliver(cloudevent())
     assert (receiver.connections, len(receiver.requests)) == (1, 20)
-
-
-async def test_sixteen_deliveries_are_under_way_at_once_and_a_hung_one_holds_up_none() -> None:
-    everyone = asyncio.Barrier(16)
-
-    async def together(connection: Connection) -> None:
-        received = await connection.request()
-        if b"hang" in received.body:
-            await asyncio.Event().wait()
-        await everyone.wait()
-        await connection.answer()
-
-    async with listening(together) as receiver, sink(url=receiver.url, timeout="60s") as webhook:
-        hung = asyncio.create_task(webhook.deliver(cloudevent(subject="hang")))
-        await asyncio.gather(
-            *(webhook.deliver(cloudevent(subject=str(number))) for number in range(16))
-        )
-        assert not hung.done()
-        hung.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await hung
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -142,22 +109,6 @@ async def test_cookies_are_not_kept() -> None:
     assert ["Cookie" in received.headers for received in receiver.requests] == [False, False]
 
 
-async def test_files_are_read_anew_at_each_attempt(tmp_path: Path) -> None:
-    url, secrets = tmp_path / "url", tmp_path / "secrets"
-    async with listening(good) as first, listening(good) as second:
-        url.write_text(first.url)
-        secrets.write_text(SECRET)
-        sink_settings = settings(url_file=str(url), secrets_file=str(secrets), secrets=[])
-        async with connect(sink_settings, SystemClock()) as webhook:
-            await webhook.deliver(cloudevent())
-            url.write_text(second.url)
-            secrets.write_text(OTHER_SECRET)
-            await webhook.deliver(cloudevent())
-    for receiver, secret in ((first, SECRET), (second, OTHER_SECRET)):
-        (received,) = receiver.requests
-        StandardWebhook(secret).verify(received.body, dict(received.headers))
-
-
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
@@ -182,12 +133,6 @@ async def test_a_file_that_has_become_wrong_is_waited_for_and_told_without_its_c
             await webhook.deliver(cloudevent())
     assert caught.value.failure == "slow"
     assert "t0ken" not in caught.value.reason
-
-
-async def test_tls_is_spoken_with_a_receiver_whose_certificate_is_trusted() -> None:
-    trusting = ssl.create_default_context(cafile=LOOPBACK)
-    async with listening(good, tls=True) as receiver:
-        assert (await deliver(receiver.url, tls=trusting, allow_http=False)).status == 204
 
 
 async def test_a_proxy_is_asked_for_the_receiver_and_knows_nothing_of_tls_within() -> None:
@@ -234,13 +179,3 @@ async def test_what_a_proxy_refuses_is_no_answer_of_the_receiver() -> None:
         )
     assert (refused.failure, refused.status) == ("transient", None)
     assert "it answered 410 Gone" in refused.reason
-
-
-async def test_time_is_the_machines_when_nothing_else_is_given() -> None:
-    async with (
-        listening(good) as receiver,
-        connect(settings(url=receiver.url), SystemClock()) as webhook,
-    ):
-        await webhook.deliver(cloudevent())
-    sent = int(receiver.requests[0].headers["webhook-timestamp"])
-    assert abs(sent - datetime.now(UTC).timestamp()) < 60

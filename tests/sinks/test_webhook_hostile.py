@@ -79,12 +79,6 @@ async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) ->
     assert refused.reason == "expected an answer within 0.3 s, none came"
 
 
-@pytest.mark.usefixtures("little_memory")
-async def test_headers_that_drip_are_left_at_the_timeout_or_when_they_are_too_many() -> None:
-    async with listening(drips_headers) as receiver, within(SOON):
-        assert (await failure(receiver.url, timeout=TIMEOUT)).failure == "transient"
-
-
 async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_of_attempts(
     tmp_path: Path,
 ) -> None:
@@ -173,36 +167,16 @@ async def test_the_timeout_covers_a_tls_handshake_that_hangs() -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("then", ["closed", "half-closed", "reset"])
 @pytest.mark.usefixtures("little_memory")
-async def test_what_is_not_http_is_a_failure_that_passes(
-    response: bytes, reason: str, then: str
-) -> None:
+async def test_what_is_not_http_is_a_failure_that_passes(response: bytes, reason: str) -> None:
     async def broken(connection: Connection) -> None:
         await connection.request()
         await connection.send(response)
-        if then == "half-closed":
-            connection.writer.write_eof()
-            await asyncio.Event().wait()
-        if then == "reset":
-            connection.writer.transport.abort()
 
     async with listening(broken) as receiver, within(SOON):
         refused = await failure(receiver.url)
     assert refused.failure == "transient"
-    assert reason in refused.reason or (
-        then == "reset" and "expected a connection to the receiver" in refused.reason
-    )
-
-
-async def test_nobody_there_is_a_failure_that_passes() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and does not listen
-        refused = await failure(f"http://127.0.0.1:{bound.getsockname()[1]}/t0ken")
-    assert (refused.failure, refused.reason) == (
-        "transient",
-        "expected a connection to the receiver: Connection refused",
-    )
+    assert reason in refused.reason
 
 
 async def test_a_name_that_cannot_be_looked_up_is_a_failure_that_passes() -> None:
@@ -237,13 +211,6 @@ async def test_a_huge_event_that_is_not_read_to_its_end_is_a_failure_in_time(
     ):
         with pytest.raises(Deferred):
             await webhook.deliver(huge)
-
-
-async def test_a_huge_event_is_delivered_whole() -> None:
-    huge = cloudevent(data={"resources": ["x" * 100] * 40_000})
-    async with listening(good) as receiver, sink(url=receiver.url) as webhook:
-        await webhook.deliver(huge)
-    assert receiver.requests[0].body == huge.body
 
 
 # --- TLS
@@ -286,13 +253,6 @@ async def test_tls_to_a_plain_port_is_a_failure_that_passes() -> None:
     assert refused.reason.startswith("expected TLS, the handshake failed: WRONG_VERSION_NUMBER")
 
 
-@pytest.mark.usefixtures("little_memory")
-async def test_plain_http_to_a_tls_port_is_a_failure_that_passes() -> None:
-    async with listening(good, tls=True) as receiver, within(SOON):
-        refused = await failure(receiver.url.replace("https:", "http:"))
-    assert refused.failure == "transient"
-
-
 # --- once there is an answer, its status decides
 
 
@@ -326,14 +286,11 @@ async def says_nothing_more(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [drips, stops_in_the_middle, half_closes, says_nothing_more])
-@pytest.mark.parametrize("limit", ["900ms", "60s"])
 @pytest.mark.usefixtures("little_memory")
-async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(
-    behaviour: Behaviour, limit: str
-) -> None:
+async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behaviour) -> None:
     """The status says that the receiver has the event. The body may take a second at most."""
     async with listening(behaviour) as receiver, within(SOON):
-        receipt = await deliver(receiver.url, timeout=limit)
+        receipt = await deliver(receiver.url, timeout="400ms")
     assert receipt.status == 200
     assert receipt.response is None or receipt.response.startswith((".", "start"))
 
@@ -342,9 +299,6 @@ async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(
     "chunks",
     [
         b"5\r\nstart\r\nnonsense\r\n",
-        b"-1\r\n",
-        b"f" * 100 + b"\r\n",
-        b"5;" + b"x" * 100_000,
         b"5\r\nst",
     ],
 )

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay import plugins, sinks
-from relay.sinks import webhook
 from relay.sinks.webhook import Settings
 from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, TELLTALES
 
@@ -22,10 +20,6 @@ def wrong(**fields: Any) -> str:
         Settings.model_validate({**LEAST, **fields})
     assert not [telltale for telltale in TELLTALES if telltale in str(caught.value)]
     return str(caught.value)
-
-
-def test_the_folder_finds_the_member() -> None:
-    assert plugins.load_members_and_list_broken_plugins(sinks)[0]["webhook"] is webhook
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -243,12 +237,3 @@ def test_other_addresses_are_taken_in_their_usual_form_only(host: str) -> None:
 )
 def test_loopback_private_ranges_and_names_of_every_kind_are_where_receivers_live(url: str) -> None:
     assert Settings.model_validate({**LEAST, "url": url}).receiver_url().host
-
-
-def test_plain_http_is_taken_when_asked_for() -> None:
-    assert (
-        Settings.model_validate({**LEAST, "url": "http://drain/", "allow_http": True})
-        .receiver_url()
-        .scheme
-        == "http"
-    )
