@@ -306,7 +306,7 @@ def log() -> str:
     rows += [f"| `{name}` | {meaning} |" for name, meaning in field_meanings().items()]
     rows += ["", "## Lines about events", ""]
     every = ", ".join(f"`{name}`" for name in EVERY_LINE)
-    rows += [f"Each of them has {every} and, with traces, `traceId`.", ""]
+    rows += [f"Each of them has {every}.", ""]
     rows += ["| type | level | fields |", "| --- | --- | --- |"]
     for name, definition in LINES.items():
         level = definition.level

@@ -73,7 +73,6 @@ class LogFields(TypedDict, total=False):
     method: Annotated[str | None, "of the HTTP call"]
     path: Annotated[str | None, "of the HTTP call, with names in place of values"]
     exitCode: Annotated[int | None, "exit code of the process"]
-    traceId: Annotated[str | None, "of the event's trace, if `telemetry.traces` is set"]
 
 
 def field_meanings() -> dict[str, str]:

@@ -28,7 +28,6 @@ CLIENT_SECRET = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 DIGEST = "ab" * 32
 TEAMS_URL = "https://default0f3c.1a.environment.api.powerplatform.com/powerautomate/automations/direct/workflows/0f/triggers/manual?sig=x"
 FOR_EXAMPLES = {
-    "COLLECTOR_KEY": "a-key-of-a-collector",
     "MATTERMOST_TOKEN": "token",
     "MATTERMOST_SECRET": SECRET,
     "SLACK_TOKEN": "xoxb-1234567890-of-nothing",

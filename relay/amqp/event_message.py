@@ -55,9 +55,9 @@ def content_header(
 ) -> bytes:
     """Return the content header of the message, with its properties and headers.
 
-    They repeat attributes of the event, and the header ``traceparent`` has its carrier. An
-    attribute that is too long is only in the body. The broker accepts only the sender's own name as
-    ``user_id``. A message that is not ``persistent`` does not survive a restart of the broker.
+    They repeat attributes of the event. An attribute that is too long is only in the body. The
+    broker accepts only the sender's own name as ``user_id``. A message that is not ``persistent``
+    does not survive a restart of the broker.
     """
     texts = {
         name: text
@@ -67,9 +67,6 @@ def content_header(
     headers = b"".join(
         [_encode_header_name(name) + _LONG.pack(len(text)) + text for name, text in texts.items()]
     )
-    if event.carrier is not None:
-        trace = event.carrier.encode()
-        headers += _TRACEPARENT + _LONG.pack(len(trace)) + trace
     correlation_id = texts.get("correlationid")
     time = datetime.fromisoformat(event.attributes["time"])
     # In the order of their flags, see section 4.2.6.1 of AMQP 0-9-1.
@@ -106,7 +103,6 @@ def _encode_short_string(text: bytes) -> bytes:
     return bytes((len(text),)) + text
 
 
-_TRACEPARENT = _encode_short_string(b"traceparent") + b"S"
 _CONTENT_TYPE = _encode_short_string(CONTENT_TYPE.encode())
 _PERSISTENT = bytes((DeliveryMode.PERSISTENT,))
 _TRANSIENT = bytes((DeliveryMode.NOT_PERSISTENT,))

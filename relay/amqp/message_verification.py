@@ -35,8 +35,6 @@ class UnparsedApprovalMessage:
     scope: str | None
     message_id: str
     body: bytes
-    traceparent: str | None = None
-    """The header of that name; it proves nothing."""
 
 
 def extract_message_of_verified_sender(
@@ -65,14 +63,7 @@ def extract_message_of_verified_sender(
     if not message.body:
         raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
     scope = key.groupdict().get("scope")
-    traceparent = (properties.headers or {}).get("traceparent")
-    return UnparsedApprovalMessage(
-        user,
-        scope,
-        properties.message_id,
-        message.body,
-        traceparent if isinstance(traceparent, str) else None,
-    )
+    return UnparsedApprovalMessage(user, scope, properties.message_id, message.body)
 
 
 def require_publishing_user(message: DeliveredMessage) -> str:

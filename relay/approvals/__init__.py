@@ -31,7 +31,6 @@ from relay.approvals.rules import (
     eligible_voters,
     person_of_principal_or_itself,
 )
-from relay.events.tracing import SpanContext
 from relay.settings import (
     KeyPath,
     Section,
@@ -173,8 +172,6 @@ class ClaimedGrant:
     """Who executes the StartRequest, as `StartRequestPort.choose_agent` named it."""
     journal_head: JournalHead
     """The row of the claim in the journal."""
-    trace: SpanContext | None = None
-    """The span of the grant; for the port that of the StartRequest. None: it is not traced."""
 
     @property
     def attempt_number(self) -> int:

@@ -78,11 +78,7 @@ def read_request(
     caller = find_caller(message, callers)
     try:
         fields = read_json(message.body)
-        traceparent = message.traceparent
         if isinstance(fields, dict) and "specversion" in fields and "data" in fields:
-            extension = fields.get("traceparent")
-            if traceparent is None and isinstance(extension, str):
-                traceparent = extension
             fields = fields["data"]  # the body is a CloudEvent
         body = validate_body(fields)
     except (MalformedJsonBody, InvalidField) as error:
@@ -94,7 +90,6 @@ def read_request(
         arrival_scope=message.scope,
         request_id=message.message_id,
         message_id=message.message_id,
-        traceparent=traceparent,
     )
 
 

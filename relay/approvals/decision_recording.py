@@ -30,9 +30,7 @@ from relay.approvals.transitions import (
     VoidVotes,
 )
 from relay.events.build import Origin, approval_or_startrequest_event
-from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
-from relay.events.tracing import SpanContext, context_of
 from relay.store import Decision, Grant, GrantState, Mode, RecordedEvent
 from relay.store.transaction import Transaction
 
@@ -69,12 +67,11 @@ def record_decision(
     cause: str,
     ended: Sequence[Decision] = (),
     waiting_for: Sequence[WaitingFor] = (),
-    caller: SpanContext | None = None,
 ) -> Decision:
     """Store a decision with its ``approval.recorded``; return it as the journal has it.
 
-    ``caller`` is the span of whoever decided. ``ended`` are the decisions that it replaces or
-    releases. ``waiting_for``: the limits for which the event waits after it.
+    ``ended`` are the decisions that it replaces or releases. ``waiting_for``: the limits for which
+    the event waits after it.
     """
     for earlier in ended:
         tx.decisions.end_vote_or_hold(earlier.approval_id)
@@ -99,8 +96,6 @@ def record_decision(
         status.occurrence.data,
         details,
         cause=cause,
-        follows=status.occurrence.last_event_id,
-        caller=caller,
         at=decision.at,
         dry_run=decision.dry_run,
     )
@@ -124,12 +119,11 @@ def record_refusal(
     ``count`` is the number of refusals that the event stands for, if it stands for several.
     """
     event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
-    votes, cause, follows = _NO_VOTES, request.message_id, None
+    votes, cause = _NO_VOTES, request.message_id
     if status is not None:
         origin = origin.copy_for_scope(status.occurrence.scope)
         event_data, votes = status.occurrence.data, status.vote_count_json_fields
-        follows = status.occurrence.last_event_id
-        cause = cause or follows
+        cause = cause or status.occurrence.last_event_id
     details = {
         "approvalId": new_approval_id(),
         "decision": request.decision,
@@ -147,8 +141,6 @@ def record_refusal(
         event_data,
         details,
         cause=cause,
-        follows=follows,
-        caller=request.trace,
         at=request.at,
         dry_run=mode == "dry-run",
     )
@@ -201,7 +193,6 @@ def record_start_answer(
         return
     answered = tx.decisions.require_grant_by_id(grant.id)
     occurrence = tx.occurrences.require_occurrence(grant.occurrence)
-    granted = _read_granted_event_if_traced(tx, grant)
     _record_event(
         tx,
         origin.copy_for_scope(occurrence.scope),
@@ -209,25 +200,8 @@ def record_start_answer(
         occurrence.data,
         {"status": answered.status, "attempts": answered.attempts, "reason": reason},
         cause=grant.cause,
-        follows=granted.id if granted is not None else None,
         at=at,
     )
-
-
-def grant_trace_context(tx: Transaction, grant: Grant) -> SpanContext | None:
-    """Return the context of the event ``approval.granted``; None if it is not traced."""
-    granted = _read_granted_event_if_traced(tx, grant)
-    return context_of(granted) if granted is not None else None
-
-
-def _read_granted_event_if_traced(tx: Transaction, grant: Grant) -> CloudEvent | None:
-    """Return ``approval.granted``, from which a trace goes on; None: no trace does."""
-    if not tx.traced or grant.position is None:
-        return None
-    try:
-        return tx.journal.require_event_at_position(grant.position)
-    except KeyError:
-        return None
 
 
 def correct_decisions_by_journal(tx: Transaction, status: ApprovalStatus) -> bool:
@@ -289,7 +263,6 @@ def _void_votes(
             **waits_field("waitedFor", transition.waited_for),
         },
         cause=cause,
-        follows=cause,
         at=status.now,
         dry_run=all(vote.dry_run for vote in decisions),
     )
@@ -334,7 +307,6 @@ def _record_reminder(tx: Transaction, origin: Origin, status: ApprovalStatus) ->
             "runbook": status.runbook,
         },
         cause=occurrence.last_event_id,
-        follows=occurrence.last_event_id,
         at=status.now,
         dry_run=status.mode == "dry-run",
     )
@@ -352,10 +324,9 @@ def _create_grant(
     vote = status.counted_votes[-1] if status.quorum is not None else None
     # If this transaction has recorded no decision, the newest vote causes a grant by votes.
     deciding = cause or vote
-    message_id, follows = None, status.occurrence.last_event_id
+    message_id, recorded_id = None, status.occurrence.last_event_id
     if deciding is not None:
-        message_id, follows = deciding.message_id, deciding.recorded_event_id
-    cause_id = message_id or follows
+        message_id, recorded_id = deciding.message_id, deciding.recorded_event_id
     details = {
         "approvalId": vote.approval_id if vote is not None else new_approval_id(),
         "decision": "approve",
@@ -370,8 +341,7 @@ def _create_grant(
         "approval.granted",
         status.occurrence.data,
         details,
-        cause=cause_id,
-        follows=follows,
+        cause=message_id or recorded_id,
         at=status.now,
         dry_run=dry_run,
     )
@@ -395,22 +365,16 @@ def _record_event(
     details: Mapping[str, Any],
     *,
     cause: str | None,
-    follows: str | None,
     at: datetime,
-    caller: SpanContext | None = None,
     dry_run: bool = False,
 ) -> RecordedEvent:
-    """Record an ``approval.*`` or ``startrequest.*`` event; return it with its position.
-
-    ``follows`` is the id of the event that it follows from, also where ``cause`` is the id of a
-    message.
-    """
+    """Record an ``approval.*`` or ``startrequest.*`` event; return it with its position."""
     if dry_run:
         details = {**details, "dryRun": True}
     event = approval_or_startrequest_event(
         name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
     )
-    tx.record(event, at, follows=follows, caller=caller)
+    tx.record(event, at)
     return tx.recorded[-1]
 
 

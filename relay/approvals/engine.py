@@ -27,7 +27,6 @@ from relay.approvals.admission import (
 from relay.approvals.confirmation_link import find_link_refusal_counting_wrong_code
 from relay.approvals.decision_recording import (
     correct_decisions_by_journal,
-    grant_trace_context,
     new_approval_id,
     record_decision,
     record_refusal,
@@ -312,7 +311,6 @@ class ApprovalEngine:
             cause=cause,
             ended=ended,
             waiting_for=self._limit_waits_of(tx, replace(status, decisions=(*left, decision))),
-            caller=request.trace,
         )
         after = self._apply_event_transitions(tx, status.occurrence, request.at, cause=recorded)
         return build_accepted_answer(request, recorded, after)
@@ -448,8 +446,7 @@ class ApprovalEngine:
             with self._without_recomputing_slots(tx):
                 tx.decisions.mark_grant_claimed(grant.id)
                 tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
-            trace = grant_trace_context(tx, grant)
-            claims.append(ClaimedGrant(grant, event_id, agent, tx.head(), trace))
+            claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims
 
     def record_start_answers(

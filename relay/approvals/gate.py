@@ -22,7 +22,6 @@ from relay.approvals.standing_hold_engine import create_standing_hold, end_stand
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
-from relay.events.tracing import RecordSpan
 from relay.log_fields import log_extra
 from relay.store import Mode, RecordedEvent, StandingHold
 from relay.store.rows import PageLimit
@@ -48,12 +47,8 @@ class Gate:
         port: StartRequestPort,
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
-        record_span: RecordSpan | None = None,
     ) -> None:
-        """``names_this_vm`` says whether the resources of an event include this VM.
-
-        ``record_span`` takes the spans of StartRequests; None: tracing is off.
-        """
+        """``names_this_vm`` says whether the resources of an event include this VM."""
         self.engine = engine
         self._store = store
         self._clock = clock
@@ -64,7 +59,6 @@ class Gate:
             clock,
             names_this_vm,
             on_sent=self._check_transitions_soon,
-            record_span=record_span,
         )
         # Each task waits for its own event and clears it:
         self._transitions_wake = asyncio.Event()

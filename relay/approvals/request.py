@@ -16,7 +16,6 @@ from typing import Any, Literal
 import orjson
 from pydantic import Field, ValidationError
 
-from relay.events.tracing import SpanContext, parse_traceparent
 from relay.validation import RequestBody, first_error_path_and_message
 
 DecisionKind = Literal["approve", "hold", "release"]
@@ -82,8 +81,6 @@ class DecisionRequest:
     """The ``message_id`` of the AMQP message that carried the request."""
     link: LinkCredentials | None = None
     """The link of the confirm page, if the request came by one."""
-    trace: SpanContext | None = None
-    """The span of the caller that made the request, if it named one. It decides nothing."""
 
     @property
     def names_scope_other_than_arrival(self) -> bool:
@@ -157,12 +154,8 @@ class DecisionBody(RequestBody):
         request_id: str | None = None,
         signed_at: str | None = None,
         message_id: str | None = None,
-        traceparent: str | None = None,
     ) -> DecisionRequest:
-        """Return the request of this caller. ``raw`` are the bytes of the body.
-
-        A ``traceparent`` that is malformed is ignored.
-        """
+        """Return the request of this caller. ``raw`` are the bytes of the body."""
         digested = raw if arrival_scope is None else f"{arrival_scope}\n".encode() + raw
         return DecisionRequest(
             caller=caller,
@@ -177,7 +170,6 @@ class DecisionBody(RequestBody):
             digest=hashlib.sha256(digested).hexdigest(),
             signed_at=signed_at,
             message_id=message_id,
-            trace=parse_traceparent(traceparent),
         )
 
 

@@ -17,17 +17,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, field
 from functools import partial
 
 from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StartRequestNotDelivered, StoreUnavailable
-from relay.events.tracing import RecordSpan, Span, SpanContext
 from relay.log_fields import log_extra
-from relay.span_ids import new_span_id
 from relay.store import Grant, RecordedEvent, TrackedEvent
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
@@ -123,7 +120,6 @@ class StartRequestSender:
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
         on_sent: Callable[[Iterable[str]], None],
-        record_span: RecordSpan | None = None,
     ) -> None:
         """``names_this_vm`` says whether the resources of an event include this VM.
 
@@ -135,7 +131,6 @@ class StartRequestSender:
         self._clock = clock
         self._names_this_vm = names_this_vm
         self._on_sent = on_sent
-        self._record_span = record_span
         self._scopes: dict[str, _ScopeSendingState] = {}
         """The scopes where a grant is open."""
         self._scopes_to_check: set[str] | None = None
@@ -390,17 +385,10 @@ class StartRequestSender:
         for claim in claims:
             _log_before_sending_start_request(scope.name, claim)
         answer: SourceError | None = None
-        began = self._clock.now()
-        sent = [
-            claim if claim.trace is None else replace(claim, trace=claim.trace.child(new_span_id()))
-            for claim in claims
-        ]
         try:
-            await self._port.send_start_request(scope.name, sent)
+            await self._port.send_start_request(scope.name, claims)
         except SourceError as error:
             answer = error
-        for claim, its_span in zip(claims, sent, strict=True):
-            self._record_start_request_span(scope.name, claim, its_span.trace, began, answer)
         if answer is None or (isinstance(answer, SourceRefused) and len(claims) == 1):
             scope.reset_failures()
         elif isinstance(answer, SourceRefused):
@@ -414,37 +402,6 @@ class StartRequestSender:
         )
         if answer is not None and not isinstance(answer, SourceRefused):
             raise answer
-
-    def _record_start_request_span(
-        self,
-        scope: str,
-        claim: ClaimedGrant,
-        context: SpanContext | None,
-        began: datetime,
-        answer: SourceError | None,
-    ) -> None:
-        """Record the span of a StartRequest for one of its events, in the trace of that event."""
-        if self._record_span is None or context is None:
-            return
-        self._record_span(
-            Span(
-                name="StartRequest",
-                kind="client",
-                context=context,
-                parent=claim.trace,
-                began=began,
-                ended=self._clock.now(),
-                attributes={
-                    "imds_relay.event_id": claim.event_id,
-                    "imds_relay.scope": scope,
-                    "imds_relay.rule": claim.grant.rule,
-                    "imds_relay.attempts": claim.attempt_number,
-                    "imds_relay.agent": claim.agent,
-                    "imds_relay.status": 200 if answer is None else answer.status,
-                },
-                error=answer.reason if answer is not None else None,
-            )
-        )
 
 
 def _log_before_sending_start_request(scope: str, claim: ClaimedGrant) -> None:

@@ -164,8 +164,6 @@ def _overview_rows(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
         yield "sign-in", f"with Entra ID, which sends people back to {redirect_uri(api.public_url)}"
     telemetry = config.telemetry
     yield "log", f"{telemetry.log}, from {telemetry.level} on"
-    if telemetry.traces is not None:
-        yield "traces", f"{telemetry.traces.collector_url().origin()}"
 
 
 def _sink_row(sink: SinkSettings) -> tuple[object, ...]:

@@ -26,7 +26,6 @@ from relay.fleet.settings import AgentSettings, HubSettings
 from relay.fleet.topology import HUB, make_hub_approvals_queue
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.instance_metadata import Instance, derive_scope, resource_names
-from relay.net.connectivity import check_connectivity
 from relay.sinks import SinkSettings
 from relay.store.diagnostics import diagnose as diagnose_store
 
@@ -105,7 +104,6 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_fleet(config, scope, instance),
         *await _diagnose_approvals_over_amqp(config, scope or "unknown"),
-        *await _diagnose_traces(config, clock),
     ]
 
 
@@ -166,12 +164,3 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
     return await diagnose_broker(
         "approvals.amqp", amqp.broker_urls(), queue.topology, amqp.declare, reads=(queue.name,)
     )
-
-
-async def _diagnose_traces(config: Config, clock: Clock) -> list[Finding]:
-    """Check whether the collector of traces can be reached. Nothing is sent."""
-    traces = config.telemetry.traces
-    if traces is None:
-        return []
-    tls = traces.tls.make_context() if traces.tls is not None else None
-    return [await check_connectivity("traces", traces.collector_url(), tls=tls, now=clock.now())]

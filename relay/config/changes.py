@@ -22,12 +22,10 @@ RESTART_KEYS = (
     "store.path",
     "api.listen",
     "api.socket",
-    "telemetry.traces",
 )
 """The keys that a reload cannot change, with the keys inside them.
 
-They say who this relay is, where it is found, and whether it is traced. All others can change while
-the relay runs.
+They say who this relay is, and where it is found. All others can change while the relay runs.
 """
 _LIVE_KEYS = ("fleet.domains",)
 """The exceptions inside `RESTART_KEYS`."""

@@ -25,7 +25,6 @@ from relay.delivery.worker import Worker
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.match import matches, matches_any_pattern
-from relay.events.tracing import RecordSpan
 from relay.histogram import Histogram
 from relay.sinks import Sink, SinkSettings
 from relay.store import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
@@ -114,12 +113,10 @@ class Dispatcher:
         store: Store,
         clock: Clock,
         report: RecordRelayEvent,
-        record_span: RecordSpan | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._report = report
-        self._record_span = record_span
         self._results = ResultRecorder(store)
         self._workers = {
             name: self._make_worker(settings, sink) for name, (settings, sink) in sinks.items()
@@ -278,7 +275,6 @@ class Dispatcher:
             self._results,
             self._clock,
             self._report,
-            self._record_span,
         )
 
     # --- what operators and the API ask

@@ -30,11 +30,9 @@ from relay.delivery.sink_health import CircuitBreaker, SinkHealth
 from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
-from relay.events.tracing import RecordSpan, Span, SpanContext, context_of
 from relay.histogram import Histogram
 from relay.log_fields import log_extra
 from relay.sinks import Receipt, Sink, SinkSettings
-from relay.span_ids import new_span_id
 from relay.store import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.store.sqlite import Store
 
@@ -65,9 +63,7 @@ class Worker:
         results: ResultRecorder,
         clock: Clock,
         report: RecordRelayEvent,
-        record_span: RecordSpan | None = None,
     ) -> None:
-        """``record_span``: takes the span of each try of a traced event; None: tracing is off."""
         self.settings = settings
         self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """Tries since the start, by their outcome and the status of the receiver."""
@@ -76,7 +72,6 @@ class Worker:
         self.ends: Counter[EntryState] = Counter()
         """How entries ended since the start."""
         self.sink = sink
-        self._record_span = record_span
         self._results = results
         self._clock = clock
         self._queue = OrderedQueue()
@@ -282,10 +277,6 @@ class Worker:
     async def _attempt_delivery(self, entry: Entry, event: CloudEvent) -> bool:
         self._unanswered.discard(entry.id)
         at, began = self._clock.now(), self._clock.monotonic()
-        parent = context_of(event) if self._record_span is not None else None
-        context = parent.child(new_span_id()) if parent is not None else None
-        if context is not None:  # the receiver continues the trace from the span of this try
-            event = replace(event, carrier=str(context))
         result = await self._call_sink_tolerating_foreign_cancellation(event)
         if isinstance(result, Superseded):
             self._queue.remove_head(entry)
@@ -296,8 +287,6 @@ class Worker:
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
-        if self._record_span is not None and context is not None:
-            self._record_span(self._make_finished_attempt_span(entry, attempt, context, parent))
         if isinstance(result, Receipt):
             self.health.record_clock_skew(result.skew)
             self._handle_success(entry, attempt)
@@ -314,26 +303,6 @@ class Worker:
             failure, decision = self.health.record_internal_error(entry, result, began)
             self._apply_retry_decision(decision, entry, failure, attempt)
         return False
-
-    def _make_finished_attempt_span(
-        self, entry: Entry, attempt: Attempt, context: SpanContext, parent: SpanContext | None
-    ) -> Span:
-        return Span(
-            name=f"deliver {self.settings.name}",
-            kind="producer" if self.settings.kind == "rabbitmq" else "client",
-            context=context,
-            parent=parent,
-            began=attempt.at,
-            ended=attempt.ended_at,
-            attributes={
-                "imds_relay.sink": self.settings.name,
-                "imds_relay.type": entry.type,
-                "imds_relay.entry": entry.id,
-                "imds_relay.attempts": entry.attempts + 1,
-                "imds_relay.status": attempt.status,
-            },
-            error=None if attempt.outcome == "delivered" else attempt.reason or attempt.outcome,
-        )
 
     def _log_attempt(self, entry: Entry, attempt: Attempt) -> None:
         if _log.isEnabledFor(logging.DEBUG):

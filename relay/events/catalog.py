@@ -126,7 +126,6 @@ _TEXT_ATTRIBUTES = (
     "correlationid",
     "causationid",
     "partitionkey",
-    "traceparent",
 )
 _REQUIRED = (
     "specversion",

@@ -32,11 +32,6 @@ class CloudEvent:
     attributes: Mapping[str, str]
     data: Mapping[str, Any]
     body: bytes
-    carrier: str | None = None
-    """The ``traceparent`` of the request or message that delivers the event; None: it has none.
-
-    Each attempt to deliver has another one, so it is neither an attribute nor in the body.
-    """
 
     @classmethod
     def build(cls, attributes: Mapping[str, str | None], data: Mapping[str, Any]) -> CloudEvent:
@@ -45,10 +40,6 @@ class CloudEvent:
         body = orjson.dumps({**present, "data": data})
         # A copy of its own size: docs/protocol.md#orjson-does-not-trim-what-it-returns
         return cls(present, data, b"".join((body, b"")))
-
-    def with_attribute(self, name: str, value: str) -> CloudEvent:
-        """Return the event with another attribute. Its id stays the same."""
-        return CloudEvent.build({**self.attributes, name: value}, self.data)
 
     @classmethod
     def parse(cls, body: bytes) -> CloudEvent:

@@ -85,9 +85,7 @@ class Poller:
         report: RecordRelayEvent,
         last_read_at: datetime | None,
         jitter: Callable[[], float] = random.random,
-        on_read: Callable[[datetime, datetime], None] | None = None,
     ) -> None:
-        """``on_read`` gets the begin and the end of each call whose document is recorded."""
         self.lost = False
         """Whether there has been no usable answer for too long."""
         self.polls = 0
@@ -106,7 +104,6 @@ class Poller:
         self._clock = clock
         self._report = report
         self._jitter = jitter
-        self._on_read = on_read
         self._started_at = clock.monotonic()
         self._reader = CachingDocumentParser(settings.api_version)
         self._last_body: bytes | None = None  # the bytes that were recorded last
@@ -204,8 +201,6 @@ class Poller:
         if document is None or body != self._last_body:
             document = await self._reader.parse_body_reusing_known_entries(body)
             poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
-            if self._on_read is not None:
-                self._on_read(read.asked_at, now)
             try:
                 await self._store.transact(
                     lambda tx: self._recorder.record(tx, poll), fail_open=True

@@ -1,4 +1,4 @@
-"""Outgoing connections of sinks, chat platforms, the broker and the exporter of traces.
+"""Outgoing connections of sinks, chat platforms and the broker.
 
 `egress` refuses addresses that nobody may reach, and URLs that lead there. `http` makes requests.
 `tls` makes TLS contexts, and has the section ``tls`` of the configuration. `backoff` says how long

@@ -1,4 +1,4 @@
-"""HTTP requests to receivers: of webhooks, of chat platforms, and of the exporter of traces.
+"""HTTP requests to receivers: of webhooks and of chat platforms.
 
 `open_session` makes a session whose sockets pass the egress guard. `post` and `send` make one
 request with a deadline, and read a bounded start of the body. `interpret_response` says

@@ -31,7 +31,7 @@ from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify_relay,
     make_poller,
-    open_store_event_recorder_and_traces,
+    open_store_with_log,
     remember_last_read,
     running_inputs_decisions_and_delivery,
 )
@@ -58,10 +58,7 @@ async def start(
 
         sink = ReportSinkSettings()
         owner = StateFileScopeAndVm(origin.scope, identity.vm_id)
-        store, report, traces = await open_store_event_recorder_and_traces(
-            config, owner, origin, [sink], clock, stack
-        )
-        record_span = traces.record if traces is not None else None
+        store, report = await open_store_with_log(config, owner, origin, [sink], clock, stack)
         machine = VmIdentity(
             vm_id=identity.vm_id,
             boot_id=boot_id,
@@ -74,13 +71,10 @@ async def start(
             machine,
             partial(names_this_vm, resource_names=identity.names),
             clock,
-            record_span=record_span,
         )
-        dispatcher = Dispatcher(
-            {sink.name: (sink, agent.report_sink)}, store, clock, report, record_span
-        )
+        dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, report)
         await dispatcher.load_waiting_and_listen()
-        poller = await make_poller(config, client, identity, boot_id, store, clock, report, traces)
+        poller = await make_poller(config, client, identity, boot_id, store, clock, report)
         agent.attach_source(poller, client)
         # Nothing is approved here. The engine only tells the API that.
         no_approvals = config.approvals.model_copy(update={"enabled": False})

@@ -30,7 +30,7 @@ from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
-    open_store_event_recorder_and_traces,
+    open_store_with_log,
     running_inputs_decisions_and_delivery,
 )
 from relay.roles.sink_connections import SinkConnections
@@ -54,10 +54,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             Server(config.api, clock, state_file=config.store.path)
         )
         owner = StateFileScopeAndVm(origin.scope, None, is_hub=True)
-        store, report, traces = await open_store_event_recorder_and_traces(
-            config, owner, origin, config.sinks, clock, stack
-        )
-        record_span = traces.record if traces is not None else None
+        store, report = await open_store_with_log(config, owner, origin, config.sinks, clock, stack)
 
         def on_unusable(user: str | None, reason: str) -> None:
             server.state.rejection_log.record_unusable_amqp_message(user, reason, clock.monotonic())
@@ -84,7 +81,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             store=store,
             clock=clock,
             report=report,
-            record_span=record_span,
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
             use_role=use_domains,
@@ -104,7 +100,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         )
         # No event is about the machine of the hub. So no StartRequest waits until the sinks were
         # told: the hub can still tell them when the VM stops.
-        gate = Gate(approvals, store, port, clock, lambda _: False, record_span)
+        gate = Gate(approvals, store, port, clock, lambda _: False)
         hub.attach_result_and_vote_handlers(
             port, MachineVoteSubmitter(gate.submit, clock), gate.wake
         )

@@ -39,7 +39,6 @@ from relay.config.shared_secrets import watch_and_suspend_clients_sharing_secret
 from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher, NewAndRetiredWorkers, SinkStates, matching_sinks
 from relay.events.build import RecordRelayEvent
-from relay.events.tracing import RecordSpan
 from relay.roles.parts import InputTasks, callers_by_amqp_user, make_approval_consumer
 from relay.roles.sink_connections import ConnectedSink, SinkConnections
 from relay.sinks import SinkSettings
@@ -135,7 +134,6 @@ class DecidingParts(LiveParts):
         store: Store,
         clock: Clock,
         report: RecordRelayEvent,
-        record_span: RecordSpan | None,
         engine: ApprovalEngine,
         connections: SinkConnections,
         use_role: Callable[[Config], object] = lambda _: None,
@@ -147,7 +145,6 @@ class DecidingParts(LiveParts):
         """
         super().__init__(config, server=server, store=store, clock=clock, report=report)
         self._engine = engine
-        self._record_span = record_span
         self._connections = connections
         self._use_role = use_role
         self._before_approvals = before_approvals
@@ -170,7 +167,6 @@ class DecidingParts(LiveParts):
             self.store,
             self.clock,
             self.report,
-            self._record_span,
         )
         await self._dispatcher.load_waiting_and_listen()
         return self._dispatcher

@@ -1,8 +1,7 @@
 """The parts that several roles start in the same way.
 
 - Who the relay is: `identify_relay` asks the metadata service of the VM.
-- What it records: `open_store_event_recorder_and_traces` opens the state file, and the export of
-  traces.
+- What it records: `open_store_with_log` opens the state file.
 - What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
 - Approvals over AMQP: `make_approval_consumer`.
 - What runs: `running_inputs_decisions_and_delivery` holds the tasks of all parts, and ends them in
@@ -52,7 +51,6 @@ from relay.store import JournalHead, StateFileScopeAndVm
 from relay.store.journal import GENESIS
 from relay.store.sqlite import Store, open_store
 from relay.telemetry.event_log import RecordedEventLogger, log_cloud_event
-from relay.telemetry.traces import Traces
 
 if TYPE_CHECKING:
     from relay.amqp.approval_consumer import ApprovalConsumer
@@ -91,41 +89,23 @@ async def identify_relay(config: Config, client: ImdsClient, clock: Clock) -> Id
     return Identity(origin=Origin(scope, relay), instance=instance, names=names)
 
 
-async def _open_traces(
-    config: Config, origin: Origin, clock: Clock, stack: AsyncExitStack
-) -> Traces | None:
-    """Export traces until the stack is left; return what takes them. None: tracing is off."""
-    settings = config.telemetry.traces
-    if settings is None:
-        return None
-    # A relay without traces saves the memory of their libraries, and need not have them.
-    from relay.telemetry.otlp import running_span_exporter  # noqa: PLC0415
-
-    instance = f"{origin.scope}/{origin.relay}"
-    exporting = await stack.enter_async_context(running_span_exporter(settings, clock, instance))
-    return Traces(clock, exporting.record, origin.relay)
-
-
-async def open_store_event_recorder_and_traces(
+async def open_store_with_log(
     config: Config,
     owner: StateFileScopeAndVm,
     origin: Origin,
     sinks: Iterable[SinkSettings],
     clock: Clock,
     stack: AsyncExitStack,
-) -> tuple[Store, RecordRelayEvent, Traces | None]:
+) -> tuple[Store, RecordRelayEvent]:
     """Return the store of a relay with these sinks, until ``stack`` is left.
 
-    With it, return what records ``relay.*`` events in it, and what takes traces; None: tracing is
-    off. ``owner`` is whose state file it must be.
+    With it, return what records ``relay.*`` events in it. The log tells what it records. ``owner``
+    is whose state file it must be.
     """
-    traces = await _open_traces(config, origin, clock, stack)
     route = partial(matching_sinks, sinks=tuple(sinks))
-    event_log = RecordedEventLogger(traces.record_event_span if traces is not None else None)
+    event_log = RecordedEventLogger()
     stack.callback(event_log.write_remaining_lines)  # after the store is closed
-    store = await stack.enter_async_context(
-        open_store(config.store, owner, clock, route, traced=traces is not None)
-    )
+    store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
     event_log.subscribe_to_store(store)
     record = make_relay_event_recorder(store, origin, clock)
 
@@ -136,7 +116,7 @@ async def open_store_event_recorder_and_traces(
             record("relay.store-failing", f"the state file cannot be written: {reason}")
 
     store.listeners.write_error_changed.append(report_write_error_change)
-    return store, record, traces
+    return store, record
 
 
 def make_relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
@@ -168,7 +148,6 @@ async def make_poller(
     store: Store,
     clock: Clock,
     report: RecordRelayEvent,
-    traces: Traces | None,
 ) -> Poller:
     """Return the poller of this VM. It knows when the process before it has read last."""
     return Poller(
@@ -181,7 +160,6 @@ async def make_poller(
         last_read_at=await store.transact(
             lambda tx: tx.pop_last_read_at_of_previous_run(), fail_open=True
         ),
-        on_read=traces.note_read if traces is not None else None,
     )
 
 

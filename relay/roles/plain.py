@@ -28,7 +28,7 @@ from relay.roles.parts import (
     DRAIN_TIMEOUT,
     identify_relay,
     make_poller,
-    open_store_event_recorder_and_traces,
+    open_store_with_log,
     remember_last_read,
     running_inputs_decisions_and_delivery,
 )
@@ -55,10 +55,7 @@ async def start(
         origin = identity.origin
 
         owner = StateFileScopeAndVm(origin.scope, identity.vm_id)
-        store, report, traces = await open_store_event_recorder_and_traces(
-            config, owner, origin, config.sinks, clock, stack
-        )
-        record_span = traces.record if traces is not None else None
+        store, report = await open_store_with_log(config, owner, origin, config.sinks, clock, stack)
         if not store.trusted:
             _log.warning(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
@@ -76,20 +73,18 @@ async def start(
             store=store,
             clock=clock,
             report=report,
-            record_span=record_span,
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
         )
         dispatcher = await parts.connect_sinks_and_make_dispatcher()
 
-        poller = await make_poller(config, client, identity, boot(), store, clock, report, traces)
+        poller = await make_poller(config, client, identity, boot(), store, clock, report)
         gate = Gate(
             approvals,
             store,
             ImdsStartRequestPort(poller, client),
             clock,
             partial(names_this_vm, resource_names=identity.names),
-            record_span,
         )
         parts.polling = (poller, client)
         relay = Relay(

@@ -34,7 +34,6 @@ from relay.events.build import (
 )
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Change, Document, ScheduledEvent, diff_events_with_document
-from relay.events.tracing import SpanContext
 from relay.fleet.agent.agent import Agent, VmIdentity
 from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.messages import HubScopeState, Pulse, StartOrder, StartResult, VoteAnswer
@@ -227,9 +226,9 @@ class _MessageCountingAgent(Agent):
         self.listens.set()
 
     @override
-    def handle_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
+    def handle_order(self, order: StartOrder) -> None:
         self._counters.orders += 1
-        super().handle_order(order, trace)
+        super().handle_order(order)
 
     @override
     def handle_events_known_to_hub(self, state: HubScopeState) -> None:

@@ -266,9 +266,6 @@ def build_request(parts: CommonRequestParts, event: CloudEvent, now: datetime) -
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signature.sign(parts.secrets, event.id, timestamp, event.body),
     }
-    if event.carrier is not None:
-        headers = {name: text for name, text in headers.items() if name.lower() != "traceparent"}
-        headers["traceparent"] = event.carrier
     return Request(url=parts.url, headers=headers, body=event.body, secrets=parts.hidden_texts)
 
 

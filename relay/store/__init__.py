@@ -20,7 +20,6 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, delivery_priority
 from relay.events.model import ScheduledEvent
-from relay.events.tracing import SpanContext
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -299,8 +298,7 @@ class RecordedEvent:
 
     ``event_key`` is made by an `EventKeyFormat`; None if it is about no event of Azure.
     ``event`` is None if it is not in memory. ``is_new`` is False if the event was journaled
-    earlier, and only the entries are new. ``follows`` is the id of the event that it follows from,
-    and ``caller`` the context of the caller's trace, if they are known.
+    earlier, and only the entries are new.
     """
 
     position: int
@@ -310,5 +308,3 @@ class RecordedEvent:
     event: CloudEvent | None
     entries: tuple[Entry, ...]
     is_new: bool = True
-    follows: str | None = None
-    caller: SpanContext | None = None

@@ -136,12 +136,8 @@ class _Job:
 class Store:
     """The state file in use. `open_store` makes it."""
 
-    def __init__(
-        self, state_file: StateFile, route: Route, settings: StoreSettings, *, traced: bool = False
-    ) -> None:
+    def __init__(self, state_file: StateFile, route: Route, settings: StoreSettings) -> None:
         self.settings = settings
-        self.traced = traced
-        """Whether events get a ``traceparent``."""
         self.trusted = state_file.trusted
         """See `relay.store.file.StateFile`. If it is False, the role leaves approvals off."""
         self.write_error: str | None = None
@@ -367,9 +363,7 @@ class Store:
             self._changes.pop().undo()
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(
-            connection, self._sink_names_for_event, self._state_file.keys, traced=self.traced
-        )
+        return Transaction(connection, self._sink_names_for_event, self._state_file.keys)
 
     def _sink_names_for_event(self, event: CloudEvent) -> Iterable[str]:
         # The route can change between two pieces of work in one transaction.
@@ -493,19 +487,14 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    settings: StoreSettings,
-    identity: StateFileScopeAndVm,
-    clock: Clock,
-    route: Route,
-    *,
-    traced: bool = False,
+    settings: StoreSettings, identity: StateFileScopeAndVm, clock: Clock, route: Route
 ) -> AsyncIterator[Store]:
-    """Open the state file for the time of this context. ``traced``: events get a ``traceparent``.
+    """Open the state file for the time of this context.
 
     Raises what `relay.store.file.open_state_file` raises.
     """
     state_file = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
-    store = Store(state_file, route, settings, traced=traced)
+    store = Store(state_file, route, settings)
     try:
         yield store
     finally:

@@ -17,7 +17,6 @@ from itertools import count
 
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.events.tracing import SpanContext, context_of, make_event_context
 from relay.store import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, RecordedEvent
 from relay.store.chat_messages import ChatMessages
 from relay.store.decisions import Decisions
@@ -51,13 +50,9 @@ class Transaction:
         connection: sqlite3.Connection,
         route: Route,
         keys: EventKeyFormat = SINGLE_SCOPE,
-        *,
-        traced: bool = False,
     ) -> None:
         self._connection = connection
         self._route = route
-        self.traced = traced
-        """Whether events get a ``traceparent``."""
         self.keys = keys
         self.journal = Journal(connection)
         self.occurrences = Occurrences(connection, keys)
@@ -107,17 +102,12 @@ class Transaction:
         *,
         transition: str | None = None,
         to: Iterable[str] | None = None,
-        follows: str | None = None,
-        caller: SpanContext | None = None,
     ) -> None:
         """Record one event, for the sinks that want it or for the named ones.
 
-        ``transition`` identifies the change that an ``event.*`` reports; the journal counts it. For
-        ``follows`` and ``caller`` see `RecordedEvent`.
+        ``transition`` identifies the change that an ``event.*`` reports; the journal counts it.
         """
         self.record_all([(event, transition)], at, to=to)
-        if self.traced:
-            self.recorded[-1] = replace(self.recorded[-1], follows=follows, caller=caller)
 
     def record_all(
         self,
@@ -127,8 +117,6 @@ class Transaction:
         to: Iterable[str] | None = None,
     ) -> None:
         """Record events, each with its transition, in their order; see `record`."""
-        if self.traced:
-            events = self._with_traces(events)
         positions = self.journal.append_all(
             at,
             [
@@ -141,26 +129,6 @@ class Transaction:
             for (event, _), position in zip(events, positions, strict=True)
         ]
         self.recorded += self._add_delivery_entries(routed, at)
-
-    def _with_traces(
-        self, events: Sequence[tuple[CloudEvent, str | None]]
-    ) -> list[tuple[CloudEvent, str | None]]:
-        """Return the events with their ``traceparent``. Their ids do not depend on it."""
-        keys = {
-            key
-            for event, _ in events
-            if (key := self._make_event_key_of_cloudevent(event)) is not None
-        }
-        numbers = self.occurrences.newest_occurrence_numbers(sorted(keys))
-        traced = []
-        for event, transition in events:
-            if context_of(event) is None:  # a hub records what agents have traced
-                context = make_event_context(
-                    event, numbers.get(self._make_event_key_of_cloudevent(event) or "", 0)
-                )
-                event = event.with_attribute("traceparent", str(context))  # noqa: PLW2901  # the same one
-            traced.append((event, transition))
-        return traced
 
     def add_entry_for_new_sink(self, position: int, sink: str, at: datetime) -> None:
         """Make an entry for a sink that is new, about an event that was recorded earlier.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from relay.events.cloudevent import CloudEvent
@@ -25,9 +25,7 @@ _log = logging.getLogger("relay.story")
 class RecordedEventLogger:
     """Writes the line of each event that the store recorded: `schedule_log_lines` listens to it."""
 
-    def __init__(self, trace: Callable[[RecordedEvent, CloudEvent], None] | None = None) -> None:
-        """``trace`` gets each event that was recorded, too."""
-        self._trace = trace
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._store: Store | None = None
         self._untold: deque[RecordedEvent] = deque()
@@ -94,8 +92,6 @@ class RecordedEventLogger:
                 _log_event_with_unreadable_body(recorded)
                 return
             log_cloud_event(event, recorded.position)
-            if self._trace is not None:
-                self._trace(recorded, event)
         except Exception:  # noqa: BLE001  # a line that cannot be made must not end the relay
             _log.exception("internal error: the line of %s cannot be made", recorded.name)
 

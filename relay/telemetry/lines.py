@@ -13,7 +13,6 @@ from typing import Any
 from relay.approvals.standing_holds import describe_conditions
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import duration_text
-from relay.events.tracing import context_of
 from relay.log_fields import LogFields
 
 MAX_RESOURCES = 20
@@ -333,8 +332,5 @@ def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
     if "changed" in fields:
         fields["changed"] = list(fields["changed"]) or None
     fields |= {"id": event.id, "position": position}
-    context = context_of(event)
-    if context is not None:
-        fields["traceId"] = context.trace_id
     level = definition.level if isinstance(definition.level, int) else definition.level(data)
     return Line(level, definition.sentence(data), LogFields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields

@@ -23,7 +23,6 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable, StartReq
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
-from relay.events.tracing import RecordSpan
 from relay.ingest.recorder import (
     EventDeparture,
     EventSighting,
@@ -279,11 +278,10 @@ async def running_gate(
     names_us: bool = True,
     azure: Azure | None = None,
     count_machines: CountMachines | None = None,
-    record_span: RecordSpan | None = None,
 ) -> AsyncIterator[GateHarness]:
     """Run a gate on the store in a folder. Leaving the context kills it.
 
-    The gate has not begun to run yet. With ``record_span``, tracing is on.
+    The gate has not begun to run yet.
     """
     clock = clock or ManualClock()
     path = folder / "relay.db"
@@ -293,14 +291,13 @@ async def running_gate(
         StateFileScopeAndVm(ORIGIN.scope, "vm"),
         clock,
         lambda _: sinks,
-        traced=record_span is not None,
     ) as store:
         azure.store = store
         await azure.poll()
         engine = ApprovalEngine(
             settings, ORIGIN, client_resources=CLIENT_RESOURCES, count_machines=count_machines
         )
-        gate = Gate(engine, store, azure, clock, lambda _: names_us, record_span)
+        gate = Gate(engine, store, azure, clock, lambda _: names_us)
         async with _running(gate) as task:
             yield GateHarness(path, clock, azure, store, gate, task)
 

@@ -10,15 +10,12 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.status import approval_json_fields
-from relay.events.tracing import SpanContext
-from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,
     USER_REBOOT,
     ApprovalFile,
     build_event,
-    build_request,
 )
 from tests.approvals.manual_clock import NOON
 
@@ -152,15 +149,3 @@ def test_a_rule_has_hours_though_another_has_none(tmp_path: Path, position: int)
     approvals.apply_transitions()
     assert len(approvals.claim()) == 1
     approvals.close()
-
-
-def test_a_decision_is_traced_to_the_span_of_its_caller(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    span = SpanContext("a" * 32, "b" * 16)
-    approvals.connection.execute("BEGIN IMMEDIATE")
-    tx = Transaction(approvals.connection, lambda _: (), traced=True)
-    approvals.engine.decide(tx, build_request(trace=span))
-    approvals.connection.execute("COMMIT")
-    (recorded,) = tx.recorded
-    assert recorded.event is not None
-    assert (recorded.event.name, recorded.caller) == ("approval.recorded", span)

@@ -32,7 +32,6 @@ from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
 from tests.journey.relay_process import SECRET
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.http_receiver import good, listening
-from tests.telemetry.collector import collector
 
 VM_ID = "02aab8a4-74ef-476e-8182-f6d2ba4166a6"
 INSTANCE = orjson.dumps({"compute": {"vmId": VM_ID, "name": "db-0"}})
@@ -454,16 +453,3 @@ async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(
     assert message in findings["state file"][0]["said"]
     assert (tmp_path / "relay.db").read_bytes() == before
     assert not [name for name in file_names(tmp_path) if "set-aside" in name]
-
-
-async def test_the_collector_of_traces_is_dialled_and_gets_nothing(
-    azure: Simulator, tmp_path: Path
-) -> None:
-    async with collector() as collecting:
-        traces = {"url": collecting.url, "allow_http": True}
-        folder = configured(tmp_path, azure.url, telemetry={"traces": traces})
-        _, findings = await examined(folder)
-        assert [finding["state"] for finding in findings["traces"]] == ["ok"]
-    code, findings = await examined(folder)
-    assert [finding["state"] for finding in findings["traces"]] == ["failed"]
-    assert (code, collecting.requests) == (1, 0)

@@ -17,7 +17,6 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.events.tracing import SpanContext
 from relay.fleet.agent import link as link_module
 from relay.fleet.agent.link import (
     FIRST_RECONNECT_SPREAD,
@@ -66,7 +65,7 @@ class Handler:
         """Count it."""
         self.listens += 1
 
-    def handle_order(self, order: StartOrder, trace: SpanContext | None) -> None:  # noqa: ARG002  # no test looks at it
+    def handle_order(self, order: StartOrder) -> None:
         """Note it, or fail as a bug would."""
         if self.fails:
             raise RuntimeError("a bug")

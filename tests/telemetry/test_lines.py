@@ -157,12 +157,3 @@ def test_a_refusal_about_an_unknown_event_has_its_line_too() -> None:
     )
     line = log_line_of_event(event, 1)
     assert line.message == "client:x may not approve event nobody-knows-it: unknown event"
-
-
-def test_a_line_names_the_trace_of_an_event_unless_it_is_malformed() -> None:
-    event = about("approval.voided", why="expired")
-    traced = event.with_attribute("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")
-    assert log_line_of_event(traced, 1).fields["traceId"] == "a" * 32
-    assert (
-        "traceId" not in log_line_of_event(event.with_attribute("traceparent", "rubbish"), 1).fields
-    )

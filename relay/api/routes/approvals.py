@@ -27,11 +27,6 @@ IDEMPOTENCY_KEY = Parameter(
     description="identifies a repeat, which gets the first answer again; or use webhook-id",
     pattern=r"^[\x21-\x7e]{1,256}$",
 )
-_TRACEPARENT = Parameter(
-    name="traceparent",
-    place="header",
-    description="W3C Trace Context: the span in which the caller decided; ignored if malformed",
-)
 _REQUEST_ID = re.compile(IDEMPOTENCY_KEY.pattern)
 _SIGNATURE_PARAMETERS = (
     Parameter(
@@ -53,7 +48,6 @@ _SIGNATURE_PARAMETERS = (
         description="v1,<base64> once for each secret, separated by spaces",
         required=True,
     ),
-    _TRACEPARENT,
 )
 
 
@@ -109,16 +103,9 @@ async def _submit(
             call.content,
             request_id=request_id,
             signed_at=signed_at,
-            traceparent=header_if_sent_once(call.request, "traceparent"),
         )
     )
     return require_accepted_answer_body(answer)
-
-
-def header_if_sent_once(request: web.Request, name: str) -> str | None:
-    """Return a header that came once; None if it is missing or came several times."""
-    values = request.headers.getall(name, [])
-    return values[0] if len(values) == 1 else None
 
 
 def require_accepted_answer_body(answer: DecisionAnswer) -> DecisionRecorded:
@@ -156,7 +143,7 @@ ROUTES = (
         summary=f"approve an event, hold it, or release it; {HOLD_NOTICE}",
         handler=_submit_decision,
         status=202,
-        parameters=(IDEMPOTENCY_KEY, _TRACEPARENT),
+        parameters=(IDEMPOTENCY_KEY,),
         parse_parameters=parse_request_id,
         body=DecisionBody,
         problem_statuses=(403, 404, 409),

@@ -233,7 +233,6 @@ def _event_message(event: EventDefinition) -> Json:
             "type": "object",
             "properties": {
                 **{f"ce-{name}": header for name in payload["properties"] if name != "data"},
-                "traceparent": _TRACEPARENT,
             },
         },
         "payload": payload,
@@ -249,17 +248,10 @@ def _event_message(event: EventDefinition) -> Json:
     return message
 
 
-_TRACEPARENT: Json = {
-    "type": "string",
-    "description": "optional, W3C Trace Context: the span of the sender (docs/traces.md)",
-}
-
-
 def _decision_messages() -> Json:
     reference = {"$ref": "#/components/schemas/decision"}
     common = {
         "contentType": "application/json",
-        "headers": {"type": "object", "properties": {"traceparent": _TRACEPARENT}},
         "bindings": {"amqp": _BINDING},
         "x-amqp-properties": {
             "message_id": "required: identifies a repeat, and is the causationid of the replies",

@@ -22,7 +22,6 @@ from relay.clock import Clock
 from relay.errors import SourceError
 from relay.events.build import Origin, common_event_data
 from relay.events.model import Document
-from relay.events.tracing import RecordSpan, SpanContext
 from relay.fleet.agent.link import AgentLink, CommandHandler
 from relay.fleet.agent.pulses import Pulses
 from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
@@ -90,9 +89,7 @@ class Agent(CommandHandler):
         clock: Clock,
         *,
         chance: Callable[[], float] = random.random,
-        record_span: RecordSpan | None = None,
     ) -> None:
-        self._record_span = record_span
         self._origin = origin
         self._machine = machine
         self._clock = clock
@@ -118,7 +115,6 @@ class Agent(CommandHandler):
             self._publish_result,
             self._machine.vm_id,
             self._clock,
-            self._record_span,
         )
 
     async def run(self) -> None:
@@ -144,9 +140,9 @@ class Agent(CommandHandler):
         self._pulses.send_soon()
 
     @override
-    def handle_order(self, order: StartOrder, trace: SpanContext | None = None) -> None:
+    def handle_order(self, order: StartOrder) -> None:
         if self._orders is not None:
-            self._orders.take(order, trace)
+            self._orders.take(order)
 
     @override
     def handle_vote_answer(self, answer: VoteAnswer) -> None:

@@ -40,7 +40,6 @@ from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.events.tracing import SpanContext, parse_traceparent
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
     MAX_BODY_BYTES,
@@ -83,7 +82,7 @@ class CommandHandler(Protocol):
     def on_agent_listening_to_hub(self) -> None:
         """The agent hears the hub from now on."""
 
-    def handle_order(self, order: StartOrder, trace: SpanContext | None) -> None:
+    def handle_order(self, order: StartOrder) -> None:
         """The hub orders a StartRequest of this agent."""
 
     def handle_vote_answer(self, answer: VoteAnswer) -> None:
@@ -287,10 +286,7 @@ class AgentLink:
     def _handle(self, message: DeliveredMessage) -> None:
         """Hand a message to the handler if it is the hub's. Nothing may stop the next message."""
         try:
-            self._dispatch_hub_message(
-                self._verify_and_parse_hub_message(message),
-                _parse_span_context_from_message_headers(message),
-            )
+            self._dispatch_hub_message(self._verify_and_parse_hub_message(message))
         except UnusableMessage as error:
             self._refusal_log.log_if_changed(
                 logging.WARNING, "fleet: a message to this agent was refused: %s", error
@@ -306,24 +302,18 @@ class AgentLink:
             raise UnusableMessage(f"it is of another kind than its routing key {key}")
         return content
 
-    def _dispatch_hub_message(self, content: Content, trace: SpanContext | None) -> None:
+    def _dispatch_hub_message(self, content: Content) -> None:
         match content:
             case HubScopeState():
                 self._handler.handle_events_known_to_hub(content)
             case StartOrder():
-                self._handler.handle_order(content, trace)
+                self._handler.handle_order(content)
             case VoteAnswer():
                 self._handler.handle_vote_answer(content)
             case PulseRequest():
                 self._handler.handle_pulse_request()
             case _:
                 raise UnusableMessage("no hub sends a message of its kind")
-
-
-def _parse_span_context_from_message_headers(message: DeliveredMessage) -> SpanContext | None:
-    """Return the span of the hub that sent a message, if it names one."""
-    traceparent = (message.header.properties.headers or {}).get("traceparent")
-    return parse_traceparent(traceparent if isinstance(traceparent, str) else None)
 
 
 async def _declare_agent_queue(channel: AbstractChannel) -> str:

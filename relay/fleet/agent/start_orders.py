@@ -23,9 +23,7 @@ from relay.approvals.status import is_scheduled
 from relay.clock import Clock, wait_for_event
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
 from relay.events.model import Document, ScheduledEvent
-from relay.events.tracing import RecordSpan, Span, SpanContext
 from relay.fleet.messages import StartOrder, StartOutcome, StartResult
-from relay.span_ids import new_span_id
 
 MAX_LIFETIME = 5.0
 """Seconds. The hub sets no deadline that is further away."""
@@ -106,8 +104,6 @@ class _ReceivedOrder:
     order: StartOrder
     at: datetime
     monotonic: float
-    trace: SpanContext | None = None
-    """The span of the hub that sent it; None: it is not traced."""
 
     @property
     def key(self) -> _OrderKey:
@@ -133,14 +129,12 @@ class StartOrders:
         publish: Callable[[StartResult], Awaitable[None]],
         vm_id: str | None,
         clock: Clock,
-        record_span: RecordSpan | None = None,
     ) -> None:
         self._reader = reader
         self._sender = sender
         self._publish = publish
         self._vm_id = vm_id
         self._clock = clock
-        self._record_span = record_span
         self._started = clock.monotonic()
         self._waiting: deque[_ReceivedOrder] = deque()
         self._current: _ReceivedOrder | None = None
@@ -150,7 +144,7 @@ class StartOrders:
         self._order_came = asyncio.Event()
         self._result_came = asyncio.Event()
 
-    def take(self, order: StartOrder, trace: SpanContext | None = None) -> None:
+    def take(self, order: StartOrder) -> None:
         """Carry out an order of the hub. A repeated order gets the same result again.
 
         An order for another VM gets none: that VM answers. Two names of relays can be the same word
@@ -159,7 +153,7 @@ class StartOrders:
         if order.vm_id is not None and order.vm_id != self._vm_id:
             _log.warning("fleet: an order of the hub is for VM %s, which this is not", order.vm_id)
             return
-        received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic(), trace)
+        received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic())
         if received.key in self._results:
             self._queue_result(self._results[received.key])
             return
@@ -200,7 +194,6 @@ class StartOrders:
                     _log.exception("internal error: an order of the hub failed")
                     result = _result(self._current, "failed", "an internal error of the agent")
                 self._remember(self._current, result)
-                self._record_order_span(self._current, result)
                 self._current = None
                 self._queue_result(result)
             await self._order_came.wait()
@@ -216,27 +209,6 @@ class StartOrders:
             received.order.attempt,
             result.result,
             f", {result.reason}" if result.reason else "",
-        )
-
-    def _record_order_span(self, received: _ReceivedOrder, result: StartResult) -> None:
-        if self._record_span is None or received.trace is None:
-            return
-        self._record_span(
-            Span(
-                name="carry out order",
-                kind="consumer",
-                context=received.trace.child(new_span_id()),
-                parent=received.trace,
-                began=received.at,
-                ended=self._clock.now(),
-                attributes={
-                    "imds_relay.event_id": received.order.event_id,
-                    "imds_relay.revision": received.order.revision,
-                    "imds_relay.attempts": received.order.attempt,
-                    "imds_relay.status": result.status,
-                },
-                error=None if result.result == "accepted" else result.reason or result.result,
-            )
         )
 
     async def _carry_out(self, received: _ReceivedOrder) -> StartResult:

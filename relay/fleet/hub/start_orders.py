@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -319,8 +319,6 @@ class OrderPort:
         )
         began = self._clock.monotonic()
         event = message.to_event(self._origin, now)
-        if claim.trace is not None:
-            event = replace(event, carrier=str(claim.trace))
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._publish(order, event), name="hub: start order")
             await wait_for_event(order.ended, self._clock, order.executable_until - began)
