@@ -81,7 +81,7 @@ def event_types(_: typer.Context) -> Iterable[str]:
 @_make_completion_of_names
 def schemas(_: typer.Context) -> Iterable[str]:
     """Return what ``schema`` can print."""
-    return [*(definition.name for definition in CATALOG), "asyncapi", "slack-manifest"]
+    return [*(definition.name for definition in CATALOG), "slack-manifest"]
 
 
 @_make_completion_of_names

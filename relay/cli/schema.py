@@ -1,4 +1,4 @@
-"""``schema``: prints JSON Schemas of events, the AsyncAPI description, or a Slack app manifest."""
+"""``schema``: prints JSON Schemas of events, or a Slack app manifest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from relay.api.schema.asyncapi import asyncapi_document
 from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._options import lazy_completion_function
 from relay.cli._output import print_json
@@ -21,7 +20,7 @@ def schema(
         str | None,
         typer.Argument(
             metavar="TYPE",
-            help="Such as event.scheduled, or asyncapi, or slack-manifest. Default: all types.",
+            help="Such as event.scheduled, or slack-manifest. Default: all types.",
             autocompletion=lazy_completion_function("schemas"),
         ),
     ] = None,
@@ -43,7 +42,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of one CloudEvent, or of all by type.
 
-    Also prints the AsyncAPI description of RabbitMQ (asyncapi) and a Slack app's manifest.
+    Also prints a Slack app's manifest.
     """
     if list_types and as_json:
         print_json([{"type": definition.type, "when": definition.when} for definition in CATALOG])
@@ -52,8 +51,6 @@ def schema(
         print_table(("type", "when"), rows, empty="")
     elif name is None:
         print_json({definition.type: cloudevent_schema(definition) for definition in CATALOG})
-    elif name == "asyncapi":
-        print_json(asyncapi_document())
     elif name == "slack-manifest":
         if answers not in ("none", "socket"):
             raise ConfigError(f"--answers: expected none or socket, got {answers!r}")
@@ -66,8 +63,8 @@ def _find_event_definition(name: str) -> EventDefinition:
     for definition in CATALOG:
         if name in (definition.name, definition.type):
             return definition
-    close = closest(name, ["asyncapi", "slack-manifest", *(each.name for each in CATALOG)])
+    close = closest(name, ["slack-manifest", *(each.name for each in CATALOG)])
     raise ConfigError(
-        f"expected asyncapi, slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
+        f"expected slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
         f"{f'; did you mean {close}?' if close else ''}"
     )

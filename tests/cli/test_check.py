@@ -16,7 +16,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.api.schema.asyncapi import asyncapi_document
 from relay.cli.check import evaluate_rules_for_document
 from relay.cli.init import initial_configuration
 from relay.config import NO_RULE_FOR_USER_EVENTS, load
@@ -564,15 +563,10 @@ def test_schema_lists_the_types_and_refuses_another() -> None:
     assert (result.code, result.err) == (
         2,
         (
-            "imds-relay: expected asyncapi, slack-manifest or a type of `imds-relay schema "
-            "--list`, got 'event.new'; did you mean event.ended?\n"
+            "imds-relay: expected slack-manifest or a type of `imds-relay schema --list`, "
+            "got 'event.new'; did you mean event.ended?\n"
         ),
     )
-
-
-def test_schema_describes_both_directions_over_rabbitmq() -> None:
-    """What it is made of is tested with the API."""
-    assert run_command("schema", "asyncapi").json == asyncapi_document()
 
 
 def test_an_agent_is_shown_as_one_without_a_warning_about_rules_that_it_cannot_have(

@@ -36,7 +36,6 @@ def complete(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("imds-relay events --sc", ["--scope"]),
         ("imds-relay approvals d", ["dry-run"]),
         ("imds-relay schema event.sch", ["event.scheduled"]),
-        ("imds-relay schema asy", ["asyncapi"]),
         ("imds-relay redeliver --type relay.p", ["relay.ping"]),
         ("imds-relay simulate user-reb", ["user-reboot"]),
         ("imds-relay events --profile w", ["west"]),
