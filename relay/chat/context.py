@@ -51,9 +51,6 @@ class ChatDecisionSubmitter:
         self._submit: Submit | None = None
         self._issued: dict[Caller, AnswerableChatSettings] = {}
         """Every caller that was returned, with its sink: no more than there are principals."""
-        self._outdated: frozenset[Caller] = frozenset()
-        """Those that would be others by the settings of now. A platform that looks a person up
-        during a reload decides with such a caller."""
         self.use_callers(settings, rights_by_client)
 
     def use_callers(
@@ -65,12 +62,7 @@ class ChatDecisionSubmitter:
         """
         self._people = settings.people
         self._rights_by_client = rights_by_client
-        self._principals = _chat_principals_named_in_settings(settings)
-        self._outdated = frozenset(
-            caller
-            for caller, sink in self._issued.items()
-            if self._make_caller(caller.principal, sink) != caller
-        )
+        self._principals = _named_chat_principals(settings)
 
     def attach_gate(self, submit: Submit) -> None:
         """From now on `decide` passes requests to ``submit`` of the gate."""
@@ -94,13 +86,9 @@ class ChatDecisionSubmitter:
     def _make_caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
         if principal not in self._principals:
             return None
-        return Caller(
-            principal, sink.kind, self._rights_limited_by_sink_and_clients(principal, sink)
-        )
+        return Caller(principal, sink.kind, self._limited_rights(principal, sink))
 
-    def _rights_limited_by_sink_and_clients(
-        self, principal: str, sink: AnswerableChatSettings
-    ) -> Rights:
+    def _limited_rights(self, principal: str, sink: AnswerableChatSettings) -> Rights:
         """Return what the sink and every client of the person allow.
 
         If all clients have the same patterns, these are ``resources`` of the rights: others may
@@ -136,7 +124,9 @@ class ChatDecisionSubmitter:
         if self._submit is None:
             detail = "the relay is starting or stopping: nothing can be decided now, try again"
             return DecisionAnswer(503, {"detail": detail})
-        if caller in self._outdated:
+        # A platform that looks a person up during a reload has the caller of the settings before.
+        sink = self._issued.get(caller)
+        if sink is not None and self._make_caller(caller.principal, sink) != caller:
             detail = "the configuration has just changed: nothing was decided, try again"
             return DecisionAnswer(503, {"detail": detail})
         content = "\n".join((event_id.lower(), decision, revision, reason or ""))
@@ -153,7 +143,7 @@ class ChatDecisionSubmitter:
         return await self._submit(request)
 
 
-def _chat_principals_named_in_settings(settings: ApprovalsSettings) -> frozenset[str]:
+def _named_chat_principals(settings: ApprovalsSettings) -> frozenset[str]:
     """Return every chat principal that a rule, a group or a person names."""
     voters = [rule.approve.from_ for rule in settings.rules if isinstance(rule.approve, Quorum)]
     return frozenset(

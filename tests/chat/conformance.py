@@ -243,86 +243,6 @@ async def shows_a_new_time(
         assert len(receiver.messages()) == (1 if receiver.edits else 2)
 
 
-async def shows_that_the_time_has_come(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
-    """What time alone changes is edited; where nothing can be edited, nothing is posted."""
-    async with relay_with_chat(directory, receiver) as relay:
-        await relay.deliver_document(relay.reboot(due=3))
-        assert len(receiver.messages()) == 1
-
-        async def is_refreshed() -> bool:
-            return await relay.store.read(lambda tx: tx.messages.next_refresh_at("chat") is None)
-
-        await eventually(is_refreshed, within=TIMEOUT)
-        await relay.settle()
-        if receiver.edits:
-            await eventually(lambda: "NotBefore was" in receiver.messages()[0], within=TIMEOUT)
-        assert (len(receiver.messages()), receiver.replies()) == (1, [])
-
-
-async def says_that_voting_has_closed(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
-    """After `close_before` the newest text asks nobody for votes. Nothing else has happened."""
-    async with relay_with_chat(directory, receiver) as relay:
-        await relay.deliver_document(relay.reboot(due=66))
-        assert "2 missing" in receiver.messages()[0]
-        await eventually(lambda: "oting closed" in receiver.messages()[-1], within=TIMEOUT)
-        await relay.settle()
-        assert "missing" not in receiver.messages()[-1]
-        assert "0 of 2" in receiver.messages()[-1]
-        assert "Reboot of db-1" in receiver.messages()[-1]
-        assert (len(receiver.messages()), receiver.replies()) == (1 if receiver.edits else 2, [])
-
-
-async def keeps_votes_after_a_change_of_the_description(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
-    """The revision is the same, and nothing says that votes do not count."""
-    async with relay_with_chat(directory, receiver) as relay:
-        reboot = relay.reboot(description="Host maintenance")
-        await relay.record_document(reboot)
-        await relay.submit("approve", "alice", reboot)
-        await relay.settle()
-        await relay.deliver_document(replace(reboot, description="Urgent maintenance"))
-        text = "\n".join(receiver.messages() + receiver.replies())
-        assert "Azure changed description" in text or not receiver.edits
-        assert "not count" not in text
-        assert "count no more" not in text
-        assert "Urgent maintenance" in receiver.messages()[-1]
-        assert "1 of 2" in receiver.messages()[-1]
-
-
-async def shows_no_votes_after_the_start(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
-    """The start is a new revision: "0 of 2" would contradict "It is approved"."""
-    async with relay_with_chat(directory, receiver) as relay:
-        reboot = relay.reboot()
-        await relay.record_document(reboot)
-        for client in ("alice", "bob"):
-            await relay.submit("approve", client, reboot)
-        now = relay.clock.now()
-
-        def start(tx: Transaction) -> None:
-            claims = relay.approvals.claim_grants(tx, tx.decisions.open_grants(), now)
-            assert len(claims) == 1
-            relay.approvals.record_start_answers(tx, claims, None, now)
-
-        await relay.store.transact(start)
-        await relay.settle()
-        await relay.deliver_document(replace(reboot, event_status="Started", not_before=None))
-        assert "It is approved" in receiver.messages()[0] or not receiver.edits
-        assert "Azure" in receiver.messages()[-1]
-        assert not any(
-            "It is approved" in text and "0 of 2" in text for text in receiver.messages()
-        )
-        assert "Azure began, as this relay had approved" in "\n".join(
-            receiver.messages() + receiver.replies()
-        )
-
-
 async def posts_the_latest_state_after_an_outage(
     receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
@@ -525,10 +445,6 @@ CASES: tuple[Case, ...] = (
     posts_an_event_once,
     edits_or_follows_up,
     shows_a_new_time,
-    shows_that_the_time_has_come,
-    says_that_voting_has_closed,
-    keeps_votes_after_a_change_of_the_description,
-    shows_no_votes_after_the_start,
     posts_the_latest_state_after_an_outage,
     tries_slowly_until_somebody_corrects_something,
     shows_hostile_texts_as_text,

@@ -60,9 +60,7 @@ def new_id() -> str:
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(26))
 
 
-def error_response(
-    status: int, error_id: str, message: str = "", headers: Mapping[str, str] | None = None
-) -> web.Response:
+def error_response(status: int, error_id: str, message: str = "") -> web.Response:
     """Return an error in the form of the API."""
     body = {
         "id": error_id,
@@ -71,7 +69,7 @@ def error_response(
         "request_id": new_id(),
         "status_code": status,
     }
-    return web.json_response(body, status=status, headers=headers)
+    return web.json_response(body, status=status)
 
 
 def displayed_text(escaped: str) -> str:
@@ -151,8 +149,6 @@ class MattermostServer:
     """Whether every call gets 401, with a body that repeats the token."""
     lost_responses: int = 0
     """How many posts are created without an answer."""
-    calls_before_limit: int | None = None
-    """How many calls are accepted before the rate limit; None: all."""
     _trigger_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _pending_posts: dict[str, tuple[str, float]] = field(default_factory=dict)
     _runner: web.AppRunner | None = None
@@ -367,26 +363,12 @@ class MattermostServer:
             await self._wait_for_disconnect(request)
         if self.scripted_responses and path.startswith(self.scripted_responses[0][0]):
             return self.scripted_responses.popleft()[1]
-        if self.calls_before_limit is not None:
-            self.calls_before_limit -= 1
-            if self.calls_before_limit < 0:
-                headers = {
-                    "X-Ratelimit-Limit": "10",
-                    "X-Ratelimit-Remaining": "0",
-                    "X-Ratelimit-Reset": "1",
-                    "Retry-After": "1",
-                }
-                return web.Response(status=429, text="limit exceeded", headers=headers)
         if self.rejects_tokens:
             return error_response(
                 401, "api.context.session_expired.app_error", str(dict(request.headers))
             )
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return error_response(
-                401,
-                "api.context.session_expired.app_error",
-                "Invalid or expired session, please login again.",
-            )
+            return error_response(401, "api.context.session_expired.app_error")
         return await handler(request)
 
     async def _wait_for_disconnect(self, request: web.Request) -> None:
@@ -396,20 +378,14 @@ class MattermostServer:
     async def _create_post(self, request: web.Request) -> web.Response:
         fields = await request.json()
         if fields.get("channel_id") != self.channel_id or self.bot_id not in self.members:
-            return error_response(
-                403,
-                "api.context.permissions.app_error",
-                "You do not have the appropriate permissions.",
-            )
+            return error_response(403, "api.context.permissions.app_error")
         pending_post_id = fields.get("pending_post_id") or ""
         pending = self._pending_posts.get(pending_post_id)
         if pending is not None and time.monotonic() < pending[1]:
             return web.json_response(self.public_post(self.posts[pending[0]]), status=201)
         root_id = fields.get("root_id") or ""
         if root_id and (root_id not in self.posts or self.posts[root_id]["delete_at"]):
-            return error_response(
-                400, "api.post.create_post.root_id.app_error", "Invalid RootId parameter."
-            )
+            return error_response(400, "api.post.create_post.root_id.app_error")
         problem = _post_problem(fields)
         if problem is not None:
             return problem
@@ -439,17 +415,9 @@ class MattermostServer:
         changes = await request.json()
         post = self.posts.get(request.match_info["post"])
         if post is None or post["delete_at"] or self.bot_id not in self.members:
-            return error_response(
-                403,
-                "api.context.permissions.app_error",
-                "You do not have the appropriate permissions.",
-            )
+            return error_response(403, "api.context.permissions.app_error")
         if "message" in changes:  # as on a server whose time limit for edits is 0 seconds
-            return error_response(
-                400,
-                "api.post.update_post.permissions_time_limit.app_error",
-                "Post edit is only allowed for 0 seconds.",
-            )
+            return error_response(400, "api.post.update_post.permissions_time_limit.app_error")
         problem = _post_problem(changes)
         if problem is not None:
             return problem
@@ -461,7 +429,7 @@ class MattermostServer:
         if self.bot_id not in self.members:
             return error_response(403, "api.context.permissions.app_error")
         if post is None or post["delete_at"]:
-            return error_response(404, "app.post.get.app_error", "Unable to get the post.")
+            return error_response(404, "app.post.get.app_error")
         return web.json_response(self.public_post(post))
 
     async def _get_users(self, request: web.Request) -> web.Response:
@@ -473,14 +441,12 @@ class MattermostServer:
     async def _get_user(self, request: web.Request) -> web.Response:
         user = self.users.get(request.match_info["user"])
         if user is None:
-            return error_response(404, "app.user.missing_account.const", "Unable to find the user.")
+            return error_response(404, "app.user.missing_account.const")
         return web.json_response(user)
 
     async def _get_channel(self, request: web.Request) -> web.Response:
         if request.match_info["channel"] != self.channel_id:
-            return error_response(
-                404, "app.channel.get.existing.app_error", "Unable to find the existing channel."
-            )
+            return error_response(404, "app.channel.get.existing.app_error")
         if self.bot_id not in self.members:
             return error_response(403, "api.context.permissions.app_error")
         return web.json_response(
@@ -496,11 +462,7 @@ class MattermostServer:
     async def _get_member(self, request: web.Request) -> web.Response:
         member = self.members.get(request.match_info["user"])
         if member is None or request.match_info["channel"] != self.channel_id:
-            return error_response(
-                404,
-                "app.channel.get_member.missing.app_error",
-                "No channel member found for that user ID and channel ID.",
-            )
+            return error_response(404, "app.channel.get_member.missing.app_error")
         return web.json_response(member)
 
     async def _open_dialog(self, request: web.Request) -> web.Response:
@@ -535,26 +497,14 @@ class MattermostServer:
 def _post_problem(post: Mapping[str, Any]) -> web.Response | None:
     """Return the error for a post that the server does not accept."""
     if len(post.get("message", "")) > 16383:
-        return error_response(
-            400,
-            "model.post.is_valid.message_length.app_error",
-            "Post Message property is longer than the maximum.",
-        )
+        return error_response(400, "model.post.is_valid.message_length.app_error")
     props = post.get("props") or {}
     if len(orjson.dumps(props)) > 800_000:
-        return error_response(400, "model.post.is_valid.props.app_error", "Invalid props.")
+        return error_response(400, "model.post.is_valid.props.app_error")
     if not post.get("message") and not props.get("attachments"):
-        return error_response(
-            400,
-            "api.context.invalid_body_param.app_error",
-            "Invalid or missing post in request body.",
-        )
+        return error_response(400, "api.context.invalid_body_param.app_error")
     if not _are_ids_valid(button["id"] for button in buttons_of({"props": props})):
-        return error_response(
-            400,
-            "model.post.is_valid.props.app_error",
-            "The ids of actions must be different, of letters and digits.",
-        )
+        return error_response(400, "model.post.is_valid.props.app_error")
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.request import Caller, Right, Rights
+from relay.approvals.request import Caller, DecisionAnswer, DecisionRequest, Right, Rights
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.buttons import keep_buttons_within_sink_rights
 from relay.chat.cards.event_card import event_card
@@ -73,6 +73,30 @@ def test_two_clients_with_other_patterns_limit_the_person_to_what_both_cover() -
     assert caller is not None
     assert caller.rights.resources is None
     assert sorted(caller.rights.limits) == [DB, VM]
+
+
+async def test_a_caller_of_the_settings_before_a_reload_decides_nothing() -> None:
+    named = ApprovalsSettings.model_validate({"groups": {"oncall": [ANN]}})
+    decisions = ChatDecisionSubmitter(named, SystemClock(), {})
+    caller = decisions.caller(ANN, Sink.model_validate({"name": "ops"}))
+    assert caller is not None
+
+    async def accept(_: DecisionRequest) -> DecisionAnswer:
+        return DecisionAnswer(202, {})
+
+    async def status() -> int:
+        answer = await decisions.decide(
+            caller, event_id="E-1", decision="approve", revision="r", request_id="click"
+        )
+        return answer.status
+
+    assert await status() == 503  # no gate is attached
+    decisions.attach_gate(accept)
+    assert await status() == 202
+    decisions.use_callers(ApprovalsSettings(), {})
+    assert await status() == 503
+    decisions.use_callers(named, {})
+    assert await status() == 202
 
 
 @pytest.mark.parametrize(("in_chat", "labels"), [(True, ["Hold"]), (False, ["Approve", "Hold"])])

@@ -71,65 +71,26 @@ async def post_error(channel: Channel) -> Deferred:
 @pytest.mark.parametrize(
     ("status", "error_id", "remedy"),
     [
-        pytest.param(
-            401,
-            "api.context.session_expired.app_error",
-            "make a new one for the bot account under Integrations > Bot Accounts, and set token",
-            id="invalid token",
-        ),
-        pytest.param(
-            403,
-            "api.context.permissions.app_error",
-            "add the bot to the channel and its team",
-            id="no permission",
-        ),
-        pytest.param(
-            404,
-            "api.context.404.app_error",
-            "set api_url to the server's own address, without /api/v4",
-            id="wrong URL",
-        ),
-        pytest.param(
-            400,
-            "api.context.invalid_body_param.app_error",
-            "compare channel with the id in the channel's menu",
-            id="wrong channel",
-        ),
-        pytest.param(
-            400,
-            "api.post.create_post.can_not_post_to_deleted.error",
-            "the channel is archived: unarchive it, or name another",
-            id="archived channel",
-        ),
-        pytest.param(
-            400,
-            "api.post.create_post.town_square_read_only",
-            "the channel is read-only for the bot",
-            id="read-only channel",
-        ),
-        pytest.param(
-            400,
-            "some.new.error",
-            "refused with 400 (some.new.error): the server's log says more",
-            id="unknown error",
-        ),
-        pytest.param(
-            413,
-            "api.context.request_body_too_large.app_error",
-            "the server's log says more",
-            id="too large",
-        ),
+        (401, "context.session_expired.app_error", "make a new one for the bot account under"),
+        (403, "context.permissions.app_error", "add the bot to the channel and its team"),
+        (404, "context.404.app_error", "set api_url to the server's own address"),
+        (400, "context.invalid_body_param.app_error", "compare channel with the id"),
+        (400, "post.create_post.can_not_post_to_deleted.error", "the channel is archived"),
+        (400, "post.create_post.town_square_read_only", "the channel is read-only for the bot"),
+        (400, "some.new.error", "refused with 400 (api.some.new.error): the server's log"),
+        (413, "context.request_body_too_large.app_error", "the server's log says more"),
     ],
 )
 async def test_a_permanent_refusal_names_a_remedy(
     server: MattermostServer, channel: Channel, status: int, error_id: str, remedy: str
 ) -> None:
-    server.scripted_responses.append(("posts", error_response(status, error_id)))
+    response = error_response(status, f"api.{error_id}", TOKEN)
+    server.scripted_responses.append(("posts", response))
     error = await post_error(channel)
-    assert error.failure == "slow"
-    assert error.status == status
+    assert (error.failure, error.status) == ("slow", status)
     assert error_id in error.reason
     assert remedy in error.reason
+    assert TOKEN not in f"{error.reason}{error.response}"
 
 
 @pytest.mark.parametrize(
@@ -156,14 +117,15 @@ async def test_an_answer_that_is_not_of_the_api_is_explained(
 @pytest.mark.parametrize(
     ("headers", "pause"),
     [
-        pytest.param({"Retry-After": "7", "X-Ratelimit-Reset": "9"}, 7, id="both headers"),
-        pytest.param({"X-Ratelimit-Reset": "9"}, 9, id="seconds"),
-        pytest.param({"X-Ratelimit-Reset": "in ten minutes"}, 600, id="time"),
-        pytest.param({"X-Ratelimit-Reset": "99999999999"}, 3600, id="far time"),
-        pytest.param({"X-Ratelimit-Reset": "1000000001"}, 0, id="past time"),
-        pytest.param({"X-Ratelimit-Reset": "soon"}, None, id="unreadable"),
-        pytest.param({}, None, id="no header"),
+        ({"Retry-After": "7", "X-Ratelimit-Reset": "9"}, 7),
+        ({"X-Ratelimit-Reset": "9"}, 9),
+        ({"X-Ratelimit-Reset": "in ten minutes"}, 600),
+        ({"X-Ratelimit-Reset": "99999999999"}, 3600),
+        ({"X-Ratelimit-Reset": "1000000001"}, 0),
+        ({"X-Ratelimit-Reset": "soon"}, None),
+        ({}, None),
     ],
+    ids=str,
 )
 async def test_a_rate_limit_says_when_to_retry(
     server: MattermostServer, channel: Channel, headers: Mapping[str, str], pause: float | None
@@ -292,6 +254,9 @@ async def test_the_server_is_not_asked_about_people_whom_no_rule_names(
         with pytest.raises(NotEligible, match="not among those who decide"):
             await members.caller(new_id(), decisions())
     assert server.calls == [("GET", f"channels/{server.channel_id}")]
+    server.team_id = ""
+    with pytest.raises(NotEligible, match="this channel belongs to no team"):
+        await members_of(server, api, ManualClock()).caller(new_id(), decisions())
 
 
 async def test_the_server_must_identify_a_person_within_the_lookup_timeout(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from relay.chat.platforms.slack.blocks import button_value
 from relay.chat.platforms.slack.members import Workspace, membership_refusal
 from relay.chat.platforms.slack.requests import (
     ButtonDecision,
-    Click,
     Unreadable,
     parse_click,
     parse_command,
@@ -362,10 +362,11 @@ def test_a_click_returns_the_decision_of_its_button(event_id: str) -> None:
     button = Button(
         decision="hold", label="Hold", event_id=event_id, revision="3f" * 16, question=()
     )
-    click = parse_click({**CLICK, "actions": [{**ACTION, "value": button_value(button)}]})
-    assert click is not None
-    assert click.action == ButtonDecision(decision="hold", revision="3f" * 16, event_id=event_id)
-    assert click.actor.principal == ANN
+    parsed = parse_click({**CLICK, "actions": [{**ACTION, "value": button_value(button)}]})
+    assert parsed is not None
+    click, decision = parsed
+    assert decision == ButtonDecision(decision="hold", revision="3f" * 16, event_id=event_id)
+    assert click.principal == ANN
     assert click.message_ref == f"{CHANNEL}/{MESSAGE.ts}"
 
 
@@ -437,10 +438,8 @@ def test_an_altered_click_is_read_or_unreadable(
     parent[path[-1]] = value
     if is_removed:
         del parent[path[-1]]
-    try:
-        assert isinstance(parse_click(click), Click | None)
-    except Unreadable as error:
-        assert str(error)  # noqa: PT017  # not every change makes it unreadable
+    with suppress(Unreadable):
+        parse_click(click)
 
 
 @given(JSON)

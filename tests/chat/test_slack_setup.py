@@ -15,7 +15,6 @@ from relay.chat.platforms import slack as slack_platform
 from relay.chat.platforms.slack.manifest import SCOPES, manifest
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import SystemClock
-from relay.doctor_findings import State
 from tests.chat.slack_server import (
     APP_TOKEN,
     CHANNEL,
@@ -109,68 +108,30 @@ def test_a_manifest_is_within_slacks_limits(answers: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "failure_handler", "state", "message"),
+    ("method", "failure_handler", "message"),
     [
-        pytest.param(
-            None,
-            None,
-            "ok",
-            f"Slack accepts the tokens, for the workspace {TEAM}",
-            id="accepted",
-        ),
-        pytest.param(
-            "auth.test",
-            api_error("invalid_auth"),
-            "failed",
-            "Slack answered invalid_auth: token does not belong",
-            id="invalid token",
-        ),
-        pytest.param(
-            "auth.test",
-            responds(200, body="<html>"),
-            "failed",
-            "is api_url correct?",
-            id="not the Web API",
-        ),
-        pytest.param(
-            "auth.test",
-            never_answers,
-            "failed",
-            "expected an answer within 0.5 s",
-            id="no answer",
-        ),
-        pytest.param(
-            "auth.test",
-            responds(200, {"ok": True}),
-            "failed",
-            "expected team_id in Slack's answer",
-            id="no team id",
-        ),
-        pytest.param(
+        ("", responds(200), f"Slack accepts the tokens, for the workspace {TEAM}"),
+        ("auth.test", api_error("invalid_auth"), "Slack answered invalid_auth: token does not"),
+        ("auth.test", responds(200, body="<html>"), "is api_url correct?"),
+        ("auth.test", never_answers, "expected an answer within 0.5 s"),
+        ("auth.test", responds(200, {"ok": True}), "expected team_id in Slack's answer"),
+        (
             "bots.info",
             api_error("missing_scope", needed="users:read"),
-            "failed",
-            "the app lacks the scope users:read",
-            id="missing scope",
+            "lacks the scope users:read",
         ),
-        pytest.param(
-            "apps.connections.open",
-            api_error("not_allowed_token_type"),
-            "failed",
-            "app_token with xapp-",
-            id="wrong app token",
-        ),
+        ("apps.connections.open", api_error("not_allowed_token_type"), "app_token with xapp-"),
     ],
 )
 async def test_doctor_reports_whether_slack_accepts_the_tokens(
-    method: str | None, failure_handler: FailureHandler | None, state: State, message: str
+    method: str, failure_handler: FailureHandler, message: str
 ) -> None:
     async with running_slack() as slack:
-        if method is not None and failure_handler is not None:
-            slack.failures[method] = failure_handler
+        slack.failures[method] = failure_handler
         timeout = "500ms" if failure_handler is never_answers else "30s"
         settings = Settings.model_validate(slack.settings(timeout=timeout))
         (finding,) = await slack_platform.diagnose(settings, SystemClock(), "prod")
+        state = "failed" if method else "ok"
         assert (finding.subject, finding.state) == ("sink ops", state)
         assert message in finding.message
         assert TOKEN not in finding.message

@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from relay.chat.platforms.slack.blocks import SlackMessage, list_message, text_m
 from relay.chat.platforms.slack.members import IdentityUnavailable, Members, NotAuthorized
 from relay.chat.platforms.slack.requests import (
     Actor,
+    ButtonDecision,
     Click,
     Command,
     Unreadable,
@@ -61,24 +62,25 @@ class Answers:
 
     async def answer(self, envelope: Mapping[str, Any]) -> Reply | None:
         """Do what an envelope asks for. A decision is on disk when this returns."""
-        request: Click | Command | None = None
         try:
             match envelope.get("type"):
                 case "interactive":
-                    request = parse_click(envelope.get("payload"))
+                    parsed = parse_click(envelope.get("payload"))
+                    if parsed is None:
+                        return None
+                    actor: Actor = parsed[0]
+                    handling: Coroutine[Any, Any, SlackMessage | None] = self._decide(*parsed)
                 case "slash_commands":
-                    request = parse_command(envelope.get("payload"))
+                    actor = command = parse_command(envelope.get("payload"))
+                    handling = self._list(command)
+                case _:
+                    return None
         except Unreadable as error:
             self._throttled_log.warning(f"ignored an unreadable envelope: {error}")
-        if request is None:
             return None
-        actor = request.actor
         try:
-            if isinstance(request, Command):
-                return Reply(actor, await self._list(request))
-            problem = await self._decide(request)
-            if problem is None:
-                return None  # the message in the channel shows the decision
+            message = await handling
+            return Reply(actor, message) if message is not None else None
         except NotAuthorized as error:
             self._throttled_log.warning(f"{actor.principal} was refused: {error}")
             problem = f"Nothing was decided: {error}."
@@ -94,21 +96,20 @@ class Answers:
             )
         return Reply(actor, text_message([(problem,)], actor.team_id))
 
-    async def _decide(self, click: Click) -> str | None:
+    async def _decide(self, click: Click, action: ButtonDecision) -> SlackMessage | None:
         """Return why nothing was decided; None if the decision is on disk.
 
         Raises NotAuthorized, IdentityUnavailable, StoreUnavailable.
         """
-        action = click.action
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
         decisions = self._context.decisions
-        caller = await self._members.caller(click.actor, decisions, self._settings)
+        caller = await self._members.caller(click, decisions, self._settings)
         status = await self._context.statuses.find_status_of_shown_event(
             self._settings.name, click.message_ref, action.event_id
         )
         if status is None:
-            return _INVALID_BUTTON
+            return text_message([(_INVALID_BUTTON,)], click.team_id)
         answer = await decisions.decide(
             caller,
             event_id=action.event_id,
@@ -117,17 +118,17 @@ class Answers:
             request_id=f"slack {click.trigger_id}",
         )
         if answer.accepted:
-            return None
-        return f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}."
+            return None  # the message in the channel shows the decision
+        refusal = answer.body.get("detail") or "the relay refuses it"
+        return text_message([(f"Nothing was decided: {refusal}.",)], click.team_id)
 
     async def _list(self, command: Command) -> SlackMessage:
         """Return the live events, or those whose EventIds begin as the person typed."""
-        actor = command.actor
-        if actor.channel_id != self._settings.channel:
+        if command.channel_id != self._settings.channel:
             raise NotAuthorized(
                 "the command works in the channel in which the relay shows its events"
             )
-        await self._members.check(actor)
+        await self._members.check(command)
         beginning = command.text.strip().lower()
         beginning = "" if beginning == "list" else beginning
         listed = sorted(
@@ -155,7 +156,7 @@ class Answers:
             lines.append(((f"No event of the document begins with {beginning}.",), None))
         elif not listed:
             lines.append((("Azure has announced nothing.",), None))
-        return list_message(lines, actor.team_id)
+        return list_message(lines, command.team_id)
 
     def _page_url(self, status: ApprovalStatus) -> str | None:
         """Return where the page shows an event, and takes decisions about it."""

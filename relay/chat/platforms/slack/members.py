@@ -119,7 +119,8 @@ class Members:
         app_id = await self._fetch_app_id(workspace)
         # In an enterprise, a person's home can be another workspace of the same enterprise.
         # `membership_refusal` finds out whether the person belongs to this workspace, too.
-        is_foreign = actor.home_team_id != workspace.team_id and workspace.enterprise_id is None
+        home = actor.home_team_id or actor.team_id
+        is_foreign = home != workspace.team_id and workspace.enterprise_id is None
         if actor.team_id != workspace.team_id or is_foreign:
             raise NotAuthorized(_OTHER_WORKSPACE)
         if actor.app_id != app_id:
