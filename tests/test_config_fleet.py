@@ -28,10 +28,6 @@ fleet: {role: hub, url: "amqp://imds-hub:x@127.0.0.1/", domains: [{user: a, scop
 """
 
 
-def test_a_relay_without_the_section_is_in_no_fleet(file: Path) -> None:
-    assert load_text(file, "scope: west").fleet is None
-
-
 def test_the_examples_of_the_shipped_document_are_an_agent_and_a_hub(file: Path) -> None:
     agent = load_text(file, fleet_example("agent")).fleet
     assert isinstance(agent, AgentSettings)
@@ -44,36 +40,6 @@ def test_the_examples_of_the_shipped_document_are_an_agent_and_a_hub(file: Path)
     assert isinstance(hub, HubSettings)
     assert (hub.exchange, hub.declare, hub.url_user) == ("azure.scheduledevents", True, "imds-hub")
     assert hub.domains == (TrustDomain(user="vmss-a", scopes=("vmss-a-????????",), relays=("*",)),)
-
-
-def test_the_defaults_are_those_of_the_examples(file: Path) -> None:
-    agent, hub = load_text(file, AGENT).fleet, load_text(file, HUB).fleet
-    assert isinstance(agent, AgentSettings)
-    assert isinstance(hub, HubSettings)
-    assert (agent.exchange, agent.hub_user) == ("azure.scheduledevents", "imds-hub")
-    assert (hub.exchange, hub.declare) == ("azure.scheduledevents", True)
-    assert hub.domains[0].relays == ("*",)
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ('sinks: [{kind: rabbitmq, name: bus, url: "amqp://127.0.0.1/"}]', "sinks: expected no"),
-        ("approvals: {dry_run: true}", "approvals.dry_run: expected no"),
-        ("approvals: {rules: [{name: a, approve: automatic}]}", "approvals.rules: expected no"),
-        ("approvals: {limits: [{name: all, max: 1}]}", "approvals.limits: expected no"),
-        ("approvals: {people: {alice: ['local:alice']}}", "approvals.people: expected no"),
-        ("approvals: {groups: {all: ['local:alice']}}", "approvals.groups: expected no"),
-        ('approvals: {amqp: {url: "amqp://127.0.0.1/"}}', "approvals.amqp: expected no"),
-        (f"api: {{clients: [{{name: a, key_sha256: {'ab' * 32}}}]}}", "api.clients: expected no"),
-        ("api: {public_url: 'https://relay.example.com'}", "api.public_url: expected no"),
-    ],
-)
-def test_what_decides_and_tells_is_an_error_on_an_agent(file: Path, text: str, error: str) -> None:
-    assert error_of(file, f"{AGENT}{text}") == (
-        f"2: {error} value on an agent (fleet.role: agent); this belongs in the hub's configuration"
-    )
-    assert load_text(file, text if "amqp:" not in text else "").fleet is None
 
 
 def test_a_share_of_the_machines_is_for_a_hub(file: Path) -> None:
@@ -89,14 +55,6 @@ def test_an_agent_may_have_the_empty_lists_of_the_shipped_document(file: Path) -
         "limits: [], groups: {}, people: {}}\napi: {clients: [], oidc: null, public_url: null}"
     )
     assert isinstance(load_text(file, text).fleet, AgentSettings)
-
-
-@pytest.mark.parametrize("text", ["source: {interval: 1s}", "source: {}"])
-def test_a_source_is_an_error_on_a_hub_even_with_the_default_values(file: Path, text: str) -> None:
-    assert error_of(file, f"{HUB}{text}") == (
-        "2: source: expected no such key on a hub (fleet.role: hub); "
-        "a hub has no IMDS: this belongs in the configuration of the agents"
-    )
 
 
 def test_a_source_of_a_variable_is_an_error_on_a_hub_that_names_the_variable(file: Path) -> None:
@@ -117,46 +75,6 @@ def test_a_hub_needs_no_document() -> None:
 def test_only_an_agent_leaves_the_rule_for_user_events_to_its_hub(file: Path) -> None:
     assert not load_text(file, AGENT).has_no_rule_for_user_events
     assert load_text(file, HUB).has_no_rule_for_user_events
-
-
-WRONG = {
-    "role: chief, url: 'amqp://127.0.0.1/'": (
-        "fleet.role: expected one of 'agent', 'hub'; got 'chief'"
-    ),
-    "url: 'amqp://127.0.0.1/'": "fleet.role: expected one of agent, hub; got nothing",
-    "role: agent": "fleet: expected url or url_file, got neither",
-    "role: agent, url: 'amqp://u:topsecret@127.0.0.1/', domains: []": (
-        "fleet.domains: unknown key; the keys here are url, url_file, exchange, role, hub_user"
-    ),
-    "role: agent, url: 'amqp://imds-hub:topsecret@127.0.0.1/'": (
-        "fleet: hub_user: expected the hub's user, which no agent has, got imds-hub, "
-        "which is also the user of this agent's URL"
-    ),
-    "role: hub, url: 'amqp://u:topsecret@127.0.0.1/', domains: []": (
-        "fleet.domains: expected at least 1 entry; got an empty list"
-    ),
-    "role: hub, url: 'amqp://u:topsecret@127.0.0.1/', domains: [{user: u, scopes: [a]}]": (
-        "fleet.domains: expected users other than the hub's own, got u: "
-        "an agent with that user could give orders to all agents"
-    ),
-    "role: hub, url: 'amqp://h/', domains: [{user: a, scopes: [a]}, {user: a, scopes: [b]}]": (
-        "fleet.domains[1].user: expected each user once, a comes twice: list all its scopes in one "
-        "domain; the first is in line 1"
-    ),
-    "role: hub, url: 'amqp://127.0.0.1/', domains: [{user: a, scopes: ['[ab]']}]": (
-        'fleet.domains[0].scopes[0]: expected a pattern such as "vmss-a-????????": a to z, '
-        "0 to 9, -, * and ?, at most 80 characters; got '[ab]'"
-    ),
-    "role: hub, url: 'amqp://127.0.0.1/', domains: [{user: a, scopes: [a], relays: ['VM.1']}]": (
-        'fleet.domains[0].relays[0]: expected a pattern such as "vmss-a_*": a to z, 0 to 9, '
-        "_, -, * and ?, at most 80 characters; got 'VM.1'"
-    ),
-}
-
-
-@pytest.mark.parametrize(("section", "error"), WRONG.items())
-def test_an_error_names_the_key_and_no_secret(file: Path, section: str, error: str) -> None:
-    assert error_of(file, f"fleet: {{{section}}}") == f"1: {error}"
 
 
 @pytest.mark.parametrize(
@@ -245,25 +163,6 @@ def machine_rule(*voters: str, votes: int = 1, each_resource: bool = True) -> st
     return f"approvals: {{rules: [{orjson.dumps(rule).decode()}]}}"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        machine_rule("vm:a-1/db_0"),
-        machine_rule("vm:a-*/*"),
-        'approvals: {groups: {g: ["vm:a-*/*"]}}',
-        'approvals: {people: {p: ["vm:a-*/*"]}}',
-    ],
-)
-def test_machines_are_voters_on_a_hub_alone(file: Path, text: str) -> None:
-    assert load_text(file, HUB + text).fleet is not None
-    error = error_of(file, text)
-    assert "expected a principal other than vm:a-" in error
-    assert error.endswith(
-        "the machines of a fleet need a hub (fleet.role: hub), which hears of their agents"
-    )
-    assert "this belongs in the hub's configuration" in error_of(file, AGENT + text)
-
-
 @pytest.mark.parametrize("machine", ["vm:b-*/*", "vm:?/*", "vm:a/x", "vm:*b/*"])
 def test_a_machine_for_which_no_user_speaks_is_an_error(file: Path, machine: str) -> None:
     domains = 'domains: [{user: a, scopes: ["a-*"], relays: ["x*", "y"]}]}'
@@ -274,32 +173,6 @@ def test_a_machine_for_which_no_user_speaks_is_an_error(file: Path, machine: str
     assert error_of(file, hub + machine_rule(machine)).endswith(
         f"expected machines of fleet.domains, no user there speaks for {machine}"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        (machine_rule("vm:a-*"), "expected vm:<scope>/<relay>, where <scope>/<relay> matches"),
-        (machine_rule("vm:A-1/x"), "expected vm:<scope>/<relay>, where <scope>/<relay> matches"),
-        (machine_rule("local:*"), "expected local:<user>, where <user> matches"),
-        (
-            machine_rule("vm:a-*/*", votes=2, each_resource=False),
-            "a machine (vm:) speaks for itself alone, so without each_resource all machines have",
-        ),
-        (
-            machine_rule("vm:a-1/x", "vm:a-1/y", votes=3),
-            "3 votes can never come from 2 principals",
-        ),
-        (
-            'approvals: {people: {p: ["vm:a-*/x"], q: ["vm:a-1/*"]}}',
-            "expected every machine for one person, vm:a-*/x of p and vm:a-1/* of q can mean",
-        ),
-    ],
-)
-def test_machines_that_cannot_vote_as_written_are_an_error(
-    file: Path, text: str, error: str
-) -> None:
-    assert error in error_of(file, HUB + text)
 
 
 def test_a_pattern_stands_for_as_many_voters_as_a_rule_needs(file: Path) -> None:

@@ -132,26 +132,3 @@ def test_an_id_of_another_form_is_an_error_that_says_the_form(
     for key in ("person", "group", "rule"):
         with pytest.raises(ConfigError, match=f"expected {kind}:.*; got {principal!r}"):
             load_people(tmp_path, **{key: principal})
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("approvals: {people: {bob: [], Bob: []}}", "approvals.people.Bob: "),
-        ("approvals: {groups: {oncall: [], OnCall: []}}", "approvals.groups.OnCall: "),
-        ("api: {clients: [{name: bob}, {name: Bob}]}", "api.clients[1].name: "),
-        (
-            (
-                "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://h'}, "
-                "{kind: rabbitmq, name: BUS, url: 'amqp://h'}]"
-            ),
-            "sinks[1].name: ",
-        ),
-    ],
-)
-def test_names_that_differ_by_case_only_are_an_error(tmp_path: Path, text: str, words: str) -> None:
-    file = tmp_path / "relay.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="differ by more than case") as error:
-        load(file, {})
-    assert words in str(error.value)

@@ -162,13 +162,6 @@ async def test_the_secret_is_fetched_as_the_vm_and_only_its_owner_can_read_it(
     assert stat.S_IMODE(file.stat().st_mode) == 0o400
 
 
-async def test_a_secret_that_was_fetched_before_is_replaced(azure: Azure, tmp_path: Path) -> None:
-    (tmp_path / "broker-url").write_text("amqps://old")
-    (tmp_path / "broker-url").chmod(0o400)
-    assert await fetch(azure, tmp_path, "agent-broker-url", "0") == (0, "")
-    assert (tmp_path / "broker-url").read_text() == URL
-
-
 async def test_an_identity_that_comes_after_the_boot_is_waited_for(
     azure: Azure, tmp_path: Path
 ) -> None:

@@ -14,16 +14,12 @@ from typing import Any
 
 import aio_pika
 import pytest
-from aio_pika.abc import AbstractIncomingMessage
-from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.api.local_socket import SERVICE_SOCKET
 from relay.approvals.machine_principals import machine_principal, matches_principal
 from relay.approvals.rules import Quorum
 from relay.config import Config, load
-from relay.config.file_lookup import SERVICE_STORE
 from relay.fleet.settings import TrustDomain
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.playbook import load_playbook
@@ -71,13 +67,6 @@ def test_the_examples_of_agent_and_hub_are_valid_and_belong_together(example: An
     assert not hub_config.has_no_rule_for_user_events
 
 
-@pytest.mark.parametrize("name", ["agent", "hub"])
-def test_the_examples_use_the_folders_that_the_unit_makes(name: str) -> None:
-    document = read_yaml(ROOT / f"config/{name}.yaml")
-    assert document["store"]["path"] == str(SERVICE_STORE)
-    assert document["api"]["socket"] == str(SERVICE_SOCKET)
-
-
 # --- the compose file
 
 
@@ -91,28 +80,6 @@ def services() -> dict[str, Any]:
 def configuration(name: str) -> Config:
     """Load a configuration of the compose file."""
     return load(FOLDER / f"{name}.yaml", {}).config
-
-
-def test_what_runs_our_image_has_no_rights_and_a_root_that_cannot_be_written(
-    services: dict[str, Any],
-) -> None:
-    ours = {name: service for name, service in services.items() if "build" in service}
-    assert set(ours) == {*AGENTS, "hub", "simulator", "consumer"}
-    for service in ours.values():
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
-        assert service.get("user", "10001:10001") == "10001:10001"
-
-
-def test_every_mounted_file_exists_and_every_port_is_on_loopback(services: dict[str, Any]) -> None:
-    for service in services.values():
-        for volume in service.get("volumes", ()):
-            source = volume.split(":")[0]
-            assert not source.startswith(".") or (ROOT / "deploy/compose" / source).exists()
-        for port in service.get("ports", ()):
-            assert port.startswith("127.0.0.1:")
-    assert (ROOT / "deploy/compose" / services["hub"]["build"] / "Dockerfile").exists()
 
 
 def test_each_agent_reads_a_vm_of_the_playbook_and_keeps_a_state_of_its_own(
@@ -203,91 +170,10 @@ def url_of(name: str, services: dict[str, Any]) -> URL:
     return fleet.broker_urls()[0]
 
 
-async def test_agents_hub_and_consumer_may_do_their_work(
-    broker: Broker, services: dict[str, Any]
-) -> None:
-    async with (
-        await connect(broker, url_of("agent", services)) as agent,
-        await connect(broker, url_of("hub", services)) as hub,
-        await connect(broker, url_of("consumer", services)) as consumer,
-    ):
-        of_agent, of_hub = await agent.channel(), await hub.channel()
-        commands = await of_agent.get_exchange(f"{MAIN}.commands", ensure=False)
-        own = await of_agent.declare_queue("", exclusive=True)
-        for key in ("to.web.web_0", "scope.web"):
-            await own.bind(commands, key)
-        fleet = await of_agent.get_exchange(f"{MAIN}.fleet", ensure=False)
-        report = aio_pika.Message(b"report", user_id="vmss-web")
-        await fleet.publish(report, "event.scheduled.reboot.web.web_0", timeout=60)
-        reports = await of_hub.get_queue(f"{MAIN}.fleet.in", ensure=False)
-        taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-        await reports.consume(taken.put)
-        async with asyncio.timeout(60):
-            message = await taken.get()
-        assert (message.body, message.user_id) == (b"report", "vmss-web")
-        await message.ack()
-        orders = await of_hub.get_exchange(f"{MAIN}.commands", ensure=False)
-        order = aio_pika.Message(b"order", user_id="imds-hub")
-        await orders.publish(order, "to.web.web_0", mandatory=True, timeout=60)
-        async with asyncio.timeout(60):
-            while (received := await own.get(fail=False, no_ack=True)) is None:  # noqa: ASYNC110  # a queue has no event
-                await asyncio.sleep(0.02)
-        assert received.user_id == "imds-hub"
-        events = await of_hub.get_exchange(MAIN, ensure=False)
-        told = aio_pika.Message(b"told")
-        await events.publish(told, "event.scheduled.reboot.web", mandatory=True, timeout=60)
-        queue = await (await consumer.channel()).get_queue("example.events", ensure=False)
-        assert (await queue.get(timeout=60, no_ack=True)).body == b"told"
-
-
-@pytest.mark.parametrize(
-    ("name", "exchange", "key"),
-    [
-        ("agent", f"{MAIN}.fleet", "event.scheduled.reboot.db.db_0"),
-        ("agent", f"{MAIN}.commands", "to.web.web_1"),
-        ("agent", MAIN, "event.scheduled.reboot.web"),
-        ("consumer", f"{MAIN}.fleet", "event.scheduled.reboot.web.web_0"),
-        ("consumer", f"{MAIN}.commands", "to.web.web_0"),
-    ],
-)
-async def test_nobody_may_speak_for_anybody_else(
-    broker: Broker, services: dict[str, Any], name: str, exchange: str, key: str
-) -> None:
-    async with await connect(broker, url_of(name, services)) as connection:
-        channel = await connection.channel()
-        target = await channel.get_exchange(exchange, ensure=False)
-        with pytest.raises(ChannelAccessRefused):
-            await target.publish(aio_pika.Message(b"forged"), key, timeout=60)
-
-
-async def test_an_agent_reads_no_reports_of_others(
-    broker: Broker, services: dict[str, Any]
-) -> None:
-    async with await connect(broker, url_of("agent", services)) as connection:
-        channel = await connection.channel()
-        reports = await channel.get_queue(f"{MAIN}.fleet.in", ensure=False)
-        with pytest.raises(ChannelAccessRefused):
-            await reports.get(timeout=60)
-
-
 # --- the page
 
 
 SECTIONS = blocks("docs/fleet.md", "yaml")
-
-
-def test_the_documented_configurations_of_hub_and_agent_are_valid(tmp_path: Path) -> None:
-    roles = []
-    for text in SECTIONS:
-        if not text.startswith("fleet:"):
-            continue
-        user = "imds-hub" if "role: hub" in text else "vmss-web"
-        (tmp_path / "broker-url").write_text(f"amqps://{user}:secret@broker.example.com/prod")
-        (tmp_path / "relay.yaml").write_text(text.replace("/etc/imds-relay", str(tmp_path)))
-        fleet = load(tmp_path / "relay.yaml", {}).config.fleet
-        assert fleet is not None
-        roles.append(fleet.role)
-    assert roles == ["hub", "agent"]
 
 
 def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -> None:
@@ -300,15 +186,6 @@ def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -
     assert drained.approve.each_resource
     machine = machine_principal("vmss-web-1f0c33ab", "vmss-web_0")
     assert any(matches_principal(entry, machine) for entry in drained.approve.from_)
-
-
-def test_the_documented_limits_are_valid_on_the_hub(tmp_path: Path) -> None:
-    (hub,) = (text for text in SECTIONS if "role: hub" in text)
-    (limits,) = (text for text in SECTIONS if "limits:" in text)
-    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
-    (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + limits)
-    limits_of_hub = load(tmp_path / "relay.yaml", {}).config.approvals.limits
-    assert [limit.is_share for limit in limits_of_hub] == [False, True]
 
 
 def test_the_documented_pattern_of_scopes_takes_no_scale_set_with_a_longer_name() -> None:

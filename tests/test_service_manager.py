@@ -125,14 +125,6 @@ async def test_a_relay_that_waits_for_the_metadata_service_does_not_hold_up_the_
         assert await manager.receive() == ["READY=1", "STATUS=Running"]
 
 
-async def test_nothing_is_ready_before_it_is(manager: Listener, tmp_path: Path) -> None:
-    async with reporting(tmp_path, environment=LIFE) as (is_up, _):
-        for _ in range(3):
-            assert await manager.receive() == ["WATCHDOG=1"]
-        is_up.set()
-        await manager.receive_until("READY=1")
-
-
 async def test_an_event_loop_that_stands_still_sends_no_sign_of_life(
     manager: Listener, tmp_path: Path
 ) -> None:
@@ -164,13 +156,6 @@ async def test_without_a_watchdog_for_this_process_there_is_no_sign_of_life(
         assert ["WATCHDOG=1"] not in [*messages, manager.pending()]
 
 
-async def test_the_watchdog_of_this_very_process_hears_of_it(
-    manager: Listener, tmp_path: Path
-) -> None:
-    async with reporting(tmp_path, environment=LIFE | {"WATCHDOG_PID": str(os.getpid())}):
-        assert await manager.receive() == ["WATCHDOG=1"]
-
-
 async def test_a_name_in_the_abstract_namespace_is_found(tmp_path: Path) -> None:
     name = f"imds-relay-test-{os.getpid()}"
     listener = Listener(f"\0{name}")
@@ -178,24 +163,6 @@ async def test_a_name_in_the_abstract_namespace_is_found(tmp_path: Path) -> None
         async with reporting(tmp_path, environment={"NOTIFY_SOCKET": f"@{name}"}) as (is_up, _):
             is_up.set()
             assert await listener.receive() == ["READY=1", "STATUS=Running"]
-
-
-async def test_a_full_socket_is_waited_for_and_holds_up_nothing_else(
-    manager: Listener, tmp_path: Path
-) -> None:
-    """Systemd may be busy for a while. A start that it never hears of would be a failed start."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as filler:
-        filler.setblocking(False)
-        filler.connect(str(tmp_path / "notify"))
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                filler.send(b"FILLED=1")
-    async with reporting(tmp_path) as (is_up, _):
-        is_up.set()
-        for _ in range(10):
-            await asyncio.sleep(0)  # the loop goes on
-        messages = await manager.receive_until("READY=1")
-    assert {line for message in messages[:-1] for line in message} == {"FILLED=1"}
 
 
 @pytest.mark.parametrize("name", ["notify", "vsock:2:1234", "relative/path"])
