@@ -1,7 +1,7 @@
 """Measures a fleet: the hub beside a plain relay, many agents beside few, an agent that idles.
 
 The hub, the broker and the receiver are real and run in processes of their own. The agents are the
-simulated ones of `imds-relay fleet simulate`, except the one that idles.
+simulated ones of `bench.simulated_fleet`, except the one that idles.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from bench.imds import event_id, metadata_endpoint
 from bench.process import cpu_seconds, resident_memory
 from bench.results import RELAY, Rounds, Section, percentile
 from bench.run import Options
+from bench.simulated_fleet import FleetPlan, raise_open_files_limit, simulated_fleet
 from bench.trial import trial
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.topology import agent_publish_exchange_name, hub_pulse_queue_name
-from relay.roles.simulated_fleet import FleetPlan, raise_open_files_limit, simulated_fleet
 from tests.journey.relay_process import RelayProcess
 from tests.journey.relay_process import relay as relay_process
 from tests.rabbitmq import Broker

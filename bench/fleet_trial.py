@@ -17,6 +17,7 @@ from bench import EXCHANGE
 from bench.imds import event_id, not_before
 from bench.process import cpu_seconds, resident_memory
 from bench.receiver import Receiver, receiver
+from bench.simulated_fleet import FleetPlan
 from bench.trial import next_run, webhook
 from relay import __version__
 from relay.clock import SystemClock
@@ -32,7 +33,6 @@ from relay.fleet.topology import (
     command_exchange_name,
     report_queue_name,
 )
-from relay.roles.simulated_fleet import FleetPlan
 from tests.eventually import eventually
 from tests.journey.relay_process import RelayProcess
 from tests.journey.relay_process import relay as relay_process

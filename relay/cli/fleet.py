@@ -1,7 +1,4 @@
-"""``fleet``: shows the agents of a hub.
-
-Its verbs ``definitions`` and ``simulate`` have a module each.
-"""
+"""``fleet``: shows the agents of a hub. Its verb ``definitions`` has a module of its own."""
 
 from __future__ import annotations
 
@@ -13,14 +10,12 @@ import typer
 from relay.cli._client import Client
 from relay.cli._connection import with_client
 from relay.cli._fleet_definitions import definitions
-from relay.cli._fleet_simulate import simulate
 from relay.cli._options import AsJson, Scope, scope_query, set_default_verb
 from relay.cli._output import format_local_time, pluralize, print_json, print_lines
 from relay.cli._tables import print_table
 
 fleet = typer.Typer(invoke_without_command=True)
 fleet.command("definitions")(definitions)
-fleet.command("simulate")(simulate)
 
 
 @with_client

@@ -3,7 +3,6 @@
 - `plain`: a relay without a fleet.
 - `agent`: it reports to the hub of a fleet and carries out its orders.
 - `hub`: it merges what agents report, tells, decides, and orders StartRequests.
-- `simulated_fleet` and `simulated_agents`: many agents in one process, for load tests.
 
 `parts` holds what roles have in common, `live_parts` what a reload changes, and `reload` runs
 reloads. Nothing here decides about events or approvals.

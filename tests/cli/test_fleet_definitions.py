@@ -185,7 +185,6 @@ def test_the_help_names_the_verbs_below_it() -> None:
     result = run_command("fleet", "--help")
     assert result.code == 0
     assert "definitions" in result.out
-    assert "simulate" in result.out
 
 
 async def test_rabbitmqctl_imports_what_is_printed(

@@ -3,7 +3,7 @@
 Towards the broker and the hub each agent is a real one: the same connection, reports, pulses,
 orders and votes. Only what is behind it is light: a `SimulatedScope` in place of the metadata
 service, without HTTP, and a `LightRecorder` and an `_AgentOutbox` in place of the state file. So a
-change that was recorded is lost if the process ends. `relay.roles.simulated_fleet` runs them.
+change that was recorded is lost if the process ends. `bench.simulated_fleet` runs them.
 """
 
 from __future__ import annotations

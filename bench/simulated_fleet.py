@@ -1,7 +1,7 @@
 """Many simulated agents in one process, to load a broker and a hub as a fleet of that size does.
 
 `simulated_fleet` connects them. `SimulatedFleet.make_changes_at_plan_rate` then makes changes at
-the rate of a `FleetPlan`, and counts what the agents did. `relay.roles.simulated_agents` says what
+the rate of a `FleetPlan`, and counts what the agents did. `bench.fleet_agents` says what
 is simulated.
 """
 
@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
+from bench.fleet_agents import Counters, OnRecorded, SimulatedAgent, SimulatedScope
 from relay.clock import Clock, SystemClock
 from relay.events.model import ScheduledEvent
 from relay.fleet.settings import AgentSettings
-from relay.roles.simulated_agents import Counters, OnRecorded, SimulatedAgent, SimulatedScope
 
 POLL_INTERVAL = 1.0
 """Seconds between two polls of an agent, as by default."""
