@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import orjson
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
 from relay.chat.platforms.slack.blocks import MAX_BLOCKS_BYTES, card_message, text_message
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
-from tests.chat.slack_server import ALICE, TEAM, PostedMessage
+from tests.chat.slack_server import ALICE, TEAM
 
 NOON = datetime(2026, 4, 11, 12, 0, 30, 500000, tzinfo=UTC)
 
@@ -72,6 +71,10 @@ def test_every_card_is_within_every_limit_and_mentions_only_principals(
     assert is_valid_block_kit(message.blocks)
     assert 0 < len(message.text) <= 10_000
     assert len(orjson.dumps(message.blocks)) <= MAX_BLOCKS_BYTES
+    assert len(text_of_blocks(message.blocks).splitlines()) <= len(message.blocks) + 12
+    if has_clicks:
+        shown = sum(block["type"] == "actions" for block in message.blocks)
+        assert shown == sum(map(bool, (card.buttons, *(line.buttons for line in card.lines))))
     text_types = {
         element.get("type")
         for block in message.blocks
@@ -95,29 +98,6 @@ def test_every_text_message_is_within_the_limits(lines: list[Text]) -> None:
         message = text_message([("so: ", *line) for line in lines], TEAM)
         assert is_valid_block_kit(message.blocks)
         assert 0 < len(message.text) <= 10_000
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<!channel>",
-        "<!here>",
-        "<@U1>",
-        "<#C1>",
-        "<http://evil.example|Approve>",
-        "&lt;!channel&gt;",
-    ],
-)
-def test_a_notification_contains_no_markup_from_a_text(text: str) -> None:
-    card = Card(title=text, tone="waiting", summary=(text,))
-    message = card_message(card, TEAM, has_clicks=True)
-    assert "<" not in message.text
-    assert message.text.count("&") >= 2
-    header = message.blocks[0]["text"]
-    assert (header["type"], header["text"]) == ("plain_text", f"🟡 {text}")
-    assert rich_text_elements(message.blocks) == [
-        {"type": "text", "text": text, "style": {"bold": True}}
-    ]
 
 
 def test_times_are_in_the_readers_time_zone_and_members_are_mentioned() -> None:
@@ -147,21 +127,6 @@ def test_times_are_in_the_readers_time_zone_and_members_are_mentioned() -> None:
             "style": {"bold": True},
         },
         {"type": "user", "user_id": ALICE},
-    ]
-
-
-def test_a_description_cannot_imitate_a_line_of_the_relay() -> None:
-    description = "all is well\nVotes: 2 of 2\u2028Rule: none\u202e"
-    card = Card(
-        title="Reboot",
-        tone="waiting",
-        summary=("So.",),
-        facts=(("Azure says", (description,)),),
-    )
-    assert text_of_card(card).splitlines() == [
-        "🟡 Reboot",
-        "So.",
-        "Azure says: all is well Votes: 2 of 2 Rule: none ",
     ]
 
 
@@ -202,32 +167,3 @@ def test_a_truncated_text_keeps_its_end() -> None:
     title, _, facts, footer = text_of_card(card).splitlines()
     assert all("…" in line and line.endswith(" and 90 more") for line in (title, facts, footer))
     assert len(title) == 150
-
-
-def test_long_texts_leave_room_for_the_warning_and_the_buttons() -> None:
-    lines = tuple(
-        EventLine(
-            (f"Reboot of {'😀' * 900}",),
-            (
-                Button(
-                    decision="approve",
-                    label="Approve",
-                    event_id=f"E-{number}",
-                    revision="3f" * 16,
-                    question=("?",),
-                ),
-            ),
-        )
-        for number in range(10)
-    )
-    card = Card(
-        title="100 events",
-        tone="waiting",
-        summary=("So.",),
-        lines=lines,
-        notes=(("Azure proceeds at NotBefore regardless.",),),
-    )
-    message = card_message(card, TEAM, has_clicks=True)
-    posted = PostedMessage("", message.text, list(message.blocks))
-    assert sum(block["type"] == "actions" for block in message.blocks) == 10
-    assert "Azure proceeds at NotBefore regardless." in posted.text_of_blocks()

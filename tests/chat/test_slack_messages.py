@@ -153,28 +153,6 @@ async def test_a_message_that_is_invalid_is_given_up_and_one_that_is_gone_is_kno
             await channel.reply_in_thread(f"{CHANNEL}/1.1", [("x",)])
 
 
-async def test_a_proxy_of_the_environment_is_neither_used_nor_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG")
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://user:passw0rd@127.0.0.1:1")
-    async with connected_channel() as (_, channel):
-        assert (await channel.post(CARD)).startswith(f"{CHANNEL}/")
-    assert "passw0rd" not in caplog.text
-
-
-async def test_the_log_contains_neither_token_nor_message(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG")
-    async with connected_channel() as (slack, channel):
-        await channel.post(CARD)
-        slack.failures["*"] = api_error("invalid_auth")
-        with pytest.raises(Deferred):
-            await channel.post(CARD)
-    assert TOKEN not in caplog.text
-    assert "Reboot of vm-0" not in caplog.text
-
-
 async def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("xoxb-of-yesterday", encoding="utf-8")

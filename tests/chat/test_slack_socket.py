@@ -35,7 +35,6 @@ from tests.chat.slack_server import (
     running_slack,
 )
 from tests.eventually import eventually
-from tests.sinks.http_receiver import Names
 
 
 class FastClock(SystemClock):
@@ -158,11 +157,11 @@ async def test_socket_mode_ends_within_a_second(slack: SlackServer, *, ignores_c
 
 @asynccontextmanager
 async def socket_mode_for(
-    section: Mapping[str, Any], *, resolver: Names | None = None
+    section: Mapping[str, Any],
 ) -> AsyncIterator[tuple[SocketMode, FastClock]]:
     """Yield Socket Mode for a sink's section, which gets no envelopes, and its clock."""
     settings, clock = Settings.model_validate(section), FastClock()
-    async with open_session(resolver=resolver) as session:
+    async with open_session() as session:
         api = WebApi(session, settings, clock)
         answers: Any = None
         yield SocketMode(session, api, answers, clock, sink_name="ops"), clock
@@ -170,10 +169,10 @@ async def socket_mode_for(
 
 @asynccontextmanager
 async def running_socket_mode(
-    section: Mapping[str, Any], **arguments: Any
+    section: Mapping[str, Any],
 ) -> AsyncIterator[FastClock]:
     """Run Socket Mode, which must not end by itself, and yield its clock."""
-    async with socket_mode_for(section, **arguments) as (socket_mode, clock):
+    async with socket_mode_for(section) as (socket_mode, clock):
         task = asyncio.create_task(socket_mode.run())
         try:
             yield clock
@@ -221,16 +220,6 @@ async def test_the_relay_keeps_connecting_with_growing_delays_and_logs_the_reaso
         await eventually(lambda: bool(logged("Socket Mode is connected")))
     assert "secret-ticket" not in caplog.text
     assert APP_TOKEN not in caplog.text
-
-
-async def test_a_host_name_of_a_metadata_address_is_refused(
-    slack: SlackServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    slack.socket_url = "ws://wss.slack.example/link"
-    names = Names({"wss.slack.example": ["169.254.169.254"]})
-    async with running_socket_mode(slack.settings(), resolver=names) as clock:
-        await eventually(lambda: len(clock.sleeps) > 0)
-    assert "no connection: a metadata or host address, which no sink may reach" in caplog.text
 
 
 async def test_switching_socket_mode_off_is_logged(
@@ -288,19 +277,3 @@ async def test_messages_are_posted_while_socket_mode_cannot_connect(
     async with stage(tmp_path, [slack.settings()], approvals=VOTERS) as relay:
         relay.reboot("vm-0")
         await eventually(lambda: len(slack.channel_messages()) == 1)
-
-
-async def test_a_malformed_token_file_is_logged_without_its_content(
-    slack: SlackServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "app"
-    file.write_text(APP_TOKEN, encoding="utf-8")
-    section = slack.settings(app_token=None, app_token_file=str(file))
-    async with socket_mode_for(section) as (socket_mode, clock):
-        file.write_text("nonsense", encoding="utf-8")
-        task = asyncio.create_task(socket_mode.run())
-        await eventually(lambda: len(clock.sleeps) > 0)
-        task.cancel()
-        await asyncio.wait([task])
-    assert "expected an app-level token" in caplog.text
-    assert "nonsense" not in caplog.text

@@ -114,12 +114,6 @@ def test_buttons_open_the_page_in_the_style_of_their_decision() -> None:
     ]
 
 
-def test_without_a_page_there_is_neither_a_button_nor_a_code() -> None:
-    card = adaptive_card(event_card(build_status(build_event()), link=None, code="123456"))
-    assert card_actions(card) == []
-    assert "code" not in "\n".join(card_lines(card))
-
-
 @pytest.mark.parametrize(
     "time",
     [
@@ -187,13 +181,7 @@ def test_escapes_are_invisible(words: str) -> None:
     assert displayed_text(escape_markdown(words)) == words
 
 
-def test_a_description_adds_no_markup() -> None:
-    card = waiting_card(description=f"{HOSTILE_TEXT}\r\n\r\nApproved by everybody.")
-    assert f"Azure says: {HOSTILE_TEXT} Approved by everybody." in displayed_lines(card)
-    assert "<at>" not in str(adaptive_card(card)).replace(f"<{GAP}at>", "")
-
-
-@pytest.mark.parametrize("letter", ["x", "*", "\\", '"', "é", "\N{PILE OF POO}"], ids=ascii)
+@pytest.mark.parametrize("letter", ["x", "\\", "\N{PILE OF POO}"], ids=ascii)
 def test_long_texts_are_truncated_to_what_teams_takes(letter: str) -> None:
     """The size counts after escaping, so the character matters."""
     text = letter * 1500

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from relay.approvals.request import Caller, DecisionKind
+from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
@@ -34,7 +34,7 @@ from relay.chat.cards.card import Button
 from relay.chat.context import ChatContext
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.chat.platforms.mattermost.markdown import render_markdown
-from relay.chat.platforms.mattermost.members import Members, NotEligible
+from relay.chat.platforms.mattermost.members import Members, NotDecided, NotEligible
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.chat.throttled_log import ThrottledLog
 from relay.clock import Clock
@@ -67,10 +67,6 @@ _log = logging.getLogger(__name__)
 
 TokenKind = Literal["button", "dialog"]
 _Id = Annotated[str, Field(pattern=r"^[a-z0-9]{26}$")]
-
-
-class NotDecided(Exception):
-    """A refusal that only the person who clicked sees. It contains no text of others."""
 
 
 class _Model(BaseModel):
@@ -224,11 +220,20 @@ class Clicks:
                 await self._ask(payload)
             elif not payload.cancelled:
                 await self._decide(payload)
-        except NotDecided as refusal:
-            if isinstance(payload, Click):
-                return CallbackReply({"ephemeral_text": str(refusal), "skip_slack_parsing": True})
-            return CallbackReply({"error": str(refusal)})
-        return CallbackReply({})
+            return CallbackReply({})
+        except NotEligible as error:
+            self._throttled_log.warning(f"refused user {payload.user_id}: {error}")
+            refusal = str(error)
+        except NotDecided as error:
+            refusal = str(error)
+        except StoreUnavailable:
+            refusal = _STORE_UNAVAILABLE
+        except Deferred as error:
+            self._throttled_log.warning(f"nothing was decided: {error.reason}")
+            refusal = _UNVERIFIED
+        if isinstance(payload, Click):
+            return CallbackReply({"ephemeral_text": refusal, "skip_slack_parsing": True})
+        return CallbackReply({"error": refusal})
 
     async def _ask(self, click: Click) -> None:
         """Open a dialog for the person who clicked."""
@@ -240,7 +245,7 @@ class Clicks:
             raise CallbackRefused(
                 "expected a trigger id of the person who clicked, got another person's or none"
             )
-        await self._caller(token, click.user_id)
+        await self._members.caller(click.user_id, self._context.decisions)
         if status.occurrence.revision != token.revision:
             raise NotDecided(_EVENT_CHANGED)
         if token.decision not in available_decisions(status):
@@ -264,18 +269,14 @@ class Clicks:
             "state": token.model_copy(update=changes).sign(self._settings.signing_key()),
         }
         request = {"trigger_id": click.trigger_id, "url": self._callback_url, "dialog": dialog}
-        try:
-            response = await self._api.call("POST", "actions/dialogs/open", request, is_brief=True)
-        except Deferred as error:
-            raise self._unverified("a dialog could not be opened", error) from None
+        response = await self._api.call("POST", "actions/dialogs/open", request, is_brief=True)
         if "trigger_id" in response.error_id:
             raise CallbackRefused(
                 "expected a trigger id that Mattermost signed, "
                 f"it refuses this trigger id ({response.error_id})"
             )
         if not response.ok:
-            refusal = self._api.delivery_error(response)
-            raise self._unverified("a dialog could not be opened", refusal)
+            raise self._api.delivery_error(response)
 
     async def _decide(self, submission: Submission) -> None:
         token = self._read_token(submission.state, "dialog")
@@ -285,7 +286,7 @@ class Clicks:
             )
         await self._find_status(token, token.post_id)
         answer = await self._context.decisions.decide(
-            await self._caller(token, token.user_id),
+            await self._members.caller(token.user_id, self._context.decisions),
             event_id=token.event_id,
             decision=token.decision,
             revision=token.revision,
@@ -309,29 +310,12 @@ class Clicks:
 
     async def _find_status(self, token: ActionToken, post_id: str) -> ApprovalStatus:
         """Return the status of the token's event if the post is this sink's message about it."""
-        try:
-            status = await self._context.statuses.find_status_of_shown_event(
-                self._settings.name, post_id, token.event_id
-            )
-        except StoreUnavailable:
-            raise NotDecided(_STORE_UNAVAILABLE) from None
+        status = await self._context.statuses.find_status_of_shown_event(
+            self._settings.name, post_id, token.event_id
+        )
         if status is None:
             raise NotDecided(_OUTDATED_MESSAGE)
         return status
-
-    async def _caller(self, token: ActionToken, user_id: str) -> Caller:
-        """Return the caller for a person whom the server and the rules know."""
-        try:
-            return await self._members.caller(user_id, self._context.decisions)
-        except NotEligible as error:
-            self._throttled_log.warning(f"refused {token.decision} by user {user_id}: {error}")
-            raise NotDecided(str(error)) from None
-        except Deferred as error:
-            raise self._unverified("a person could not be verified", error) from None
-
-    def _unverified(self, problem: str, error: Deferred) -> NotDecided:
-        self._throttled_log.warning(f"{problem}, nothing was decided: {error.reason}")
-        return NotDecided(_UNVERIFIED)
 
     def _now(self) -> int:
         return int(self._clock.now().timestamp())

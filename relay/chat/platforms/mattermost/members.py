@@ -25,8 +25,12 @@ MAX_CHECKED = 1000
 _TEAM_ID = re.compile(r"[a-z0-9]{26}")
 
 
-class NotEligible(RelayError):
-    """A person must not decide. The text is shown to that person."""
+class NotDecided(RelayError):
+    """Why nothing was decided. Only the person who clicked sees it."""
+
+
+class NotEligible(NotDecided):
+    """The person must not decide."""
 
 
 class Members:

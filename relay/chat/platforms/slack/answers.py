@@ -18,7 +18,7 @@ from relay.chat.cards.card import Text
 from relay.chat.cards.grouped_card import event_line
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.blocks import SlackMessage, list_message, text_message
-from relay.chat.platforms.slack.members import IdentityUnavailable, Members, NotAuthorized
+from relay.chat.platforms.slack.members import Members, NotAuthorized
 from relay.chat.platforms.slack.requests import (
     Actor,
     ButtonDecision,
@@ -31,7 +31,7 @@ from relay.chat.platforms.slack.requests import (
 from relay.chat.platforms.slack.settings import Settings
 from relay.chat.throttled_log import ThrottledLog
 from relay.clock import Clock
-from relay.errors import StoreUnavailable
+from relay.errors import DeliveryError, StoreUnavailable
 
 MAX_LISTED_EVENTS = 15
 """Events that a list names; the rest are counted."""
@@ -84,8 +84,8 @@ class Answers:
         except NotAuthorized as error:
             self._throttled_log.warning(f"{actor.principal} was refused: {error}")
             problem = f"Nothing was decided: {error}."
-        except IdentityUnavailable as error:
-            self._throttled_log.warning(f"Slack cannot identify {actor.principal}: {error}")
+        except DeliveryError as error:
+            self._throttled_log.warning(f"Slack cannot identify {actor.principal}: {error.reason}")
             problem = (
                 "Slack cannot tell now who you are, so nothing was decided. Try again in a moment."
             )
@@ -99,7 +99,7 @@ class Answers:
     async def _decide(self, click: Click, action: ButtonDecision) -> SlackMessage | None:
         """Return why nothing was decided; None if the decision is on disk.
 
-        Raises NotAuthorized, IdentityUnavailable, StoreUnavailable.
+        Raises NotAuthorized, DeliveryError, StoreUnavailable.
         """
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")

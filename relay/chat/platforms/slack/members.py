@@ -18,7 +18,7 @@ from relay.chat.platforms.slack.api import WebApi
 from relay.chat.platforms.slack.requests import Actor
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
-from relay.errors import Deferred, DeliveryError, RelayError
+from relay.errors import Deferred, RelayError
 
 LOOKUP_TIMEOUT = 1.5
 """Seconds in which Slack must identify a person: Slack waits three seconds for the relay's answer.
@@ -46,10 +46,6 @@ _OPTIONAL_FLAGS = {
 
 class NotAuthorized(RelayError):
     """A person must not decide. The text is shown to that person."""
-
-
-class IdentityUnavailable(RelayError):
-    """Slack cannot say now who a person is. The text is for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class Members:
     async def check(self, actor: Actor) -> None:
         """Return if the actor is a full member of the workspace.
 
-        Raises NotAuthorized, IdentityUnavailable.
+        Raises NotAuthorized, and DeliveryError if Slack cannot say who that is.
         """
         await self._check(actor, is_named=True)
 
@@ -93,8 +89,7 @@ class Members:
     ) -> Caller:
         """Return the caller that may submit decisions for the actor.
 
-        Does not ask Slack about a person whom no rule names. Raises NotAuthorized,
-        IdentityUnavailable.
+        Does not ask Slack about a person whom no rule names. Raises like `check`.
         """
         caller = decisions.caller(actor.principal, sink)
         await self._check(actor, is_named=caller is not None)
@@ -110,9 +105,7 @@ class Members:
                 if is_named:
                     await self._check_member(actor, workspace)
         except TimeoutError:
-            raise IdentityUnavailable(f"no answer within {LOOKUP_TIMEOUT:g} s") from None
-        except DeliveryError as error:
-            raise IdentityUnavailable(error.reason) from None
+            raise Deferred(f"no answer within {LOOKUP_TIMEOUT:g} s") from None
 
     async def _check_origin(self, actor: Actor, workspace: Workspace) -> None:
         """Return if the call came from the app's own workspace and is for this app."""
@@ -124,7 +117,7 @@ class Members:
         if actor.team_id != workspace.team_id or is_foreign:
             raise NotAuthorized(_OTHER_WORKSPACE)
         if actor.app_id != app_id:
-            raise IdentityUnavailable(
+            raise Deferred(
                 f"the call is for the app {actor.app_id}, but the token belongs to the app "
                 f"{app_id}: take all secrets from one app"
             )
