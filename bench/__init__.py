@@ -1,4 +1,4 @@
-"""Measures the relay beside raw limits and a bare outbox, in the same run on the same machine.
+"""Measures the relay beside a bare outbox, in the same run on the same machine.
 
 Sender and receiver are processes of their own. Shared machines are noisy, so the ratios count.
 """

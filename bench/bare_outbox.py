@@ -204,49 +204,33 @@ async def _connected(configuration: Configuration) -> AsyncIterator[Deliver]:
             exchange = await channel.get_exchange(EXCHANGE, ensure=False)
 
             async def publish(_: int, message: Message) -> None:
-                await exchange.publish(amqp_message(message.id, message.body), "bench")
+                made = aio_pika.Message(
+                    message.body,
+                    message_id=message.id,
+                    content_type=CONTENT_TYPE,
+                    delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                )
+                await exchange.publish(made, "bench")
 
             yield publish
         return
-    async with client_session() as session:
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=15)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
         async def post(target: int, message: Message) -> None:
-            await post_signed(session, configuration.endpoints[target], message.id, message.body)
+            now = int(time.time())
+            headers = {
+                "Content-Type": CONTENT_TYPE,
+                "webhook-id": message.id,
+                "webhook-timestamp": str(now),
+                "webhook-signature": sign([SECRET], message.id, now, message.body),
+            }
+            url = configuration.endpoints[target]
+            async with session.post(url, data=message.body, headers=headers) as response:
+                await response.read()
+                response.raise_for_status()
 
         yield post
-
-
-def client_session() -> aiohttp.ClientSession:
-    """Return a client without a limit on connections."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=15)
-    )
-
-
-async def post_signed(
-    session: aiohttp.ClientSession, url: str, message_id: str, body: bytes
-) -> None:
-    """POST one event as a webhook of Standard Webhooks. Raises if the answer is no 2xx."""
-    now = int(time.time())
-    headers = {
-        "Content-Type": CONTENT_TYPE,
-        "webhook-id": message_id,
-        "webhook-timestamp": str(now),
-        "webhook-signature": sign([SECRET], message_id, now, body),
-    }
-    async with session.post(url, data=body, headers=headers) as response:
-        await response.read()
-        response.raise_for_status()
-
-
-def amqp_message(message_id: str, body: bytes) -> aio_pika.Message:
-    """Return a persistent message."""
-    return aio_pika.Message(
-        body,
-        message_id=message_id,
-        content_type=CONTENT_TYPE,
-        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-    )
 
 
 if __name__ == "__main__":

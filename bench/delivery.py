@@ -1,51 +1,39 @@
-"""Measures one event, bursts and publishes: the relay, the bare outbox, and the raw limits."""
+"""Measures single events, bursts and rest: the relay beside the bare outbox."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import tempfile
 import time
 
-import orjson
-
-from bench.process import cpu_seconds, peak_memory
-from bench.receiver import receiver
-from bench.results import BARE, RAW, RELAY, Rounds, Section, percentile
-from bench.run import Options
+from bench.machine import cpu_seconds, peak_memory, resident_memory
+from bench.results import BARE, RELAY, Options, Section, percentile
 from bench.trial import SHOWN, SenderName, Trial, trial
 
 SENDERS: tuple[SenderName, ...] = ("bare outbox", "relay")
 SETTLE_SECONDS = 1.0
 """After the last arrival, the sender records what was delivered. That belongs to the CPU time."""
-COLUMNS = (RELAY, BARE, RAW)
+REST, IDLE_SECONDS = 3.0, 10.0
+"""Seconds between the last event and the measurement of an idle relay, and those measured."""
 
 
 async def latency(options: Options) -> Section:
     """Time single events from the change of the document to their arrival."""
-    rounds = Rounds()
-    times: dict[str, list[float]] = {RELAY: [], BARE: []}
+    section = Section(
+        "One event, told to received",
+        (RELAY, BARE),
+        f"Told: the document has changed, and a poll waits for that. It shows {SHOWN} other "
+        "events. Received: the whole request has been read.",
+    )
     for _ in options.rounds("one event"):
         for sender in SENDERS:
             async with trial(sender, 1) as one:
-                milliseconds = await one_by_one(one, options.scaled(100))
-            times[sender] += milliseconds
-            rounds.add("p50", "ms", sender, percentile(milliseconds, 50), "≤ 2 ms, ≤ 2 × bare")
-            rounds.add("p99", "ms", sender, percentile(milliseconds, 99), "≤ 3 ms")
-    return Section(
-        metric="latency",
-        title="One event, told to received",
-        columns=(RELAY, BARE),
-        rows=rounds.rows(),
-        series={name: [round(value, 3) for value in sorted(all_)] for name, all_ in times.items()},
-        note=(
-            f"Told: the document has changed, and a poll waits for that. It shows {SHOWN} other "
-            "events. Received: the whole request has been read."
-        ),
-    )
+                milliseconds = await _one_by_one(one, options.scaled(100))
+            section.add("p50, ms", sender, percentile(milliseconds, 50))
+            section.add("p99, ms", sender, percentile(milliseconds, 99))
+    return section
 
 
-async def one_by_one(one: Trial, count: int) -> list[float]:
+async def _one_by_one(one: Trial, count: int) -> list[float]:
     """Tell events one at a time. Return the milliseconds until each was received, in order."""
     await one.begin()
     told = []
@@ -53,109 +41,69 @@ async def one_by_one(one: Trial, count: int) -> list[float]:
         await one.endpoint.poll_waits()
         told.append(one.tell(1, keep=SHOWN))
         await one.received(number + 1)
-    arrivals = await one.receiver.arrivals()
+    arrivals = await one.receiver.call("arrivals")
     return [(moment - told[number]) / 1e6 for _, number, moment in sorted(arrivals["first"])]
 
 
 async def burst(options: Options) -> Section:
-    """Tell thousands of events with one document."""
-    rounds = Rounds()
-    for _ in options.rounds("bursts"):
-        raw = await _raw_posts(options.scaled(5000))
-        for endpoints, events in ((1, options.scaled(5000)), (10, options.scaled(1000))):
-            label = f"{endpoints} endpoint{'s' * (endpoints > 1)}"
-            goal = "≥ 0.6 × bare" if endpoints == 1 else "≥ 0.7 × bare"
-            for sender in SENDERS:
-                async with trial(sender, endpoints) as one:
-                    await deliver_burst(one, events, rounds, label, sender, goal)
-            rounds.add(f"{label}, deliveries", "/s", RAW, raw["per_second"], goal)
-            cost_goal = "≤ 1.6 × bare" if endpoints == 1 else ""
-            rounds.add(f"{label}, CPU per delivery", "ms", RAW, raw["cpu_ms"], cost_goal)
-        for rows in (1, 200):
-            speed = await _raw("commits", "", options.scaled(2000), rows)
-            rounds.add(f"rows with fsync, {rows} in a commit", "/s", RAW, speed["per_second"])
-    return Section(
-        metric="burst",
-        title="Bursts to webhooks",
-        columns=COLUMNS,
-        rows=rounds.rows(),
-        note=(
-            f"{options.scaled(5000):,} events to 1 endpoint, {options.scaled(1000):,} to 10, each "
-            "time with one document. From the change of the document to the last arrival. The raw "
-            "limit is a loop of 64 signed POSTs in flight, which stores nothing; its receiver is "
-            "another process too. Recorded: until the last event of the document is on disk. The "
-            "peak is that of the process since its start."
-        ),
+    """Tell thousands of events with one document, to webhooks and to RabbitMQ."""
+    places = {"1 endpoint": (1, 5000), "10 endpoints": (10, 1000), "RabbitMQ": (0, 5000)}
+    section = Section(
+        "Bursts",
+        (RELAY, BARE),
+        "5,000 events to 1 endpoint, 1,000 to 10, 5,000 confirmed by RabbitMQ, each time with one "
+        "document. From the change of the document to the last arrival; a message has arrived "
+        "when a consumer of a quorum queue has it. The peak is that of the process since its "
+        "start. The broker runs on the same machine, with one scheduler.",
     )
+    for _ in options.rounds("bursts"):
+        for label, (endpoints, events) in places.items():
+            for sender in SENDERS:
+                amqp_url = None if endpoints else options.broker.amqp_url()
+                async with trial(sender, endpoints, amqp_url=amqp_url) as one:
+                    await deliver_burst(one, options.scaled(events), section, f"{label}, ")
+    return section
 
 
-async def deliver_burst(
-    one: Trial, events: int, rounds: Rounds, label: str, column: str, goal: str = ""
-) -> None:
+async def deliver_burst(one: Trial, events: int, section: Section, label: str) -> None:
     """Measure one burst."""
     await one.begin()
-    position, cpu_before = one.last_position(), cpu_seconds(one.sender.pid)
+    cpu_before = cpu_seconds(one.sender.pid)
     told_at = one.tell(events)
-    await one.recorded(position + events)
-    recorded_after = (time.monotonic_ns() - told_at) / 1e9
     await one.received(events)
     await asyncio.sleep(SETTLE_SECONDS)
     cpu = cpu_seconds(one.sender.pid) - cpu_before
-    arrivals = await one.receiver.arrivals()
-    if arrivals["forged"]:
-        raise RuntimeError(f"{arrivals['forged']} requests had a wrong signature")
+    arrivals = await one.receiver.call("arrivals")
     deliveries = len(arrivals["first"])
     elapsed = (max(moment for *_, moment in arrivals["first"]) - told_at) / 1e9
-    cost_goal = "≤ 1.6 × bare" if one.targets == 1 and goal else ""
-    memory_goal = "≤ 90 MB" if goal else ""
-    record_goal = "≤ 1.3 × bare" if one.targets == 1 and goal else ""
-    rounds.add(f"{label}, deliveries", "/s", column, deliveries / elapsed, goal)
-    rounds.add(f"{label}, CPU per delivery", "ms", column, cpu / deliveries * 1000, cost_goal)
-    rounds.add(f"{label}, until recorded", "s", column, recorded_after, record_goal)
-    rounds.add(f"{label}, peak memory", "MB", column, peak_memory(one.sender.pid), memory_goal)
-    rounds.add(f"{label}, repeats", "", column, arrivals["repeats"])
+    section.add(f"{label}deliveries, /s", one.sender.name, deliveries / elapsed)
+    section.add(f"{label}CPU per delivery, ms", one.sender.name, cpu / deliveries * 1000)
+    section.add(f"{label}peak memory, MB", one.sender.name, peak_memory(one.sender.pid))
+    section.add(f"{label}repeats", one.sender.name, arrivals["repeats"])
 
 
-async def publish(options: Options) -> Section:
-    """Publish a burst to RabbitMQ; each message is persistent and confirmed."""
-    rounds = Rounds()
-    events = options.scaled(5000)
-    for _ in options.rounds("publishes"):
-        async with receiver(0, options.amqp_url):
-            raw = await _raw("publishes", options.amqp_url, events)
-        for sender in SENDERS:
-            async with trial(sender, 0, amqp_url=options.amqp_url) as one:
-                await deliver_burst(one, events, rounds, "RabbitMQ", sender, "≥ 0.7 × bare")
-        rounds.add("RabbitMQ, deliveries", "/s", RAW, raw["per_second"], "≥ 0.7 × bare")
-        rounds.add("RabbitMQ, CPU per delivery", "ms", RAW, raw["cpu_ms"], "≤ 1.6 × bare")
-    return Section(
-        metric="publish",
-        title="Confirmed publishes to RabbitMQ",
-        columns=COLUMNS,
-        rows=rounds.rows(),
-        note=(
-            f"{events:,} events of one document, to a topic exchange with a quorum queue and a "
-            "consumer. A delivery ends when the consumer has the message. The broker runs on the "
-            "same machine, with one scheduler."
-        ),
+async def idle(options: Options) -> Section:
+    """Poll once a second, as by default, with one sink."""
+    section = Section(
+        "Idle",
+        (RELAY, BARE),
+        "One sink, no events, after 20 that were delivered. Both poll once a second. PSS is the "
+        "share of the resident memory that no other process uses.",
     )
-
-
-async def _raw_posts(count: int) -> dict[str, float]:
-    async with receiver(1) as target:
-        return await _raw("posts", target.urls[0], count)
-
-
-async def _raw(kind: str, place: str, *numbers: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "bench.raw",
-            kind,
-            folder if kind == "commits" else place,
-            *map(str, numbers),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output, _ = await process.communicate()
-        return dict(orjson.loads(output))
+    for _ in options.rounds("idle"):
+        for label, endpoints in (("webhook", 1), ("RabbitMQ", 0)):
+            for sender in SENDERS:
+                amqp_url = None if endpoints else options.broker.amqp_url()
+                async with trial(sender, endpoints, amqp_url=amqp_url, interval="1s") as one:
+                    one.endpoint.answers_after = 1.0 if sender == BARE else 0.0
+                    one.endpoint.tell([])
+                    await asyncio.sleep(options.scale * REST)
+                    cpu_before, began = cpu_seconds(one.sender.pid), time.monotonic()
+                    await asyncio.sleep(options.scale * IDLE_SECONDS)
+                    share = cpu_seconds(one.sender.pid) - cpu_before
+                    percent = 100 * share / (time.monotonic() - began)
+                    resident, proportional = resident_memory(one.sender.pid)
+                section.add(f"{label}, CPU, % of a core", sender, percent)
+                section.add(f"{label}, resident memory, MB", sender, resident)
+                section.add(f"{label}, PSS, MB", sender, proportional)
+    return section

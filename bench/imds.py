@@ -68,8 +68,11 @@ class MetadataEndpoint:
 
     def __init__(self) -> None:
         self.url = ""
-        self.holds = True
-        """Whether a poll waits for a change. Azure's service answers at once."""
+        self.answers_after: float | None = None
+        """Seconds after which a poll is answered; None if it waits for a change.
+
+        Azure's service answers at once. The bare outbox polls again as soon as it has an answer.
+        """
         self._incarnation = 1
         self._told_incarnation = 0
         self._body = b""
@@ -90,11 +93,6 @@ class MetadataEndpoint:
         """Wait until a poll waits for a change: everything told before has been read."""
         async with asyncio.timeout(READY_TIMEOUT):
             await self._poll_waits.wait()
-
-    def forget_reader(self) -> None:
-        """Answer the next poll at once, because another process polls now."""
-        self._told_incarnation = 0
-        self._poll_waits.clear()
 
     def _set_body(self, events: Sequence[dict[str, Any]]) -> None:
         self._body = orjson.dumps({"DocumentIncarnation": self._incarnation, "Events": events})
@@ -124,7 +122,9 @@ class MetadataEndpoint:
             await asyncio.wait(tasks)
 
     async def _document(self) -> bytes:
-        if self.holds and self._told_incarnation == self._incarnation:
+        if self.answers_after is not None:
+            await asyncio.sleep(self.answers_after)
+        elif self._told_incarnation == self._incarnation:
             self._changed.clear()
             self._poll_waits.set()
             with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
 """The receiver: a process with HTTP endpoints, or a consumer of a queue, that notes each arrival.
 
 It does as little as it can, because it shares the machine with the sender. An event has arrived
-when the whole request has been read. Signatures are verified after the measurement.
+when the whole request has been read.
 
 The measurement starts it with `receiver`, and sends a line of JSON for each call: the name of a
 method of `Book`, then its arguments. Each answer is a line of JSON.
@@ -21,10 +21,9 @@ from typing import Any
 import aio_pika
 import orjson
 from aio_pika.abc import AbstractIncomingMessage
-from standardwebhooks import Webhook, WebhookVerificationError
 from typing_extensions import override
 
-from bench import EXCHANGE, SECRET
+from bench import EXCHANGE
 
 QUEUE = "imds-relay.bench.received"
 
@@ -32,24 +31,20 @@ _ACCEPTED = b"HTTP/1.1 204 No Content\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _EVENT_ID = re.compile(rb'"subject":"BE9C([0-9A-F]{4})-0000-4000-8000-([0-9A-F]{12})"')
 _MAX_LINE = 2**26
-_EXIT_TIMEOUT = 10.0
 
 
 class Book:
     """What arrived in the present run, by endpoint and number of the event."""
 
     def __init__(self) -> None:
-        self.delays: dict[int, float] = {}
         self._run = -1
         self._first_arrivals: dict[tuple[int, int], int] = {}
-        self._requests: list[tuple[bytes, bytes]] = []
         self._repeats = 0
         self._awaited = 0
-        self._ignored: int | None = None
         self._complete = asyncio.Event()
 
-    def note(self, endpoint: int, head: bytes, body: bytes) -> None:
-        """Note one request or message; ``head`` is empty for a message."""
+    def note(self, endpoint: int, body: bytes) -> None:
+        """Note one request or message."""
         now = time.monotonic_ns()
         match = _EVENT_ID.search(body)
         if match is None or int(match[1], 16) != self._run:
@@ -59,53 +54,28 @@ class Book:
             self._repeats += 1
         else:
             self._first_arrivals[key] = now
-        if head:
-            self._requests.append((head, body))
-        if self._awaited and self._count() >= self._awaited:
+        if self._awaited and len(self._first_arrivals) >= self._awaited:
             self._complete.set()
 
     async def begin(self, run: int) -> None:
         """Forget what arrived, and note the events of this run only."""
         self._run = run
-        self._first_arrivals, self._requests, self._repeats = {}, [], 0
+        self._first_arrivals, self._repeats = {}, 0
 
-    async def delay(self, endpoint: int, seconds: float) -> None:
-        """Let an endpoint answer this late from now on."""
-        self.delays[endpoint] = seconds
-
-    async def wait(self, count: int, seconds: float, ignored: int | None) -> int:
-        """Wait until so many deliveries have arrived, and return how many.
-
-        Those to the endpoint ``ignored`` do not count.
-        """
-        self._awaited, self._ignored = count, ignored
+    async def wait(self, count: int, seconds: float) -> int:
+        """Wait until so many deliveries have arrived, and return how many."""
+        self._awaited = count
         self._complete.clear()
-        if self._count() < count:
+        if len(self._first_arrivals) < count:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._complete.wait(), seconds)
         self._awaited = 0
-        return self._count()
+        return len(self._first_arrivals)
 
     async def arrivals(self) -> dict[str, Any]:
-        """Return the first arrival of each delivery, the repeats and the wrong signatures."""
+        """Return the first arrival of each delivery, and how many repeats there were."""
         first = [(*key, moment) for key, moment in self._first_arrivals.items()]
-        wrong = sum(not _is_signed(head, body) for head, body in self._requests)
-        return {"first": first, "repeats": self._repeats, "forged": wrong}
-
-    def _count(self) -> int:
-        if self._ignored is None:
-            return len(self._first_arrivals)
-        return sum(endpoint != self._ignored for endpoint, _ in self._first_arrivals)
-
-
-def _is_signed(head: bytes, body: bytes) -> bool:
-    lines = head.decode("latin-1").split("\r\n")[1:]
-    headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
-    try:
-        Webhook(SECRET).verify(body, headers)
-    except WebhookVerificationError:
-        return False
-    return True
+        return {"first": first, "repeats": self._repeats}
 
 
 class _Endpoint(asyncio.Protocol):
@@ -130,17 +100,11 @@ class _Endpoint(asyncio.Protocol):
             end = end_of_head + 4 + (int(length[1]) if length else 0)
             if len(self._received) < end:
                 return
-            head, body = self._received[:end_of_head], self._received[end_of_head + 4 : end]
+            body = self._received[end_of_head + 4 : end]
             self._received = self._received[end:]
-            self._book.note(self._number, head, body)
-            if delay := self._book.delays.get(self._number):
-                asyncio.get_running_loop().call_later(delay, self._answer)
-            else:
-                self._answer()
-
-    def _answer(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(_ACCEPTED)
+            self._book.note(self._number, body)
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.write(_ACCEPTED)
 
 
 async def serve(endpoints: int, amqp_url: str | None) -> None:
@@ -184,7 +148,7 @@ async def _consumer(book: Book, amqp_url: str) -> AsyncIterator[None]:
         await queue.bind(exchange, "#")
 
         async def note(message: AbstractIncomingMessage) -> None:
-            book.note(0, b"", message.body)
+            book.note(0, message.body)
             await message.ack()
 
         tag = await queue.consume(note)
@@ -201,35 +165,13 @@ class Receiver:
         self.urls: list[str] = []
         """The HTTP endpoints."""
 
-    async def begin(self, run: int) -> None:
-        """See `Book.begin`."""
-        await self.call("begin", run)
-
-    async def delay(self, endpoint: int, seconds: float) -> None:
-        """See `Book.delay`."""
-        await self.call("delay", endpoint, seconds)
-
-    async def wait(self, count: int, within: float, ignored: int | None = None) -> int:
-        """See `Book.wait`."""
-        return int(await self.call("wait", count, within, ignored))
-
-    async def arrivals(self) -> dict[str, Any]:
-        """See `Book.arrivals`."""
-        return dict(await self.call("arrivals"))
-
     async def call(self, *words: object) -> Any:
-        """Send one call, and return what it answered."""
-        assert self._process.stdin is not None  # noqa: S101  # it is a pipe
-        self._process.stdin.write(orjson.dumps(words) + b"\n")
-        return await self.answer()
-
-    async def answer(self) -> Any:
-        """Read one line."""
-        assert self._process.stdout is not None  # noqa: S101  # it is a pipe
-        line = await self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the receiver has ended")
-        return orjson.loads(line)
+        """Call a method of `Book`, and return what it answered. Without words, read the URLs."""
+        assert self._process.stdin is not None  # noqa: S101  # pipes
+        assert self._process.stdout is not None  # noqa: S101
+        if words:
+            self._process.stdin.write(orjson.dumps(words) + b"\n")
+        return orjson.loads(await self._process.stdout.readline())
 
 
 @asynccontextmanager
@@ -247,17 +189,15 @@ async def receiver(endpoints: int, amqp_url: str | None = None) -> AsyncIterator
     )
     handle = Receiver(process)
     try:
-        handle.urls = await handle.answer()
+        handle.urls = await handle.call()
         yield handle
     finally:
         assert process.stdin is not None  # noqa: S101  # it is a pipe
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(_EXIT_TIMEOUT):
-                await process.wait()
-        except TimeoutError:
+        process.stdin.close()  # it deletes its queue
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 10.0)
+        with contextlib.suppress(ProcessLookupError):
             process.kill()
-            await process.wait()
 
 
 if __name__ == "__main__":

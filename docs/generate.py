@@ -1,4 +1,4 @@
-"""Writes the generated files: JSON Schemas, configurations, plots, and parts of pages in docs/.
+"""Writes the generated files: JSON Schemas, configurations, and parts of pages in docs/.
 
 `make docs` runs it. With ``--check`` it writes nothing, names the files that are out of date, and
 exits with 1. `generated_files` lists every generated file.
@@ -16,7 +16,6 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from bench import report
 from chaos import report as proof
 from docs.reference import (
     api,
@@ -60,7 +59,6 @@ PAGES = {
     ROOT / "docs" / "log.md": log,
     ROOT / "docs" / "metrics.md": metrics,
     ROOT / "docs" / "chat" / "slack.md": slack,
-    report.PAGE: report.page,
     proof.PAGE: proof.page,
 }
 """Pages with a generated part, and the function that generates it; see also `EVENTS_PAGE`."""
@@ -85,7 +83,6 @@ def generated_files() -> dict[Path, str]:
     pages = {path: with_generated_part(path, generate()) for path, generate in PAGES.items()}
     return {
         **pages,
-        **report.pictures(),
         EVENTS_PAGE: with_generated_part(EVENTS_PAGE, catalog()),
         CONFIGURATION: initial_configuration(),
         AGENT_CONFIGURATION: agent_configuration(),
@@ -93,14 +90,12 @@ def generated_files() -> dict[Path, str]:
 
 
 def stale() -> list[Path]:
-    """Return the files that are missing or out of date, and plots of nothing."""
-    files = generated_files()
-    outdated = [
+    """Return the files that are missing or out of date."""
+    return [
         path
-        for path, text in files.items()
+        for path, text in generated_files().items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    return outdated + [path for path in sorted(report.PICTURES.glob("*.svg")) if path not in files]
 
 
 def examples() -> list[CloudEvent]:
@@ -128,13 +123,9 @@ def main(arguments: list[str]) -> int:
         for path in outdated:
             print(f"out of date, run make docs: {path.relative_to(ROOT)}")
         return 1 if outdated else 0
-    report.PICTURES.mkdir(exist_ok=True)
     files = generated_files()
     for path in outdated:
-        if path in files:
-            path.write_text(files[path], encoding="utf-8")
-        else:
-            path.unlink()
+        path.write_text(files[path], encoding="utf-8")
         print(f"written: {path.relative_to(ROOT)}")
     return 0
 
