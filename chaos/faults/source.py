@@ -31,7 +31,7 @@ async def _fail(running: Trial) -> None:
             lasts=LASTS,
             status=running.chance.choice(STATUSES),
             processed=on == "approval" and kind != "delay" and running.chance.random() < 0.5,
-            time=0.01 if kind == "drip" else 2.0,
+            time=2.0,
         )
     )
     await running.load.wait_until_busy(1)

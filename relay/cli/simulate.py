@@ -13,7 +13,7 @@ from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.signals import run_until_stopped
 from relay.simulator import load_packaged_playbooks, run_simulator
-from relay.simulator.run import DEFAULT_PORT
+from relay.simulator.server import DEFAULT_PORT
 
 
 def simulate(

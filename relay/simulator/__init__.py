@@ -16,10 +16,10 @@ from relay.simulator.playbook import (
     load_packaged_playbooks,
     load_playbook,
     perform_action,
+    play_playbook,
 )
-from relay.simulator.run import play_playbook, run_simulator
 from relay.simulator.scope import InvalidTransition, UnknownEvent
-from relay.simulator.server import Simulator
+from relay.simulator.server import Simulator, run_simulator
 from relay.simulator.setup import VM, Setup
 
 __all__ = [

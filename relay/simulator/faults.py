@@ -35,7 +35,6 @@ Kind = Literal[
     "duplicate",
     "oversize",
     "wrong-type",
-    "drip",
 ]
 Target = Literal["document", "approval", "instance", "any"]
 JSON: Final = "application/json"
@@ -66,7 +65,7 @@ class Fault:
     retry_after: Duration | None = None
     """Of ``status``: the header ``Retry-After``, in whole seconds and at least one."""
     time: Duration = 5.0
-    """Of ``delay``: before the answer; of ``drip``: between two bytes."""
+    """Of ``delay``: before the answer."""
     size: int = 5 * 1024 * 1024
     """Of ``oversize``: how many bytes of white space are added."""
     location: str | None = None
@@ -153,19 +152,11 @@ async def answer_with_replacing_fault(
 
 
 async def distort_answer(
-    request: web.Request,
-    body: bytes,
-    fault: Fault,
-    *,
-    span: Callable[[float], timedelta],
-    clock: Clock,
-) -> web.StreamResponse:
+    body: bytes, fault: Fault, *, span: Callable[[float], timedelta], clock: Clock
+) -> web.Response:
     """Return the answer that a fault makes of the right one, a 200 with this body."""
-    pause = span(fault.time).total_seconds()
-    if fault.kind == "drip":
-        return await _send_slowly(request, body, pause=pause, clock=clock)
     if fault.kind == "delay":
-        await clock.sleep(pause)
+        await clock.sleep(span(fault.time).total_seconds())
     content_type = "text/html" if fault.kind == "wrong-type" and body else JSON
     body = _distort_body(body, fault)
     return web.Response(body=body, content_type=content_type, charset="utf-8")
@@ -195,21 +186,6 @@ def _distort_body(body: bytes, fault: Fault) -> bytes:
         case "oversize":
             return body + b" " * fault.size
     return body
-
-
-async def _send_slowly(
-    request: web.Request, body: bytes, *, pause: float, clock: Clock
-) -> web.StreamResponse:
-    """Send a body byte by byte, ``pause`` seconds apart."""
-    response = web.StreamResponse(
-        headers={"Content-Type": f"{JSON}; charset=utf-8", "Content-Length": str(len(body))}
-    )
-    await response.prepare(request)
-    for position in range(len(body)):
-        await clock.sleep(pause)
-        await response.write(body[position : position + 1])
-    await response.write_eof()
-    return response
 
 
 def _reset_connection(request: web.Request) -> None:

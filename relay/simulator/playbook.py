@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -22,6 +24,7 @@ from relay.settings import Duration, Section
 from relay.simulator.azure import SimulatedAzure
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
+from relay.simulator.scope import InvalidTransition
 from relay.simulator.setup import Setup
 
 
@@ -244,3 +247,41 @@ def _describe_error(error: ErrorDetails) -> str:
     if error["type"] == "value_error" and "got" in text:
         return text
     return f"{text}, got {error['input']!r}"
+
+
+async def play_playbook(azure: SimulatedAzure, playbook: Playbook) -> None:
+    """Perform every step at its time, then wait until no event is left. Repeat if it has ``loop``.
+
+    A step that is no longer possible is skipped and reported: the software under test may be
+    faster or slower than the playbook.
+    """
+    while True:
+        started_at = azure.clock.now()
+        for step in playbook.steps:
+            await _wait_until_step_is_due(azure, step, started_at)
+            try:
+                perform_action(azure, step)
+            except InvalidTransition as error:
+                azure.report_line_with_time(f"a step is left out: {error}")
+        await azure.wait_until(lambda: not azure.events)
+        if not playbook.loop:
+            return
+
+
+async def _wait_until_step_is_due(azure: SimulatedAzure, step: Step, started_at: datetime) -> None:
+    if step.at is not None:
+        due = started_at + azure.scale_duration(step.at)
+        await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
+        return
+    if step.when is not None:
+        await azure.wait_until(partial(_is_met, azure, step.when))
+    await azure.clock.sleep(azure.scale_duration(step.after or 0.0).total_seconds())
+
+
+def _is_met(azure: SimulatedAzure, condition: AwaitedEventState) -> bool:
+    event = azure.event(condition.event)
+    if condition.is_ == "gone":
+        return not event.is_live
+    if condition.is_ == "approved" and event.approved:
+        return True
+    return event.status != "Scheduled"

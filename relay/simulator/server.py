@@ -6,12 +6,15 @@ Service". docs/simulator.md#how-it-differs-from-azure lists what they leave open
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
@@ -22,13 +25,26 @@ from yarl import URL
 
 from relay.clock import Clock
 from relay.simulator.azure import RecordedCall, SimulatedAzure
-from relay.simulator.control import ControlApi
 from relay.simulator.event import API_VERSIONS, PREVIEW_API_VERSION
 from relay.simulator.faults import JSON, Fault, Target, answer_with_replacing_fault, distort_answer
-from relay.simulator.instance import INSTANCE_VERSIONS, compute_document, instance_document
-from relay.simulator.scope import UnknownEvent
-from relay.simulator.setup import VM, Setup
+from relay.simulator.playbook import (
+    ACTIONS,
+    Action,
+    describe_errors,
+    load_playbook,
+    perform_action,
+    play_playbook,
+)
+from relay.simulator.scope import InvalidTransition, UnknownEvent
+from relay.simulator.setup import (
+    INSTANCE_VERSIONS,
+    VM,
+    Setup,
+    compute_document,
+    instance_document,
+)
 
+DEFAULT_PORT: Final = 8169
 _MAX_BODY_BYTES: Final = 64 * 1024
 _EVENTS_PATH: Final = "/metadata/scheduledevents"
 _StatusAndBody = tuple[int, bytes]
@@ -112,7 +128,10 @@ class Simulator(SimulatedAzure):
                 web.post(_EVENTS_PATH, post_start_request),
                 web.get("/metadata/instance", get_instance, allow_head=False),
                 web.get("/metadata/instance/compute", get_instance, allow_head=False),
-                *ControlApi(self).routes(),
+                web.get("/sim/state", self._get_state, allow_head=False),
+                web.get("/sim/calls", self._get_calls, allow_head=False),
+                web.get("/sim/events/{event}", self._get_event, allow_head=False),
+                web.post("/sim/{action}", self._perform),
             ]
         )
         return app
@@ -157,9 +176,7 @@ class Simulator(SimulatedAzure):
         self.wake_waiters()
         if fault is None or status != 200:
             return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
-        return await distort_answer(
-            request, body, fault, span=self.scale_duration, clock=self.clock
-        )
+        return await distort_answer(body, fault, span=self.scale_duration, clock=self.clock)
 
     async def _send_fault_instead_of_answer(
         self, request: web.Request, call: RecordedCall, vm: VM, target: Target, fault: Fault
@@ -244,6 +261,46 @@ class Simulator(SimulatedAzure):
             )
         return 200, b""
 
+    # --- the control API, which IMDS does not have: docs/simulator.md#the-control-api
+
+    async def _get_state(self, _: web.Request) -> web.Response:
+        return _json_response(
+            {
+                "now": self.clock.now(),
+                "scale": self.setup.scale,
+                "incarnation": self.incarnation,
+                "vms": [vm.name for vm in self.setup.vms],
+                "events": self.events,
+                "faults": self.faults.active,
+            }
+        )
+
+    async def _get_calls(self, _: web.Request) -> web.Response:
+        return _json_response(list(self.calls))
+
+    async def _get_event(self, request: web.Request) -> web.Response:
+        try:
+            return _json_response(self.event(request.match_info["event"]))
+        except UnknownEvent as error:
+            return _error_response(error, status=404)
+
+    async def _perform(self, request: web.Request) -> web.Response:
+        name = request.match_info["action"]
+        if name not in ACTIONS:
+            return _error_response(f"expected one of {', '.join(ACTIONS)}, got {name}", status=404)
+        try:
+            argument = orjson.loads(await request.read())
+            event = perform_action(self, Action.model_validate({name: argument}))
+        except orjson.JSONDecodeError as error:
+            return _error_response(f"expected JSON: {error}", status=400)
+        except ValidationError as error:
+            return _error_response("; ".join(describe_errors(error.errors())), status=400)
+        except UnknownEvent as error:
+            return _error_response(error, status=404)
+        except InvalidTransition as error:
+            return _error_response(error, status=409)
+        return _json_response(event or {})
+
 
 def _is_record_not_about_invalid_http(record: logging.LogRecord) -> bool:
     """Filter out the tracebacks of aiohttp for requests that are not HTTP. It answers them 400."""
@@ -261,3 +318,58 @@ def _event_ids(body: bytes) -> tuple[str, ...]:
 
 def _error_body(text: str, **more: Any) -> bytes:
     return orjson.dumps({"error": text, **more})
+
+
+def _error_response(error: object, *, status: int) -> web.Response:
+    return _json_response({"error": str(error)}, status=status)
+
+
+def _json_response(value: Any, *, status: int = 200) -> web.Response:
+    body = orjson.dumps(
+        value,
+        default=_json_default_for_bytes,
+        option=orjson.OPT_UTC_Z | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
+    )
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def _json_default_for_bytes(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    raise TypeError(f"expected JSON, got {type(value).__name__}")
+
+
+async def run_simulator(
+    *,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    playbook: str | Path | None = None,
+    scale: float | None = None,
+    stay: bool = True,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Run until cancelled, or without ``stay`` until the playbook has ended.
+
+    ``report`` gets a line for each thing that happens. The first VM listens on ``port``, the next
+    one on the next port; 0 takes free ports. Without a playbook there is one VM, and events come
+    through the control API. Raises ConfigError for an invalid playbook, OSError for an address
+    that cannot be used.
+    """
+    loaded = load_playbook(playbook) if playbook is not None else None
+    setup = loaded.azure if loaded is not None else Setup()
+    if scale is not None:
+        setup = replace(setup, scale=scale)
+    async with Simulator(setup, host=host, port=port, report=report) as simulator:
+        for name, url in simulator.urls.items():
+            simulator.report_line_with_time(f"{name} finds its IMDS at {url}")
+        if not simulator.is_loopback:
+            simulator.report_line_with_time(
+                f"{host} is not a loopback address: "
+                "everybody who reaches it can read and control this simulator"
+            )
+        if loaded is not None:
+            simulator.report_line_with_time(loaded.description)
+            await play_playbook(simulator, loaded)
+            simulator.report_line_with_time("the playbook has ended")
+        if stay:
+            await asyncio.Event().wait()

@@ -16,7 +16,7 @@ import pytest
 from relay.simulator import Fault, Plan, Setup, Simulator, load_playbook
 from relay.simulator.faults import Kind
 from relay.simulator.playbook import ACTIONS, Playbook
-from relay.simulator.run import DEFAULT_PORT
+from relay.simulator.server import DEFAULT_PORT
 from tests import documented
 
 PAGE = "docs/simulator.md"

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from relay.simulator.event import API_VERSIONS, Event, EventType, Plan, event_fields
-from relay.simulator.instance import compute_document
-from relay.simulator.setup import VM
+from relay.simulator.setup import VM, compute_document
 
 NOT_BEFORE = datetime(2022, 4, 11, 22, 26, 58, 999999, tzinfo=UTC)
 OLDEST_FIELDS = {"EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore"}
