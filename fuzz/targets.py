@@ -34,7 +34,7 @@ from relay.events.model import diff_events_with_document
 from relay.events.timestamps import format_rfc3339, format_sortable, parse_timestamp
 from relay.fleet.message_reader import read_message
 from relay.imds.api_version_features import API_VERSIONS
-from relay.imds.dhcp import parse_lease_file, read_option_245_of_reply
+from relay.imds.discover import read_lease, read_reply
 from relay.imds.document import parse_document
 from relay.imds.instance_metadata import derive_scope, parse_instance, resource_names
 from relay.net.egress import is_refused, parse_address_literal, parse_receiver_url
@@ -173,8 +173,8 @@ def address(data: bytes) -> None:
 def dhcp(data: bytes) -> None:
     """The answer of a DHCP server, and leases."""
     with suppress(ValueError):
-        read_option_245_of_reply(data, data[4:8], data[28:34])
-    parse_lease_file(data.decode("ascii", "replace"))
+        read_reply(data, data[4:8], data[28:34])
+    read_lease(data.decode("ascii", "replace"))
 
 
 def stream(data: bytes) -> None:

@@ -1,12 +1,7 @@
 """Azure's metadata service on this VM (IMDS): the source of events and the way to start them.
 
-`client` has the calls that there are, `calls` makes each of them and limits their rate, `endpoint`
-says where the service may be if its address is not known (with `dhcp`), `document` reads the
-document of events, `api_version_features` says what each version of the API has,
-`instance_metadata` finds out which VM this is, `poller` polls and has the way of StartRequests from
-the gate to the client, and `diagnostics` is for ``imds-relay doctor``. No other package knows the
-URLs, the statuses or the JSON of the service. This module has the section ``source`` of the
-configuration.
+No other package knows the URLs, the statuses or the JSON of the service. This module has the
+section ``source`` of the configuration.
 """
 
 from __future__ import annotations

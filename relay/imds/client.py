@@ -3,7 +3,7 @@
 The poller reads the document of events, the `StartRequestPort` sends StartRequests, and the start
 of the relay reads instance metadata. All of them share one `ImdsClient`, so they share its budget
 of calls (`relay.imds.calls`). With ``source.url: discover`` the client also finds out where the
-service is, with the candidates of `relay.imds.endpoint`.
+service is, with the candidates of `relay.imds.discover`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from relay.clock import Clock
 from relay.errors import SourceError, SourceUnavailable
 from relay.imds import DISCOVER, SourceSettings
 from relay.imds.calls import Call, DatedBody, ImdsSession
-from relay.imds.document import CachingDocumentParser, parse_document
-from relay.imds.endpoint import VIRTUAL_NETWORK, Candidate, CandidateFinder
+from relay.imds.discover import VIRTUAL_NETWORK, Candidate, CandidateFinder
+from relay.imds.document import parse_document
 from relay.net.egress import add_refused_imds_address, remove_refused_imds_address
 
 CONNECT_TIMEOUT = 5.0
@@ -106,7 +106,7 @@ class ImdsClient:
         try:
             read = await self._read_document_body_from_origin(self._found.base_url)
             if read.body != self._usable_body:
-                await CachingDocumentParser().parse_body_reusing_known_entries(read.body)
+                parse_document(read.body)
         except SourceError as error:
             if self._failing_since is None and error.status != 429:  # it works, others poll too
                 self._failing_since = self._clock.monotonic()
@@ -127,7 +127,7 @@ class ImdsClient:
         """
         async with self._searching:
             problems = []
-            async with contextlib.aclosing(finder.find_candidates()) as candidates:
+            async with contextlib.aclosing(finder.candidates()) as candidates:
                 async for candidate in candidates:
                     try:
                         read = await self._read_document_body_from_origin(

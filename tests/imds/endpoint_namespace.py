@@ -24,8 +24,7 @@ from relay.clock import SystemClock
 from relay.errors import SourceError
 from relay.imds import SourceSettings
 from relay.imds.client import SEARCH_AFTER, ImdsClient
-from relay.imds.dhcp import find_mac, request_option_245_address_over_dhcp
-from relay.imds.endpoint import DHCP_INTERVAL, AskDhcp, CandidateFinder, ask_dhcp_via_default_route
+from relay.imds.discover import DHCP_INTERVAL, AskDhcp, CandidateFinder, ask_dhcp
 from relay.net.egress import is_refused
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.cli.command import environment
@@ -82,7 +81,7 @@ def azure(address: str, port: int = 80) -> Simulator:
 
 @contextlib.asynccontextmanager
 async def client(
-    clock: SystemClock | None = None, ask: AskDhcp = ask_dhcp_via_default_route
+    clock: SystemClock | None = None, ask: AskDhcp = ask_dhcp
 ) -> AsyncIterator[ImdsClient]:
     """Return a client that searches, without leases that this machine may have."""
     settings = SourceSettings(url="discover", timeout=30.0, first_timeout=30.0)
@@ -153,7 +152,7 @@ async def nothing() -> dict[str, Any]:
     """Nobody answers. Then Azure's host does, though DHCP says nothing of it."""
 
     async def ask_briefly() -> IPv4Address | None:
-        return await request_option_245_address_over_dhcp(find_mac() or b"", seconds=0.2)
+        return await ask_dhcp(seconds=0.2)
 
     async with client(ask=ask_briefly) as opened, dhcp(lambda _: []) as requests:
         reason = await failure(opened)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.imds.dhcp import (
+from relay.imds.discover import (
     MAX_LEASE_BYTES,
+    ask_dhcp,
     find_mac,
     make_discover,
-    parse_lease_file,
-    read_option_245_of_leases,
-    read_option_245_of_reply,
-    request_option_245_address_over_dhcp,
+    read_lease,
+    read_leases,
+    read_reply,
 )
 from tests.imds.dhcp_server import offer, offer_endpoint, options_of, run_dhcp_server
 
@@ -63,10 +63,7 @@ def test_a_discover_is_the_message_of_the_sample_with_an_answer_by_broadcast() -
 
 async def test_the_answer_of_a_server_names_the_address() -> None:
     async with run_dhcp_server(offer_endpoint("100.65.96.130")) as (server, address):
-        assert (
-            await request_option_245_address_over_dhcp(MAC, server=address, client=CLIENT)
-            == ADDRESS
-        )
+        assert await ask_dhcp(MAC, server=address, client=CLIENT) == ADDRESS
     assert [options_of(request)[53] for request in server.requests] == [b"\x01"]
     assert server.requests[0][28:34] == MAC
 
@@ -89,18 +86,13 @@ async def test_answers_to_other_machines_and_rubbish_are_passed_over() -> None:
         ]
 
     async with run_dhcp_server(confused) as (_, address):
-        assert (
-            await request_option_245_address_over_dhcp(MAC, server=address, client=CLIENT)
-            == ADDRESS
-        )
+        assert await ask_dhcp(MAC, server=address, client=CLIENT) == ADDRESS
 
 
 async def test_without_an_answer_the_wait_ends() -> None:
     async with run_dhcp_server(lambda _: []) as (server, address):
         with pytest.raises(TimeoutError):
-            await request_option_245_address_over_dhcp(
-                MAC, server=address, client=CLIENT, seconds=0.05
-            )
+            await ask_dhcp(MAC, server=address, client=CLIENT, seconds=0.05)
     assert len(server.requests) == 1
 
 
@@ -120,7 +112,7 @@ def test_an_option_of_another_length_or_number_is_none(
     options: tuple[tuple[int, bytes], ...],
 ) -> None:
     packet = offer(make_discover(TRANSACTION, MAC), *options)
-    assert read_option_245_of_reply(packet, TRANSACTION, MAC) is None
+    assert read_reply(packet, TRANSACTION, MAC) is None
 
 
 @given(st.binary(max_size=400), st.binary(max_size=60))
@@ -130,17 +122,17 @@ def test_any_packet_is_an_address_nothing_or_an_error(packet: bytes, options: by
     head = offer(make_discover(TRANSACTION, MAC))[:-1]
     for text in (packet, head + options):
         try:
-            address = read_option_245_of_reply(text, TRANSACTION, MAC)
+            address = read_reply(text, TRANSACTION, MAC)
         except ValueError:
             continue
         assert address is None or address.packed in text
 
 
 def test_the_newest_lease_of_each_dhcp_client_is_read() -> None:
-    assert parse_lease_file(NETWORKD) == ADDRESS
-    assert parse_lease_file(DHCLIENT) == ADDRESS
-    assert parse_lease_file('  option unknown-245 "dA`c";') == IPv4Address("100.65.96.99")
-    assert parse_lease_file(r'  option unknown-245 "d\"\\c";') == IPv4Address("100.34.92.99")
+    assert read_lease(NETWORKD) == ADDRESS
+    assert read_lease(DHCLIENT) == ADDRESS
+    assert read_lease('  option unknown-245 "dA`c";') == IPv4Address("100.65.96.99")
+    assert read_lease(r'  option unknown-245 "d\"\\c";') == IPv4Address("100.34.92.99")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +151,7 @@ def test_the_newest_lease_of_each_dhcp_client_is_read() -> None:
     ],
 )
 def test_a_lease_without_a_whole_address_is_none(text: str) -> None:
-    assert parse_lease_file(text) is None
+    assert read_lease(text) is None
 
 
 def test_leases_are_read_where_they_can_be(tmp_path: Path) -> None:
@@ -169,7 +161,7 @@ def test_leases_are_read_where_they_can_be(tmp_path: Path) -> None:
     (tmp_path / "5").symlink_to(tmp_path / "gone")
     (tmp_path / "6").write_bytes(b"\xff" * (MAX_LEASE_BYTES + 5) + b"\nOPTION_245=0a010203\n")
     os.chmod(tmp_path / "3", 0)  # noqa: PTH101  # root reads it regardless
-    found = list(read_option_245_of_leases([f"{tmp_path}/*", f"{tmp_path}/gone/*"]))
+    found = list(read_leases([f"{tmp_path}/*", f"{tmp_path}/gone/*"]))
     assert found == [ADDRESS, IPv4Address("10.1.2.3")]
 
 
