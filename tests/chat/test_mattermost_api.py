@@ -143,7 +143,7 @@ async def test_a_rate_limit_says_when_to_retry(
 
 
 async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: MattermostServer) -> None:
-    async with connected_api(server, timeout="5s") as api:
+    async with connected_api(server, timeout="2s") as api:
         channel = Channel(api, SystemClock(), None)
         server.lost_responses = 1
         assert (await post_error(channel)).failure == "transient"

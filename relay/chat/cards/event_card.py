@@ -15,6 +15,7 @@ from relay.approvals.status import ApprovalStatus, approval_state
 from relay.chat.cards.buttons import available_decisions, decision_buttons
 from relay.chat.cards.card import Card, Link, PrincipalRef, Text
 from relay.chat.cards.deadlines import time_left
+from relay.chat.cards.text import join_texts
 from relay.chat.cards.wording import (
     MAX_NAMES,
     azure_proceeds_regardless_notice,
@@ -23,7 +24,6 @@ from relay.chat.cards.wording import (
     event_tone,
     impact_text,
     join_names,
-    join_texts_with_commas,
     limit_waits_text,
     principals_text,
     runbooks_of,
@@ -109,7 +109,7 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
     if status.is_held:
         holds = [_holder_and_expiry_text(hold) for hold in status.active_holds]
         holds += map(_standing_hold_text, latest_ending_holds(status.active_standing_holds))
-        yield "Held by", join_texts_with_commas(holds)
+        yield "Held by", join_texts(holds, ", ")
 
 
 def _required_votes_text(quorum: Quorum) -> Text:
@@ -118,7 +118,7 @@ def _required_votes_text(quorum: Quorum) -> Text:
         for voter in quorum.from_
     ]
     plural = "s" if quorum.votes != 1 else ""
-    text: Text = (f"{quorum.votes} vote{plural} from ", *join_texts_with_commas(voters))
+    text: Text = (f"{quorum.votes} vote{plural} from ", *join_texts(voters, ", "))
     return (*text, ", for every machine") if quorum.each_resource else text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from relay.chat.cards.card import PrincipalRef, Text
@@ -39,6 +39,14 @@ def cut(words: str, limit: int) -> str:
         return words
     end = len(words) - limit // 2
     return f"{words[: max(limit - limit // 2 - 1, 0)]}…{words[end:]}"
+
+
+def join_texts(texts: Iterable[Text], separator: str) -> Text:
+    """Return texts as one text, with the separator between them."""
+    joined: list[str | datetime | PrincipalRef] = []
+    for text in texts:
+        joined += [separator, *text]
+    return tuple(joined[1:])
 
 
 def render(

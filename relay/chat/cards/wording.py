@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import PrincipalRef, Text, Tone
+from relay.chat.cards.text import join_texts
 from relay.events.timestamps import duration_text
 
 MAX_NAMES = 10
@@ -39,19 +39,9 @@ def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def join_texts_with_commas(texts: Iterable[Text]) -> Text:
-    """Return texts as one text, with commas between them."""
-    joined: list[str | datetime | PrincipalRef] = []
-    for text in texts:
-        joined += [", ", *text]
-    return tuple(joined[1:])
-
-
 def principals_text(principals: Sequence[str]) -> Text:
     """Return principals in one line: the first `MAX_NAMES`, and how many more there are."""
-    text = join_texts_with_commas(
-        (PrincipalRef(principal),) for principal in principals[:MAX_NAMES]
-    )
+    text = join_texts([(PrincipalRef(principal),) for principal in principals[:MAX_NAMES]], ", ")
     more = len(principals) - MAX_NAMES
     return (*text, f" and {more} more") if more > 0 else text
 

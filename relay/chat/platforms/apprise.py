@@ -255,7 +255,7 @@ def load_service(url: str, *, allow_http: bool) -> Any:
         pgp_autogen=False,
         pem_autogen=False,
     )
-    parsed = library.plugins.url_to_dict(url)
+    parsed = library.plugins.url_to_dict(url) if url.isprintable() else {}
     plugin = library.Apprise.instantiate(url, asset=asset) if parsed else None
     if plugin is None:
         raise ValueError(

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from relay.chat.cards.card import Button, Card, PrincipalRef, Text, Tone
-from relay.chat.cards.text import cut, on_one_line, one_line, render, utc_time
+from relay.chat.cards.text import cut, join_texts, on_one_line, one_line, render, utc_time
 
 MAX_BLOCKS_BYTES = 40_000
 """Slack refuses a message that is too long, and does not say how long one may be."""
@@ -80,7 +80,7 @@ def card_message(card: Card, team_id: str, *, has_clicks: bool) -> SlackMessage:
 
 def text_message(lines: Sequence[Text], team_id: str) -> SlackMessage:
     """Return lines of text as a message in a thread or to one person."""
-    text = _lines([one_line(line, _MAX_REPLY_LINE) for line in lines])
+    text = join_texts([one_line(line, _MAX_REPLY_LINE) for line in lines], "\n")
     return SlackMessage(_notification(text, team_id), (_rich_text(_elements(text, team_id)),))
 
 
@@ -128,7 +128,7 @@ def _card_blocks(
         yield shown(("• ", *line.text))
         yield from _actions(line.buttons, numbers, has_clicks=has_clicks)
     if card.notes:
-        notes = _lines([one_line(note, limit) for note in card.notes])
+        notes = join_texts([one_line(note, limit) for note in card.notes], "\n")
         yield _rich_text(_elements(notes, team_id))
     yield from _actions(card.buttons, numbers, has_clicks=has_clicks)
     if card.code is not None:
@@ -236,14 +236,6 @@ def _words(text: Text) -> str:
 
 def _plain_text(text: str, limit: int) -> Json:
     return {"type": "plain_text", "text": cut(on_one_line(text), limit), "emoji": False}
-
-
-def _lines(lines: Iterable[Text]) -> Text:
-    """Return the texts as one text, separated by line breaks."""
-    pieces: list[Any] = []
-    for line in lines:
-        pieces += ["\n", *line] if pieces else line
-    return tuple(pieces)
 
 
 def _member_id(principal: str, team_id: str) -> str | None:
