@@ -16,7 +16,7 @@ import orjson
 
 from relay.errors import StoreError
 from relay.simulator.azure import RecordedCall
-from relay.store.claim_audit import audit_start_request_claims
+from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 from relay.store.journal import JournalRow, read_all_rows, verify_journal
 
@@ -141,7 +141,7 @@ def audit(file: Path) -> tuple[bool, Sequence[str]]:
         return False, ()
     try:
         verify_journal(connection)
-        return True, audit_start_request_claims(connection).problems
+        return True, audit_claims(connection).problems
     except StoreError:
         return False, ()
     finally:

@@ -176,8 +176,14 @@ def _decision_examples() -> Iterator[CloudEvent]:
         "reason": None,
         "refusal": "the rule databases takes no vote of client:intern",
     }
-    accepted: dict[str, Any] = {"status": 200, "attempts": 1, "reason": None}
+    accepted: dict[str, Any] = {
+        "approvalId": vote["approvalId"],
+        "status": 200,
+        "attempts": 1,
+        "reason": None,
+    }
     failed = {
+        "approvalId": vote["approvalId"],
         "status": 400,
         "attempts": 1,
         "reason": "IMDS refused the StartRequest as malformed (400)",

@@ -17,7 +17,6 @@
     ├── SignatureRefused       the headers do not prove who sent a body (in `relay.signature`)
     └── StoreError             the state file is unusable
         ├── StoreLocked        another relay uses it
-        ├── StoreTooNew        a newer version wrote it
         └── StoreUnavailable   it cannot be written now
 
 The text of an error says what was expected, what was found and what to do, without secrets.
@@ -172,10 +171,6 @@ class StoreError(RelayError):
 
 class StoreLocked(StoreError):
     """Another relay uses the state file."""
-
-
-class StoreTooNew(StoreError):
-    """A newer version of the relay wrote the state file."""
 
 
 class StoreUnavailable(StoreError):

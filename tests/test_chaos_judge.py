@@ -29,7 +29,12 @@ async def write_journal(file: Path, *names: str) -> list[dict[str, Any]]:
     def work(tx: Transaction) -> None:
         for name in names:
             if name == "claim":
-                claim = {"approvalId": "of nobody", "revision": "0123456789abcdef"}
+                claim = {
+                    "approvalId": "of nobody",
+                    "revision": "0123456789abcdef",
+                    "granted": 99,
+                    "attempt": 1,
+                }
                 tx.journal.append_non_event_row(NOON, "claim", claim, event_key=KEY)
             else:
                 event = cloudevent(name)

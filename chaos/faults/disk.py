@@ -28,7 +28,7 @@ MOST_SYNCS = 60
 async def _on_small_disk(place: Place) -> AsyncIterator[Wiring]:
     disk = place.folder / "disk"
     disk.mkdir()
-    _run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "tmpfs", str(disk))
+    _run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE},mode=0700", "tmpfs", str(disk))
     try:
         yield Wiring(store=disk / "relay.db")
     finally:

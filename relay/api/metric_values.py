@@ -101,7 +101,8 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
     samples.add("store_commit_duration_seconds", relay.store.commit_seconds)
     if relay.polling is not None:
         _add_poll_measurements(samples, relay.polling)
-    _add_event_counts(samples, server.event_counts)
+    unrecorded = relay.gate.engine.unrecorded_refusals
+    _add_event_counts(samples, server.event_counts, unrecorded)
     try:
         async with server.long_reads:
             stored = await relay.store.read(lambda tx: _read_store(tx, relay, now))
@@ -150,12 +151,14 @@ def _add_poll_measurements(samples: _Samples, polling: PollMeasurements) -> None
         samples.add("clock_offset_seconds", polling.clock_offset)
 
 
-def _add_event_counts(samples: _Samples, counts: EventCounts) -> None:
+def _add_event_counts(
+    samples: _Samples, counts: EventCounts, unrecorded_refusals: Counter[str]
+) -> None:
     for change in CHANGES:
         for event_type in (*EVENT_TYPES, OTHER):
             samples.add("events_total", counts.changes[change, event_type], change, event_type)
     samples.add_counts("decisions_total", counts.decisions, DECISIONS)
-    samples.add_counts("refusals_total", counts.refusals, DECISIONS)
+    samples.add_counts("refusals_total", counts.refusals + unrecorded_refusals, DECISIONS)
     samples.add("grants_total", counts.grants)
     samples.add_counts("start_requests_total", counts.start_requests, START_RESULTS)
 

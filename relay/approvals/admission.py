@@ -85,6 +85,10 @@ def find_decision_refusal(
     """
     if status is None:
         return UNKNOWN_EVENT
+    if status.damage is not None:
+        return Refusal(
+            503, f"{status.damage}: approvals of this event are off; see imds-relay audit verify"
+        )
     conflict = _conflict_reason(request, status)
     if conflict is not None:
         return Refusal(409, conflict)
@@ -279,7 +283,6 @@ def build_decision(
         lifetime = status.quorum.expires
     return Decision(
         approval_id=approval_id,
-        occurrence=status.occurrence.id,
         decision=request.decision,
         principal=request.caller.principal,
         channel=request.caller.channel,
@@ -288,8 +291,6 @@ def build_decision(
         at=request.at,
         expires=request.at + timedelta(seconds=lifetime) if lifetime is not None else None,
         dry_run=status.mode == "dry-run",
-        counts=request.decision != "release",
-        recorded_event_id="",
         message_id=request.message_id,
     )
 

@@ -1,15 +1,12 @@
-"""Writes decisions and transitions into the store: the row and the CloudEvent of each.
+"""Writes decisions and transitions into the journal: the CloudEvent of each.
 
 `engine` decides, and calls these functions inside one transaction of the store. The caller names
-the cause of each event; it becomes ``causationid``. The table of decisions is what is read. Another
-program can change it, but the journal has a chain of hashes. So before a grant and before a claim,
-`correct_decisions_by_journal` corrects the table by the journal. `standing_hold_engine` does the
-same for standing holds.
+the cause of each event; it becomes ``causationid``. The rows of the journal are the state: what
+they say is folded by `relay.store.approvals`.
 """
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +31,6 @@ from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Grant, GrantState, Mode, RecordedEvent
 from relay.store.transaction import Transaction
 
-_log = logging.getLogger(__name__)
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
 _UNKNOWN_EVENT_DATA: dict[str, Any] = dict.fromkeys(
     (
@@ -73,8 +69,6 @@ def record_decision(
     ``ended`` are the decisions that it replaces or releases. ``waiting_for``: the limits for which
     the event waits after it.
     """
-    for earlier in ended:
-        tx.decisions.end_vote_or_hold(earlier.approval_id)
     status_with_decision = replace(status, decisions=(*status.decisions, decision))
     details = {
         "approvalId": decision.approval_id,
@@ -99,9 +93,7 @@ def record_decision(
         at=decision.at,
         dry_run=decision.dry_run,
     )
-    recorded = replace(decision, recorded_event_id=event.id, position=event.position)
-    tx.decisions.add_decision(recorded)
-    return recorded
+    return replace(decision, recorded_event_id=event.id, position=event.position)
 
 
 def record_refusal(
@@ -112,12 +104,8 @@ def record_refusal(
     *,
     reason: str,
     mode: Mode,
-    count: int | None = None,
 ) -> None:
-    """Record ``approval.refused``. ``status`` is None if the request names no known event.
-
-    ``count`` is the number of refusals that the event stands for, if it stands for several.
-    """
+    """Record ``approval.refused``. ``status`` is None if the request names no known event."""
     event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
     votes, cause = _NO_VOTES, request.message_id
     if status is not None:
@@ -132,7 +120,6 @@ def record_refusal(
         "reason": request.reason,
         **votes,
         "refusal": reason,
-        **({} if count is None else {"count": count}),
     }
     _record_event(
         tx,
@@ -184,72 +171,39 @@ def record_start_answer(
     reason: str | None,
     at: datetime,
 ) -> None:
-    """Store the state of a grant; a final one with ``startrequest.accepted`` or ``.failed``.
+    """Record what became of a grant: a final answer as ``startrequest.accepted`` or ``.failed``.
 
-    ``sent`` is not final: the StartRequest will be sent again.
+    ``sent`` is not final: the StartRequest will be sent again. That, and the end of a grant of a
+    dry run, is an ``answer`` in the journal.
     """
-    tx.decisions.set_grant_state(grant.id, state, http_status)
-    if grant.dry_run or state == "sent":
-        return
-    answered = tx.decisions.require_grant_by_id(grant.id)
     occurrence = tx.occurrences.require_occurrence(grant.occurrence)
+    if grant.dry_run or state == "sent":
+        note = {"granted": grant.id, "state": state, "status": http_status}
+        tx.journal.append_non_event_row(at, "answer", note, event_key=occurrence.key)
+        return
+    answered = next(
+        each for each in tx.approvals.of_occurrence(occurrence).grants if each.id == grant.id
+    )
     _record_event(
         tx,
         origin.copy_for_scope(occurrence.scope),
         "startrequest.accepted" if state == "accepted" else "startrequest.failed",
         occurrence.data,
-        {"status": answered.status, "attempts": answered.attempts, "reason": reason},
+        {
+            "approvalId": grant.approval_id,
+            "status": answered.status if http_status is None else http_status,
+            "attempts": answered.attempts,
+            "reason": reason,
+        },
         cause=grant.cause,
         at=at,
     )
-
-
-def correct_decisions_by_journal(tx: Transaction, status: ApprovalStatus) -> bool:
-    """Correct the votes and holds in the table by the journal; return whether they differed.
-
-    This reads all that was decided about the EventId, so it comes only before a grant and
-    before a claim. It finds a vote that was ended and made to count again, and a hold whose
-    row was removed or changed.
-    """
-    occurrence = status.occurrence
-    in_force = tx.decisions.decisions_in_force_from_journal(occurrence.key)
-    known = {decision.approval_id for decision in status.decisions}
-    # A dry run can grant once more with the votes of an accepted StartRequest; it sends none.
-    is_rehearsal = status.mode == "dry-run" and status.is_accepted_by_imds
-    revived = [
-        decision
-        for decision in status.counted_votes
-        if decision.approval_id not in in_force and not is_rehearsal
-    ]
-    removed = [
-        replace(decision, occurrence=occurrence.id)
-        for decision in in_force.values()
-        if decision.decision == "hold" and decision.approval_id not in known
-    ]
-    for decision in revived:
-        tx.decisions.end_vote_or_hold(decision.approval_id)
-    for decision in removed:
-        tx.decisions.replace_decision_row(decision)
-    if revived or removed:
-        _log.error(
-            "the approvals of event %s in the state file were changed by another program: "
-            "%d votes count again that had ended, %d holds are missing. The relay follows "
-            "the journal",
-            occurrence.event.event_id,
-            len(revived),
-            len(removed),
-        )
-    return bool(revived or removed)
 
 
 def _void_votes(
     tx: Transaction, origin: Origin, transition: VoidVotes, status: ApprovalStatus
 ) -> None:
     decisions, reason = transition.decisions, transition.reason
-    for decision in decisions:
-        tx.decisions.end_vote_or_hold(decision.approval_id)
-    if reason is None:
-        return
     occurrence = status.occurrence
     cause = decisions[-1].recorded_event_id if reason == "expired" else occurrence.last_event_id
     _record_event(
@@ -273,7 +227,6 @@ def _release_expired_hold(
 ) -> Decision:
     release = Decision(
         approval_id=new_approval_id(),
-        occurrence=status.occurrence.id,
         decision="release",
         principal="relay",
         channel="relay",
@@ -282,8 +235,6 @@ def _release_expired_hold(
         at=status.now,
         expires=None,
         dry_run=status.mode == "dry-run",
-        counts=False,
-        recorded_event_id="",
         message_id=None,
     )
     return record_decision(tx, origin, release, status, cause=hold.recorded_event_id, ended=[hold])
@@ -310,7 +261,6 @@ def _record_reminder(tx: Transaction, origin: Origin, status: ApprovalStatus) ->
         at=status.now,
         dry_run=status.mode == "dry-run",
     )
-    tx.decisions.add_reminder(occurrence.id, occurrence.revision, status.now)
 
 
 def _create_grant(
@@ -335,7 +285,7 @@ def _create_grant(
         "reason": vote.reason if vote is not None else None,
         **status.vote_count_json_fields,
     }
-    granted = _record_event(
+    _record_event(
         tx,
         origin.copy_for_scope(status.occurrence.scope),
         "approval.granted",
@@ -344,16 +294,6 @@ def _create_grant(
         cause=message_id or recorded_id,
         at=status.now,
         dry_run=dry_run,
-    )
-    tx.decisions.insert_grant_row(
-        status.occurrence.id,
-        status.occurrence.revision,
-        rule.name,
-        str(details["approvalId"]),
-        status.now,
-        dry_run=dry_run,
-        cause=message_id or granted.id,
-        position=granted.position,
     )
 
 

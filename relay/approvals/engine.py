@@ -6,6 +6,8 @@ and `transitions`; `decision_recording` writes what was decided. Nothing here wa
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -26,7 +28,6 @@ from relay.approvals.admission import (
 )
 from relay.approvals.confirmation_link import find_link_refusal_counting_wrong_code
 from relay.approvals.decision_recording import (
-    correct_decisions_by_journal,
     new_approval_id,
     record_decision,
     record_refusal,
@@ -35,19 +36,9 @@ from relay.approvals.decision_recording import (
 )
 from relay.approvals.limit_slots import LimitSlots
 from relay.approvals.limits import CountMachines, WaitingFor
-from relay.approvals.principals import is_chat_principal
-from relay.approvals.refusal_aggregation import (
-    MAX_RECORDED_ABOUT_EVENT,
-    MINUTE,
-    AggregatedRefusals,
-    RefusalAggregator,
-)
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.rules import Quorum
-from relay.approvals.standing_hold_engine import (
-    correct_standing_holds_by_journal,
-    expire_standing_holds,
-)
+from relay.approvals.standing_hold_engine import expire_standing_holds
 from relay.approvals.standing_holds import has_hours, is_about
 from relay.approvals.status import ApprovalStatus, InFlight, first_matching_rule
 from relay.approvals.transitions import (
@@ -61,25 +52,17 @@ from relay.approvals.transitions import (
 )
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.store import (
-    Decision,
-    FirstAnswer,
-    Grant,
-    GrantState,
-    Mode,
-    StandingHold,
-    TrackedEvent,
-)
+from relay.rate_limits import TokenBuckets
+from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
 from relay.store.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
-MAX_DECISIONS_ABOUT_EVENT = 30
-"""Decisions of one principal about one event that are recorded in a minute."""
-_TOO_MANY_DECISIONS = Refusal(
-    409,
-    f"you have decided {MAX_DECISIONS_ABOUT_EVENT} times about this event within a minute: "
-    "nothing was changed; wait a minute",
-)
+_log = logging.getLogger(__name__)
+SAME_DECISION = timedelta(minutes=1)
+"""For so long a decision that changes nothing gets the answer to the first."""
+MAX_REFUSALS = 10
+"""Refusals of one principal that are recorded at once, and then in each minute. The metric and the
+log count all of them."""
 
 
 class ApprovalEngine:
@@ -102,8 +85,9 @@ class ApprovalEngine:
         """
         self.origin = origin
         self.in_flight: InFlight = frozenset()
-        self.refusals = RefusalAggregator()
-        """Which refusals are recorded one by one."""
+        self.unrecorded_refusals = Counter[str]()
+        """Refusals beyond `MAX_REFUSALS`, by decision."""
+        self._refusals = TokenBuckets(MAX_REFUSALS / 60, MAX_REFUSALS)
         self._compared_holds: tuple[StandingHold, ...] = ()
         self._holds_about: dict[tuple[int, str], tuple[StandingHold, ...]] = {}
         """Those of ``_compared_holds`` that are about an occurrence in a state."""
@@ -158,23 +142,23 @@ class ApprovalEngine:
     def _status_without_limits(
         self, tx: Transaction, occurrence: TrackedEvent, now: datetime
     ) -> ApprovalStatus:
-        # A hold belongs to the EventId: it is in force again when the event comes back.
-        earlier_holds = tx.decisions.holds_of_earlier_occurrences(occurrence.key, occurrence.id)
-        decisions = tx.decisions.for_occurrence(occurrence.id, counting=True)
+        approvals = tx.approvals.of_occurrence(occurrence)
+        damage = approvals.damage or tx.standing_holds.damage
         return ApprovalStatus(
             occurrence=occurrence,
-            decisions=(*earlier_holds, *decisions),
-            grants=tuple(tx.decisions.grants(occurrence.id)),
+            decisions=approvals.decisions,
+            grants=approvals.grants,
+            damage=damage,
             rule=first_matching_rule(self.settings.rules, occurrence, now),
             groups=self.settings.groups,
-            mode=self.effective_approval_mode(tx),
+            mode=self.effective_approval_mode(tx) if damage is None else "off",
             now=now,
             people=self.settings.people,
             resources_by_client=self._client_resources,
             in_flight=self.in_flight,
             standing_holds=self._standing_holds_about(tx, occurrence) if occurrence.live else (),
             is_reminded=self._have_reminders
-            and tx.decisions.is_reminded(occurrence.id, occurrence.revision),
+            and any(revision == occurrence.revision for _, revision in approvals.reminded),
         )
 
     def _standing_holds_about(
@@ -197,7 +181,8 @@ class ApprovalEngine:
 
     def decide(self, tx: Transaction, request: DecisionRequest) -> DecisionAnswer:
         """Decide a request and record the decision. A repeat gets its first answer."""
-        first_answer = _find_answer_to_repeated_request(tx, request)
+        principal, request_id = request.caller.principal, request.request_id
+        first_answer = tx.answers.find(principal, request_id) if request_id is not None else None
         if first_answer is not None and first_answer.digest == request.digest:
             return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
         occurrences = _find_events_meant_by_request(tx, request)
@@ -219,10 +204,9 @@ class ApprovalEngine:
         else:
             assert status is not None  # noqa: S101  # find_decision_refusal refuses an unknown event
             answer = self._accept_request(tx, request, status)
-        request_id = _id_to_remember(request, answer.status)
-        if request_id is not None:
-            tx.decisions.remember_answer(
-                request.caller.principal,
+        if request_id is not None and answer.accepted:
+            tx.answers.add(
+                principal,
                 request_id,
                 request.digest,
                 answer.status,
@@ -238,62 +222,49 @@ class ApprovalEngine:
         status: ApprovalStatus | None,
         refusal: Refusal,
     ) -> DecisionAnswer:
-        event_key = status.occurrence.key if status is not None else None
-        is_aggregated = False
-        if refusal.status not in (422, 503):  # HTTP
-            is_aggregated = not self.refusals.admit(request, event_key)
-            if not is_aggregated:
-                record_refusal(
-                    tx,
-                    self.origin,
-                    request,
-                    status,
-                    reason=refusal.reason,
-                    mode=self.effective_approval_mode(tx),
-                )
+        # A transaction that runs twice takes two tokens, which only makes this tell less.
+        if refusal.status in (422, 503):  # HTTP
+            pass
+        elif self._refusals.take(request.caller.principal, request.at.timestamp()):
+            self.unrecorded_refusals[request.decision] += 1
+            _log.info(
+                "%s may not %s event %s: %s",
+                request.caller.principal,
+                request.decision,
+                request.event_id,
+                refusal.reason,
+            )
+        else:
+            record_refusal(
+                tx,
+                self.origin,
+                request,
+                status,
+                reason=refusal.reason,
+                mode=self.effective_approval_mode(tx),
+            )
         body: dict[str, Any] = {"detail": refusal.reason}
         if refusal.status == 409 and status is not None:  # HTTP
             body["revision"] = status.occurrence.revision
         if refusal.field is not None:
             body["field"] = refusal.field
-        return DecisionAnswer(
-            refusal.status, body, is_aggregated=is_aggregated, event_key=event_key
-        )
-
-    def record_aggregated_refusals(
-        self, tx: Transaction, aggregated: Sequence[AggregatedRefusals], now: datetime
-    ) -> None:
-        """Record refusals that were only counted, and delete surplus first answers."""
-        for refusals in aggregated:
-            request = refusals.request
-            occurrences = _find_events_meant_by_request(tx, request)
-            record_refusal(
-                tx,
-                self.origin,
-                replace(request, at=now),
-                self.status(tx, occurrences[0], now) if len(occurrences) == 1 else None,
-                reason=refusals.reason,
-                mode=self.effective_approval_mode(tx),
-                count=refusals.count,
-            )
-        tx.decisions.prune_answers_of_refusals(now)
+        return DecisionAnswer(refusal.status, body)
 
     def _accept_request(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
     ) -> DecisionAnswer:
-        """Record the decision, unless it changes nothing or is one of too many."""
-        # A decision of a later minute is one of a time before the clock was set back.
-        recent = tx.decisions.count_recent_on_occurrence(
-            status.occurrence.id,
-            request.caller.principal,
-            request.at - MINUTE,
-            request.at + MINUTE,
-        )
+        """Record the decision, unless the caller took the same one within the last minute.
+
+        Later it takes the place of that one, and expires later. Over AMQP the event is the answer,
+        so there each message gets one.
+        """
         same_decision = find_same_decision(request, status)
-        if same_decision is not None and not _is_renewal(request, same_decision, recent):
+        if (
+            same_decision is not None
+            and request.message_id is None
+            and abs(request.at - same_decision.at) < SAME_DECISION
+        ):
             return build_accepted_answer(request, same_decision, status)
-        if recent >= MAX_DECISIONS_ABOUT_EVENT:
-            return self._refuse_request(tx, request, status, _TOO_MANY_DECISIONS)
         decision = build_decision(
             request,
             status,
@@ -331,10 +302,10 @@ class ApprovalEngine:
         have_hours = self._have_hours or any(map(has_hours, open_holds))
         moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
         moments = [moment for moment in moments if moment > now]
-        for occurrence_id in self.occurrence_ids_to_check_transitions(tx, event_keys):
-            status = self._apply_event_transitions(
-                tx, tx.occurrences.require_occurrence(occurrence_id), now
-            )
+        for occurrence in tx.approvals.occurrences_to_check(
+            all_live=self.acts_unasked, event_keys=event_keys
+        ):
+            status = self._apply_event_transitions(tx, occurrence, now)
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
@@ -351,14 +322,6 @@ class ApprovalEngine:
             moments += [moment] if moment is not None else []
             self._limits.refresh_messages(tx, now, self.in_flight, event_keys)
         return min(moments, default=None)
-
-    def occurrence_ids_to_check_transitions(
-        self, tx: Transaction, event_keys: Sequence[str] | None = None
-    ) -> list[int]:
-        """Return the ids of the occurrences for which a transition can be due."""
-        return tx.decisions.occurrence_ids_to_check_transitions(
-            all_live=self.acts_unasked, event_keys=event_keys
-        )
 
     def _apply_event_transitions(
         self,
@@ -378,8 +341,6 @@ class ApprovalEngine:
             if not transitions:
                 return status
             is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
-            if is_granting and _correct_approvals_of_event_by_journal(tx, status):
-                continue
             transitions = self._transitions_with_waited_limits(tx, status, transitions)
             with self._without_recomputing_slots(tx, only=len(transitions) == 1 and is_granting):
                 for transition in transitions:
@@ -420,31 +381,28 @@ class ApprovalEngine:
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         claims = []
-        for grant in tx.decisions.open_grants(ids=[grant.id for grant in grants]):
-            occurrence = tx.occurrences.require_occurrence(grant.occurrence)
+        for known in sorted(grants, key=lambda grant: grant.id):
+            occurrence = tx.occurrences.require_occurrence(known.occurrence)
+            approvals = tx.approvals.of_occurrence(occurrence, afresh=True)
+            grant = next((each for each in approvals.grants if each.id == known.id), None)
             status = self.status(tx, occurrence, now)
-            if not can_claim_grant(grant, status):
+            if grant is None or not can_claim_grant(grant, status):
                 continue
-            if _correct_approvals_of_event_by_journal(tx, status):
-                status = self.status(tx, occurrence, now)
-                if not can_claim_grant(grant, status):
-                    continue
             event_id = occurrence.event.event_id
             note = {
                 "eventId": event_id,
                 "revision": grant.revision,
                 "rule": grant.rule,
                 "approvalId": grant.approval_id,
-                "grant": grant.id,
+                "granted": grant.id,
                 "attempt": grant.attempts + 1,
-                "granted": grant.position,
                 "required": status.votes_required,
+                "votes": status.vote_count,
                 "recorded": [vote.position for vote in status.counted_votes if status.quorum],
             }
             if agent is not None:
                 note["agent"] = agent
             with self._without_recomputing_slots(tx):
-                tx.decisions.mark_grant_claimed(grant.id)
                 tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
             claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims
@@ -478,12 +436,6 @@ class ApprovalEngine:
             )
 
 
-def _correct_approvals_of_event_by_journal(tx: Transaction, status: ApprovalStatus) -> bool:
-    """Correct what the tables say about an event by the journal; return whether it differed."""
-    is_changed = correct_standing_holds_by_journal(tx, status.now)
-    return correct_decisions_by_journal(tx, status) or is_changed
-
-
 def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:
     """Return the stricter of configuration and switch; "off" if the store is not trusted."""
     configured: Mode = "on"
@@ -501,40 +453,3 @@ def _find_events_meant_by_request(tx: Transaction, request: DecisionRequest) -> 
     return tx.occurrences.find_occurrences_by_reference(
         request.event_id, request.arrival_scope or request.scope
     )
-
-
-def _is_renewal(request: DecisionRequest, same_decision: Decision, recent: int) -> bool:
-    """Whether a request takes the place of the same decision, and expires later.
-
-    It gets its own event then: over AMQP that event is the answer. Otherwise the request only gets
-    the answer of the same decision. In a chat each click has an id of its own, but a double click
-    is one decision. ``recent`` counts the caller's decisions about the event within a minute.
-    """
-    if request.request_id is None or recent >= MAX_RECORDED_ABOUT_EVENT:
-        return False
-    is_click = is_chat_principal(request.caller.principal)
-    return not is_click or abs(request.at - same_decision.at) >= MINUTE
-
-
-def _find_answer_to_repeated_request(
-    tx: Transaction, request: DecisionRequest
-) -> FirstAnswer | None:
-    for request_id in (request.request_id, request.request_id_with_signing_time):
-        if request_id is not None:
-            answer = tx.decisions.first_answer(request.caller.principal, request_id)
-            if answer is not None:
-                return answer
-    return None
-
-
-def _id_to_remember(request: DecisionRequest, status: int) -> str | None:
-    """The id under which a repeat of the request gets this status again; None: it does not."""
-    if request.link is not None:
-        # After any refusal the person can correct the code, or get a right.
-        return request.request_id if status == 202 else None
-    if status == 404 and request.message_id is None:
-        # Over HTTP a caller may ask again for an event that is not known yet. Whoever captured a
-        # callback may not.
-        return request.request_id_with_signing_time
-    # A message that comes again must not get a second event.
-    return request.request_id if status in (202, 403, 404, 409) else None

@@ -1,8 +1,8 @@
 """Takes requests of callers, and runs what follows from them.
 
-Each request is work for the store, in which `engine` decides it. Beside that, `Gate.run` has three
-tasks: it applies the transitions that are due, it records the refusals that were only counted
-(`refusal_aggregation`), and it sends what was granted (`start_requests`). Events are checked for
+Each request is work for the store, in which `engine` decides it. Beside that, `Gate.run` has two
+tasks: it applies the transitions that are due, and it sends what was granted (`start_requests`).
+Events are checked for
 transitions when they change, and when time alone makes one due.
 """
 
@@ -60,9 +60,7 @@ class Gate:
             names_this_vm,
             on_sent=self._check_transitions_soon,
         )
-        # Each task waits for its own event and clears it:
         self._transitions_wake = asyncio.Event()
-        self._refusals_wake = asyncio.Event()
         self._changed_keys: set[str] | None = None
         """The events for which a transition can be due now; None: all."""
         self._no_transition_possible = False
@@ -75,24 +73,11 @@ class Gate:
         The answer is 503 if the decision cannot be written
         (docs/guarantees.md#approvals-fail-closed).
         """
-        decided = self._store.submit(lambda tx: self.engine.decide(tx, request))
-        # The request is decided even if the caller disconnects meanwhile.
-        decided.add_done_callback(partial(self._aggregate_refusal_after_answer, request))
         try:
-            return await asyncio.shield(decided)
+            # The request is decided even if the caller disconnects meanwhile.
+            return await self._store.transact(lambda tx: self.engine.decide(tx, request))
         except StoreUnavailable:
             return _NOT_RECORDED
-
-    def _aggregate_refusal_after_answer(
-        self, request: DecisionRequest, decided: asyncio.Future[DecisionAnswer]
-    ) -> None:
-        """Count a refusal that has no event of its own."""
-        if decided.exception() is not None:
-            self.engine.refusals.undo_admit(request)
-        elif decided.result().is_aggregated:
-            answer = decided.result()
-            self.engine.refusals.aggregate_refusal(request, answer.body["detail"], answer.event_key)
-            self._refusals_wake.set()
 
     async def create_standing_hold(self, request: CreateRequest) -> DecisionAnswer:
         """Make a standing hold; it is on disk when this returns. The answer is as of `submit`."""
@@ -193,7 +178,6 @@ class Gate:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._apply_transitions_when_due(), name="approvals: transitions")
             group.create_task(self._sender.run(), name="approvals: StartRequests")
-            group.create_task(self._record_refusals_when_due(), name="approvals: refusals")
 
     async def _apply_transitions_when_due(self) -> None:
         next_change: datetime | None = None
@@ -236,43 +220,5 @@ class Gate:
         next_change = self.engine.apply_due_transitions(tx, self._clock.now(), event_keys)
         return (
             next_change,
-            self.engine.acts_unasked or tx.decisions.exists_counting_decision_or_open_grant(),
+            self.engine.acts_unasked or tx.approvals.exist(),
         )
-
-    # --- refusals
-
-    async def record_aggregated_refusals(self, now: datetime | None = None) -> bool:
-        """Record the refusals that were counted in minutes that are over; None: in all minutes.
-
-        Return whether they could be recorded. Otherwise they stay counted.
-        """
-        aggregated = self.engine.refusals.take_due(now)
-        if not aggregated:
-            return True
-        at = self._clock.now()
-        recorded = self._store.submit(
-            lambda tx: self.engine.record_aggregated_refusals(tx, aggregated, at)
-        )
-
-        def put_back_after_failure(recorded: asyncio.Future[None]) -> None:
-            if recorded.exception() is not None:
-                self.engine.refusals.put_back(aggregated)
-
-        recorded.add_done_callback(put_back_after_failure)
-        try:
-            await asyncio.shield(recorded)
-        except StoreUnavailable:
-            return False
-        return True
-
-    async def _record_refusals_when_due(self) -> None:
-        while True:
-            self._refusals_wake.clear()
-            if not await self.record_aggregated_refusals(self._clock.now()):
-                await self._clock.sleep(RETRY_DELAY)
-                continue
-            timeout: float | None = None
-            next_due = self.engine.refusals.next_due()
-            if next_due is not None:
-                timeout = min((next_due - self._clock.now()).total_seconds(), MAX_TIMER)
-            await wait_for_event(self._refusals_wake, self._clock, timeout)

@@ -178,7 +178,12 @@ class LimitSlots:
             for known in self._read_live_limited_events(tx)
             if (event := _event_with_active_limits(known, rests)) is not None
         }
-        grants = tx.decisions.grants_by_occurrence(list(events))
+        grants = {
+            occurrence: tx.approvals.of_occurrence(
+                tx.occurrences.require_occurrence(occurrence)
+            ).grants
+            for occurrence in events
+        }
         for occurrence, event in events.items():
             if event.is_started or any(
                 map(_may_closed_grant_still_start_event, grants.get(occurrence, ()))
@@ -191,12 +196,7 @@ class LimitSlots:
             queue=queue,
             events=events,
             open_grants=sorted(
-                (
-                    grant
-                    for of_event in grants.values()
-                    for grant in of_event
-                    if grant.state in ("granted", "sent")
-                ),
+                (grant for of_event in grants.values() for grant in of_event if grant.is_open),
                 key=lambda grant: (grant.state != "sent", grant.id),
             ),
             status_of=lambda occurrence: self._status_of(
@@ -361,11 +361,7 @@ class _SlotAllocationOfAllEvents:
 
 def _may_closed_grant_still_start_event(grant: Grant) -> bool:
     """Whether Azure may start the event because of a StartRequest with a final answer."""
-    return (
-        grant.state not in ("granted", "sent")
-        and not grant.dry_run
-        and grant.may_have_been_accepted
-    )
+    return not grant.is_open and not grant.dry_run and grant.may_have_been_accepted
 
 
 def _event_with_active_limits(

@@ -75,8 +75,6 @@ class DecisionRequest:
     """A repeat has the same id and the same ``digest``; None: a repeat cannot be recognized."""
     digest: str = ""
     """SHA-256 of the body, and of `arrival_scope` where there is one."""
-    signed_at: str | None = None
-    """The time in the signature of a callback, as it was sent."""
     message_id: str | None = None
     """The ``message_id`` of the AMQP message that carried the request."""
     link: LinkCredentials | None = None
@@ -86,14 +84,6 @@ class DecisionRequest:
     def names_scope_other_than_arrival(self) -> bool:
         """Whether the body names another scope than the one for which the request arrived."""
         return self.arrival_scope is not None and self.scope not in (None, self.arrival_scope)
-
-    @property
-    def request_id_with_signing_time(self) -> str | None:
-        """What copies of a signed callback share, and a callback that is signed again does not.
-
-        The space separates it from every ``request_id`` of a caller.
-        """
-        return None if self.signed_at is None else f"{self.request_id} {self.signed_at}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +96,6 @@ class DecisionAnswer:
     """The JSON of the answer; for a refusal the members of its problem."""
     repeat: bool = False
     """Whether this is the first answer to the same request again."""
-    is_aggregated: bool = False
-    """Whether the request was refused and only counted: see `refusal_aggregation`."""
-    event_key: str | None = None
-    """The key of the event in the store; None if the request names no known event."""
 
     @property
     def accepted(self) -> bool:
@@ -152,7 +138,6 @@ class DecisionBody(RequestBody):
         *,
         arrival_scope: str | None = None,
         request_id: str | None = None,
-        signed_at: str | None = None,
         message_id: str | None = None,
     ) -> DecisionRequest:
         """Return the request of this caller. ``raw`` are the bytes of the body."""
@@ -168,7 +153,6 @@ class DecisionBody(RequestBody):
             arrival_scope=arrival_scope,
             request_id=request_id,
             digest=hashlib.sha256(digested).hexdigest(),
-            signed_at=signed_at,
             message_id=message_id,
         )
 

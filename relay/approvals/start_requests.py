@@ -268,8 +268,7 @@ class StartRequestSender:
         """Return the open grants of these scopes; None: of all."""
         now, is_on = self._clock.now(), self._engine.effective_approval_mode(tx) == "on"
         found = []
-        for grant in tx.decisions.open_grants(scopes=scopes):
-            occurrence = tx.occurrences.require_occurrence(grant.occurrence)
+        for grant, occurrence in tx.approvals.open_grants(scopes):
             status = self._engine.status(tx, occurrence, now) if is_on else None
             can_be_freed = status is not None and bool(
                 status.waiting_for or status.active_standing_holds

@@ -76,6 +76,8 @@ class ApprovalStatus:
     """The standing holds about the event that are not over, also those that do not apply yet."""
     is_reminded: bool = False
     """Whether a reminder was recorded for the current revision."""
+    damage: str | None = None
+    """Why the journal's rows about the event cannot be trusted. Then ``mode`` is off."""
 
     @property
     def not_before(self) -> datetime | None:

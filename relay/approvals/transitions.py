@@ -18,7 +18,6 @@ from relay.approvals.status import ApprovalStatus
 from relay.store import Decision, Grant
 
 VoidReason = Literal["changed", "expired", "ended"]
-_OPEN_GRANT_STATES = ("granted", "sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,7 @@ class VoidVotes:
     """These decisions no longer count."""
 
     decisions: tuple[Decision, ...]
-    reason: VoidReason | None
-    """None if nobody needs to know: an accepted StartRequest used the votes."""
+    reason: VoidReason
     waited_for: tuple[WaitingFor, ...] = ()
     """The limits for which the event waited until the votes expired."""
 
@@ -83,13 +81,14 @@ def _plan_voided_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
         grant.revision for grant in status.grants if status.is_grant_in_flight(grant)
     }
     accepted_revisions = {grant.revision for grant in status.grants if grant.state == "accepted"}
-    by_reason: dict[VoidReason | None, list[Decision]] = {}
+    by_reason: dict[VoidReason, list[Decision]] = {}
     for decision in status.decisions:
-        if decision.decision == "approve" and decision.revision not in sending_revisions:
+        # Nobody needs to hear of votes that an accepted StartRequest has used.
+        is_used = decision.revision in sending_revisions | accepted_revisions
+        if decision.decision == "approve" and not is_used:
             reason = _vote_void_reason(decision, status)
             if reason is not None:
-                key = None if decision.revision in accepted_revisions else reason
-                by_reason.setdefault(key, []).append(decision)
+                by_reason.setdefault(reason, []).append(decision)
     for void_reason, decisions in by_reason.items():
         yield VoidVotes(tuple(decisions), void_reason)
 
@@ -112,7 +111,7 @@ def _vote_void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | No
 
 def _plan_grant_failures(status: ApprovalStatus) -> Iterator[FailGrant]:
     for grant in status.grants:
-        if grant.state in _OPEN_GRANT_STATES and not status.is_grant_in_flight(grant):
+        if grant.is_open and not status.is_grant_in_flight(grant):
             reason = open_grant_failure_reason(grant, status)
             if reason is not None:
                 yield FailGrant(grant, reason)
@@ -278,7 +277,7 @@ def next_change_at(status: ApprovalStatus) -> datetime | None:
     """When a transition can become due by time alone; None: never."""
     moments = [status.decision_expires_at(decision) for decision in status.decisions]
     moments += [grant_expires_at(grant, status) for grant in status.grants]
-    has_open_grant = any(grant.state in _OPEN_GRANT_STATES for grant in status.grants)
+    has_open_grant = any(grant.is_open for grant in status.grants)
     if status.decisions or has_open_grant:
         moments.append(status.not_before)
     moments.append(remind_at(status))

@@ -134,7 +134,5 @@ def _approval_event_details(data: Mapping[str, Any]) -> Iterator[object]:
     holders = [hold["principal"] for hold in data.get("standingHolds", ())]
     if holders:
         yield f"standing hold of {join_names(holders)}"
-    if "count" in data:
-        yield f"{data['count']} times"
     if data.get("dryRun"):
         yield "dry run"

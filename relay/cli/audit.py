@@ -30,7 +30,7 @@ from relay.config.relay_location import locate_relay_addresses_and_state_file
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.store import JournalHead
-from relay.store.claim_audit import audit_start_request_claims
+from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 from relay.store.journal import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
 
@@ -82,15 +82,14 @@ def verify_chain_and_claims(
 ) -> None:
     """Verify the hash chain of the journal, and follow every StartRequest back to its approval.
 
-    Each claim of a StartRequest needs an earlier grant of the same approval, revision and rule, and
-    recorded votes of as many principals as it says were required. Whether the rules let these
-    principals vote was decided at the claim, and is not weighed again. Votes, holds, open grants
-    and standing holds in the tables must be those of the journal.
+    Each claim of a StartRequest needs an open grant of the same approval, revision and rule before
+    it, and as many recorded votes in force as it says were required. Whether the rules let these
+    principals vote was decided at the claim, and is not weighed again.
     """
     expected = _parse_head(expect) if expect is not None else None
     with _open_journal(store, config) as (connection, path):
         head, count = verify_journal(connection, expected)
-        claim_audit = audit_start_request_claims(connection)
+        claim_audit = audit_claims(connection)
     if claim_audit.problems:
         raise CommandFailed("; ".join(["without a root in the journal", *claim_audit.problems]))
     if as_json:
@@ -245,6 +244,9 @@ def _table_cells_of_journal_row(row: JournalRow) -> tuple[object, object, str]:
         if "agent" in body:
             details += f" by {body['agent']}"
         return "claim", f"rule:{body['rule']}", details
+    if row.kind == "answer":  # one that is not final, or the end of a grant of a dry run
+        status = body["status"]
+        return "answer", None, body["state"] if status is None else f"HTTP {status}"
     if row.kind == "mode":
         return "mode", body.get("principal"), str(body.get("mode"))
     _, name, principal, details = cloudevent_row(body)

@@ -138,6 +138,7 @@ def _occurrence_as_first_stored(
         scope=scope,
         key=event.lowercase_event_id,
         number=1,
+        position=1,
         data=common_event_data(event, incarnation),
         revision=event.revision,
         live=True,

@@ -253,15 +253,6 @@ class RefusedData(ApprovalData):
     """A request of an authenticated caller that was refused."""
 
     refusal: Annotated[str, _described_field("the reason, as in the response")]
-    count: NotRequired[
-        Annotated[
-            int,
-            _described_field(
-                "how many refusals this event stands for, if the principal had more than ten "
-                "within a minute; the other fields are those of the newest; else absent"
-            ),
-        ]
-    ]
 
 
 @_Strict
@@ -371,6 +362,7 @@ class EndedStandingHoldData(StandingHoldData):
 class StartRequestData(_AboutEvent):
     """The result of a StartRequest."""
 
+    approvalId: Annotated[str, _described_field("that of the approval.granted that it follows")]
     status: Annotated[
         int | None, _described_field("HTTP status of the last response; null if there was none")
     ]

@@ -129,7 +129,7 @@ class Recorder:
             self._record_changes(tx, found, rows, poll.at)
         for row in live:
             if row.boot_id != self.boot_id and not _may_explain_reboot(
-                tx, row.id, events[row.key], poll.at
+                tx, row.key, events[row.key], poll.at
             ):
                 tx.occurrences.set_occurrence_boot_id(row.id, self.boot_id)
         return len(changes)
@@ -178,8 +178,8 @@ class Recorder:
             for item in found
         ]
         counts = tx.journal.counts_by_transition(transitions)
-        known = [live[key].id for key in keys if key in live]
-        grants = tx.decisions.grants_by_occurrence(known) if known else {}
+        grants = tx.approvals.grants_by_key([key for key in keys if key in live])
+        first = tx.head().position + 1
         new: list[AppearedEventToStore] = []
         changed: list[ChangedEventToStore] = []
         ended: list[OccurrenceOutcomeRow] = []
@@ -187,7 +187,7 @@ class Recorder:
         for item, key, transition in zip(found, keys, transitions, strict=True):
             change = item.change
             row = live.get(key)
-            row_grants = grants.get(row.id, []) if row is not None else []
+            row_grants = grants.get(key, ())
             outcome: EndOutcome | None = None
             if row is not None and change.kind == "ended":
                 data = orjson.loads(row.data)
@@ -216,7 +216,15 @@ class Recorder:
                 changed.append(ChangedEventToStore(item.at, row.id, text, revision, event.id))
             else:
                 new.append(
-                    AppearedEventToStore(item.at, item.origin.scope, key, text, revision, event.id)
+                    AppearedEventToStore(
+                        item.at,
+                        item.origin.scope,
+                        key,
+                        text,
+                        revision,
+                        event.id,
+                        position=first + len(events) - 1,
+                    )
                 )
         if new:
             tx.occurrences.add_appeared_events(new, self.boot_id)
@@ -299,14 +307,14 @@ def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | Non
     )
 
 
-def _may_explain_reboot(
-    tx: Transaction, occurrence: int, event: ScheduledEvent, now: datetime
-) -> bool:
+def _may_explain_reboot(tx: Transaction, key: str, event: ScheduledEvent, now: datetime) -> bool:
     """Whether this event can be the cause of a reboot: it has started, is due, or was approved."""
     return (
         event.is_started
         or _has_not_before_passed(event, now)
-        or any(grant.may_have_been_accepted for grant in tx.decisions.grants(occurrence))
+        or any(
+            grant.may_have_been_accepted for grant in tx.approvals.grants_by_key([key]).get(key, ())
+        )
     )
 
 

@@ -127,7 +127,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         async def finish(service: asyncio.Task[object]) -> None:
             await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
             service.cancel()
-            await gate.record_aggregated_refusals()
             hub.save_roster()
 
         _log.info(

@@ -103,7 +103,6 @@ async def start(
         async def finish(approvals_task: asyncio.Task[object]) -> None:
             await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
             approvals_task.cancel()
-            await gate.record_aggregated_refusals()
             remember_last_read(store, poller)
 
         _log.info(

@@ -3,9 +3,10 @@
 This module defines the facts that the file holds, as the other packages see them, and
 `EventKeyFormat`, which makes the keys of events. `file` opens the file and `sqlite` runs
 transactions on it. `transaction` is what work can do in one, with a module for each group of
-tables: `journal` (the hash chain of all that happened), `occurrences` (the events as last seen),
-`decisions`, `standing_holds`, `deliveries`, `chat_messages` and `fleet`. `retention` deletes what
-is old, and `claim_audit` and `diagnostics` read the file for ``imds-relay audit`` and ``doctor``.
+tables: `journal` (the hash chain of all that happened) with what is folded from it (`approvals`,
+`standing_holds`), `occurrences` (the events as last seen), `deliveries`, `answers`,
+`chat_messages` and `fleet`. `retention` deletes what is old, and `claim_audit` and `diagnostics`
+read the file for ``imds-relay audit`` and ``doctor``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class StoreSettings(Section):
     """Where the relay remembers."""
 
     path: Path = Path("relay.db")
-    """SQLite; never on a temporary disk. Unit file and image set /var/lib/imds-relay/relay.db."""
+    """SQLite; never on a temporary disk. Nobody else may write in its folder. Unit file and image
+    set /var/lib/imds-relay/relay.db."""
     retain: Duration = 30 * 86400.0
     """How long deliveries and attempts are kept, dead letters too."""
     dead_letters: int = Field(default=10_000, gt=0)
@@ -115,7 +117,8 @@ class TrackedEvent:
     """An event of Azure in the store, from when it appears in the document until it leaves.
 
     This is one occurrence of its EventId. An EventId that comes back gets a new one with the next
-    ``number``. ``key`` is made by an `EventKeyFormat`. ``data`` is the data of ``event.*``.
+    ``number``; ``position`` is where it begins in the journal. ``key`` is made by an
+    `EventKeyFormat`. ``data`` is the data of ``event.*``.
     ``revision`` names this state of the event; decisions are about one. ``live``: the event is in
     the document. ``boot_id`` is that of this VM when the event was last neither due nor approved.
     ``outcome`` is that of its ``event.ended``. ``last_event_id`` is the id of the last CloudEvent
@@ -126,6 +129,7 @@ class TrackedEvent:
     scope: str
     key: str
     number: int
+    position: int
     data: Json[dict[str, Any]]
     revision: str
     live: bool
@@ -151,13 +155,12 @@ class TrackedEvent:
 class Decision:
     """A vote, hold or release that was accepted.
 
-    ``principal`` is who decided, and ``channel`` the way on which the decision came. ``counts``:
-    the vote still counts, or the hold is still in force. ``recorded_event_id`` is the id of its
-    ``approval.recorded``, and ``position`` the place of that event in the journal.
+    ``principal`` is who decided, and ``channel`` the way on which the decision came.
+    ``recorded_event_id`` is the id of its ``approval.recorded``, and ``position`` the place of that
+    event in the journal. ``message_id`` is that of the AMQP message that brought it.
     """
 
     approval_id: str
-    occurrence: int
     decision: Literal["approve", "hold", "release"]
     principal: str
     channel: str
@@ -166,24 +169,22 @@ class Decision:
     at: datetime
     expires: datetime | None
     dry_run: bool
-    counts: bool
-    recorded_event_id: str
     message_id: str | None
-    position: int | None = None
+    recorded_event_id: str = ""
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingHold:
     """A hold by conditions and for a time, which can be older than the events that it is about.
 
-    ``number`` orders standing holds, and ``hold_id`` is what callers call this one. ``conditions``
+    ``hold_id`` is what callers call it. ``conditions``
     are those of a rule, and ``within`` are lists of patterns, each of which must cover every
     resource of an event: the resources that its author could decide for. Both are JSON.
     ``ended`` is when it was ended or expired; ``ended_by`` is None if it expired. ``position`` is
     that of its ``standing-hold.created`` in the journal.
     """
 
-    number: int
     hold_id: str
     conditions: str
     within: str
@@ -195,17 +196,16 @@ class StandingHold:
     created: datetime
     ended: datetime | None = None
     ended_by: str | None = None
-    position: int | None = None
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """A granted approval and its StartRequest.
 
-    ``rule`` is the rule that granted. ``approval_id`` is that of ``approval.granted``. ``attempts``
-    counts the StartRequests that were sent, ``status`` is the HTTP status of the last
-    answer, and ``cause`` is the causationid of its events. ``position`` is that of its
-    ``approval.granted`` in the journal.
+    ``id`` is the position of its ``approval.granted`` in the journal, ``approval_id`` and ``rule``
+    are from there. ``attempts`` counts the StartRequests that were sent, ``status`` is the HTTP
+    status of the last answer, and ``cause`` is the causationid of its events.
     """
 
     id: int
@@ -219,7 +219,11 @@ class Grant:
     status: int | None
     dry_run: bool
     cause: str
-    position: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its StartRequest has no final answer yet."""
+        return self.state in ("granted", "sent")
 
     @property
     def may_have_been_accepted(self) -> bool:

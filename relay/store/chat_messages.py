@@ -1,10 +1,8 @@
 """The tables of chat messages: which events each shows, and the links to the confirm page in it.
 
 It stores what `relay.chat` decides, and knows no platform. A message shows a card, which is edited
-when it changes, and has a thread, which tells the history. Some columns have older names: ``looks``
-is the content hash, behind ``due `` while an entry waits because time alone may have changed the
-card; ``told`` is the history position, ``stale_at`` the time of the next refresh, and the table
-``invitation`` holds the links.
+when it changes, and has a thread, which tells the history. The table ``invitation`` holds the
+links.
 """
 
 from __future__ import annotations
@@ -82,10 +80,8 @@ class ChatMessages:
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
         """Return the message in which a sink shows an event."""
         rows = self._connection.execute(
-            "SELECT message.id, ref, posted AS times_shown, "
-            "replace(looks, 'due ', '') AS content_hash, "
-            "coalesce(looks LIKE 'due %', 0) AS is_due, "
-            "told AS history_position, stale_at AS refresh_at "
+            "SELECT message.id, ref, times_shown, content_hash, is_due, history_position, "
+            "refresh_at "
             "FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
@@ -122,7 +118,7 @@ class ChatMessages:
     def begin(self, sink: str, occurrences: Sequence[int], history_position: int) -> None:
         """Create the message in which a sink is about to show these events."""
         message = self._connection.execute(
-            "INSERT INTO message (sink, code, told) VALUES (?, '', ?)",
+            "INSERT INTO message (sink, history_position) VALUES (?, ?)",
             (sink, history_position),
         ).lastrowid
         self._connection.executemany(
@@ -133,16 +129,15 @@ class ChatMessages:
     def mark_shown(self, message: int, ref: str | None, content_hash: str) -> None:
         """Record that a message is posted and shows this content. It has no timer yet."""
         self._connection.execute(
-            "UPDATE message SET ref = ?, posted = posted + 1, looks = ?, stale_at = NULL "
-            "WHERE id = ?",
+            "UPDATE message SET ref = ?, times_shown = times_shown + 1, content_hash = ?, "
+            "is_due = 0, refresh_at = NULL WHERE id = ?",
             (ref, content_hash, message),
         )
 
     def mark_history_told(self, message: int, position: int, refresh_at: datetime | None) -> None:
         """Record how far a thread tells, and when time alone will change the message."""
         self._connection.execute(
-            "UPDATE message SET told = ?, stale_at = ?, looks = replace(looks, 'due ', '') "
-            "WHERE id = ?",
+            "UPDATE message SET history_position = ?, refresh_at = ?, is_due = 0 WHERE id = ?",
             (position, format_sortable(refresh_at) if refresh_at is not None else None, message),
         )
 
@@ -152,13 +147,13 @@ class ChatMessages:
         Each is returned only once.
         """
         due = (sink, format_sortable(now))
-        condition = "sink = ? AND stale_at <= ? AND looks NOT LIKE 'due %'"
+        condition = "sink = ? AND refresh_at <= ? AND NOT is_due"
         messages = self._connection.execute(
             f"SELECT id FROM message WHERE {condition}",  # noqa: S608  # a constant
             due,
         ).fetchall()
         self._connection.execute(
-            f"UPDATE message SET looks = 'due ' || looks WHERE {condition}",  # noqa: S608  # a constant
+            f"UPDATE message SET is_due = 1 WHERE {condition}",  # noqa: S608  # a constant
             due,
         )
         # The EventId of an ended occurrence may have come again, in a message of its own.
@@ -175,7 +170,8 @@ class ChatMessages:
     def refresh_all(self, now: datetime) -> None:
         """Have every message about a live event shown again, with new links."""
         self._connection.execute(
-            "UPDATE message SET stale_at = ?, looks = '' WHERE posted AND id IN "
+            "UPDATE message SET refresh_at = ?, content_hash = '', is_due = 0 "
+            "WHERE times_shown AND id IN "
             "(SELECT message FROM message_about WHERE occurrence IN "
             "(SELECT id FROM occurrence INDEXED BY occurrence_live WHERE live))",
             (format_sortable(now),),
@@ -193,8 +189,7 @@ class ChatMessages:
     def refresh_about(self, occurrences: Sequence[int], now: datetime) -> None:
         """Make every message about these occurrences due for refresh."""
         self._connection.execute(
-            "UPDATE message SET stale_at = ?, looks = replace(looks, 'due ', '') "
-            "WHERE posted AND id IN "
+            "UPDATE message SET refresh_at = ?, is_due = 0 WHERE times_shown AND id IN "
             "(SELECT message FROM message_about "
             "WHERE occurrence IN (SELECT value FROM json_each(?)))",
             (format_sortable(now), orjson.dumps(occurrences).decode()),
@@ -204,8 +199,8 @@ class ChatMessages:
         """Return when `take_occurrences_due_for_refresh` will return something."""
         time = self._connection.execute(
             # Without the condition of the index of times, SQLite would read every message.
-            "SELECT min(stale_at) FROM message "
-            "WHERE sink = ? AND stale_at IS NOT NULL AND looks NOT LIKE 'due %'",
+            "SELECT min(refresh_at) FROM message "
+            "WHERE sink = ? AND refresh_at IS NOT NULL AND NOT is_due",
             (sink,),
         ).fetchone()[0]
         return str(time) if time is not None else None

@@ -2,9 +2,7 @@
 
 There is one entry for each event and each sink that wants it. It waits until it is *settled*:
 delivered, superseded or a dead letter (``parked``). The dispatcher and its workers write here what
-becomes of entries; the API reads them as people see them. Some columns have older names: ``lane``
-is the ordering key, ``took`` and ``answer`` are the elapsed seconds and the response of an attempt,
-and ``revived`` is when a dead letter was redelivered.
+becomes of entries; the API reads them as people see them.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ from relay.store import Attempt, Entry, EntryState, SinkState
 from relay.store.rows import bulk_insert, next_autoincrement_id, parse_rows
 
 _ENTRY_COLUMNS = (
-    "id, sink, position, lane, type, event_key, not_before, attempts, next_at, "
-    "coalesce(revived, recorded)"
+    "id, sink, position, ordering_key, type, event_key, not_before, attempts, next_at, "
+    "coalesce(redelivered, recorded)"
 )
 # The journal has the EventId in its original case. A damaged row may be no JSON.
 _DELIVERY_QUERY = (
@@ -45,8 +43,8 @@ _DEAD_LETTER_CONDITION = (
 )
 _DELIVERED = (
     "WITH delivered AS (SELECT json_extract(value, '$[0]') AS id, "
-    "json_extract(value, '$[1]') AS at, json_extract(value, '$[2]') AS took, "
-    "json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS answer, "
+    "json_extract(value, '$[1]') AS at, json_extract(value, '$[2]') AS elapsed, "
+    "json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS response, "
     "json_extract(value, '$[5]') AS ended FROM json_each(?)) "
 )
 """The table of `Deliveries.mark_delivered`. SQLite has ->> only from version 3.38 on."""
@@ -132,7 +130,7 @@ class Deliveries:
         self._next_id = self.next_autoincrement_entry_id() + len(rows)
         bulk_insert(
             self._connection,
-            "entry (id, sink, position, lane, type, event_key, not_before, recorded)",
+            "entry (id, sink, position, ordering_key, type, event_key, not_before, recorded)",
             rows,
         )
 
@@ -208,7 +206,7 @@ class Deliveries:
         )
         self._connection.execute(
             f"{_DELIVERED}INSERT INTO attempt "  # noqa: S608  # our own text
-            "SELECT entry.id, attempts, at, took, 'delivered', status, NULL, answer "
+            "SELECT entry.id, attempts, at, elapsed, 'delivered', status, NULL, response "
             "FROM delivered JOIN entry USING (id)",
             (rows.decode(),),
         )
@@ -238,7 +236,7 @@ class Deliveries:
         Return None if there is no such dead letter or its sink no longer exists.
         """
         changed = self._connection.execute(
-            "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, revived = ? "
+            "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, redelivered = ? "
             "WHERE id = ? AND state = 'parked' AND sink IN (SELECT name FROM sink)",
             (format_sortable(at), entry_id),
         ).rowcount
@@ -303,7 +301,7 @@ class Deliveries:
         ``before``: only consider lower numbers.
         """
         rows = self._connection.execute(
-            "SELECT number, at, took AS elapsed, outcome, status, reason, answer AS response "
+            "SELECT number, at, elapsed, outcome, status, reason, response "
             "FROM attempt WHERE entry = ? AND number < coalesce(?, 9e18) "
             "ORDER BY number DESC LIMIT ?",
             (entry_id, before, limit),
@@ -394,14 +392,14 @@ def _entries_from_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
     Equal texts and moments are one object: many entries can wait, and they share most of them.
     """
     moment = lru_cache(datetime.fromisoformat)
-    for id_, sink, position, lane, type_, event_key, not_before, attempts, next_at, at in rows:
+    for id_, sink, position, ordering, type_, event_key, not_before, attempts, next_at, at in rows:
         yield Entry(
             id=id_,
             sink=sys.intern(sink),
             position=position,
-            ordering_key=lane,
+            ordering_key=ordering,
             type=sys.intern(type_),
-            event_key=lane if event_key == lane else event_key,
+            event_key=ordering if event_key == ordering else event_key,
             not_before=moment(not_before) if not_before is not None else None,
             attempts=attempts,
             next_at=moment(next_at) if next_at is not None else None,

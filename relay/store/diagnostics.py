@@ -116,9 +116,9 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
         yield failure("state file", str(error), _SET_ASIDE_REMEDY)
         return
     owner = _vm_or_scope_mismatch(meta, scope, vm_id)
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         message = f"{path}: version {version}, this relay knows {SCHEMA_VERSION}"
-        yield failure("state file", message, "update this relay")
+        yield failure("state file", message, "run the relay that wrote it, or move it away")
     elif owner is not None:
         yield warning("state file", f"{path} belongs to another {owner}", _SET_ASIDE_REMEDY)
     else:

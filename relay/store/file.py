@@ -1,9 +1,9 @@
 """Opens the state file: checks its schema version and owner, and locks it.
 
 `open_store` calls `open_state_file`; ``imds-relay audit`` and ``doctor`` only read, with
-`open_for_reading`. A file of an older version gets what it lacks. A file that cannot be used is set
-aside under a new name, and a fresh one begins. Every file is for this user alone, whatever the
-folder and the umask are.
+`open_for_reading`. A file that cannot be used is set aside under a new name, and a fresh one
+begins, with approvals off. The folder belongs to this user, and nobody else can write in it, so
+nobody else puts anything into it. Every file is for this user alone.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ import glob
 import logging
 import os
 import sqlite3
-import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import get_args
 
-from relay.errors import StoreError, StoreLocked, StoreTooNew
+from relay.errors import StoreError, StoreLocked
 from relay.files import (
     create_private_folder,
+    current_user,
     describe_os_error,
     ensure_private_file,
-    may_exist,
-    remove_rights_of_others,
-    symlinks_leading_to,
 )
-from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, StateFileScopeAndVm
-from relay.store.damage_check import DamagedTableError, verify_tables_are_readable
+from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, SinkState, StateFileScopeAndVm
+from relay.store.deliveries import Deliveries
+from relay.store.fleet import FleetTables
+from relay.store.journal import Journal
+from relay.store.occurrences import Occurrences
 from relay.store.rows import get_meta
+from relay.store.standing_holds import VALUE_ERRORS
 
-SCHEMA_VERSION = 5
-"""Each version is a file in ``schema/``. An older state file gets what it lacks."""
+SCHEMA_VERSION = 1
+"""That of ``schema.sql``. A file of another version is refused."""
 MIN_SQLITE_VERSION = (3, 33)
 """The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
@@ -44,13 +43,6 @@ _BUSY_TIMEOUT = 5000  # milliseconds
 _READ_SIZE = 2**20  # bytes
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
-_SQLITE_LOCK_BYTES = 0x40000000
-"""Where SQLite locks a database (https://www.sqlite.org/lockingv3.html)."""
-_SCHEMA_NAMES = (
-    "SELECT type, name, '' FROM sqlite_master WHERE type != 'trigger' UNION "
-    "SELECT 'column of', known.name, info.name FROM sqlite_master AS known, "
-    "pragma_table_info(known.name) AS info WHERE known.type = 'table'"
-)
 _log = logging.getLogger(__name__)
 
 
@@ -94,8 +86,8 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
     """Open or create the state file; blocking.
 
     A corrupt or foreign file is set aside under a new name, with a warning. The fresh file begins
-    with approvals off. Raises StoreLocked if another relay holds the file, StoreTooNew if a newer
-    version wrote it, StoreError if it cannot be opened.
+    with approvals off. Raises StoreLocked if another relay holds the file, StoreError if its folder
+    is open to others, another version wrote it, or it cannot be opened.
     """
     if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         needed = ".".join(map(str, MIN_SQLITE_VERSION))
@@ -103,21 +95,20 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
             f"expected a Python with SQLite {needed} or newer, got {sqlite3.sqlite_version}: "
             "run the relay with a newer Python"
         )
-    path = _resolve_link(path)
+    path = Path(os.path.realpath(path))  # one log and one lock, whatever link leads to it
     lock = _take_lock(path)
     try:
-        with _hold_lock_file_of_older_versions(path):
-            try:
-                connection, trusted = _connect_and_retry_once_if_unusable(path, identity)
-            except _UnusableFileError as problem:
-                set_aside_as = _set_aside(path, now)
-                _log.warning(
-                    "the state file %s %s. It was renamed to %s, and a fresh file begins",
-                    path,
-                    problem,
-                    set_aside_as,
-                )
-                connection, trusted = _connect_to_checked_or_new_file(path, identity)
+        try:
+            connection, trusted = _connect_and_retry_once_if_unusable(path, identity)
+        except _UnusableFileError as problem:
+            set_aside_as = _set_aside(path, now)
+            _log.warning(
+                "the state file %s %s. It was renamed to %s, and a fresh file begins",
+                path,
+                problem,
+                set_aside_as,
+            )
+            connection, trusted = _connect_to_checked_or_new_file(path, identity)
     except Exception as error:
         lock.close()
         if isinstance(error, sqlite3.Error | OSError | _UnusableFileError):
@@ -163,25 +154,25 @@ def find_file_read_problem(path: Path) -> str | None:
     return None
 
 
-def _resolve_link(path: Path) -> Path:
-    """Return the file that links lead to: one log and one lock, whatever link is used.
+def _require_own_folder(folder: Path) -> None:
+    """Create the folder for this user alone, or check that nobody else can write in it.
 
-    Raises StoreError for a link of another user, who could lead the relay to any file. The kernel
-    refuses to follow most of them, but here they are only read.
+    Whoever can write there can put another file in the place of any. Windows has no such rights.
     """
-    if hasattr(os, "geteuid"):
-        for link in symlinks_leading_to(path):
-            owner, folder = link.lstat().st_uid, link.parent.stat()
-            # In a folder that only its owner and root can write, they have put it there.
-            is_planted = link == path.absolute() or (
-                folder.st_mode & 0o022 and owner != folder.st_uid
-            )
-            if is_planted and owner not in (0, os.geteuid()):
-                raise StoreError(
-                    "store.path: expected a file, or links of this user or root, "
-                    f"{link} is a link of user {owner}"
-                )
-    return Path(os.path.realpath(path))  # Path.resolve raises for a link that leads to itself
+    create_private_folder(folder)
+    if not hasattr(os, "geteuid"):
+        return
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        problem = f"{folder} belongs to user {status.st_uid}"
+    elif status.st_mode & 0o022:
+        problem = f"others can write in {folder}: chmod 700 {folder}"
+    else:
+        return
+    raise StoreError(
+        f"store.path: expected a folder of {current_user()} in which nobody else can write, "
+        f"{problem}, or name one that is not there yet"
+    )
 
 
 def lock_path(path: Path) -> Path:
@@ -192,9 +183,9 @@ def lock_path(path: Path) -> Path:
 def _take_lock(path: Path) -> sqlite3.Connection:
     # The lock is an exclusive transaction on a second database beside the file. This works on every
     # platform, and the kernel releases it with the process. Other programs, such as the audit, can
-    # still read the state file itself. Nobody else can open the database, so nobody can lock it.
+    # still read the state file itself.
     try:
-        create_private_folder(path.parent)
+        _require_own_folder(path.parent)
         ensure_private_file(lock_path(path))
         lock = sqlite3.connect(
             lock_path(path), isolation_level=None, timeout=LOCK_TIMEOUT, check_same_thread=False
@@ -217,41 +208,6 @@ def _take_lock(path: Path) -> sqlite3.Connection:
     return lock
 
 
-@contextlib.contextmanager
-def _hold_lock_file_of_older_versions(path: Path) -> Iterator[None]:
-    """Hold the lock file of older versions, then remove it: the file has the new schema by then.
-
-    Raises StoreLocked if a relay of an older version holds it. Others could read the lock file, and
-    so hold a shared lock on it. Only a relay has it locked for itself.
-    """
-    older = path.with_name(f"{path.name}.lock")
-    if not may_exist(older):
-        yield
-        return
-    if not stat.S_ISREG(older.lstat().st_mode):
-        # No relay made it. To open a pipe waits for a writer, and a link leads to another file.
-        older.unlink()
-        yield
-        return
-    with contextlib.ExitStack() as held:
-        try:
-            try:
-                import fcntl  # noqa: PLC0415  # only on POSIX
-            except ImportError:  # Windows refuses to remove a file that is open
-                older.unlink()
-            else:
-                file = held.enter_context(older.open("rb"))
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 512, _SQLITE_LOCK_BYTES)
-        except OSError as error:
-            raise StoreLocked(
-                f"another relay, of an older version, holds {path}: stop it, or give this one a "
-                "store.path of its own"
-            ) from error
-        yield
-        with contextlib.suppress(OSError):
-            older.unlink()
-
-
 def _folder_error(path: Path, text: str) -> StoreError:
     return StoreError(f"store.path: expected a folder that can be written, {path.parent}: {text}")
 
@@ -261,9 +217,9 @@ def _connect_to_checked_or_new_file(
 ) -> tuple[sqlite3.Connection, bool]:
     """Open and check the file and create its tables; return also whether it is trusted.
 
-    Raises _UnusableFileError, StoreTooNew, sqlite3.Error.
+    Raises _UnusableFileError, StoreError, sqlite3.Error.
     """
-    _make_private(path)
+    ensure_private_file(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     corrupt_codes = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
     try:
@@ -278,15 +234,15 @@ def _connect_to_checked_or_new_file(
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
-        _apply_schema_files(connection, version)  # fails if the tables are not those of the version
-        corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
-        if version != 0:
-            _verify_tables_and_indexes(connection)
-            verify_tables_are_readable(connection, EventKeyFormat(with_scope=identity.is_hub))
+        if version:
+            _load(connection, EventKeyFormat(with_scope=identity.is_hub))
         else:
+            for statement in _schema_statements():
+                connection.execute(statement)
             _write_initial_meta(
                 connection, "off" if _was_set_aside_before(path) else "on", identity
             )
+        corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         # This changes nothing, but fails if the file can only be read.
         connection.execute("UPDATE meta SET value = '' WHERE key = ''")
         owner = get_meta(connection, "vm_id")
@@ -296,7 +252,7 @@ def _connect_to_checked_or_new_file(
     except Exception as error:
         connection.close()
         # A UnicodeDecodeError is about names in a broken schema.
-        is_corrupt = isinstance(error, UnicodeDecodeError | DamagedTableError)
+        is_corrupt = isinstance(error, VALUE_ERRORS)
         if isinstance(error, sqlite3.Error):
             is_corrupt = (
                 result_code(error) in corrupt_codes
@@ -327,21 +283,25 @@ def _connect_and_retry_once_if_unusable(
     return _connect_to_checked_or_new_file(path, identity)
 
 
-def _make_private(path: Path) -> None:
-    """Take the rights of others on every part of the file away. SQLite copies them to its log.
-
-    Raises OSError if a part belongs to another user, who could have written anything into it.
-    """
-    ensure_private_file(path)
-    index = path.with_name(f"{path.name}-shm")
-    for part in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")):
-        if os.path.lexists(part):
-            remove_rights_of_others(part)
-    if os.path.lexists(index) and remove_rights_of_others(index):
-        index.unlink()  # whoever could read it may hold locks on it; SQLite makes it anew
-    for older in path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"):
-        with contextlib.suppress(OSError):  # of another user: not ours to change
-            remove_rights_of_others(older)
+def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
+    """Read what the relay reads after its start. What that raises says that the file is corrupt."""
+    live = Occurrences(connection, keys).live_occurrences()
+    for occurrence in live:
+        if occurrence.key != keys.make_key(occurrence.scope, occurrence.event.event_id):
+            raise ValueError(f"the event {occurrence.key} has another EventId")
+    Journal(connection).head().hash.encode()
+    deliveries = Deliveries(connection)
+    newest_entry = connection.execute("SELECT max(id) FROM entry").fetchone()[0] or 0
+    if newest_entry >= deliveries.next_autoincrement_entry_id():
+        raise ValueError("the next id of an entry is not new")
+    deliveries.waiting_entries()
+    for name, (state, _) in deliveries.sink_states_with_reasons().items():
+        if state not in get_args(SinkState):
+            raise ValueError(f"the sink {name} has the state {state}")
+    if keys.with_scope:
+        fleet = FleetTables(connection)
+        fleet.agents()
+        fleet.sightings([occurrence.key for occurrence in live])
 
 
 def _check_file_and_get_version(
@@ -349,20 +309,20 @@ def _check_file_and_get_version(
 ) -> int:
     """Return the schema version; 0 if the file is still empty.
 
-    Raises _UnusableFileError, StoreTooNew, sqlite3.Error, UnicodeDecodeError.
+    Raises _UnusableFileError, StoreError, sqlite3.Error, UnicodeDecodeError.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         return 0
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise _UnusableFileError("is the database of another program")
-    if version > SCHEMA_VERSION:
-        raise StoreTooNew(
-            f"store.path: expected a file of version {SCHEMA_VERSION} or older, got version "
-            f"{version} of a newer relay: update this relay"
+    if version == 0:  # nobody writes this: a bit was flipped
+        raise _UnusableFileError("is corrupt (it has version 0)")
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"store.path: expected a file of version {SCHEMA_VERSION}, got version {version} of "
+            "another relay: run that one, or move the file away"
         )
-    if version < 1:
-        raise _UnusableFileError(f"is corrupt (it has version {version})")
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise _UnusableFileError(f"is corrupt ({problem})")
@@ -379,40 +339,11 @@ def _check_file_and_get_version(
     return int(version)
 
 
-def _apply_schema_files(connection: sqlite3.Connection, version: int) -> None:
-    """Apply the schema files after this version."""
-    for later in range(version + 1, SCHEMA_VERSION + 1):
-        for statement in _schema_statements(later):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {later}")
-
-
-def _verify_tables_and_indexes(connection: sqlite3.Connection) -> None:
-    """Return if the file has every table, column and index, whatever version it names.
-
-    The relay works without its triggers, too: they only forbid it to change the journal.
-
-    Raises _UnusableFileError.
-    """
-    if missing := _schema_names_of_version(SCHEMA_VERSION) - set(connection.execute(_SCHEMA_NAMES)):
-        kind, name, column = min(missing)
-        raise _UnusableFileError(f"is corrupt (it has no {kind} {name} {column}".rstrip() + ")")
-
-
-@cache
-def _schema_names_of_version(version: int) -> frozenset[tuple[str, str, str]]:
-    """Return what `_SCHEMA_NAMES` selects from a file of a version."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-        for earlier in range(1, version + 1):
-            for statement in _schema_statements(earlier):
-                fresh.execute(statement)
-        return frozenset(fresh.execute(_SCHEMA_NAMES))
-
-
 def _write_initial_meta(
     connection: sqlite3.Connection, mode: Mode, identity: StateFileScopeAndVm
 ) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
     connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
     if identity.is_hub:
@@ -463,14 +394,13 @@ def _was_set_aside_before(path: Path) -> bool:
     return any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
 
 
-@cache
-def _schema_statements(version: int) -> tuple[str, ...]:
+def _schema_statements() -> list[str]:
     # executescript would commit first, and then the tables would not appear all at once.
-    script = files("relay.store").joinpath("schema", f"{version}.sql").read_text(encoding="utf-8")
+    script = files("relay.store").joinpath("schema.sql").read_text(encoding="utf-8")
     statements, current = [], ""
     for line in script.splitlines(keepends=True):
         current += line
         if sqlite3.complete_statement(current):
             statements.append(current)
             current = ""
-    return tuple(statements)
+    return statements

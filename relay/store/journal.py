@@ -1,9 +1,10 @@
 """The audit trail: an append-only table whose rows form a hash chain.
 
-`Transaction.record` appends each CloudEvent; approvals append a ``claim`` before each StartRequest,
-and the mode of approvals is noted as ``mode``. The hash of each row covers the row and the hash
-before it. What the sinks send is read from here. ``imds-relay audit`` verifies the chain. Old rows
-are pruned; a checkpoint with the last hash of them remains.
+`Transaction.record` appends each CloudEvent; approvals append a ``claim`` before each StartRequest
+and an ``answer`` for each answer that is not final, and the mode of approvals is noted as ``mode``.
+The hash of each row covers the row and the hash before it. What the sinks send is read from here.
+``imds-relay audit`` verifies the chain. Old rows are pruned; a checkpoint with the last hash of
+them remains.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ from relay.store.rows import PageLimit, bulk_insert, take_page
 GENESIS = JournalHead(0, "0" * 64)
 """The head of a journal without rows."""
 
+APPROVAL_ROWS = (
+    "kind IN ('approval.granted', 'approval.recorded', 'approval.reminder', 'approval.voided', "
+    "'claim', 'answer', 'startrequest.accepted', 'startrequest.failed')"
+)
+"""The rows that are folded (`relay.store.approvals`), as in the index ``journal_of_approvals``."""
+STANDING_HOLD_ROWS = "kind >= 'standing-hold.' AND kind < 'standing-hold/'"
+"""The rows that are folded (`relay.store.standing_holds`), as in ``journal_of_standing_holds``."""
+_CLOUDEVENTS = "kind NOT IN ('claim', 'answer', 'mode')"
 _CHANGE = "kind >= 'event.' AND kind < 'event/'"
 """The rows about what Azure changed. The index ``journal_of_change`` has the same condition."""
 NewRow = tuple[str, str | None, str | None, bytes]
@@ -37,8 +46,9 @@ NewRow = tuple[str, str | None, str | None, bytes]
 class JournalRow:
     """One row.
 
-    ``kind`` is ``<family>.<change>`` of a CloudEvent, ``claim`` or ``mode``. ``event_key`` is
-    made by an `EventKeyFormat`. ``transition`` is that of an ``event.*``. ``body`` is JSON.
+    ``kind`` is ``<family>.<change>`` of a CloudEvent, ``claim``, ``answer`` or ``mode``.
+    ``event_key`` is made by an `EventKeyFormat`. ``transition`` is that of an ``event.*``. ``body``
+    is JSON.
     """
 
     position: int
@@ -132,49 +142,64 @@ class Journal:
             start += length
         return bodies
 
-    def verified_event_at_position(
-        self, position: int | None, kind: str, event_key: str | None
-    ) -> CloudEvent | None:
-        """Return the CloudEvent at a position, if the chain holds it and it is of this kind.
-
-        This is a look-up by position: the hash of the row before, and that of the row itself.
-        """
-        body = self._body_if_verified(position, kind, event_key)
-        return CloudEvent.parse(body) if body is not None else None
-
-    def _body_if_verified(
-        self, position: int | None, kind: str, event_key: str | None
-    ) -> bytes | None:
+    def holds(self, position: int, digest: str) -> bool:
+        """Whether the row at a position has this hash."""
         row = self._connection.execute(
-            "SELECT position, at, kind, event_key, transition, body, hash, coalesce("
+            "SELECT 1 FROM journal WHERE position = ? AND hash = ?", (position, digest)
+        ).fetchone()
+        return row is not None
+
+    def require_no_gap_since(self, event_key: str) -> None:
+        """Raise StoreError if a row is missing after the first one about an event."""
+        first, count = self._connection.execute(
+            "SELECT first, (SELECT count(*) FROM journal WHERE position >= first) FROM "
+            "(SELECT min(position) AS first FROM journal WHERE event_key = ?)",
+            (event_key,),
+        ).fetchone()
+        if first is not None and count != self.head().position - first + 1:
+            raise StoreError(f"journal: rows after position {first} were removed")
+
+    def newest_of(self, rows: str, event_key: str | None = None) -> tuple[int, str] | None:
+        """Return position and hash of the newest of such rows, or of those about an event."""
+        of_event = "" if event_key is None else "event_key = :key AND "
+        found: tuple[int, str] | None = self._connection.execute(
+            f"SELECT position, hash FROM journal WHERE {of_event}{rows} "  # noqa: S608  # our own text
+            "ORDER BY position DESC LIMIT 1",
+            {"key": event_key},
+        ).fetchone()
+        return found
+
+    def verified_rows(
+        self, rows: str, event_key: str | None = None, *, after: int = 0
+    ) -> Iterator[JournalRow]:
+        """Yield such rows after a position, or those about an event, oldest first.
+
+        ``rows`` is `APPROVAL_ROWS` or `STANDING_HOLD_ROWS`. Raises StoreError at a row that the
+        chain of hashes does not hold.
+        """
+        of_event = "" if event_key is None else "event_key = :key AND "
+        found = self._connection.execute(
+            "SELECT position, at, kind, event_key, transition, body, hash, coalesce("  # noqa: S608  # our own text
             "(SELECT hash FROM journal AS before WHERE before.position = journal.position - 1), "
             "(SELECT hash FROM checkpoint WHERE checkpoint.position = journal.position - 1)) "
-            "FROM journal WHERE position = ? AND kind = ? AND event_key IS ?",
-            (position, kind, event_key),
-        ).fetchone()
-        if row is None:
-            return None
-        *columns, digest, before = row
-        if digest != row_hash(before or GENESIS.hash, *columns):
-            return None
-        return bytes(row[5])
-
-    def decision_and_claim_rows_of_event(self, event_key: str) -> Iterator[tuple[int, str, bytes]]:
-        """Yield what decides which votes and holds on an EventId are in force, oldest first.
-
-        Each row is its position, kind and body. Only rows that the chain holds are read.
-        """
-        rows = self._connection.execute(
-            "SELECT position, kind FROM journal WHERE event_key = ? AND kind IN "
-            "('approval.recorded', 'approval.voided', 'claim', 'startrequest.accepted', "
-            "'event.ended') "
-            "ORDER BY position",
-            (event_key,),
+            f"FROM journal WHERE {of_event}{rows} AND position > :after ORDER BY position",
+            {"key": event_key, "after": after},
         ).fetchall()
-        for position, kind in rows:
-            body = self._body_if_verified(position, kind, event_key)
-            if body is not None:
-                yield position, kind, body
+        for *columns, digest, before in found:
+            if digest != row_hash(before or GENESIS.hash, *columns):
+                raise StoreError(
+                    f"journal: the row at position {columns[0]} is not the one that was written"
+                )
+            position, at, kind, key, transition, body = columns
+            yield JournalRow(
+                position=position,
+                at=at,
+                kind=kind,
+                event_key=key,
+                transition=transition,
+                body=bytes(body),
+                hash=digest,
+            )
 
     def position_of_last_change_of_event(
         self, event_key: str, before: str | None = None
@@ -203,7 +228,8 @@ class Journal:
             # The first row is a change. Without its position, all older rows would be read.
             "AND position >= (SELECT coalesce(min(position), 0) FROM journal "
             f"WHERE event_key = :key AND {_CHANGE} AND at >= :since) "
-            "AND position < coalesce(:before, 9e18) AND at >= :since AND kind != 'claim' "
+            "AND position < coalesce(:before, 9e18) AND at >= :since "
+            f"AND {_CLOUDEVENTS} "
             "ORDER BY position DESC",
             {"key": event_key, "since": since, "before": before},
         )
@@ -238,9 +264,8 @@ class Journal:
             (orjson.dumps(event_keys).decode(), after, limit.rows + 1),
         )
         page, has_more = take_page(rows, lambda row: len(row[1]), limit)
-        return [
-            CloudEvent.parse(body) for kind, body in reversed(page) if kind != "claim"
-        ], has_more
+        events = [(kind, body) for kind, body in reversed(page) if kind not in ("claim", "answer")]
+        return [CloudEvent.parse(body) for _, body in events], has_more
 
     def has_event_update_after_position(self, event_keys: Sequence[str], position: int) -> bool:
         """Whether Azure changed one of these EventIds after a position."""
@@ -274,8 +299,8 @@ class Journal:
     ) -> list[tuple[JournalHead, CloudEvent]]:
         """Return CloudEvents after a position, oldest first, each with the head that it became."""
         rows = self._connection.execute(
-            "SELECT position, hash, body FROM journal "
-            "WHERE position > ? AND kind NOT IN ('claim', 'mode') ORDER BY position",
+            "SELECT position, hash, body FROM journal "  # noqa: S608  # our own text
+            f"WHERE position > ? AND {_CLOUDEVENTS} ORDER BY position",
             (position,),
         )
         page, _ = take_page(rows, lambda row: len(row[2]), PageLimit(limit, max_bytes))
@@ -296,35 +321,26 @@ class Journal:
         ).fetchone()
         return JournalHead(*row) if row else read_pruning_checkpoint(self._connection)
 
-    def prune(self, before: datetime, now: datetime) -> int:
-        """Delete the rows from before a moment; return how many.
+    def prune(self, before: datetime, now: datetime, keep_from: int | None = None) -> int:
+        """Delete the rows from before a moment and position; return how many.
 
-        Rows that a waiting entry, a dead letter, a vote or hold in force, a standing hold that is
-        not over or an open grant needs are kept, except for events that ended before that moment. A
-        checkpoint with the last hash remains, so that the chain can still be verified.
+        Rows that a waiting entry, a dead letter or a live event needs are kept, and all after them.
+        A checkpoint with the last hash remains, so that the chain can still be verified.
         """
         # Stop at the first row that is not old, even if older ones follow. A clock that was wrong
         # for a while wrote old times late.
-        of_kept_event = (
-            "EXISTS (SELECT 1 FROM occurrence WHERE id = occurrence "
-            "AND (live OR last_changed >= :before))"
-        )
         first_kept = self._connection.execute(
-            "SELECT min("  # noqa: S608  # our own text
+            "SELECT min("
             "(SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= :before), "
-            # Without these indexes, SQLite would read all entries and all decisions.
+            # Without these indexes, SQLite would read all entries.
             "(SELECT coalesce(min(position), 9e18) FROM entry INDEXED BY entry_waiting "
             "WHERE state = 'waiting'), "
             "(SELECT coalesce(min(position), 9e18) FROM entry INDEXED BY entry_parked "
             "WHERE state = 'parked'), "
-            "(SELECT coalesce(min(position), 9e18) FROM decision INDEXED BY decision_that_counts "
-            f"WHERE counts AND {of_kept_event}), "
-            "(SELECT coalesce(min(position), 9e18) FROM standing_hold "
-            "INDEXED BY standing_hold_open WHERE ended IS NULL), "
-            "(SELECT coalesce(min(position), 9e18) FROM start_request "
-            "INDEXED BY start_request_open "
-            f"WHERE state IN ('granted', 'sent') AND {of_kept_event}))",
-            {"before": format_sortable(before)},
+            "(SELECT coalesce(min(journal.position), 9e18) FROM occurrence "
+            "INDEXED BY occurrence_live JOIN journal ON event_key = key WHERE live), "
+            "coalesce(:keep_from, 9e18))",
+            {"before": format_sortable(before), "keep_from": keep_from},
         ).fetchone()[0]
         last_pruned = self._connection.execute(
             "SELECT position, hash FROM journal WHERE position < ? ORDER BY position DESC LIMIT 1",

@@ -20,6 +20,8 @@ from relay.events.timestamps import format_sortable
 from relay.store import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
 from relay.store.rows import PageLimit, bulk_insert, parse_page, parse_rows
 
+MAX_KEYS = 10_000
+"""Keys in one query: SQLite takes no more than 32,766 values."""
 _OCCURRENCE = TypeAdapter(TrackedEvent)
 
 
@@ -33,7 +35,10 @@ class LiveRow(NamedTuple):
 
 
 class AppearedEventToStore(NamedTuple):
-    """An event that appeared. ``event_id`` is the id of the CloudEvent that reports it."""
+    """An event that appeared.
+
+    ``event_id`` is the id of the CloudEvent that reports it, ``position`` where that is journaled.
+    """
 
     at: datetime
     scope: str
@@ -41,6 +46,7 @@ class AppearedEventToStore(NamedTuple):
     data: str
     revision: str
     event_id: str
+    position: int
 
 
 class ChangedEventToStore(NamedTuple):
@@ -106,7 +112,7 @@ class Occurrences:
     def live_last_event_ids(self) -> list[tuple[int, str]]:
         """Return each live occurrence with the id of the CloudEvent that reported its state."""
         return self._connection.execute(
-            "SELECT id, told FROM occurrence INDEXED BY occurrence_live WHERE live"
+            "SELECT id, last_event_id FROM occurrence INDEXED BY occurrence_live WHERE live"
         ).fetchall()
 
     def ended_between(self, since: datetime, until: datetime) -> list[TrackedEvent]:
@@ -178,6 +184,22 @@ class Occurrences:
             )
         return occurrence
 
+    def live_with_keys(self, event_keys: Sequence[str] | None) -> list[TrackedEvent]:
+        """Return the live occurrences with these keys, in order of appearance; None: all."""
+        if event_keys is None or len(event_keys) > MAX_KEYS:
+            return self.live_occurrences()
+        if not event_keys:  # SQLite finds no plan for an empty list
+            return []
+        return self._select_occurrences(
+            "INDEXED BY occurrence_live WHERE live "
+            f"AND key IN ({', '.join('?' * len(event_keys))}) ORDER BY id",
+            *event_keys,
+        )
+
+    def all_of_key(self, event_key: str) -> list[TrackedEvent]:
+        """Return every occurrence of an event, oldest first."""
+        return self._select_occurrences("WHERE key = ? ORDER BY number", event_key)
+
     def find_following_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
         """Return the next occurrence of the same event."""
         return self._select_occurrence_or_none(
@@ -236,7 +258,8 @@ class Occurrences:
         bulk_insert(
             self._connection,
             "occurrence "
-            "(scope, key, number, data, revision, live, boot_id, first_seen, last_changed, told)",
+            "(scope, key, number, data, revision, live, boot_id, first_seen, last_changed, "
+            "position, last_event_id)",
             [
                 (
                     row.scope,
@@ -248,6 +271,7 @@ class Occurrences:
                     boot_id,
                     format_sortable(row.at),
                     format_sortable(row.at),
+                    row.position,
                     row.event_id,
                 )
                 for row in rows
@@ -270,10 +294,10 @@ class Occurrences:
         self._connection.execute(
             "WITH changed AS (SELECT json_extract(value, '$[0]') AS at, "
             "json_extract(value, '$[1]') AS id, json_extract(value, '$[2]') AS data, "
-            "json_extract(value, '$[3]') AS revision, json_extract(value, '$[4]') AS told "
+            "json_extract(value, '$[3]') AS revision, json_extract(value, '$[4]') AS event "
             "FROM json_each(?)) "
             "UPDATE occurrence SET data = changed.data, revision = changed.revision, "
-            "last_changed = changed.at, told = changed.told FROM changed "
+            "last_changed = changed.at, last_event_id = changed.event FROM changed "
             "WHERE occurrence.id = changed.id",
             (_rows_to_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
@@ -283,9 +307,9 @@ class Occurrences:
         self._connection.execute(
             "WITH ended AS (SELECT json_extract(value, '$[0]') AS at, "
             "json_extract(value, '$[1]') AS id, json_extract(value, '$[2]') AS outcome, "
-            "json_extract(value, '$[3]') AS told FROM json_each(?)) "
+            "json_extract(value, '$[3]') AS event FROM json_each(?)) "
             "UPDATE occurrence SET live = 0, outcome = ended.outcome, last_changed = ended.at, "
-            "told = ended.told FROM ended WHERE occurrence.id = ended.id",
+            "last_event_id = ended.event FROM ended WHERE occurrence.id = ended.id",
             (_rows_to_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
@@ -296,24 +320,15 @@ class Occurrences:
         )
 
     def prune_ended_occurrences(self, before: datetime) -> None:
-        """Delete the occurrences that ended before a moment, with their decisions and grants.
-
-        Prune the journal first: an occurrence is kept while the journal holds a hold on it.
-        Otherwise the hold would be in force without its row when the EventId comes back.
-        """
+        """Delete the occurrences that ended before a moment."""
         # Only the occurrences before the first young one are read. A clock that was wrong for a
         # while wrote old times late.
-        first_young = "SELECT id FROM occurrence WHERE first_seen >= :before ORDER BY id LIMIT 1"
-        old = (
-            f"(SELECT id FROM occurrence WHERE id < coalesce(({first_young}), 9e18) "  # noqa: S608  # our own text
-            "AND NOT live AND last_changed < :before AND id NOT IN "
-            "(SELECT occurrence FROM decision WHERE counts AND decision = 'hold' "
-            "AND position > coalesce((SELECT position FROM checkpoint), 0)))"
+        self._connection.execute(
+            "DELETE FROM occurrence WHERE id < coalesce((SELECT id FROM occurrence "
+            "WHERE first_seen >= :before ORDER BY id LIMIT 1), 9e18) "
+            "AND NOT live AND last_changed < :before",
+            {"before": format_sortable(before)},
         )
-        values = {"before": format_sortable(before)}
-        self._connection.execute(f"DELETE FROM decision WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
-        self._connection.execute(f"DELETE FROM start_request WHERE occurrence IN {old}", values)  # noqa: S608  # our own text
-        self._connection.execute(f"DELETE FROM occurrence WHERE id IN {old}", values)  # noqa: S608  # our own text
 
     def _select_occurrence_or_none(self, where: str, *values: object) -> TrackedEvent | None:
         return next(iter(self._select_occurrences(where, *values)), None)
@@ -323,8 +338,8 @@ class Occurrences:
 
     def _select_occurrence_rows(self, where: str, *values: object) -> sqlite3.Cursor:
         return self._connection.execute(
-            "SELECT id, scope, key, number, data, revision, live, boot_id, "  # noqa: S608  # our own text
-            f"first_seen, last_changed, outcome, told AS last_event_id FROM occurrence {where}",
+            "SELECT id, scope, key, number, position, data, revision, live, boot_id, "  # noqa: S608  # our own text
+            f"first_seen, last_changed, outcome, last_event_id FROM occurrence {where}",
             values,
         )
 

@@ -1,10 +1,8 @@
 """Deletes old rows of all tables.
 
 - Deliveries that are done, and the oldest dead letters over a limit.
-- Answers to requests of clients: a client that repeats a request gets its first answer again. Many
-  answers that refused go earlier than others.
-- Rows of the journal, ended events, and standing holds that are over. A standing hold is one that
-  was made for a time, before an event exists.
+- Answers to requests of clients: a client that repeats one gets its first answer again.
+- Rows of the journal, and ended events.
 - Messages in chats and links to the confirm page that are about ended events.
 - On a hub, what agents said about events that are deleted.
 
@@ -52,11 +50,11 @@ def prune_all_tables(
     delivery_limit = now - timedelta(seconds=settings.retain)
     audit_limit = now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
-    tx.decisions.prune_answers(min(delivery_limit, now - MIN_ANSWER_RETENTION))
-    tx.decisions.prune_answers_of_refusals(now)
-    journal_rows = tx.journal.prune(audit_limit, now)
+    tx.answers.prune(min(delivery_limit, now - MIN_ANSWER_RETENTION))
+    keep_from = tx.standing_holds.first_open_position()
+    journal_rows = tx.journal.prune(audit_limit, now, keep_from)
     tx.occurrences.prune_ended_occurrences(audit_limit)
-    tx.standing_holds.prune(audit_limit)
+    tx.approvals.forget_what_was_read()
     tx.messages.prune()
     tx.fleet.prune_orphaned_sightings()
     return PrunedJournalAndDeadLetterCounts(journal_rows, dead_letters)

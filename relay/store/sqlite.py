@@ -31,6 +31,7 @@ from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
 from relay.store import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
+from relay.store.approvals import FoldCache
 from relay.store.file import StateFile, open_state_file, result_code
 from relay.store.transaction import Route, Transaction
 
@@ -148,6 +149,7 @@ class Store:
         self._state_file = state_file
         self._route = route
         self._loop = asyncio.get_running_loop()
+        self._fold_cache = FoldCache()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._uncommitted: sqlite3.Connection | None = None  # while the file cannot be written
@@ -363,7 +365,12 @@ class Store:
             self._changes.pop().undo()
 
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self._sink_names_for_event, self._state_file.keys)
+        return Transaction(
+            connection,
+            self._sink_names_for_event,
+            self._state_file.keys,
+            cache=self._fold_cache,
+        )
 
     def _sink_names_for_event(self, event: CloudEvent) -> Iterable[str]:
         # The route can change between two pieces of work in one transaction.

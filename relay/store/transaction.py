@@ -1,7 +1,7 @@
 """What work can do in one transaction: read and write the tables, record events, redeliver.
 
 `relay.store.sqlite.Store` hands a `Transaction` to each piece of work that another package
-submits. Its attributes (`journal`, `occurrences`, `decisions`, …) read and write the tables. To
+submits. Its attributes (`journal`, `occurrences`, `approvals`, …) read and write the tables. To
 record an event appends it to the journal and makes one entry for each sink that wants it. The store
 tells its listeners of the events and entries once they are on disk.
 """
@@ -18,8 +18,9 @@ from itertools import count
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.store import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, RecordedEvent
+from relay.store.answers import Answers
+from relay.store.approvals import Approvals, FoldCache
 from relay.store.chat_messages import ChatMessages
-from relay.store.decisions import Decisions
 from relay.store.deliveries import DeadLetterFilter, Deliveries
 from relay.store.fleet import FleetTables
 from relay.store.journal import Journal
@@ -50,8 +51,11 @@ class Transaction:
         connection: sqlite3.Connection,
         route: Route,
         keys: EventKeyFormat = SINGLE_SCOPE,
+        *,
+        cache: FoldCache | None = None,
     ) -> None:
         self._connection = connection
+        self._cache = cache if cache is not None else FoldCache()
         self._route = route
         self.keys = keys
         self.journal = Journal(connection)
@@ -61,14 +65,19 @@ class Transaction:
         self.redelivered: list[Entry] = []
 
     @cached_property
-    def decisions(self) -> Decisions:
-        """Votes, holds, releases and grants."""
-        return Decisions(self._connection, self.journal)
+    def approvals(self) -> Approvals:
+        """Votes, holds and grants."""
+        return Approvals(self._connection, self.journal, self.occurrences, self._cache)
+
+    @cached_property
+    def answers(self) -> Answers:
+        """The first answers to requests."""
+        return Answers(self._connection)
 
     @cached_property
     def standing_holds(self) -> StandingHolds:
         """Holds by conditions and for a time."""
-        return StandingHolds(self._connection, self.journal)
+        return StandingHolds(self.journal, self._cache.holds)
 
     @cached_property
     def messages(self) -> ChatMessages:

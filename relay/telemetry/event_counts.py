@@ -83,4 +83,4 @@ class EventCounts:
         elif name == "approval.recorded":
             self.decisions[data["decision"]] += 1
         elif name == "approval.refused":
-            self.refusals[data["decision"]] += data.get("count", 1)
+            self.refusals[data["decision"]] += 1

@@ -143,10 +143,7 @@ def _granted(data: Mapping[str, Any]) -> str:
 
 
 def _decision_refused(data: Mapping[str, Any]) -> str:
-    times = f" ({data['count']} times)" if "count" in data else ""
-    return (
-        f"{data['principal']} may not {data['decision']} {_subject(data)}{times}: {data['refusal']}"
-    )
+    return f"{data['principal']} may not {data['decision']} {_subject(data)}: {data['refusal']}"
 
 
 def _votes_voided(data: Mapping[str, Any]) -> str:
@@ -230,7 +227,7 @@ LINES: Mapping[str, LineDefinition] = {
     "approval.refused": LineDefinition(
         level=logging.WARNING,
         sentence=_decision_refused,
-        fields=(*_DECISION_FIELDS, "refusal", "count"),
+        fields=(*_DECISION_FIELDS, "refusal"),
     ),
     "approval.voided": LineDefinition(
         level=logging.INFO, sentence=_votes_voided, fields=(*_ABOUT_EVENT, "why", "dryRun")

@@ -69,18 +69,6 @@ async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(
     assert await relay.recorded_events("approval.refused") == []
 
 
-@pytest.mark.parametrize(
-    ("by", "changes", "status"), [("reader", {}, 403), ("alice", {"revision": "another"}, 409)]
-)
-async def test_a_refusal_is_a_first_answer_too(
-    relay: RunningRelay, by: str, changes: dict[str, str], status: int
-) -> None:
-    first = await relay.decide(by=by, headers={"Idempotency-Key": "one"}, **changes)
-    again = await relay.decide(by=by, headers={"Idempotency-Key": "one"}, **changes)
-    assert (first.status, again.status, again.json) == (status, status, first.json)
-    assert len(await relay.recorded_events("approval.refused")) == 1
-
-
 async def test_404_and_503_are_not_remembered(relay: RunningRelay) -> None:
     unknown = {
         "eventId": "D0000000-0000-0000-0000-000000000000",

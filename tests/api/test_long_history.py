@@ -18,7 +18,6 @@ import pytest
 
 from relay.api.server.connections import Connection
 from relay.api.server.limits import ServerLimits
-from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
 from relay.events.build import approval_or_startrequest_event
 from relay.rate_limits import TokenBuckets
 from relay.store import Attempt, Entry
@@ -87,22 +86,6 @@ async def test_the_history_comes_in_pages_without_gap_or_repeat(relay: RunningRe
     history = [event for page in reversed(pages) for event in page]
     assert history[0]["type"] == "io.imdsrelay.event.scheduled.v1"
     assert [int(event["data"]["reason"]) for event in history[1:]] == list(range(640))
-
-
-async def test_surplus_refusals_of_a_minute_are_one_row_with_their_number(
-    relay: RunningRelay,
-) -> None:
-    await _record_refusals(relay, 150)
-    await _record_refusals(relay, 12, principals=["client:bob"])
-    history = (await relay.call("GET", PATH)).json["history"]
-    refused = [event["data"] for event in history[1:]]
-    assert [(data["principal"], data.get("count")) for data in refused] == [
-        *[("client:eve", None)] * MAX_RECORDED_ABOUT_EVENT,
-        ("client:eve", 140),
-        *[("client:bob", None)] * MAX_RECORDED_ABOUT_EVENT,
-        ("client:bob", 2),
-    ]
-    assert refused[10]["reason"].startswith("149 ")
 
 
 async def test_twenty_thousand_refusals_make_no_large_answer(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from relay.approvals.refusal_aggregation import MAX_RECORDED_ABOUT_EVENT
+from relay.approvals.engine import MAX_REFUSALS
 from relay.chat.context import make_chat_context
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import Deferred, Rejected
@@ -34,26 +34,23 @@ _FIXED_TABLES = {"meta", "checkpoint", "sink", "sqlite_sequence", "json_each", "
 """Tables that stay small, and those that a statement brings."""
 _OPEN_INDEXES = {
     "occurrence_live",
-    "decision_that_counts",
-    "standing_hold_open",
-    "start_request_open",
     "entry_waiting",
     "entry_parked",
-    "message_stale",
+    "message_refresh",
 }
 """Indexes that hold only what is open. They may be read in full, since rows leave them again."""
 _ALLOWED = {
     "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1": "one row is read",
+    "SELECT position, hash FROM journal WHERE kind >= 'standing-hold.' ": "one row is read",
+    "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION ": (
+        "live events, and a limited number of ended ones, once an hour"
+    ),
     "SELECT min((SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= ": (
         "the journal is read up to its first row that is not old, and the rows before it go"
     ),
-    "DELETE FROM decision WHERE occurrence IN (SELECT id FROM occurrence WHERE id < ": (
+    "DELETE FROM occurrence WHERE id < ": (
         "occurrences are read up to the first that is not old, and most of those before it go"
     ),
-    "DELETE FROM start_request WHERE occurrence IN (SELECT id FROM occurrence WHERE id < ": (
-        "as above"
-    ),
-    "DELETE FROM occurrence WHERE id IN (SELECT id FROM occurrence WHERE id < ": "as above",
     "DELETE FROM invitation WHERE occurrence NOT IN ": (
         "each round leaves only the links to live events"
     ),
@@ -62,9 +59,6 @@ _ALLOWED = {
     ),
     "DELETE FROM message WHERE id NOT IN ": "once an hour, and the rows are short",
     "DELETE FROM sighting WHERE event_key NOT IN ": "once an hour, and the rows are short",
-    "SELECT DISTINCT principal FROM answer": (
-        "once an hour, and only the newest refusals of each principal are kept"
-    ),
 }
 """Statements that may read a table from its start, and why."""
 
@@ -167,7 +161,7 @@ async def _live_through_everything(relay: RunningRelay) -> None:
 
 
 async def _decide(relay: RunningRelay) -> None:
-    for _ in range(MAX_RECORDED_ABOUT_EVENT + 2):
+    for _ in range(MAX_REFUSALS + 2):
         assert (await relay.decide(revision="0123", by="bob")).status == 409
     assert (await relay.decide("hold", by="bob")).status == 202
     assert (await relay.decide("release", by="bob")).status == 202

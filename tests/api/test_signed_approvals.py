@@ -12,7 +12,7 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from tests.api.running_relay import OTHER_SECRET, SECRET, Response, RunningRelay, make_event
+from tests.api.running_relay import OTHER_SECRET, SECRET, Response, RunningRelay
 
 
 def _now() -> datetime:
@@ -213,20 +213,3 @@ async def test_a_client_over_its_rate_does_not_get_through_by_repeats(relay: Run
     assert [(await send()).status for _ in range(3)] == [429] * 3
     relay.clock.offset = 1.0
     assert (await send()).status == 202
-
-
-async def test_a_captured_callback_about_an_unknown_event_never_decides_about_it(
-    relay: RunningRelay,
-) -> None:
-    later = make_event(event_id="later")
-    body = _body(relay, eventId="later", revision=later.revision)
-    send = _capture(relay, body, age=10)
-    assert (await send()).status == 404
-    await relay.observe(make_event(), later)
-    assert (await send()).status == 404
-    assert not await relay.recorded_events("approval.recorded")
-    assert len(await relay.recorded_events("approval.refused")) == 1
-    again = _capture(relay, body)
-    assert (await again()).status == 202
-    assert (await send()).status == 202  # the first answer under this id
-    assert len(await relay.recorded_events("approval.recorded")) == 1

@@ -28,6 +28,7 @@ from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
+from relay.store.approvals import FoldCache
 from relay.store.file import StateFile, open_state_file
 from relay.store.journal import read_all_rows, verify_journal
 from relay.store.transaction import Route, Transaction
@@ -118,9 +119,9 @@ def build_request(
         "digest": "d",
         "event_id": of.event_id,
     } | changes
-    return DecisionRequest(
-        caller=build_caller(by) if isinstance(by, str) else by, decision=decision, at=at, **fields
-    )
+    channel = "amqp" if "message_id" in changes else "http"
+    caller = build_caller(by, channel=channel) if isinstance(by, str) else by
+    return DecisionRequest(caller=caller, decision=decision, at=at, **fields)
 
 
 REBOOT = build_event()
@@ -142,6 +143,7 @@ def build_occurrence(of: ScheduledEvent | None = None, **changes: Any) -> Tracke
         "scope": ORIGIN.scope,
         "key": of.lowercase_event_id,
         "number": 1,
+        "position": 1,
         "data": common_event_data(of, 1),
         "revision": of.revision,
         "live": True,
@@ -165,7 +167,6 @@ def build_decision(
     """A vote or a hold that counts; ``expires`` in seconds after noon."""
     fields: dict[str, Any] = {
         "approval_id": f"{decision}-{by}",
-        "occurrence": 1,
         "decision": decision,
         "principal": f"client:{by}",
         "channel": "http",
@@ -174,7 +175,6 @@ def build_decision(
         "at": NOON,
         "expires": NOON + timedelta(seconds=expires) if expires is not None else None,
         "dry_run": False,
-        "counts": True,
         "recorded_event_id": f"{decision}-{by}-told",
         "message_id": None,
     }
@@ -236,6 +236,11 @@ def build_status(
 # --- on a file
 
 
+def open_grants(tx: Transaction) -> list[Grant]:
+    """Return every grant whose StartRequest has no final answer."""
+    return [grant for grant, _ in tx.approvals.open_grants()]
+
+
 class ApprovalFile:
     """A state file with an ApprovalEngine and a Recorder, without a gate or threads.
 
@@ -266,6 +271,7 @@ class ApprovalFile:
         self._opened = open_state_file(
             self.path, StateFileScopeAndVm(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
+        self._cache = FoldCache()
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(
             self.settings, ORIGIN, trusted=self.trusted, client_resources=self.client_resources
@@ -296,7 +302,9 @@ class ApprovalFile:
         """Run one transaction; roll it back if it raises."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            result = work(Transaction(self.connection, self._route, self._opened.keys))
+            result = work(
+                Transaction(self.connection, self._route, self._opened.keys, cache=self._cache)
+            )
         except BaseException:
             self.connection.execute("ROLLBACK")
             raise
@@ -394,7 +402,7 @@ class ApprovalFile:
     def claim(self) -> list[ClaimedGrant]:
         """Claim every open grant, as the gate does last before it sends."""
         return self.transact(
-            lambda tx: self.engine.claim_grants(tx, tx.decisions.open_grants(), self.clock.now())
+            lambda tx: self.engine.claim_grants(tx, open_grants(tx), self.clock.now())
         )
 
     def set_in_flight(self, *claims: ClaimedGrant) -> None:
@@ -420,10 +428,11 @@ class ApprovalFile:
         """Every grant of every occurrence, oldest occurrence first."""
 
         def read_grants(tx: Transaction) -> list[Grant]:
-            rows = self.connection.execute(
-                "SELECT DISTINCT occurrence FROM start_request ORDER BY 1"
-            ).fetchall()
-            return [grant for (number,) in rows for grant in tx.decisions.grants(number)]
+            rows = self.connection.execute("SELECT id FROM occurrence ORDER BY 1").fetchall()
+            occurrences = [tx.occurrences.require_occurrence(number) for (number,) in rows]
+            return [
+                grant for each in occurrences for grant in tx.approvals.of_occurrence(each).grants
+            ]
 
         return self.transact(read_grants)
 
@@ -446,7 +455,7 @@ class ApprovalFile:
         recorded_events = [
             CloudEvent.parse(row.body)
             for row in read_all_rows(self.connection)
-            if row.kind not in ("claim", "mode")
+            if row.kind not in ("claim", "answer", "mode")
         ]
         return [recorded for recorded in recorded_events if not names or recorded.name in names]
 

@@ -227,7 +227,7 @@ class GateHarness:
         recorded_events = [
             CloudEvent.parse(row.body)
             for row in self.journal()
-            if row.kind not in ("claim", "mode")
+            if row.kind not in ("claim", "answer", "mode")
         ]
         return [recorded for recorded in recorded_events if not names or recorded.name in names]
 

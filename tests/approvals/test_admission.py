@@ -318,7 +318,6 @@ ONE = settings({"votes": 1, "from": ["client:alice", "vm:prod/*"]})
 def standing_hold(principal: str, minutes: int) -> StandingHold:
     """A standing hold on every event."""
     return StandingHold(
-        number=minutes,
         hold_id=f"{minutes:08d}-rest",
         principal=principal,
         channel="http",

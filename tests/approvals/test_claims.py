@@ -34,10 +34,10 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
         "revision": USER_REBOOT.revision,
         "rule": "users",
         "approvalId": claimed.grant.approval_id,
-        "grant": claimed.grant.id,
         "attempt": 1,
         "granted": 2,
         "required": 0,
+        "votes": 0,
         "recorded": [],
     }
     assert approvals.grants[0].state == "sent"

@@ -502,20 +502,20 @@ def test_messages_about_events_that_wait_are_shown_again(tmp_path: Path) -> None
         approvals.record_document(started(A), B, C, event("W", "web-1"))
         decide(approvals, "approve", "alice", of=B)
         approvals.connection.execute(
-            "INSERT INTO message (id, sink, code, told, posted, looks) "
-            "SELECT id, 'ops', '', 0, 1, key FROM occurrence"
+            "INSERT INTO message (id, sink, history_position, times_shown, content_hash) "
+            "SELECT id, 'ops', 0, 1, key FROM occurrence"
         )
         approvals.connection.execute(
             "INSERT INTO message_about SELECT 'ops', id, id FROM occurrence"
         )
 
         def refreshed(*keys: str) -> list[str]:
-            approvals.connection.execute("UPDATE message SET stale_at = NULL")
+            approvals.connection.execute("UPDATE message SET refresh_at = NULL")
             approvals.transact(
                 lambda tx: approvals.engine.apply_due_transitions(tx, approvals.clock.now(), keys)
             )
             rows = approvals.connection.execute(
-                "SELECT looks FROM message WHERE stale_at IS NOT NULL"
+                "SELECT content_hash FROM message WHERE refresh_at IS NOT NULL"
             )
             return [key for (key,) in rows]
 

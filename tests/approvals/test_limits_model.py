@@ -23,7 +23,7 @@ from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import TrackedEvent
-from tests.approvals.builders import ApprovalFile, build_event
+from tests.approvals.builders import ApprovalFile, build_event, open_grants
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.depth import depth
 
@@ -232,7 +232,7 @@ class Limits(RuleBasedStateMachine):
         """Claim what may go now, as the gate does after a fresh read."""
         if fresh:
             self._read()
-        grants = self.approvals.transact(lambda tx: tx.decisions.open_grants())
+        grants = self.approvals.transact(open_grants)
         self.approvals.engine.in_flight = frozenset(
             (grant.id, grant.attempts + 1) for grant in grants
         )

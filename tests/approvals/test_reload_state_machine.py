@@ -22,7 +22,13 @@ from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import Mode
-from tests.approvals.builders import CLIENT_RESOURCES, ORIGIN, ApprovalFile, build_event
+from tests.approvals.builders import (
+    CLIENT_RESOURCES,
+    ORIGIN,
+    ApprovalFile,
+    build_event,
+    open_grants,
+)
 from tests.approvals.manual_clock import ManualClock
 from tests.depth import depth
 
@@ -141,7 +147,7 @@ class ReloadedAndRestarted(RuleBasedStateMachine):
         """StartRequests go out for everything that may go."""
         claims = []
         for each in self.both:
-            grants = each.transact(lambda tx: tx.decisions.open_grants())
+            grants = each.transact(open_grants)
             each.engine.in_flight = frozenset((grant.id, grant.attempts + 1) for grant in grants)
             claims.append(each.claim())
             each.set_in_flight(*claims[-1])

@@ -14,8 +14,6 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import remind_at
-from relay.store import StoreSettings
-from relay.store.retention import prune_all_tables
 from tests.approvals.builders import (
     STARTED,
     VOTES,
@@ -128,16 +126,6 @@ def test_no_reminder_is_sent_without_the_key(tmp_path: Path) -> None:
     assert reminders(file, 800.0) == 0
     assert not file.engine.acts_unasked
     file.close()
-
-
-def test_a_reminder_is_forgotten_with_its_event(approvals: ApprovalFile) -> None:
-    assert reminders(approvals, 301.0) == 1
-    approvals.record_document()
-    approvals.clock.advance(86400.0)
-    kept = StoreSettings(audit_retain=1.0)
-    approvals.transact(lambda tx: prune_all_tables(tx, kept, approvals.clock.now()))
-    rows = approvals.connection.execute("SELECT count(*) FROM reminder").fetchone()
-    assert rows == (0,)
 
 
 @pytest.mark.parametrize("close_before", ["10m", "11m"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -22,45 +24,70 @@ def test_a_repeat_gets_its_first_answer_whatever_happened_since(approvals: Appro
     assert approvals.events() == events_before
 
 
-@pytest.mark.parametrize(
-    ("status", "is_final", "changes"),
-    [
-        (403, True, {"by": build_caller("eve")}),
-        (409, True, {"revision": "x"}),
-        (404, False, {"event_id": "E-9"}),
-        (404, False, {"scope": "other"}),
-    ],
-    ids=["not a voter", "another revision", "an unknown event", "another scope"],
-)
-def test_only_final_refusals_are_first_answers(
-    approvals: ApprovalFile, status: int, is_final: bool, changes: dict[str, Any]
+@pytest.mark.parametrize("channel", ["http", "callback"])
+def test_the_same_decision_within_a_minute_is_the_same_answer_and_later_it_is_renewed(
+    approvals: ApprovalFile, channel: str
 ) -> None:
     approvals.record_document(REBOOT)
-    answers = [approvals.submit(request_id="r", **changes) for _ in range(2)]
-    assert [answer.status for answer in answers] == [status] * 2
-    assert len(approvals.events("approval.refused")) == (1 if is_final else 2)
+    caller = build_caller("alice", channel=channel)
+    first = approvals.submit("hold", caller, request_id="r0")
+    for number in range(1, 20):
+        assert approvals.submit("hold", caller, request_id=f"r{number}") == first
+    (hold,) = approvals.status().active_holds
+    assert len(approvals.events("approval.recorded")) == 1
+    approvals.clock.advance(60)
+    approvals.submit("hold", caller)
+    (renewed,) = approvals.status().active_holds
+    assert renewed.expires is not None
+    assert hold.expires is not None
+    assert renewed.expires - hold.expires == timedelta(minutes=1)
 
 
-def test_a_message_that_comes_again_gets_no_second_event(
-    approvals: ApprovalFile,
-) -> None:
-    """A message comes again if the relay was killed before it could acknowledge it."""
-    for _ in range(2):
-        assert approvals.submit(event_id="E-9", request_id="m", message_id="m").status == 404
-    assert len(approvals.events("approval.refused")) == 1
-
-
-def test_a_copy_of_a_signed_404_stays_404_across_restarts_and_a_new_signature_does_not(
-    approvals: ApprovalFile,
-) -> None:
-    """A captured callback must not become an approval when Azure uses its EventId."""
-    assert approvals.submit(request_id="r", signed_at="1700000000").status == 404
+def test_over_amqp_each_message_has_an_event_as_its_answer(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
+    for name in ("m1", "m2"):
+        assert approvals.submit(request_id=name, message_id=name).status == 202
+    causes = [event.attributes["causationid"] for event in approvals.events("approval.recorded")]
+    assert causes == ["m1", "m2"]
+    assert approvals.status().vote_count == 1
+
+
+def test_a_copy_of_a_request_that_changed_nothing_changes_nothing_later(
+    approvals: ApprovalFile,
+) -> None:
+    """Whoever captured it could otherwise take the hold again after its release."""
+    approvals.record_document(REBOOT)
+    for number in range(2):
+        approvals.submit("hold", request_id=f"r{number}")
+    approvals.submit("release", request_id="release")
     approvals.crash()
-    copied = approvals.submit(request_id="r", signed_at="1700000000")
-    assert (copied.status, copied.repeat) == (404, True)
-    assert approvals.submit(request_id="r", signed_at="1700000001").status == 202
-    assert len(approvals.events("approval.refused")) == 1
+    copied = approvals.submit("hold", request_id="r1")
+    assert (copied.status, copied.repeat) == (202, True)
+    assert not approvals.status().active_holds
+
+
+def test_a_refused_request_that_is_sent_again_is_judged_again(approvals: ApprovalFile) -> None:
+    assert approvals.submit(request_id="r").status == 404
+    approvals.record_document(REBOOT)
+    assert approvals.submit(request_id="r").status == 202
+
+
+def test_of_many_refusals_ten_a_minute_are_events_and_all_are_counted_and_logged(
+    approvals: ApprovalFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    approvals.record_document(REBOOT)
+    for _ in range(30):
+        assert approvals.submit(by="eve").status == 403
+    assert len(approvals.events("approval.refused")) == 10
+    assert approvals.engine.unrecorded_refusals == {"approve": 20}
+    assert caplog.text.count("client:eve may not approve event E-1: ") == 20
+    assert approvals.submit(by="dave").status == 403
+    assert len(approvals.events("approval.refused")) == 11
+    approvals.clock.advance(6)
+    for _ in range(2):
+        approvals.submit(by="eve")
+    assert len(approvals.events("approval.refused")) == 12
 
 
 def test_a_503_is_neither_recorded_nor_a_first_answer(approvals: ApprovalFile) -> None:

@@ -219,12 +219,7 @@ def test_a_grant_is_not_claimed_after_the_hours(timed: ApprovalFile) -> None:
     timed.clock.advance(60)
     timed.record_document(build_event())
     timed.clock.advance(120)
-    assert (
-        timed.transact(
-            lambda tx: timed.engine.claim_grants(tx, tx.decisions.open_grants(), timed.clock.now())
-        )
-        == []
-    )
+    assert timed.claim() == []
     timed.apply_transitions()
     assert timed.event_names() == ["approval.granted", "startrequest.failed"]
 

@@ -7,8 +7,10 @@ them. It checks the journal, and every StartRequest that would be sent.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,11 +26,11 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.store import Mode
+from relay.store import Decision, Mode
 from relay.store.journal import read_all_rows, verify_journal
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
-from tests.approvals.builders import ApprovalFile, build_caller, build_event
+from tests.approvals.builders import ApprovalFile, build_caller, build_event, open_grants
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.depth import depth
 
@@ -549,7 +551,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(lost=st.sampled_from([False, False, False, True]))
     def claim(self, lost: bool) -> None:
         """Read afresh and claim; perhaps crash before the StartRequest is sent."""
-        grants = self.approvals.transact(lambda tx: tx.decisions.open_grants())
+        grants = self.approvals.transact(open_grants)
         grants = [grant for grant in grants if grant.id in self.unshared][:1] or grants
         self._read()
         self.approvals.engine.in_flight = frozenset(
@@ -656,7 +658,7 @@ class Approvals(RuleBasedStateMachine):
         )
         for position, kind, body in rows.fetchall():
             self.read_to = position
-            if kind not in ("claim", "mode"):
+            if kind not in ("claim", "answer", "mode"):
                 self.journaled.append(CloudEvent.parse(body))
         return [recorded for recorded in self.journaled if recorded.name in names]
 
@@ -686,22 +688,15 @@ class Approvals(RuleBasedStateMachine):
         assert in_flight_ids <= {grant.id for grant in grants if grant.state == "sent"}
 
     @invariant()
-    def the_journal_has_the_standing_holds_of_the_table(self) -> None:
-        """The open ones of both are those of the model."""
+    def the_standing_holds_are_those_of_the_model(self) -> None:
         if not hasattr(self, "approvals"):
             return
-        holds = self.approvals.transact(
-            lambda tx: (
-                tx.standing_holds.list_open(),
-                tx.standing_holds.list_open_in_journal(_LONG_AGO),
-            )
-        )
-        known = {hold.hold_id for hold in self.ahead}
-        assert [{hold.hold_id for hold in found} for found in holds] == [known, known]
+        holds = self.approvals.transact(lambda tx: tx.standing_holds.list_open())
+        assert {hold.hold_id for hold in holds} == {hold.hold_id for hold in self.ahead}
 
     @invariant()
     def nothing_follows_for_an_event_that_no_check_considers(self) -> None:
-        """What `occurrence_ids_to_check_transitions` leaves out has no transition.
+        """What `occurrences_to_check` leaves out has no transition.
 
         It has none now, and none by time alone.
         """
@@ -710,14 +705,16 @@ class Approvals(RuleBasedStateMachine):
 
         def check(tx: Transaction) -> None:
             engine, now = self.approvals.engine, self.approvals.clock.now()
-            considered = engine.occurrence_ids_to_check_transitions(tx)
+            considered = tx.approvals.occurrences_to_check(all_live=engine.acts_unasked)
             occurrences, _ = tx.occurrences.occurrence_page(None, PageLimit(1000))
             for occurrence in occurrences:
-                keys = [occurrence.key]
-                is_considered = occurrence.id in considered
-                assert (
-                    occurrence.id in engine.occurrence_ids_to_check_transitions(tx, keys)
-                ) == is_considered
+                is_considered = occurrence in considered
+                assert is_considered == (
+                    occurrence
+                    in tx.approvals.occurrences_to_check(
+                        all_live=engine.acts_unasked, event_keys=[occurrence.key]
+                    )
+                )
                 if not is_considered:
                     status = engine.status(tx, occurrence, now)
                     assert due_transitions(status) == []
@@ -732,11 +729,11 @@ class Approvals(RuleBasedStateMachine):
         if not hasattr(self, "approvals"):
             return
         events = self._events("approval.recorded", "approval.voided", "startrequest.accepted")
+        keys = {recorded.subject.lower() for recorded in events if recorded.subject}
         counting_ids = {
-            approval_id
-            for (approval_id,) in self.approvals.connection.execute(
-                "SELECT approval_id FROM decision WHERE counts"
-            )
+            decision.approval_id
+            for key in keys
+            for decision in self.approvals.transact(partial(_decisions_of, key))
         }
         votes = [
             (index, recorded)
@@ -761,6 +758,10 @@ class Approvals(RuleBasedStateMachine):
                 for recorded in later
             )
             assert is_voided or is_replaced
+
+
+def _decisions_of(key: str, tx: Transaction) -> Sequence[Decision]:
+    return tx.approvals.of_key(key).decisions
 
 
 TestApprovals = Approvals.TestCase

@@ -216,7 +216,6 @@ def test_the_state_of_an_approval(state: str, status: ApprovalStatus) -> None:
 
 
 STANDING_HOLD = StandingHold(
-    number=1,
     hold_id="h" * 32,
     conditions="{}",
     within="[]",

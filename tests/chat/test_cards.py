@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import HOLD_NOTICE, SENT_BEFORE_NOTICE, find_decision_refusal
 from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
-from relay.approvals.refusal_aggregation import AggregatedRefusals
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
@@ -517,17 +516,6 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
         "12:00: The StartRequest failed: the event started before a StartRequest was accepted.",
         "12:00: It is over: Azure has completed it.",
     ]
-    book.close()
-
-
-def test_a_line_about_several_refusals_says_how_many_they_are(tmp_path: Path) -> None:
-    book = ApprovalFile(tmp_path / "relay.db")
-    book.record_document(build_event())
-    refused = AggregatedRefusals(build_request(by="eve"), "it is too late", 37)
-    book.transact(lambda tx: book.engine.record_aggregated_refusals(tx, [refused], NOON))
-    assert thread_lines(book)[-1] == (
-        "12:00: client:eve tried to approve 37 more times, refused: it is too late."
-    )
     book.close()
 
 

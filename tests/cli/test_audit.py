@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 
 from relay.store.journal import Journal, read_all_rows
-from tests.approvals.builders import REDEPLOY, ApprovalFile
+from tests.approvals.builders import REDEPLOY, ApprovalFile, open_grants
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
 from tests.documented import block
@@ -77,10 +76,6 @@ async def test_audit_follows_each_claim_back_to_its_approval(tmp_path: Path) -> 
     good = await run_async("audit", "verify", "-c", relay.config)
     assert good.code == 0
     assert "claims that follow from recorded approvals: 1\n" in good.out
-    tamper(relay.store, "UPDATE start_request SET state = 'granted', rule = 'other'")
-    forged = await run_async("audit", "verify", "-c", relay.config)
-    assert (forged.code, forged.out) == (1, "")
-    assert "without a root in the journal; the grant of approval " in forged.err
 
 
 @pytest.mark.parametrize(
@@ -94,7 +89,7 @@ def test_audit_shows_who_was_to_execute_a_start_request(
     approvals.submit(of=REDEPLOY)
     now = approvals.clock.now()
     approvals.transact(
-        lambda tx: approvals.engine.claim_grants(tx, tx.decisions.open_grants(), now, agent=agent)
+        lambda tx: approvals.engine.claim_grants(tx, open_grants(tx), now, agent=agent)
     )
     shown = run_command("audit", "show", "E-1", "--store", str(approvals.path))
     (line,) = (line for line in shown.out.splitlines() if "StartRequest" in line)
@@ -103,33 +98,21 @@ def test_audit_shows_who_was_to_execute_a_start_request(
     assert "claims that follow from recorded approvals: 1\n" in verified.out
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"granted": None, "approvalId": "forged"}, "follows from no approval.granted"),
-        ({"granted": 1}, "follows from no approval.granted"),
-        ({"granted": 99}, "follows from no approval.granted"),
-        ({"revision": "other"}, "does not agree with the grant at position"),
-        ({"recorded": [1]}, "counts a vote at position 1, where there is none"),
-        ({"recorded": []}, "follows from 0 of 1 recorded votes"),
-    ],
-)
-def test_a_claim_without_a_root_is_named(
-    approvals: ApprovalFile, changes: dict[str, Any], problem: str
-) -> None:
+def test_a_claim_without_a_root_is_named(approvals: ApprovalFile) -> None:
     """The chain is whole: somebody wrote the claim who could continue it."""
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     approvals.claim()
     *_, row = read_all_rows(approvals.connection)
-    note = {**orjson.loads(row.body), **changes}
+    note = {**orjson.loads(row.body), "granted": 1}
     approvals.transact(
         lambda tx: tx.journal.append_non_event_row(NOW, "claim", note, event_key=row.event_key)
     )
     result = run_command("audit", "verify", "--store", str(approvals.path))
     assert (result.code, result.out) == (1, "")
     message = " ".join(result.err.split())
-    assert f"the claim at position {row.position + 1} (e-1) {problem}" in message
+    where = f"the claim at position {row.position + 1} (e-1)"
+    assert f"{where} follows from no approval.granted" in message
 
 
 async def test_a_row_that_was_changed_is_named(
@@ -352,8 +335,6 @@ async def test_a_state_file_that_is_damaged_further_on_is_a_sentence(tmp_path: P
         ("UPDATE journal SET at = CAST(at AS BLOB)", "is not the one that was written", "verify"),
         ("UPDATE journal SET at = CAST(at AS BLOB)", "cannot be read: ", "export"),
         ("UPDATE journal SET body = CAST(body AS TEXT)", "is not the one that was", "verify"),
-        ("UPDATE decision SET decision = 'hole'", "tables: a value cannot be read: ", "verify"),
-        ("UPDATE decision SET at = '2026-19'", "tables: a value cannot be read: ", "verify"),
     ],
 )
 async def test_a_state_file_with_damaged_values_is_a_sentence(

@@ -39,6 +39,7 @@ from relay.fleet.messages import Pulse, PulseRequest, StartOrder, StartOutcome, 
 from relay.fleet.routing import AuthorizedSender
 from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.store.approvals import NOTHING, EventApprovals, fold
 from relay.store.file import open_for_reading
 from relay.store.journal import JournalRow, read_all_rows, verify_journal
 from relay.store.sqlite import Store, open_store
@@ -259,7 +260,7 @@ class Fleet:
         (note,) = (
             note
             for note in self.hub.claim_notes()
-            if (note["grant"], note["attempt"]) == (order.grant, order.attempt)
+            if (note["granted"], note["attempt"]) == (order.grant, order.attempt)
         )
         assert note["agent"] == sent.agent
 
@@ -460,21 +461,24 @@ class Hub:
 
     def granted(self, grant_id: int) -> tuple[str, str, str]:
         """Return the scope, the EventId in lower case and the revision of a grant."""
-        with contextlib.closing(open_for_reading(self.path)) as reader:
-            scope, key, revision = reader.execute(
-                "SELECT o.scope, o.key, s.revision FROM start_request AS s "
-                "JOIN occurrence AS o ON o.id = s.occurrence WHERE s.id = ?",
-                (grant_id,),
-            ).fetchone()
-        return scope, key.rpartition("@")[0], revision
+        row = next(row for row in self.journal() if row.position == grant_id)
+        event = CloudEvent.parse(row.body)
+        assert row.event_key is not None
+        return event.scope, row.event_key.rpartition("@")[0], event.data["revision"]
 
     def grant_states(self) -> list[tuple[str, str, int]]:
         """Return the scope, state and attempts of each grant."""
-        with contextlib.closing(open_for_reading(self.path)) as reader:
-            return reader.execute(
-                "SELECT o.scope, s.state, s.attempts FROM start_request AS s "
-                "JOIN occurrence AS o ON o.id = s.occurrence ORDER BY s.id"
-            ).fetchall()
+        folded: dict[str, EventApprovals] = {}
+        for row in self.journal():
+            if row.event_key is not None and not row.kind.startswith("event."):
+                before = folded.get(row.event_key, NOTHING)
+                folded[row.event_key] = fold(before, row.position, row.kind, row.body)
+        grants = sorted(
+            (grant.id, key.rpartition("@")[2], grant.state, grant.attempts)
+            for key, approvals in folded.items()
+            for grant in approvals.grants
+        )
+        return [(scope, state, attempts) for _, scope, state, attempts in grants]
 
     async def settle(self) -> None:
         """Wait until the gate and the intake wait for the clock or for a message."""

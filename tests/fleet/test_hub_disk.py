@@ -32,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip("mounting a small disk needs root")
     folder = tmp_path / "disk"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", folder], check=True)
     try:
         yield SmallDisk(folder)
     finally:

@@ -17,6 +17,7 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import StartResult
 from relay.fleet.routing import AuthorizedSender
 from relay.store import Grant
+from tests.approvals.builders import open_grants
 from tests.approvals.manual_clock import ManualClock
 from tests.fleet.fleet_of_orders import HUB, Fleet, Hub, build_result, running_hub, user_event
 
@@ -62,7 +63,7 @@ async def test_an_order_says_which_vm_is_meant_and_where_the_journal_was(tmp_pat
         claim = next(row for row in hub.journal() if row.kind == "claim")
         assert order.vm_id == "id-of-vm-1"
         assert order.journalhead == f"{claim.position}:{claim.hash}"
-        assert (order.grant, order.attempt) == (note["grant"], note["attempt"])
+        assert (order.grant, order.attempt) == (note["granted"], note["attempt"])
         assert (order.deadline - hub.fleet.clock.now()).total_seconds() == 5
 
 
@@ -122,10 +123,10 @@ async def test_the_log_tells_of_each_order_and_its_result(
         await hub.advance(2)
         assert hub.event_names() == ["startrequest.accepted"]
     assert [message for message in caplog.messages if message.startswith("fleet: ")] == [
-        "fleet: order to start E-1 within 5 s (grant 1, attempt 1, relay vm-1 of a)",
-        "fleet: answer to the order: failed, it is failed (grant 1, attempt 1, relay vm-1 of a)",
-        "fleet: order to start E-1 within 5 s (grant 1, attempt 2, relay vm-1 of a)",
-        "fleet: answer to the order: accepted (grant 1, attempt 2, relay vm-1 of a)",
+        "fleet: order to start E-1 within 5 s (grant 2, attempt 1, relay vm-1 of a)",
+        "fleet: answer to the order: failed, it is failed (grant 2, attempt 1, relay vm-1 of a)",
+        "fleet: order to start E-1 within 5 s (grant 2, attempt 2, relay vm-1 of a)",
+        "fleet: answer to the order: accepted (grant 2, attempt 2, relay vm-1 of a)",
     ]
 
 
@@ -561,7 +562,7 @@ async def wait_for_grant(hub: Hub) -> list[Grant]:
     await show_event_while_silent(hub)
     for agent in hub.fleet.agents.values():
         agent.clock_offset = 0.0
-    return await hub.store.read(lambda tx: tx.decisions.open_grants())
+    return await hub.store.read(open_grants)
 
 
 # --- scopes

@@ -189,20 +189,12 @@ def add_grant(
         assert occurrence is not None
         details = {"approvalId": "a", "rule": "r", **({"dryRun": True} if dry_run else {})}
         tx.record(cloudevent("approval.granted", "E-1", {**occurrence.data, **details}), NOON)
-        tx.decisions.insert_grant_row(
-            occurrence.id,
-            occurrence.revision,
-            "r",
-            "a",
-            NOON,
-            dry_run=dry_run,
-            cause="c",
-            position=tx.recorded[-1].position,
-        )
-        grant = tx.decisions.grants(occurrence.id)[-1].id
-        for _ in range(attempts):
-            tx.decisions.mark_grant_claimed(grant)
-        tx.decisions.set_grant_state(grant, state, status)
+        granted = tx.recorded[-1].position
+        for number in range(attempts):
+            note = {"granted": granted, "attempt": number + 1}
+            tx.journal.append_non_event_row(NOON, "claim", note, event_key="e-1")
+        answer = {"granted": granted, "state": state, "status": status}
+        tx.journal.append_non_event_row(NOON, "answer", answer, event_key="e-1")
 
     approval_file.transact(work)
 

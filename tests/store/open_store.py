@@ -94,7 +94,10 @@ def add_occurrence(
 ) -> None:
     """Store that an EventId appeared."""
     text = orjson.dumps(data).decode()
-    rows = [AppearedEventToStore(at, IDENTITY.scope, key, text, data["revision"], event.id)]
+    position = tx.head().position + 1
+    rows = [
+        AppearedEventToStore(at, IDENTITY.scope, key, text, data["revision"], event.id, position)
+    ]
     tx.occurrences.add_appeared_events(rows, boot_id)
 
 

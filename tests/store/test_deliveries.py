@@ -146,7 +146,8 @@ def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
     rows = (
         connection_of(tx)
         .execute(
-            "SELECT number, took, outcome, status, reason, answer FROM attempt WHERE entry = ?",
+            "SELECT number, elapsed, outcome, status, reason, response FROM attempt "
+            "WHERE entry = ?",
             (bus.id,),
         )
         .fetchall()
@@ -211,7 +212,7 @@ def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
         (entries[1].id, 2, 204, None, None, "2026-04-11T22:27:58.500000Z"),
     ]
     logged = connection_of(tx).execute(
-        "SELECT entry, number, at, took, outcome, status, reason, answer FROM attempt "
+        "SELECT entry, number, at, elapsed, outcome, status, reason, response FROM attempt "
         "ORDER BY entry, number"
     )
     assert logged.fetchall() == [
@@ -342,21 +343,21 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     tx.deliveries.log_attempt(delivered[0].id, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))
     for entry in (*waits[1:], *delivered):
         tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
-    tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
+    tx.answers.add("client:a", "1", "d", 202, {}, NOW)
 
     assert (
         prune_all_tables(tx, settings, NOW + timedelta(hours=23))
         == PrunedJournalAndDeadLetterCounts()
     )
     assert len(tx.deliveries.page()) == 4
-    assert tx.decisions.first_answer("client:a", "1") is not None
+    assert tx.answers.find("client:a", "1") is not None
 
     assert (
         prune_all_tables(tx, settings, NOW + timedelta(days=2))
         == PrunedJournalAndDeadLetterCounts()
     )
     assert [delivery.id for delivery in tx.deliveries.page()] == [waits[0].id]
-    assert tx.decisions.first_answer("client:a", "1") is None
+    assert tx.answers.find("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
     assert (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 
 from relay.events.model import ScheduledEvent
-from relay.events.timestamps import format_rfc3339
-from relay.store import Decision, FirstAnswer, StoreSettings
+from relay.store import FirstAnswer, StoreSettings
 from relay.store.retention import prune_all_tables
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
-from tests.builders import DATA, cloudevent
+from tests.builders import DATA
 from tests.store.open_store import (
     NOW,
     add_occurrence,
@@ -41,73 +39,6 @@ def tx(tmp_path: Path) -> Iterator[Transaction]:
 def data(**changes: Any) -> dict[str, Any]:
     """Return the data of an ``event.*`` CloudEvent."""
     return {**DATA, "eventId": "E", **changes}
-
-
-def vote(occurrence: int, number: int = 1, **changes: Any) -> Decision:
-    """Return a vote that counts."""
-    made = Decision(
-        approval_id=f"{number:032x}",
-        occurrence=occurrence,
-        decision="approve",
-        principal="client:ada",
-        channel="http",
-        revision="0123",
-        reason="drained",
-        at=NOW,
-        expires=LATER,
-        dry_run=False,
-        counts=True,
-        recorded_event_id="t",
-        message_id=None,
-    )
-    return replace(made, **changes)
-
-
-def record_vote(tx: Transaction, decision: Decision, event_key: str = "e") -> Decision:
-    """Store a decision as the journal holds it, and return it so."""
-    details = {
-        "approvalId": decision.approval_id,
-        "decision": decision.decision,
-        "principal": decision.principal,
-        "channel": decision.channel,
-        "reason": decision.reason,
-        "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
-        **({"dryRun": True} if decision.dry_run else {}),
-    }
-    event = cloudevent(
-        "approval.recorded",
-        event_key,
-        {**data(), "revision": decision.revision, **details},
-        time=format_rfc3339(decision.at),
-    )
-    tx.record(event, decision.at)
-    position = tx.recorded[-1].position
-    recorded = replace(decision, recorded_event_id=event.id, position=position)
-    tx.decisions.add_decision(recorded)
-    return recorded
-
-
-def add_grant(
-    tx: Transaction, occurrence: int, event_key: str = "e", *, dry_run: bool = False
-) -> None:
-    """Store a grant as the journal holds it."""
-    approval_id = "a" * 32
-    details = {"approvalId": approval_id, "rule": "rule", "revision": "0123"}
-    dry = {"dryRun": True} if dry_run else {}
-    event = cloudevent(
-        "approval.granted", event_key, {**data(), **details, **dry}, time=format_rfc3339(NOW)
-    )
-    tx.record(event, NOW)
-    tx.decisions.insert_grant_row(
-        occurrence,
-        "0123",
-        "rule",
-        approval_id,
-        NOW,
-        dry_run=dry_run,
-        cause="c",
-        position=tx.recorded[-1].position,
-    )
 
 
 def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
@@ -169,89 +100,22 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
         tx.occurrences.require_occurrence(99)
 
 
-def test_decisions_are_read_back_and_count_until_they_do_not(tx: Transaction) -> None:
-    add_occurrence(tx, "e", data(), None, numbered_event(1), NOW)
-    first = vote(1)
-    second = vote(
-        1,
-        2,
-        decision="hold",
-        reason=None,
-        expires=None,
-        dry_run=True,
-        message_id="m",
-        principal="slack:T/U",
-    )
-    first, second = record_vote(tx, first), record_vote(tx, second)
-    assert tx.decisions.for_occurrence(1) == [first, second]
-    tx.decisions.end_vote_or_hold(first.approval_id)
-    assert tx.decisions.for_occurrence(1, counting=True) == [second]
-    assert tx.decisions.for_occurrence(1)[0] == replace(first, counts=False)
-    assert tx.decisions.for_occurrence(2) == []
-    with pytest.raises(sqlite3.IntegrityError):
-        tx.decisions.add_decision(first)
-    with pytest.raises(sqlite3.IntegrityError):
-        tx.decisions.add_decision(vote(99, 3))
-
-
-def test_a_grant_is_claimed_answered_and_closed(tx: Transaction) -> None:
-    add_occurrence(tx, "e", data(), None, numbered_event(1), NOW)
-    for dry_run in (False, True):
-        add_grant(tx, 1, dry_run=dry_run)
-    (grant,) = tx.decisions.open_grants()
-    assert (grant.state, grant.attempts, grant.status, grant.granted_at) == (
-        "granted",
-        0,
-        None,
-        NOW,
-    )
-    tx.decisions.mark_grant_claimed(grant.id)
-    tx.decisions.set_grant_state(grant.id, "sent", 503)
-    tx.decisions.mark_grant_claimed(grant.id)
-    assert [
-        (grant.state, grant.attempts, grant.status) for grant in tx.decisions.open_grants()
-    ] == [("sent", 2, None)]
-    tx.decisions.set_grant_state(grant.id, "sent", 503)
-    tx.decisions.set_grant_state(grant.id, "failed", None)
-    assert tx.decisions.open_grants() == []
-    assert [(grant.state, grant.status, grant.dry_run) for grant in tx.decisions.grants(1)] == [
-        ("failed", 503, False),
-        ("granted", None, True),
-    ]
-
-
-def test_what_a_step_could_still_move(tx: Transaction) -> None:
-    for number, key in enumerate(("live", "voted", "granted", "over"), start=1):
-        add_occurrence(tx, key, data(), None, numbered_event(number), NOW)
-        if key != "live":
-            end_occurrence(tx, key, "unknown", numbered_event(number + 10), NOW)
-    tx.decisions.add_decision(vote(2))
-    add_grant(tx, 3, "granted")
-    assert tx.decisions.occurrence_ids_to_check_transitions() == [1, 2, 3]
-
-
 def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> None:
-    tx.decisions.remember_answer("client:ada", "1", "digest", 409, {"detail": "too late"}, NOW)
-    assert tx.decisions.first_answer("client:ada", "1") == FirstAnswer(
-        "digest", 409, {"detail": "too late"}
-    )
-    assert tx.decisions.first_answer("client:bob", "1") is None
+    tx.answers.add("client:ada", "1", "digest", 409, {"detail": "too late"}, NOW)
+    assert tx.answers.find("client:ada", "1") == FirstAnswer("digest", 409, {"detail": "too late"})
+    assert tx.answers.find("client:bob", "1") is None
     with pytest.raises(sqlite3.IntegrityError):
-        tx.decisions.remember_answer("client:ada", "1", "digest", 202, {}, NOW)
+        tx.answers.add("client:ada", "1", "digest", 202, {}, NOW)
 
 
 def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction) -> None:
     for number, key in enumerate(("ended", "live", "late"), start=1):
         add_occurrence(tx, key, data(), None, numbered_event(number), NOW)
-        tx.decisions.add_decision(vote(number, number))
-        add_grant(tx, number, key)
     end_occurrence(tx, "ended", "completed", numbered_event(8), NOW)
     end_occurrence(tx, "late", "completed", numbered_event(9), LATER)
     tx.occurrences.prune_ended_occurrences(LATER)
     occurrences, _ = tx.occurrences.occurrence_page(None, PageLimit(10))
     assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
-    assert [len(tx.decisions.for_occurrence(number)) for number in (1, 2, 3)] == [0, 1, 1]
-    assert [len(tx.decisions.grants(number)) for number in (1, 2, 3)] == [0, 1, 1]
     assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []
 
 
@@ -287,7 +151,7 @@ def test_a_first_answer_is_kept_for_a_day_though_deliveries_are_kept_for_a_minut
 ) -> None:
     """Otherwise a callback could be replayed during the 300 s that its signature is valid."""
     for request_id, age in (("old", timedelta(hours=25)), ("new", timedelta(minutes=10))):
-        tx.decisions.remember_answer("client:a", request_id, "d", 202, {}, NOW - age)
+        tx.answers.add("client:a", request_id, "d", 202, {}, NOW - age)
     prune_all_tables(tx, StoreSettings(retain=60.0), NOW)
-    assert tx.decisions.first_answer("client:a", "new") == FirstAnswer("d", 202, {})
-    assert tx.decisions.first_answer("client:a", "old") is None
+    assert tx.answers.find("client:a", "new") == FirstAnswer("d", 202, {})
+    assert tx.answers.find("client:a", "old") is None

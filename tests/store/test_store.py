@@ -94,8 +94,8 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
     def breaks_a_rule(tx: Transaction) -> None:
         tx.record(numbered_event(3), NOW)
         tx.record(numbered_event(3), NOW)
-        tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
-        tx.decisions.remember_answer("client:a", "1", "d", 202, {}, NOW)
+        tx.answers.add("client:a", "1", "d", 202, {}, NOW)
+        tx.answers.add("client:a", "1", "d", 202, {}, NOW)
 
     async with open_store_in(tmp_path) as store:
         release = threading.Event()

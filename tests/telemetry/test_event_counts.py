@@ -46,14 +46,6 @@ def test_a_start_request_that_azure_refused_is_no_other_failure() -> None:
     assert counts.start_requests == {"accepted": 1, "refused": 1, "failed": 2}
 
 
-def test_refusals_that_became_one_event_are_counted_one_by_one() -> None:
-    counts = EventCounts()
-    counts.count_recorded_events([recorded("approval.refused", decision="hold")])
-    counts.count_recorded_events([recorded("approval.refused", decision="hold", count=41)])
-    counts.count_recorded_events([recorded("approval.recorded", decision="hold")])
-    assert (counts.refusals, counts.decisions) == ({"hold": 42}, {"hold": 1})
-
-
 def test_a_change_that_is_not_in_memory_has_an_unknown_type() -> None:
     counts = EventCounts()
     counts.count_recorded_events([RecordedEvent(1, "id", "event.ended", "e-1", None, ())])

@@ -125,13 +125,6 @@ def test_a_start_request_that_the_relay_gave_up_is_a_warning_and_no_error() -> N
     assert line.level == logging.WARNING
 
 
-def test_refusals_that_became_one_event_are_one_line_with_their_number() -> None:
-    refusal: dict[str, Any] = {"decision": "hold", "principal": "client:x", "refusal": "no right"}
-    line = log_line_of_event(about("approval.refused", **refusal, count=41), 1)
-    assert line.message == "client:x may not hold Reboot of db-0 (41 times): no right"
-    assert line.fields["count"] == 41
-
-
 def test_a_line_names_a_bounded_number_of_machines() -> None:
     names = tuple(f"db-{number}" for number in range(200))
     line = log_line_of_event(about("approval.voided", names, why="expired"), 1)

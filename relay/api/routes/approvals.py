@@ -87,14 +87,10 @@ async def _submit_decision(call: Call) -> DecisionRecorded:
 
 async def _submit_decision_of_signed_request(call: Call) -> DecisionRecorded:
     headers = call.request.headers  # present and valid, as the signature was verified
-    return await _submit(
-        call, request_id=headers["webhook-id"], signed_at=headers["webhook-timestamp"]
-    )
+    return await _submit(call, request_id=headers["webhook-id"])
 
 
-async def _submit(
-    call: Call, *, request_id: str | None, signed_at: str | None = None
-) -> DecisionRecorded:
+async def _submit(call: Call, *, request_id: str | None) -> DecisionRecorded:
     body: DecisionBody = call.body
     answer = await call.relay.gate.submit(
         body.to_request(
@@ -102,7 +98,6 @@ async def _submit(
             call.relay.clock.now(),
             call.content,
             request_id=request_id,
-            signed_at=signed_at,
         )
     )
     return require_accepted_answer_body(answer)

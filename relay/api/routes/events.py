@@ -23,7 +23,6 @@ from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, pars
 from relay.api.schema.responses import Problem, rfc3339_or_null
 from relay.api.schema.route import Call, Parameter
 from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal
-from relay.approvals.refusal_aggregation import collapse_refusals_in_history
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_fields
 from relay.chat.cards.buttons import decisions_available_to_caller
@@ -274,11 +273,11 @@ def _event_details(
     rows, has_more = tx.journal.history_page_of_event(
         occurrence.key, occurrence.first_seen, cursor, PageLimit(MAX_DETAIL_ROWS)
     )
-    bodies = collapse_refusals_in_history([(row.kind, row.body) for row in reversed(rows)])
+    in_force = {each.approval_id for each in tx.approvals.of_occurrence(occurrence).decisions}
     return EventDetails(
         **_event_summary(tx, call, occurrence, call.relay.clock.now()),
         # The stored JSON is sent unchanged.
-        history=[cast("CloudEventDocument", orjson.Fragment(body)) for body in bodies],
+        history=[cast("CloudEventDocument", orjson.Fragment(row.body)) for row in reversed(rows)],
         votes=[
             RecordedDecision(
                 approvalId=decision.approval_id,
@@ -287,9 +286,9 @@ def _event_details(
                 channel=decision.channel,
                 revision=decision.revision,
                 at=format_rfc3339(decision.at),
-                counts=decision.counts,
+                counts=decision.approval_id in in_force,
             )
-            for decision in tx.decisions.for_occurrence(occurrence.id, limit=MAX_DETAIL_ROWS)
+            for decision in tx.approvals.decisions_about(occurrence, limit=MAX_DETAIL_ROWS)
         ],
         deliveries=[
             delivery_summary(delivery)

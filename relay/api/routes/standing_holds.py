@@ -78,7 +78,7 @@ async def _list(call: Call) -> StandingHoldPage:
         )
     return StandingHoldPage(
         items=[_standing_hold_details(call, hold) for hold in holds],
-        next=str(holds[-1].number) if has_more else None,
+        next=str(holds[-1].position) if has_more else None,
     )
 
 

@@ -186,8 +186,7 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     dry_run = " It is a dry run." if data.get("dryRun") else ""
     votes = f"{data['votes']} of {data['required']}"
     if name == "approval.refused":
-        count = f" {data['count']} more times" if "count" in data else ""
-        return (principal, f" tried to {data['decision']}{count}, refused: {data['refusal']}.")
+        return (principal, f" tried to {data['decision']}, refused: {data['refusal']}.")
     if name == "approval.granted":
         quorum = f"{votes} votes" if data["required"] else "no votes needed"
         return (f"Approved by rule {data['rule']}: {quorum}.{dry_run}",)

@@ -42,6 +42,7 @@ from relay.fleet.hub.sent_orders import OrderResult, SentOrder, SentOrders
 from relay.fleet.messages import StartOrder, StartResult
 from relay.fleet.routing import AuthorizedSender, command_key
 from relay.store import Grant
+from relay.store.journal import APPROVAL_ROWS
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
 
@@ -398,12 +399,12 @@ def _read_granted_event_and_claims(
         not_before=occurrence.event.not_before_time,
     )
     notes = [
-        orjson.loads(body)
-        for _, kind, body in tx.journal.decision_and_claim_rows_of_event(occurrence.key)
-        if kind == "claim"
+        orjson.loads(row.body)
+        for row in tx.journal.verified_rows(APPROVAL_ROWS, occurrence.key)
+        if row.kind == "claim"
     ]
     return event, [
-        _StartRequestClaimInJournal(note["grant"], note["attempt"], note["agent"])
+        _StartRequestClaimInJournal(note["granted"], note["attempt"], note["agent"])
         for note in notes
         if note.get("agent") is not None
     ]

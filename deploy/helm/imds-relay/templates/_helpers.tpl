@@ -91,7 +91,7 @@ spec:
       args: [run, --config, /etc/imds-relay/relay.yaml]
       env:
         - name: IMDS_RELAY_STORE__PATH
-          value: /var/lib/imds-relay/relay.db
+          value: /var/lib/imds-relay/state/relay.db # a folder of its own: a volume can belong to another user
         - name: IMDS_RELAY_API__LISTEN
           value: {{ printf "%s:%v" (ternary "0.0.0.0" .Values.api.host $hub) .Values.api.port | quote }}
         - name: IMDS_RELAY_API__SOCKET

@@ -1,0 +1,249 @@
+"""Rows of the journal that were changed, removed or cannot be read, and what the audit says."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from relay.approvals import ApprovalsSettings
+from relay.store import StoreSettings
+from relay.store.claim_audit import audit_claims
+from relay.store.file import open_for_reading
+from relay.store.retention import prune_all_tables
+from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_event
+from tests.approvals.manual_clock import NOON
+
+OTHER = build_event("E-2", event_type="Freeze")
+VOTES = "kind = 'approval.recorded' AND event_key = 'e-1'"
+
+
+@pytest.fixture
+def approvals(tmp_path: Path) -> Iterator[ApprovalFile]:
+    """A file whose journal is not verified in the end."""
+    file = ApprovalFile(tmp_path / "relay.db")
+    yield file
+    file.close()
+
+
+def by_hand(approvals: ApprovalFile, *statements: str) -> None:
+    """Write as another program does that knows the tables, while the relay is stopped."""
+    approvals.connection.execute("DROP TRIGGER IF EXISTS journal_is_append_only")
+    approvals.connection.execute("DROP TRIGGER IF EXISTS journal_is_pruned_behind_a_checkpoint")
+    for statement in statements:
+        approvals.connection.execute(statement.replace("{vote}", VOTES))
+    approvals.crash()
+
+
+def problems(approvals: ApprovalFile) -> tuple[str, ...]:
+    """What ``audit verify`` names."""
+    with contextlib.closing(open_for_reading(approvals.path)) as connection:
+        return audit_claims(connection).problems
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'client:bob', 'client:eve')"
+            " AS BLOB) WHERE {vote}",
+            id="changed",
+        ),
+        pytest.param("UPDATE journal SET body = 'x' WHERE {vote}", id="no JSON"),
+        pytest.param("UPDATE journal SET hash = 'x' WHERE {vote}", id="another hash"),
+        pytest.param("DELETE FROM journal WHERE {vote}", id="removed"),
+        pytest.param("DELETE FROM journal WHERE kind = 'approval.granted'", id="grant removed"),
+        pytest.param(
+            "UPDATE journal SET kind = 'approval.voided' WHERE kind = 'approval.granted'",
+            id="grant voided",
+        ),
+    ],
+)
+def test_approvals_of_an_event_are_off_if_its_rows_are_not_those_that_were_written(
+    approvals: ApprovalFile, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit(by="bob")
+    assert approvals.status().active_grant is not None
+    approvals.record_document(REBOOT, OTHER)
+    by_hand(approvals, change)
+    for _ in range(3):
+        approvals.apply_transitions()
+        assert [claim.event_id for claim in approvals.claim()] in ([], ["E-2"])
+        answer = approvals.submit("hold", by="eve")
+        assert answer.status == 503
+        assert "audit verify" in answer.body["detail"]
+    assert approvals.status("E-2").damage is None
+    told = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert "approvals of event e-1 are off: journal: " in told[0].getMessage()
+
+
+def test_a_row_that_is_in_the_chain_and_cannot_be_read_turns_approvals_of_its_event_off(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.transact(
+        lambda tx: tx.journal.append_non_event_row(
+            NOON, "approval.recorded", {"data": {}}, event_key="e-1"
+        )
+    )
+    assert approvals.submit(of=REDEPLOY).status == 503
+    assert approvals.claim() == []
+
+
+def test_rows_that_change_while_the_relay_runs_are_seen_before_the_start_request(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    approvals.connection.execute("DROP TRIGGER journal_is_append_only")
+    approvals.connection.execute("UPDATE journal SET body = '{}' WHERE kind = 'approval.recorded'")
+    assert approvals.claim() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "body = CAST(replace(CAST(body AS TEXT), 'db-', 'x-') AS BLOB)",
+        "body = 'x'",
+        "hash = 'x'",
+    ],
+)
+def test_approvals_are_off_if_a_standing_hold_cannot_be_trusted(
+    approvals: ApprovalFile, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows which events it was about."""
+    approvals.hold_ahead(match={"resources": ["db-*"]})
+    by_hand(approvals, f"UPDATE journal SET {change} WHERE kind = 'standing-hold.created'")  # noqa: S608  # our own text
+    approvals.record_document(OTHER)
+    assert (approvals.grants, approvals.claim()) == ([], [])
+    assert approvals.submit(of=OTHER).status == 503
+    assert "because standing holds cannot be read" in caplog.text
+
+
+# --- the audit
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        pytest.param(
+            "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), '\"approve\"', '\"hold\"') "
+            "AS BLOB) WHERE {vote}",
+            "counts a vote at position 2, where there is none in force",
+            id="a vote that is none",
+        ),
+        pytest.param(
+            "UPDATE journal SET kind = 'approval.voided' WHERE kind = 'approval.granted'",
+            "follows from no approval.granted",
+            id="no grant",
+        ),
+        pytest.param(
+            "UPDATE journal SET body = json_set(CAST(body AS TEXT), '$.required', 3) "
+            "WHERE kind = 'claim'",
+            "follows from 2 of 3 recorded votes",
+            id="too few votes",
+        ),
+        pytest.param(
+            "UPDATE journal SET body = json_set(CAST(body AS TEXT), '$.recorded', json('[2, 2]')) "
+            "WHERE kind = 'claim'",
+            "follows from 1 of 2 recorded votes",
+            id="one vote twice",
+        ),
+        pytest.param(
+            "UPDATE journal SET body = json_set(CAST(body AS TEXT), '$.rule', 'other') "
+            "WHERE kind = 'claim'",
+            "does not agree with the grant at position 4",
+            id="another rule",
+        ),
+        pytest.param(
+            "UPDATE journal SET body = json_set(CAST(body AS TEXT), '$.attempt', 2) "
+            "WHERE kind = 'claim'",
+            "does not agree with the grant at position 4",
+            id="another attempt",
+        ),
+        pytest.param(
+            "INSERT INTO journal SELECT 7, at, kind, event_key, transition, body, hash "
+            "FROM journal WHERE kind = 'claim'",
+            "follows from a grant that was over (position 4)",
+            id="a claim after the answer",
+        ),
+    ],
+)
+def test_the_audit_names_a_claim_that_does_not_follow(
+    approvals: ApprovalFile, change: str, problem: str
+) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit(by="bob")
+    approvals.accept(approvals.claim())
+    assert problems(approvals) == ()
+    by_hand(approvals, change)
+    (named,) = problems(approvals)
+    assert named.endswith(f"(e-1) {problem}")
+
+
+def test_a_claim_follows_from_the_votes_that_the_rules_asked_for_then(
+    approvals: ApprovalFile,
+) -> None:
+    """The rules asked for more votes when the approval was granted."""
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit(by="bob")
+    fields = approvals.settings.model_dump(mode="json", by_alias=True)
+    (rule,) = (rule for rule in fields["rules"] if rule["name"] == "databases")
+    rule["approve"] |= {"votes": 1, "from": ["client:alice"]}
+    approvals.crash(ApprovalsSettings.model_validate(fields))
+    assert len(approvals.claim()) == 1
+    assert problems(approvals) == ()
+
+
+# --- what must keep working
+
+
+def test_an_acceptance_takes_no_vote_on_a_state_that_came_while_it_was_sent(
+    approvals: ApprovalFile,
+) -> None:
+    """The answer of IMDS shows the new state, but it ends the votes on the claimed state."""
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    claims = approvals.claim()
+    approvals.set_in_flight(*claims)
+    changed = build_event(event_type="Redeploy", due=1800.0)
+    approvals.record_document(changed)
+    approvals.submit(by="bob", of=changed)
+    approvals.accept(claims)
+    approvals.set_in_flight()
+    approvals.apply_transitions()
+    assert [vote.principal for vote in approvals.status().counted_votes] == ["client:bob"]
+    assert [claim.grant.revision for claim in approvals.claim()] == [changed.revision]
+    assert problems(approvals) == ()
+
+
+def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit("hold", "eve")
+    retention = StoreSettings(retain=0.0, audit_retain=0.0)
+    soon = NOON + timedelta(seconds=60)
+    for _ in range(2):
+        approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
+    assert approvals.status().vote_count == 1
+    approvals.submit("release", "eve")
+    approvals.submit(by="bob")
+    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
+    approvals.crash()
+    (claimed,) = approvals.claim()
+    approvals.accept([claimed])
+    assert problems(approvals) == ()
+    approvals.record_document()
+    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
+    assert problems(approvals) == ()
