@@ -144,13 +144,6 @@ async def crowd(folder: Path, limits: ServerLimits = CROWDED) -> AsyncIterator[C
         yield Crowd(relay, stack, path)
 
 
-async def test_one_key_on_all_connections_shuts_nobody_out(tmp_path: Path) -> None:
-    async with crowd(tmp_path) as crowded:
-        for _ in range(MAXIMUM):
-            await crowded.connect_as("reader")
-        await crowded.assert_open_to_newcomers()
-
-
 async def test_clients_on_all_connections_shut_nobody_out_and_the_largest_gives_way(
     tmp_path: Path,
 ) -> None:
@@ -178,18 +171,6 @@ async def test_more_than_sixteen_connections_of_a_principal_give_way_like_those_
         await kept[0].wait_until_closed()
         assert all([await stranger.is_open() for stranger in strangers])
         assert all([await connection.is_open() for connection in kept[1:]])
-
-
-async def test_a_link_protects_no_connection(tmp_path: Path) -> None:
-    async with crowd(tmp_path) as crowded:
-        links = await render_message(crowded.relay)
-        body = orjson.dumps({"token": links.tokens["approve"]})
-        kept = await crowded.connect_as("bob")
-        for _ in range(MAXIMUM * 2):
-            connection = await crowded.connect()
-            assert (await connection.call("/v1/confirmations/look", body=body))[0] == 200
-        await crowded.assert_open_to_newcomers()
-        assert await kept.is_open()
 
 
 @pytest.mark.parametrize(
@@ -234,17 +215,6 @@ async def test_a_connection_is_protected_only_while_its_last_call_is_good(
         assert await kept.is_open()
 
 
-async def test_a_principal_keeps_sixteen_connections_between_its_calls(tmp_path: Path) -> None:
-    async with crowd(tmp_path) as crowded:
-        kept = [await crowded.connect() for _ in range(16)]
-        assert [await one.call("/v1/events", "reader") for one in kept] == [(200, False)] * 16
-        surplus = await crowded.connect()
-        assert await surplus.call("/v1/events", "reader") == (200, True)
-        await surplus.wait_until_closed()
-        assert await kept[0].call("/v1/events", "reader") == (200, False)
-        assert await (await crowded.connect()).call("/v1/events", "alice") == (200, False)
-
-
 async def test_one_key_leaves_streams_to_others(tmp_path: Path) -> None:
     async with crowd(tmp_path) as crowded:
 
@@ -255,22 +225,6 @@ async def test_one_key_leaves_streams_to_others(tmp_path: Path) -> None:
 
         assert [await open_stream("reader") for _ in range(9)] == [200] * 8 + [429]
         assert await open_stream("bob") == 200
-
-
-async def test_an_open_stream_is_not_idle(tmp_path: Path) -> None:
-    async with crowd(tmp_path) as crowded:
-        stream = await crowded.connect()
-        await stream.send("/v1/stream", "reader")
-        assert (await stream.read_head())[1] == 200
-        idle = [await crowded.connect_as("reader") for _ in range(13)]
-        for _ in range(10):
-            await crowded.connect_as("alice")
-        newcomer = await crowded.connect()
-        assert await newcomer.is_open()
-        await idle[0].wait_until_closed()
-        await crowded.relay.observe(make_event(resources=("WestNO_0",)))
-        async with asyncio.timeout(DEADLINE):
-            await stream.reader.readuntil(b"event: io.imdsrelay.event.updated")
 
 
 @pytest.mark.parametrize("pipelined", [b"", b"GET /", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "])

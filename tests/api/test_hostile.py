@@ -10,7 +10,7 @@ import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -167,13 +167,6 @@ async def test_a_caller_that_sends_everything_first_sees_the_refusal(relay: Runn
     assert b"\r\nConnection: close\r\n" in answer
 
 
-async def test_expect_100_continue_with_a_long_body_is_413(relay: RunningRelay) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
-    writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 70000\r\n\r\n")
-    assert (await reader.readline()).startswith(b"HTTP/1.1 413")
-    writer.close()
-
-
 async def test_expect_100_continue_is_answered(relay: RunningRelay) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
     body = _body(relay, revision="stale")
@@ -182,14 +175,6 @@ async def test_expect_100_continue_is_answered(relay: RunningRelay) -> None:
     writer.write(body)
     assert (await reader.readline()).startswith(b"HTTP/1.1 409")
     writer.close()
-
-
-@_with_limits(IMPATIENT)
-async def test_chunks_over_the_limit_are_refused(relay: RunningRelay) -> None:
-    answers = await send(
-        relay, POST + b"Transfer-Encoding: chunked\r\n\r\n" + _chunked(*[b"x" * 8192] * 9)
-    )
-    refused(answers, 413)
 
 
 async def test_endless_chunks_are_refused_soon(relay: RunningRelay) -> None:
@@ -240,11 +225,6 @@ async def test_another_content_type_is_refused(relay: RunningRelay, media: bytes
 async def test_a_body_that_comes_too_slowly_is_given_up(relay: RunningRelay) -> None:
     drip = [bytes([byte]) for byte in _body(relay)]
     refused(await send(relay, POST + _length(_body(relay)), *drip, pause=0.03), 408)
-
-
-@_with_limits(IMPATIENT)
-async def test_a_body_that_never_comes_is_given_up(relay: RunningRelay) -> None:
-    refused(await send(relay, POST + b"Content-Length: 10\r\n\r\n"), 408)
 
 
 async def test_a_body_that_breaks_off_decides_nothing(relay: RunningRelay) -> None:
@@ -419,10 +399,6 @@ async def test_every_error_is_a_problem(relay: RunningRelay, line: bytes, status
     refused(await send(relay, line + b"\r\n" + HOST + b"Connection: close\r\n\r\n"), status)
 
 
-async def test_another_expectation_is_417(relay: RunningRelay) -> None:
-    refused(await send(relay, POST + b"Expect: the-unexpected\r\n" + _length(b"{}") + b"{}"), 417)
-
-
 async def test_pipelined_requests_are_answered_in_order(relay: RunningRelay) -> None:
     first = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     other = b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -459,39 +435,6 @@ async def test_an_idle_connection_is_closed_after_its_answer(relay: RunningRelay
     (answer,) = await send(relay, b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
     assert answer.status == 200
     assert 0.4 < time.monotonic() - began < DEADLINE
-
-
-async def test_a_flood_of_connections_locks_no_client_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """New connections replace those without valid credentials; those of clients stay."""
-    limits = replace(PATIENT, max_connections=40)
-    folder = tmp_path / "crowded"
-    folder.mkdir()
-    with ExitStack() as flood:
-        async with run_relay(folder, limits=limits) as crowded:
-            await crowded.observe(make_event())
-            kept, writer = await asyncio.open_connection("127.0.0.1", crowded.server.port)
-            writer.write(b"GET /v1/stream HTTP/1.1\r\n" + HOST + KEY + b"\r\n")
-            await kept.readuntil(b"\r\n\r\n")
-            for number in range(120):
-                sock = flood.enter_context(
-                    socket.create_connection(("127.0.0.1", crowded.server.port))
-                )
-                sock.sendall(
-                    b"POST /v1/approvals HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 10\r\n\r\n"
-                    if number % 2
-                    else b"GET /"
-                )
-                await asyncio.sleep(0)
-            async with asyncio.timeout(DEADLINE):
-                assert (await crowded.decide(revision="stale")).status == 409
-            assert sum("new one replaces" in record.getMessage() for record in caplog.records) == 1
-            await crowded.observe(make_event(resources=("WestNO_0",)))
-            async with asyncio.timeout(DEADLINE):
-                while not (await kept.readline()).startswith(b"event: io.imdsrelay.event.updated"):
-                    pass
-            writer.close()
 
 
 async def test_closed_connections_do_not_count(

@@ -29,7 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, KEY_RETRY_INTERVAL, MAX_KEY_AGE
+from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, MAX_KEY_AGE
 from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 from tests.eventually import eventually
@@ -350,17 +350,6 @@ async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
         entra.issuer.may_answer.clear()
 
 
-async def test_after_a_failure_the_keys_are_fetched_again_soon(entra: Entra) -> None:
-    entra.issuer.status = 503
-    for _ in range(3):
-        assert await entra.status(entra.token()) == 401
-    assert entra.issuer.asked == 1
-    entra.issuer.status = 200
-    entra.relay.clock.offset = KEY_RETRY_INTERVAL
-    assert await entra.status(entra.token()) == 200
-    assert entra.issuer.asked == 2
-
-
 async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
     """1024 bits: others could compute the private key."""
     weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505
@@ -398,11 +387,6 @@ async def test_a_good_token_is_let_through_in_bounds_where_strangers_used_up_the
     assert [await entra.status(good + "x") for _ in range(198)] == [429] * 198
     assert await entra.status(good) == 429
     assert (await entra.relay.call("GET", "/v1/events", by="reader")).status == 200
-
-
-async def test_a_client_s_key_still_works_beside_tokens(entra: Entra) -> None:
-    assert (await entra.relay.call("GET", "/v1/events")).status == 200
-    assert entra.issuer.asked == 0
 
 
 @pytest.mark.parametrize(
@@ -571,13 +555,6 @@ async def test_a_certificate_that_the_ca_gave_to_no_client_ends_the_handshake(
     async with aiohttp.ClientSession(connector=connector) as session:
         with pytest.raises(aiohttp.ClientError):
             await session.get(f"https://localhost:{certified.relay.server.port}/v1/events")
-
-
-async def test_clients_cannot_renegotiate(certified: Certified) -> None:
-    """OpenSSL 3 refuses it by itself."""
-    current = certified.relay.server.state.tls_context
-    assert current is not None
-    assert current().options & ssl.OP_NO_RENEGOTIATION
 
 
 async def test_a_certificate_that_expires_on_an_open_connection_is_401(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,14 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import orjson
 import pytest
 
-from relay.api.server.connections import Connection
 from relay.api.server.limits import ServerLimits
 from relay.events.build import approval_or_startrequest_event
-from relay.rate_limits import TokenBuckets
 from relay.store import Attempt, Entry
 from relay.store.rows import PageLimit, take_page
 from relay.store.transaction import Transaction
@@ -273,28 +268,6 @@ async def test_a_caller_waits_for_its_own_answers_and_then_gets_429(tmp_path: Pa
         assert {answer.status for answer in answers} == {200}
 
 
-async def test_a_slot_is_free_again_after_every_kind_of_answer(tmp_path: Path) -> None:
-    limits = ServerLimits(max_large_answers=1, max_large_answers_of_caller=1, send_timeout=5)
-    async with run_relay(tmp_path, limits=limits) as relay:
-        await relay.observe(make_event())
-        for method, path, by, status in (
-            ("GET", PATH, "bob", 200),
-            ("HEAD", PATH, "bob", 200),
-            ("GET", "/v1/events/none", "bob", 404),
-            ("GET", PATH, "mute", 403),
-            ("POST", "/v1/confirmations/look", None, 404),
-        ):
-            body = {"token": "none"} if method == "POST" else None
-            assert (await relay.call(method, path, body, by=by)).status == status
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            timeout = aiohttp.ClientTimeout(total=0.001)
-            url = f"http://127.0.0.1:{relay.server.port}{PATH}"
-            headers = {"Authorization": "Bearer bearer-test-key-of-bob"}
-            async with relay.session.get(url, headers=headers, timeout=timeout) as response:
-                orjson.loads(await response.read())
-        assert (await relay.call("GET", PATH)).status == 200
-
-
 async def test_a_caller_that_disconnects_no_longer_waits_for_a_slot(tmp_path: Path) -> None:
     limits = ServerLimits(max_large_answers_of_caller=1, send_timeout=600)
     request = (
@@ -319,44 +292,3 @@ async def test_a_caller_that_disconnects_no_longer_waits_for_a_slot(tmp_path: Pa
 def _calls_in_progress() -> int:
     coroutines = [task.get_coro() for task in asyncio.all_tasks()]
     return sum("._handle_request" in repr(coroutine) for coroutine in coroutines)
-
-
-async def test_strangers_who_read_no_answer_hold_no_slot(tmp_path: Path) -> None:
-    """Their requests come without waiting for responses, until the kernel takes no more of them."""
-    limits = ServerLimits(max_large_answers=1, max_large_answers_of_caller=1)
-    body = b'{"token": "none"}'
-    request = (
-        b"POST /v1/confirmations/look HTTP/1.1\r\nHost: relay\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-    async with run_relay(tmp_path, limits=limits) as relay:
-        # No call is over the limit of the address, as each would get another problem.
-        relay.server.state.charges.address_buckets = TokenBuckets(1, 10_000)
-        await relay.observe(make_event())
-        responses = relay.server.state.responses_by_status
-        with socket.socket() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(deaf, ("127.0.0.1", relay.server.port))
-            await eventually(lambda: _transport_to(deaf) is not None)
-            transport = _transport_to(deaf)
-            assert transport is not None
-            # The kernel takes few responses, so that few requests are enough.
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            sending = asyncio.create_task(loop.sock_sendall(deaf, request * 10_000))
-            await eventually(lambda: transport.get_write_buffer_size() > 0)
-            async with asyncio.timeout(60):
-                assert (await relay.call("GET", "/v1/events")).status == 200
-            assert 0 < responses[404] < 10_000
-            sending.cancel()
-
-
-def _transport_to(client: socket.socket) -> asyncio.WriteTransport | None:
-    """Return the server's transport of the connection from a socket, if it has one."""
-    for found in gc.get_objects():
-        if isinstance(found, Connection) and found.transport is not None:
-            transport: asyncio.WriteTransport = found.transport
-            if transport.get_extra_info("peername") == client.getsockname():
-                return transport
-    return None

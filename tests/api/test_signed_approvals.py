@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -45,11 +44,6 @@ async def test_the_webhook_id_identifies_a_repeat_over_http_too(relay: RunningRe
     assert len(await relay.recorded_events("approval.recorded")) == 1
 
 
-async def test_another_body_under_a_known_id_is_409(relay: RunningRelay) -> None:
-    await relay.post_callback(_body(relay))
-    assert (await relay.post_callback(_body(relay, "hold"))).status == 409
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -82,21 +76,6 @@ async def test_any_fault_of_the_signature_is_401_without_a_reason(
     )
     assert await relay.recorded_events("approval.recorded") == []
     assert await relay.recorded_events("approval.refused") == []
-
-
-async def test_a_signature_covers_every_byte(relay: RunningRelay) -> None:
-    body = _body(relay)
-    now = _now()
-    at = str(int(now.timestamp()))
-    good = Webhook(SECRET).sign("msg_1", now, body.decode())
-    for content, signature, status in (
-        (body + b" ", good, 401),
-        (body, f"v1,AAAA {good}", 202),
-    ):
-        answer = await relay.post_callback(
-            content, webhook_timestamp=at, webhook_signature=signature
-        )
-        assert answer.status == status
 
 
 async def test_a_signature_is_valid_for_five_minutes(
@@ -193,16 +172,6 @@ async def test_a_captured_callback_costs_its_client_nothing(
     assert [answer.status for answer in copies] == [status] * 300 + [429] * 3
     calls = Counter([(await relay.call("GET", "/v1/events", by="drain")).status for _ in range(50)])
     assert calls == {403: 49, 429: 1}
-
-
-async def test_copies_at_once_cost_their_client_one_call(relay: RunningRelay) -> None:
-    relay.clock.freeze_monotonic()
-    send = _capture(relay, _body(relay))
-    answers = await asyncio.gather(*[send() for _ in range(60)])
-    assert {answer.status for answer in answers} == {202}
-    assert len(await relay.recorded_events("approval.recorded")) == 1
-    calls = [(await relay.call("GET", "/v1/events", by="drain")).status for _ in range(50)]
-    assert calls == [403] * 49 + [429]
 
 
 async def test_a_client_over_its_rate_does_not_get_through_by_repeats(relay: RunningRelay) -> None:

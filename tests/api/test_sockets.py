@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import getpass
 import os
 import shutil
@@ -115,20 +114,6 @@ async def test_the_local_socket_is_for_its_user_and_group_and_removed_at_the_end
     assert not path.exists()
 
 
-async def test_a_lock_on_the_folder_of_the_socket_stops_no_start(tmp_path: Path) -> None:
-    """Whoever can read a folder can lock it."""
-    path = tmp_path / "relay.sock"
-    folder = os.open(tmp_path, os.O_RDONLY)
-    before = os.umask(0)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        async with _listening(socket=path):
-            assert stat.S_IMODE((tmp_path / "relay.sock.lock").stat().st_mode) == 0o600
-    finally:
-        os.umask(before)
-        os.close(folder)
-
-
 async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
     with socket.socket(socket.AF_UNIX) as left:
@@ -149,32 +134,6 @@ async def test_a_socket_with_a_listener_is_left_alone(tmp_path: Path) -> None:
                 pass
         async with _over(path) as session, session.get("http://relay/healthz") as response:
             assert response.status == 200
-
-
-async def test_a_socket_whose_queue_is_full_is_left_alone_too(tmp_path: Path) -> None:
-    path = tmp_path / "relay.sock"
-    with (
-        socket.socket(socket.AF_UNIX) as busy,
-        socket.socket(socket.AF_UNIX) as first,
-        socket.socket(socket.AF_UNIX) as second,
-    ):
-        busy.bind(str(path))
-        busy.listen(0)
-        for client in (first, second):
-            client.setblocking(False)
-            client.connect_ex(str(path))
-        with pytest.raises(ConfigError, match="another relay listens"):
-            async with _listening(socket=path):
-                pass
-    assert path.exists()
-
-
-async def test_at_the_end_only_our_own_socket_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "relay.sock"
-    async with _listening(socket=path):
-        path.unlink()
-        path.write_text("somebody else's")
-    assert path.read_text() == "somebody else's"
 
 
 @pytest.mark.parametrize("obstacle", ["file", "folder", "no folder", "link"])
