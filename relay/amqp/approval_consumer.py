@@ -48,7 +48,7 @@ from relay.amqp.topology import (
 from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred
 from relay.log_once import LogOnce
-from relay.net.backoff import exponential_backoff_without_jitter
+from relay.net.backoff import exponential_backoff
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
 MAX_WAITING = 200
@@ -173,9 +173,7 @@ class ApprovalConsumer:
             with connection.abort_if_slower_than(CLOSE_TIMEOUT):
                 await channel.close()
             failures = 0 if recorded else failures + 1
-            pause = exponential_backoff_without_jitter(
-                failures + 1, first=poll_interval, maximum=MAX_PAUSE
-            )
+            pause = exponential_backoff(failures + 1, first=poll_interval, maximum=MAX_PAUSE)
             await self._clock.sleep(pause)
 
     async def _declare_topology(self, connection: GuardedConnection) -> str:
@@ -366,9 +364,7 @@ class _ChannelConsumer:
             if not messages:
                 return True
             failures += 1
-            pause = exponential_backoff_without_jitter(
-                failures + 1, first=self._poll_interval, maximum=MAX_PAUSE
-            )
+            pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
             if not await self._sleep_unless_deciding_is_blocked(pause):
                 return False
 

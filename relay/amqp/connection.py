@@ -32,7 +32,7 @@ from relay.amqp.failures import (
 from relay.amqp.frame_streams import MAX_BODY_BYTES, CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.backoff import exponential_backoff_without_jitter, with_jitter
+from relay.net.backoff import exponential_backoff, with_jitter
 from relay.net.egress import guarded_socket
 from relay.net.tls import client_context_trusting_ca_file, load_client_certificate
 
@@ -153,7 +153,7 @@ def reconnect_delay(failed_rounds: int, chance: float) -> float:
 
     ``chance`` is a random number in [0, 1).
     """
-    delay = exponential_backoff_without_jitter(
+    delay = exponential_backoff(
         failed_rounds, first=MIN_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
     )
     return with_jitter(delay, chance)

@@ -2,10 +2,10 @@
 
 The roles make `matching_sinks` the route of the store, so it decides which entries an event gets.
 The store hands the entries to the `Dispatcher`, which hands them to the workers. A role, which is a
-relay of one VM or the hub of a fleet (`relay.roles`), makes it and calls `load_waiting_and_listen`,
+relay of one VM or the hub of a fleet (`relay.roles`), makes it and calls `begin`,
 and then `run` until it stops. A reload that changes sinks calls
 `begin_change_of_configured_sinks`, lets the store do the work of
-`make_work_to_reconcile_stored_sinks`, and calls `end_change_of_configured_sinks`. The API asks for
+`reconcile_work`, and calls `end_change_of_configured_sinks`. The API asks for
 the status of sinks, and pauses or resumes one.
 """
 
@@ -127,16 +127,16 @@ class Dispatcher:
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._runs = asyncio.Event()
 
-    async def load_waiting_and_listen(self) -> None:
+    async def begin(self) -> None:
         """Read what waits in the store, and listen for new entries.
 
         A new sink gets an entry for every live event. The entries of a sink that is no longer
         configured become dead letters.
         """
         now = self._clock.now()
-        reconcile = self.make_work_to_reconcile_stored_sinks(now, removing=True)
+        reconcile = self.reconcile_work(now, removing=True)
         # Listen first: sinks are connected already, and a chat can request a redelivery.
-        self._store.listeners.recorded.append(self._hand_newly_recorded_entries_to_workers)
+        self._store.listeners.recorded.append(self._on_recorded)
         self._store.listeners.redelivered.append(self._on_redelivered)
         states = await self._store.transact(reconcile, fail_open=True)
         for name, worker in self._workers.items():
@@ -144,7 +144,7 @@ class Dispatcher:
         waiting = await self._store.read(lambda tx: tx.deliveries.waiting_entries())
         entries_by_sink = _by_sink(waiting)
         for name in self._workers:
-            self._hand_over_stored_and_early_entries(name, entries_by_sink[name])
+            self._hand_over(name, entries_by_sink[name])
 
     async def run(self) -> None:
         """Deliver until canceled."""
@@ -156,7 +156,7 @@ class Dispatcher:
                 self._runs.set()
                 await asyncio.Event().wait()
         finally:
-            self.submit_pending_results()
+            self.submit()
 
     # --- other sinks
 
@@ -166,7 +166,7 @@ class Dispatcher:
         """Have these sinks from now on. A sink that is the same object keeps its worker.
 
         The others take no entry before `end_change_of_configured_sinks`. Between the two, the
-        caller lets the store do the work of `make_work_to_reconcile_stored_sinks`, together with
+        caller lets the store do the work of `reconcile_work`, together with
         the change of the route.
         """
         before = self._workers
@@ -186,9 +186,7 @@ class Dispatcher:
                 worker.stop_beginning_tries()
         return NewAndRetiredWorkers(new, retired)
 
-    def make_work_to_reconcile_stored_sinks(
-        self, now: datetime, *, removing: bool = False
-    ) -> Work[SinkStates]:
+    def reconcile_work(self, now: datetime, *, removing: bool = False) -> Work[SinkStates]:
         """Work for the store: add the sinks that are new; return the state of each sink.
 
         A new sink gets an entry for every live event that it wants. With ``removing``, the entries
@@ -210,7 +208,7 @@ class Dispatcher:
         async with asyncio.TaskGroup() as group:
             for name in retired.keys() - self._workers.keys():
                 group.create_task(
-                    self._retire_worker_and_remove_stored_sink(retired[name]),
+                    self._remove_sink(retired[name]),
                     name=f"remove sink {name}",
                 )
             for worker in replacement.new:
@@ -220,7 +218,7 @@ class Dispatcher:
                     self._replace_worker(retired.get(name), worker), name=f"add sink {name}"
                 )
 
-    async def _retire_worker_and_remove_stored_sink(self, worker: Worker) -> None:
+    async def _remove_sink(self, worker: Worker) -> None:
         name = worker.settings.name
         await self._retire(worker, lambda: worker.is_idle)
         now, reason = self._clock.now(), _unconfigured_sink_reason(name)
@@ -242,7 +240,7 @@ class Dispatcher:
             )
         )
         new.set_sink_state(*states[name])
-        self._hand_over_stored_and_early_entries(name, waiting)
+        self._hand_over(name, waiting)
         self._start_worker(new)
 
     async def _retire(self, worker: Worker, is_done: Callable[[], bool]) -> None:
@@ -259,7 +257,7 @@ class Dispatcher:
         _, unfinished = await asyncio.wait({task}, timeout=RETIRE_TIMEOUT)
         if unfinished:
             _log.error("sink %s: its tries do not end, and go on", worker.settings.name)
-        self.submit_pending_results()
+        self.submit()
 
     def _start_worker(self, worker: Worker) -> None:
         assert self._group is not None  # noqa: S101  # `run` sets it first
@@ -284,9 +282,9 @@ class Dispatcher:
         while not all(worker.is_idle for worker in self._workers.values()):
             await self._clock.sleep(DRAIN_POLL_INTERVAL)
 
-    def submit_pending_results(self) -> None:
+    def submit(self) -> None:
         """Submit to the store what was delivered and waits for others to be recorded with."""
-        self._results.submit_pending_results()
+        self._results.submit()
 
     def status(self) -> list[SinkStatus]:
         """Return the status of every sink, in the order of the configuration."""
@@ -334,7 +332,7 @@ class Dispatcher:
 
     # --- new entries
 
-    def _hand_newly_recorded_entries_to_workers(self, events: Sequence[RecordedEvent]) -> None:
+    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         entries = _by_sink(entry for event in events for entry in event.entries)
         for name, sink_entries in entries.items():
             if name in self._early_entries:
@@ -350,7 +348,7 @@ class Dispatcher:
                 # Earlier attempts do not count against a redelivery.
                 self._workers[entry.sink].redeliver(replace(entry, attempts=0))
 
-    def _hand_over_stored_and_early_entries(self, name: str, waiting: Sequence[Entry]) -> None:
+    def _hand_over(self, name: str, waiting: Sequence[Entry]) -> None:
         """Give a worker what waits by the store, and what came since that was read."""
         ids = {entry.id for entry in waiting}
         early = [entry for entry in self._early_entries.pop(name) if entry.id not in ids]

@@ -47,7 +47,7 @@ class EventReadAhead:
             try:
                 async with self._lock:
                     if entry.position not in self._bodies:
-                        self._bodies = await self._read_bodies_of_entry_and_upcoming(entry)
+                        self._bodies = await self._read_bodies(entry)
             finally:
                 del self._wanted[entry.id]
         body = self._bodies.pop(entry.position)
@@ -55,7 +55,7 @@ class EventReadAhead:
             raise KeyError(entry.position)
         return CloudEvent.parse(body)
 
-    async def _read_bodies_of_entry_and_upcoming(self, entry: Entry) -> _Bodies:
+    async def _read_bodies(self, entry: Entry) -> _Bodies:
         upcoming = self._queue.upcoming_entries_without_event(MAX_READ - len(self._wanted))
         positions = {entry.position for entry in (*self._wanted.values(), *upcoming)}
         try:

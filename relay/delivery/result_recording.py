@@ -1,8 +1,8 @@
 """The results of tries: gets one from the sink, makes it storable, and records it.
 
-The worker calls `deliver_once_catching_exceptions` for each try. A sink can be the code of an
+The worker calls `deliver_once` for each try. A sink can be the code of an
 installed package. So its receipts and errors are checked here: a value that the store cannot hold
-counts as a bug of the sink, as does any unexpected exception. `build_attempt_from_result` makes the
+counts as a bug of the sink, as does any unexpected exception. `make_attempt` makes the
 attempt of the result, which goes to the `ResultRecorder`. The dispatcher makes one for all sinks.
 It writes results to the store in the order in which tries ended, and deliveries in batches.
 """
@@ -34,7 +34,7 @@ goes on while the batch is written."""
 _log = logging.getLogger(__name__)
 
 
-async def deliver_once_catching_exceptions(sink: Sink, event: CloudEvent) -> Receipt | Exception:
+async def deliver_once(sink: Sink, event: CloudEvent) -> Receipt | Exception:
     """Let a sink deliver an event once; return its receipt, or why there is none.
 
     An exception that is no `relay.errors.DeliveryError` is a bug of the sink. Raises only what is
@@ -51,7 +51,7 @@ async def deliver_once_catching_exceptions(sink: Sink, event: CloudEvent) -> Rec
         return error
 
 
-def build_attempt_from_result(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
+def make_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
     """Return the attempt that ended so, in which "parked" stands for a rejection.
 
     ``elapsed`` is in seconds.
@@ -146,7 +146,7 @@ class ResultRecorder:
         self._timer: asyncio.TimerHandle | None = None  # ends the pause of the next batch
         self._is_writing = False
 
-    def queue_successful_delivery_for_recording(
+    def record_delivery(
         self, entry_id: int, attempt: Attempt, on_written: Callable[[], None]
     ) -> None:
         """An entry was delivered. ``on_written`` is called once this is recorded, or cannot be."""
@@ -176,14 +176,14 @@ class ResultRecorder:
             lambda tx: tx.deliveries.set_sink_state(sink, state, reason)
         )
 
-    def submit_pending_results(self) -> None:
+    def submit(self) -> None:
         """Submit what was not submitted yet."""
         self._stop_timer()
         if self._delivered:
             self._submit_batch()
 
     def _submit_after_pending_results(self, work: Work[None]) -> None:
-        self.submit_pending_results()  # keep the order
+        self.submit()  # keep the order
         self._store.submit(work, fail_open=True).add_done_callback(_log_unexpected_recording_error)
 
     def _write_full_batch_or_set_timer(self) -> None:
@@ -212,7 +212,7 @@ class ResultRecorder:
         delivered, self._delivered = self._delivered, []
         callbacks, self._callbacks = self._callbacks, []
 
-        def log_error_and_call_callbacks(future: asyncio.Future[None]) -> None:
+        def done(future: asyncio.Future[None]) -> None:
             _log_unexpected_recording_error(future)
             for callback in callbacks:
                 callback()
@@ -220,7 +220,7 @@ class ResultRecorder:
         future = self._store.submit(
             lambda tx: tx.deliveries.mark_delivered(delivered), fail_open=True
         )
-        future.add_done_callback(log_error_and_call_callbacks)
+        future.add_done_callback(done)
         return future
 
 

@@ -91,7 +91,7 @@ def plan_retry(
     if may_give_up and (now - recorded).total_seconds() >= give_up_after:
         return DeadLetter(f"given up after {give_up_after:g} s")
     pause = SLOW_PAUSE if failure == "slow" else backoff(tries, seconds_left)
-    delay = _limit_pause_and_add_jitter(pause, seconds_left, longest_pause, jitter)
+    delay = _limited(pause, seconds_left, longest_pause, jitter)
     sink_pause = min(max(retry_after or 0.0, 0.0), MAX_RETRY_AFTER) * (1 + MAX_JITTER * jitter)
     return RetryAfterDelay(max(delay, sink_pause), sink_pause)
 
@@ -113,9 +113,7 @@ def probe_delay(
     seconds_left = _seconds_to_not_before(next_not_before, now)
     is_urgent = _seconds_to_not_before(failed.not_before, now) > 0
     tries = min(failures, failed.attempts + 1) if is_urgent else failures
-    return _limit_pause_and_add_jitter(
-        backoff(tries, seconds_left), seconds_left, longest_pause, jitter
-    )
+    return _limited(backoff(tries, seconds_left), seconds_left, longest_pause, jitter)
 
 
 def backoff(tries: int, seconds_left: float) -> float:
@@ -135,9 +133,7 @@ def _seconds_to_not_before(not_before: datetime | None, now: datetime) -> float:
     return (not_before - now).total_seconds() if not_before is not None else 0.0
 
 
-def _limit_pause_and_add_jitter(
-    pause: float, seconds_left: float, longest_pause: float, jitter: float
-) -> float:
+def _limited(pause: float, seconds_left: float, longest_pause: float, jitter: float) -> float:
     """Return a pause with its upper limit and jitter, cut so that a last try precedes NotBefore."""
     delay = min(pause, longest_pause) * (1 + MAX_JITTER * jitter)
     if seconds_left > LAST_TRY_LEAD:

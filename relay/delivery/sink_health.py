@@ -134,7 +134,7 @@ class CircuitBreaker:
         """Begin the `STALL_TIMEOUT` anew: a success, an operator or the state file came between."""
         self._busy_since = self._first_failure_at = None
 
-    def mark_failing_if_no_recent_success(self, now: float) -> bool:
+    def mark_stalled(self, now: float) -> bool:
         """Return whether the sink has just become failing because no try succeeded in time."""
         if self.becomes_failing_at is None or now < self.becomes_failing_at:
             return False
@@ -187,7 +187,7 @@ class CircuitBreaker:
         """Allow nothing before this time, because the receiver asked for it."""
         self._paused_until = max(self._paused_until, until)
 
-    def end_pause_and_try_now(self, now: float) -> None:
+    def try_now(self, now: float) -> None:
         """Allow a try now, because an operator asked for it."""
         self.restart_time_without_success()
         self._paused_until = float("-inf")
@@ -241,7 +241,7 @@ class SinkHealth:
         if state == "disabled":
             self.circuit.is_failing = True
         if state == "on":
-            self.circuit.end_pause_and_try_now(self._clock.monotonic())
+            self.circuit.try_now(self._clock.monotonic())
 
     def disable(self, reason: str) -> None:
         """The receiver asked the relay to stop."""
@@ -252,9 +252,7 @@ class SinkHealth:
         """Report the sink as failing if no try has succeeded for too long."""
         if not self._waiting:
             self.circuit.record_idle(self._clock.monotonic())
-        if self.state == "on" and self.circuit.mark_failing_if_no_recent_success(
-            self._clock.monotonic()
-        ):
+        if self.state == "on" and self.circuit.mark_stalled(self._clock.monotonic()):
             self._last_failure = self._last_failure or "no try has ended for a minute"
             self._report_failing(self._last_failure)
 
@@ -338,14 +336,12 @@ class SinkHealth:
         count = self._internal_errors.get(entry.id, 0) + 1
         self._internal_errors[entry.id] = count
         failure = Deferred(f"the sink's own code failed: {error_type}")
-        decision = self.record_failure_and_plan_retry(entry, failure, began)
+        decision = self.plan_after_failure(entry, failure, began)
         if count >= MAX_INTERNAL_ERRORS:
             decision = DeadLetter(f"the sink's own code failed {count} times")
         return failure, decision
 
-    def record_failure_and_plan_retry(
-        self, entry: Entry, error: Deferred, began: float
-    ) -> RetryDecision:
+    def plan_after_failure(self, entry: Entry, error: Deferred, began: float) -> RetryDecision:
         """A try that began at ``began`` (monotonic seconds) failed. Decide what to do with it."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self._last_failure = error.reason

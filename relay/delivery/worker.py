@@ -21,9 +21,9 @@ from relay.delivery.ordered_queue import OrderedQueue
 from relay.delivery.read_ahead import EventReadAhead
 from relay.delivery.result_recording import (
     ResultRecorder,
-    build_attempt_from_result,
-    deliver_once_catching_exceptions,
+    deliver_once,
     error_type_name,
+    make_attempt,
 )
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfterDelay, RetryDecision
 from relay.delivery.sink_health import CircuitBreaker, SinkHealth
@@ -186,9 +186,7 @@ class Worker:
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
         while (entry := self._take_next_allowed_entry()) is not None:
-            group.create_task(
-                self._deliver_next_entries_until_failure(entry), name=f"sink {self.settings.name}"
-            )
+            group.create_task(self._deliver_in_turn(entry), name=f"sink {self.settings.name}")
 
     def _take_next_allowed_entry(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
@@ -245,7 +243,7 @@ class Worker:
 
     # --- one try
 
-    async def _deliver_next_entries_until_failure(self, entry: Entry | None) -> None:
+    async def _deliver_in_turn(self, entry: Entry | None) -> None:
         """Deliver an entry, then the next ones in the same task while they succeed."""
         remaining = MAX_BATCH
         try:
@@ -277,13 +275,13 @@ class Worker:
     async def _attempt_delivery(self, entry: Entry, event: CloudEvent) -> bool:
         self._unanswered.discard(entry.id)
         at, began = self._clock.now(), self._clock.monotonic()
-        result = await self._call_sink_tolerating_foreign_cancellation(event)
+        result = await self._call_sink(event)
         if isinstance(result, Superseded):
             self._queue.remove_head(entry)
             self._record_end_without_delivery(entry, "superseded", result.reason)
-            self._record_success_and_release_if_recovered(entry)
+            self._note_success(entry)
             return True
-        attempt = build_attempt_from_result(result, at, self._clock.monotonic() - began)
+        attempt = make_attempt(result, at, self._clock.monotonic() - began)
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
@@ -297,7 +295,7 @@ class Worker:
             self._move_entry_to_dead_letters(entry, result.reason, attempt)
         elif isinstance(result, Deferred):
             self.health.record_clock_skew(result.skew)
-            decision = self.health.record_failure_and_plan_retry(entry, result, began)
+            decision = self.health.plan_after_failure(entry, result, began)
             self._apply_retry_decision(decision, entry, result, attempt)
         else:
             failure, decision = self.health.record_internal_error(entry, result, began)
@@ -323,15 +321,13 @@ class Worker:
                 ),
             )
 
-    async def _call_sink_tolerating_foreign_cancellation(
-        self, event: CloudEvent
-    ) -> Receipt | Exception:
-        """Return what `relay.delivery.result_recording.deliver_once_catching_exceptions` returns.
+    async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
+        """Return what `relay.delivery.result_recording.deliver_once` returns.
 
         Raises CancelledError only if the worker is stopping.
         """
         try:
-            return await deliver_once_catching_exceptions(self.sink, event)
+            return await deliver_once(self.sink, event)
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise
@@ -343,11 +339,11 @@ class Worker:
     def _handle_success(self, entry: Entry, attempt: Attempt) -> None:
         self._unrecorded += 1
         self.ends["delivered"] += 1
-        self._results.queue_successful_delivery_for_recording(entry.id, attempt, self._on_recorded)
+        self._results.record_delivery(entry.id, attempt, self._on_recorded)
         self._queue.remove_head(entry)
-        self._record_success_and_release_if_recovered(entry)
+        self._note_success(entry)
 
-    def _record_success_and_release_if_recovered(self, entry: Entry) -> None:
+    def _note_success(self, entry: Entry) -> None:
         """The sink works. If it failed until now, send everything that waited."""
         if self.health.record_success(entry):
             self._queue.release_all_delayed(include_individual=True)

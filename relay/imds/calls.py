@@ -33,7 +33,7 @@ from relay.errors import (
     SourceUnavailable,
 )
 from relay.events.timestamps import parse_timestamp
-from relay.net.backoff import exponential_backoff_without_jitter
+from relay.net.backoff import exponential_backoff
 from relay.net.http import measure_clock_skew, parse_retry_after
 
 MAX_CALLS = 2
@@ -82,7 +82,7 @@ class CallRateLimiter:
             return 0.0
         return recent[0] + CALL_WINDOW - now if recent else None
 
-    def reserve_call_slot_after_zero_delay(self) -> None:
+    def reserve(self) -> None:
         """Take a place. Call this only directly after `delay` returned 0."""
         self._reserved += 1
 
@@ -103,9 +103,7 @@ def retry_delay(failures: int, retry_after: float | None, interval: float, jitte
     ``jitter`` (0 to 1) adds up to a quarter. ``retry_after`` (seconds, from the service) can only
     lengthen the pause, up to `MAX_RETRY_AFTER`.
     """
-    backoff = exponential_backoff_without_jitter(
-        failures, first=interval, maximum=max(interval, MAX_BACKOFF)
-    )
+    backoff = exponential_backoff(failures, first=interval, maximum=max(interval, MAX_BACKOFF))
     return max(backoff, min(retry_after or 0.0, MAX_RETRY_AFTER)) + jitter * backoff / 4
 
 
@@ -176,7 +174,7 @@ class ImdsSession:
         """Open the session. `close` ends it."""
         tracing = aiohttp.TraceConfig()
         tracing.on_request_headers_sent.append(self._on_headers_sent)
-        tracing.on_request_chunk_sent.append(_check_deadline_before_sending_body)
+        tracing.on_request_chunk_sent.append(_check_deadline)
         self._session = aiohttp.ClientSession(
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -253,9 +251,7 @@ class ImdsSession:
                 f"expected a complete answer from {call.origin} within {call.timeout:g}s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            if isinstance(
-                error.__cause__, SourceCallNotSentInTime
-            ):  # raised in `_check_deadline_before_sending_body`
+            if isinstance(error.__cause__, SourceCallNotSentInTime):  # raised in `_check_deadline`
                 raise _not_sent_in_time_error() from None
             raise _unavailable_error(error) from error
         finally:
@@ -271,7 +267,7 @@ class ImdsSession:
                     await self._budget_changed.wait()
                 else:
                     await self._clock.sleep(delay)
-            self._budget.reserve_call_slot_after_zero_delay()
+            self._budget.reserve()
 
     async def _on_headers_sent(
         self,
@@ -312,7 +308,7 @@ class ImdsSession:
         )
 
 
-async def _check_deadline_before_sending_body(
+async def _check_deadline(
     _session: aiohttp.ClientSession,
     context: SimpleNamespace,
     _: aiohttp.TraceRequestChunkSentParams,

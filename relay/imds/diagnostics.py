@@ -56,7 +56,7 @@ async def diagnose(
         if settings.url == DISCOVER:
             progress("searching the metadata service")
         try:
-            instance = parse_instance(await _read_instance_metadata_with_retries(client, clock))
+            instance = parse_instance(await _read_instance(client, clock))
         except SourceError as error:
             if client.is_outside_virtual_network and not required:
                 message = "it has no instance metadata, as is usual outside virtual networks"
@@ -75,7 +75,7 @@ async def diagnose(
     return findings, instance
 
 
-async def _read_instance_metadata_with_retries(client: ImdsClient, clock: Clock) -> bytes:
+async def _read_instance(client: ImdsClient, clock: Clock) -> bytes:
     """Try several times: other programs on the VM may have used up the rate limit."""
     for _ in range(MAX_ATTEMPTS - 1):
         try:

@@ -226,7 +226,7 @@ class CandidateFinder:
             if reason.endswith("lease"):
                 addresses = await asyncio.to_thread(lambda: list(self._leases()))
             else:
-                addresses = await self._ask_now_and_then()
+                addresses = await self._ask_rarely()
             for address in addresses:
                 if address not in seen and not any(address in network for network in ALLOWED):
                     self.problems.append(
@@ -239,7 +239,7 @@ class CandidateFinder:
         if WIRE_SERVER not in seen:
             yield Candidate(WIRE_SERVER, 80, "the address of Azure's host")
 
-    async def _ask_now_and_then(self) -> list[IPv4Address]:
+    async def _ask_rarely(self) -> list[IPv4Address]:
         now = self._clock.monotonic()
         problem = "DHCP was asked a moment ago"
         if now >= self._next_request_at:

@@ -104,10 +104,8 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
     Raises DocumentError for an empty body, a body that is not JSON, a document without ``Events``
     or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
     """
-    content, entries = _parse_content_and_entries(body)
-    read = _parse_entries_reusing_known_events(
-        content, entries, {}, prefixed=prefixes_resource_names(api_version)
-    )
+    content, entries = _parse_parts(body)
+    read = _parse_entries(content, entries, {}, prefixed=prefixes_resource_names(api_version))
     return _build_document(content, [event for _, event in read])
 
 
@@ -121,23 +119,21 @@ class CachingDocumentParser:
         self._prefixed = prefixes_resource_names(api_version)
         self._known: dict[str | None, ScheduledEvent] = {}  # of the document before, by their JSON
 
-    async def parse_body_reusing_known_entries(self, body: bytes) -> Document:
+    async def parse(self, body: bytes) -> Document:
         """Read a document. A large one leaves the event loop to others in between."""
-        content, entries = _parse_content_and_entries(body)
+        content, entries = _parse_parts(body)
         events: list[tuple[str | None, ScheduledEvent]] = []
         for first in range(0, len(entries), ENTRIES_PER_TURN):
             if first:
                 await asyncio.sleep(0)
             part = entries[first : first + ENTRIES_PER_TURN]
-            events += _parse_entries_reusing_known_events(
-                content, part, self._known, prefixed=self._prefixed
-            )
+            events += _parse_entries(content, part, self._known, prefixed=self._prefixed)
         self._known = dict(events)
         self._known.pop(None, None)
         return _build_document(content, [event for _, event in events])
 
 
-def _parse_content_and_entries(body: bytes) -> tuple[Any, list[Any]]:
+def _parse_parts(body: bytes) -> tuple[Any, list[Any]]:
     """Return the content of a body, and its entries."""
     if not body.strip():
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
@@ -154,7 +150,7 @@ def _parse_content_and_entries(body: bytes) -> tuple[Any, list[Any]]:
     return content, entries
 
 
-def _parse_entries_reusing_known_events(
+def _parse_entries(
     content: Any,
     entries: Sequence[Any],
     known: Mapping[str | None, ScheduledEvent],

@@ -180,12 +180,12 @@ class Poller:
             try:
                 read = await self._poll()
             except SourceError as error:
-                self._count_and_log_failed_poll(error)
+                self._note_failure(error)
                 for future in self._reads_of_this_poll:
                     if not future.done():
                         future.set_exception(error)
             else:
-                self._clear_failures_and_report_recovery()
+                self._note_success()
                 for future in self._reads_of_this_poll:
                     if not future.done():
                         future.set_result(read)
@@ -199,7 +199,7 @@ class Poller:
         self.poll_seconds.observe(monotonic - read.asked_monotonic)
         document = self.last_document
         if document is None or body != self._last_body:
-            document = await self._reader.parse_body_reusing_known_entries(body)
+            document = await self._reader.parse(body)
             poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
             try:
                 await self._store.transact(
@@ -238,7 +238,7 @@ class Poller:
         seconds = began + self._settings.interval - self._clock.monotonic()
         await wait_for_event(self._poll_requested, self._clock, seconds)
 
-    def _count_and_log_failed_poll(self, error: SourceError) -> None:
+    def _note_failure(self, error: SourceError) -> None:
         self.failures += 1
         self._last_error = error
         level = logging.ERROR if isinstance(error, SourceRefused) else logging.WARNING
@@ -257,7 +257,7 @@ class Poller:
                 "what is in it is not known, and nothing is reported as ended",
             )
 
-    def _clear_failures_and_report_recovery(self) -> None:
+    def _note_success(self) -> None:
         if self.failures and not self.lost:
             self._state_log.log_if_changed(logging.INFO, "the metadata service answers again")
         self.failures, self._last_error = 0, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 _MAX_DOUBLINGS = 16
 
 
-def exponential_backoff_without_jitter(failures: int, *, first: float, maximum: float) -> float:
+def exponential_backoff(failures: int, *, first: float, maximum: float) -> float:
     """Return the seconds to wait after so many failures in a row (1 or more), without jitter.
 
     The wait starts at ``first`` seconds and doubles with each failure, up to ``maximum``.

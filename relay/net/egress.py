@@ -85,9 +85,7 @@ def is_refused(address: Address) -> bool:
         return True
     if isinstance(address, IPv4Address):
         return False
-    return any(map(is_refused, _contained_addresses(address))) or _ipv6_embeds_host_service_address(
-        address
-    )
+    return any(map(is_refused, _contained_addresses(address))) or _embeds_wire_server(address)
 
 
 def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
@@ -105,7 +103,7 @@ def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
             yield IPv4Address(digits[position : position + 4])
 
 
-def _ipv6_embeds_host_service_address(address: IPv6Address) -> bool:
+def _embeds_wire_server(address: IPv6Address) -> bool:
     """Return whether the bytes of the metadata service's or the host's address are in an address.
 
     Any prefix can be one of NAT64. All of link local is not looked for: an address contains two

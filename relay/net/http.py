@@ -264,7 +264,7 @@ async def send(
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
-        reason, failure = _describe_and_classify_error(error)
+        reason, failure = _classify(error)
         # Without the cause: its text can contain the URL.
         raise Deferred(reason, failure=failure) from None
     elapsed = loop.time() - start
@@ -333,7 +333,7 @@ def _url_secrets(url: URL) -> frozenset[str]:
     )
 
 
-def _describe_and_classify_error(error: Exception) -> tuple[str, Failure]:
+def _classify(error: Exception) -> tuple[str, Failure]:
     """Return why there was no response, and the kind of failure."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     system_text = cause.strerror if isinstance(cause, OSError) else None

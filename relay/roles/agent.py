@@ -73,7 +73,7 @@ async def start(
             clock,
         )
         dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, report)
-        await dispatcher.load_waiting_and_listen()
+        await dispatcher.begin()
         poller = await make_poller(config, client, identity, boot_id, store, clock, report)
         agent.attach_source(poller, client)
         # Nothing is approved here. The engine only tells the API that.

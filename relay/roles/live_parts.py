@@ -168,7 +168,7 @@ class DecidingParts(LiveParts):
             self.clock,
             self.report,
         )
-        await self._dispatcher.load_waiting_and_listen()
+        await self._dispatcher.begin()
         return self._dispatcher
 
     @property
@@ -256,7 +256,7 @@ class DecidingParts(LiveParts):
             _settings_and_sinks_by_name(sinks)
         )
         now = self.clock.now()
-        reconcile = self._dispatcher.make_work_to_reconcile_stored_sinks(now)
+        reconcile = self._dispatcher.reconcile_work(now)
         before = self.config
 
         def change(tx: Transaction) -> SinkStates:

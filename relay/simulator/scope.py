@@ -149,7 +149,7 @@ class Scope:
         while (at := self.next_transition_at()) is not None and at <= now:
             if self._hides_events and self._shows_events_at == at:
                 self._hides_events = False
-                self._increment_incarnation_if_visibly_changed(changed=bool(self._live_events))
+                self._count_change(changed=bool(self._live_events))
                 self._on_transition(
                     PastTransition(at=at, kind="shown", detail="events are shown from now on")
                 )
@@ -348,7 +348,7 @@ class Scope:
         gone = replace(event, status=status, starts=None, ends=None)
         del self._live_events[event.event_id]
         self._past_events.append(gone)
-        self._increment_incarnation_if_visibly_changed(changed=True)
+        self._count_change(changed=True)
         self._on_transition(
             PastTransition(
                 at=at, kind="completed" if status == "Completed" else "canceled", event=gone
@@ -361,19 +361,15 @@ class Scope:
     ) -> None:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
-        self._increment_incarnation_if_visibly_changed(
-            changed=before is None
-            or _format_event_for_newest_api_version(before)
-            != _format_event_for_newest_api_version(event)
-        )
+        self._count_change(changed=before is None or _shown(before) != _shown(event))
         self._on_transition(PastTransition(at=at, kind=kind, event=event, detail=detail))
 
-    def _increment_incarnation_if_visibly_changed(self, *, changed: bool) -> None:
+    def _count_change(self, *, changed: bool) -> None:
         """Increase DocumentIncarnation if the document changed and shows events."""
         if changed and not self._hides_events:
             self.incarnation += 1 + self._skipped_incarnations
             self._skipped_incarnations = 0
 
 
-def _format_event_for_newest_api_version(event: Event) -> dict[str, Any] | None:
+def _shown(event: Event) -> dict[str, Any] | None:
     return event_fields(event, NEWEST_API_VERSION)

@@ -90,7 +90,7 @@ class Simulator(SimulatedAzure):
     async def __aenter__(self) -> Self:
         """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
         log = logging.getLogger(__name__)
-        log.addFilter(_is_record_not_about_invalid_http)
+        log.addFilter(_keeps_record)
         async with AsyncExitStack() as opening:
             for number, vm in enumerate(self.setup.vms):
                 runner = web.AppRunner(
@@ -302,7 +302,7 @@ class Simulator(SimulatedAzure):
         return _json_response(event or {})
 
 
-def _is_record_not_about_invalid_http(record: logging.LogRecord) -> bool:
+def _keeps_record(record: logging.LogRecord) -> bool:
     """Filter out the tracebacks of aiohttp for requests that are not HTTP. It answers them 400."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 

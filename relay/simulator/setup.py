@@ -32,7 +32,7 @@ class VM:
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def uniform_set_and_number(self) -> tuple[str, int] | None:
+    def uniform(self) -> tuple[str, int] | None:
         """Scale set and number in a uniform scale set; None for another VM."""
         match = re.fullmatch(r"(.+)_(\d+)", self.name)
         if match is None or self.scale_set not in (None, match[1]):
@@ -44,7 +44,7 @@ class VM:
         """The name of the scale set; empty without one."""
         if self.scale_set is not None:
             return self.scale_set
-        return self.uniform_set_and_number[0] if self.uniform_set_and_number else ""
+        return self.uniform[0] if self.uniform else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ def compute_document(vm: VM) -> dict[str, Any]:
     scale_set = vm.scale_set_name
     host_name = vm.name.lower()
     resource = f"virtualMachines/{vm.name}"
-    if vm.uniform_set_and_number is not None:
-        _, number = vm.uniform_set_and_number
+    if vm.uniform is not None:
+        _, number = vm.uniform
         host_name = f"{scale_set.lower()}{_encode_base36(number):0>6}"
         resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
     placement_group = vm.placement_group

@@ -227,7 +227,7 @@ class CommonRequestParts:
     proxy_authorization: str | None = None
 
 
-def read_url_headers_and_secrets(settings: Settings) -> CommonRequestParts:
+def read_parts(settings: Settings) -> CommonRequestParts:
     """Read the settings and their files. Raises ValueError if they are unusable."""
     secrets = settings.signing_secrets()
     headers = settings.extra_headers()
@@ -284,12 +284,12 @@ class Webhook:
         can_change = settings.has_secret_files or (
             settings.basic is not None and settings.basic.has_secret_files
         )
-        self._fixed_parts = None if can_change else read_url_headers_and_secrets(settings)
+        self._fixed_parts = None if can_change else read_parts(settings)
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the receiver has answered 2xx. Raises Deferred, as no failure is final."""
         try:
-            parts = self._fixed_parts or read_url_headers_and_secrets(self._settings)
+            parts = self._fixed_parts or read_parts(self._settings)
             request = build_request(parts, event, self._clock.now())
         except ValueError as error:
             raise Deferred(

@@ -370,7 +370,7 @@ async def run_relay(
             clock,
             make_relay_event_recorder(store, ORIGIN, clock),
         )
-        await dispatcher.load_waiting_and_listen()
+        await dispatcher.begin()
         gate = Gate(
             ApprovalEngine(rules, ORIGIN, client_resources=settings.resources_by_client_principal),
             store,

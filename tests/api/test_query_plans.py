@@ -152,7 +152,7 @@ async def _live_through_everything(relay: RunningRelay) -> None:
     settings = [RecordingSinkSettings(name="new"), RecordingSinkSettings(name="box")]
     sinks = {sink.name: (sink, RecordingSink()) for sink in settings}
     restarted = Dispatcher(sinks, relay.store, relay.clock, lambda *_, **__: None)
-    await restarted.load_waiting_and_listen()
+    await restarted.begin()
     for days in (0, 1000):
         now = relay.clock.now() + timedelta(days=days)
         await relay.store.transact(

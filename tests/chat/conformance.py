@@ -171,7 +171,7 @@ async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIt
             dispatcher = Dispatcher(
                 {"chat": (settings, observed)}, store, clock, lambda *_, **__: None
             )
-            await dispatcher.load_waiting_and_listen()
+            await dispatcher.begin()
             async with BackgroundTasks(dispatcher.run()):
                 yield ChatRelay(
                     store=store, approvals=approvals, clock=clock, chat=chat, observed=observed

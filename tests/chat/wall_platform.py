@@ -204,7 +204,7 @@ async def relay_with_wall(
         context = make_chat_context(store, approvals, clock, public_url)
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_, **__: None)
-        await dispatcher.load_waiting_and_listen()
+        await dispatcher.begin()
         async with sink.refreshing(), BackgroundTasks(dispatcher.run()):
             yield WallRelay(
                 store=store, approvals=approvals, clock=clock, wall=wall, dispatcher=dispatcher

@@ -179,7 +179,7 @@ class RunningDispatcher:
     async def settle(self) -> None:
         """Wait until everything that happens by itself has happened."""
         for _ in range(4):
-            self.dispatcher.submit_pending_results()
+            self.dispatcher.submit()
             await self.store.read(_nothing)
             for _ in range(
                 20
@@ -223,7 +223,7 @@ async def running_dispatcher(
             clock,
             make_relay_event_recorder(store, ORIGIN, clock),
         )
-        await dispatcher.load_waiting_and_listen()
+        await dispatcher.begin()
         task = asyncio.create_task(
             dispatcher.run() if run else asyncio.sleep(3600), name="dispatcher"
         )

@@ -302,7 +302,7 @@ async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice
         StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)
     ) as store:
         dispatcher = Dispatcher({"bus": (settings, far)}, store, clock, lambda *_, **__: None)
-        starting = asyncio.create_task(dispatcher.load_waiting_and_listen())
+        starting = asyncio.create_task(dispatcher.begin())
         told: list[str] = []
         while not starting.done():
             if len(told) < 500:  # the slower the disk, the longer the start takes

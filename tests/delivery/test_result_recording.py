@@ -47,15 +47,11 @@ async def test_a_full_batch_is_written_at_once_and_fewer_deliveries_wait(tmp_pat
         results = ResultRecorder(store, pause=NEVER)
         written: list[int] = []
         for entry_id in range(1, FULL_BATCH):
-            results.queue_successful_delivery_for_recording(
-                entry_id, DELIVERED, lambda: written.append(1)
-            )
+            results.record_delivery(entry_id, DELIVERED, lambda: written.append(1))
             await asyncio.sleep(0)
         assert await delivered_count(store) == 0
         commits.clear()
-        results.queue_successful_delivery_for_recording(
-            FULL_BATCH, DELIVERED, lambda: written.append(1)
-        )
+        results.record_delivery(FULL_BATCH, DELIVERED, lambda: written.append(1))
         await eventually(lambda: len(written) == FULL_BATCH)
         assert len(commits) == 1
         assert await delivered_count(store) == FULL_BATCH
@@ -65,9 +61,9 @@ async def test_a_stop_and_a_failure_wait_for_no_pause(tmp_path: Path) -> None:
     """The failure of an entry is recorded after the deliveries that ended before it."""
     async with store_with_entries(tmp_path) as (store, _):
         results = ResultRecorder(store, pause=NEVER)
-        results.queue_successful_delivery_for_recording(1, DELIVERED, lambda: None)
+        results.record_delivery(1, DELIVERED, lambda: None)
         results.record_end_without_delivery(2, "parked", "too big", NOW, None)
         assert await delivered_count(store) == 1
-        results.queue_successful_delivery_for_recording(3, DELIVERED, lambda: None)
-        results.submit_pending_results()
+        results.record_delivery(3, DELIVERED, lambda: None)
+        results.submit()
         assert await delivered_count(store) == 2

@@ -109,7 +109,7 @@ def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed
     circuit = failing() if is_failing else CircuitBreaker()
     circuit.schedule_probe(300.0 if is_failing else None)
     circuit.pause_until(600.0)
-    circuit.end_pause_and_try_now(7.0)
+    circuit.try_now(7.0)
     assert circuit.allows_only_probe == is_failing
     assert circuit.allowed_at <= 7.0
 
@@ -117,14 +117,14 @@ def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed
 def test_a_minute_without_a_success_makes_it_failing_however_few_tries_there_were() -> None:
     circuit = CircuitBreaker()
     circuit.record_try_start(5.0)
-    assert not circuit.mark_failing_if_no_recent_success(5.0 + STALL_TIMEOUT - 0.1)
-    assert circuit.mark_failing_if_no_recent_success(5.0 + STALL_TIMEOUT)
+    assert not circuit.mark_stalled(5.0 + STALL_TIMEOUT - 0.1)
+    assert circuit.mark_stalled(5.0 + STALL_TIMEOUT)
     assert circuit.is_failing
     assert circuit.becomes_failing_at is None
-    assert not circuit.mark_failing_if_no_recent_success(500.0), "that is new once"
+    assert not circuit.mark_stalled(500.0), "that is new once"
     assert circuit.record_success()
     circuit.record_try_start(600.0)
-    assert not circuit.mark_failing_if_no_recent_success(659.0)
+    assert not circuit.mark_stalled(659.0)
 
 
 def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
@@ -132,7 +132,7 @@ def test_time_in_which_there_is_nothing_to_deliver_does_not_count() -> None:
     circuit.record_try_start(0.0)
     circuit.record_idle(0.0)
     assert circuit.becomes_failing_at is None
-    assert not circuit.mark_failing_if_no_recent_success(1000.0)
+    assert not circuit.mark_stalled(1000.0)
     circuit.record_try_start(1000.0)
     assert circuit.becomes_failing_at == 1000.0 + STALL_TIMEOUT
 
@@ -169,7 +169,7 @@ def test_two_failures_do_not_count_together_if_they_belong_to_different_times(ev
     if event == "idle":
         circuit.record_idle(0.0)
     elif event == "resumed":
-        circuit.end_pause_and_try_now(1.0)
+        circuit.try_now(1.0)
     elif event == "unreadable":
         circuit.restart_time_without_success()
     else:

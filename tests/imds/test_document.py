@@ -386,29 +386,25 @@ def test_a_document_says_the_same_whichever_came_before(documents: list[object])
     reader = CachingDocumentParser()
     for document in documents:
         body = json.dumps(document).encode()
-        parsing = reader.parse_body_reusing_known_entries(body)
+        parsing = reader.parse(body)
         alone = outcome(partial(parse_document, body))
         assert outcome(partial(asyncio.run, parsing)) == alone
 
 
 async def test_an_entry_that_came_before_is_the_same_event_and_not_read_anew() -> None:
     reader = CachingDocumentParser()
-    first = await reader.parse_body_reusing_known_entries(
-        document_body(azure_event(EventId="A"), incarnation=1)
-    )
-    second = await reader.parse_body_reusing_known_entries(
+    first = await reader.parse(document_body(azure_event(EventId="A"), incarnation=1))
+    second = await reader.parse(
         document_body(azure_event(EventId="B"), azure_event(EventId="A"), incarnation=2)
     )
     assert second.events[1] is first.events[0]
-    third = await reader.parse_body_reusing_known_entries(document_body(azure_event(EventId="C")))
+    third = await reader.parse(document_body(azure_event(EventId="C")))
     assert [event.event_id for event in third.events] == ["C"]
 
 
 async def test_others_run_while_a_large_document_is_read() -> None:
     entries = [azure_event(EventId=f"E-{number}") for number in range(2 * ENTRIES_PER_TURN + 1)]
-    reading = asyncio.create_task(
-        CachingDocumentParser().parse_body_reusing_known_entries(document_body(*entries))
-    )
+    reading = asyncio.create_task(CachingDocumentParser().parse(document_body(*entries)))
     turns = 0
     while not reading.done():
         await asyncio.sleep(0)

@@ -34,7 +34,7 @@ def test_no_window_holds_more_than_two_calls_however_they_come(
     for pause, step in steps:
         now += pause
         if step == "take" and budget.delay(now) == 0:
-            budget.reserve_call_slot_after_zero_delay()
+            budget.reserve()
             unsent += 1
         elif step == "send" and unsent:
             budget.mark_sent(now)
@@ -69,7 +69,7 @@ def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(
         while delay:  # rounding may ask for one more tiny wait
             now += max(delay, 1e-9)
             delay = budget.delay(now)
-        budget.reserve_call_slot_after_zero_delay()
+        budget.reserve()
         budget.mark_sent(now)
         sent.append(now)
 
@@ -78,7 +78,7 @@ def test_a_call_that_was_not_sent_holds_its_place_however_long_it_takes() -> Non
     budget = CallRateLimiter()
     for _ in range(MAX_CALLS):
         assert budget.delay(0.0) == 0
-        budget.reserve_call_slot_after_zero_delay()
+        budget.reserve()
     assert budget.delay(1_000_000.0) is None
     budget.mark_sent(1_000_000.0)
     assert budget.delay(1_000_000.5) == pytest.approx(CALL_WINDOW - 0.5)

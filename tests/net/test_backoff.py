@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.net.backoff import exponential_backoff_without_jitter, with_jitter
+from relay.net.backoff import exponential_backoff, with_jitter
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from relay.net.backoff import exponential_backoff_without_jitter, with_jitter
 def test_the_pause_doubles_with_each_failure_up_to_the_maximum(
     failures: int, seconds: float
 ) -> None:
-    assert exponential_backoff_without_jitter(failures, first=0.5, maximum=3.0) == seconds
+    assert exponential_backoff(failures, first=0.5, maximum=3.0) == seconds
 
 
 def test_jitter_adds_at_most_a_quarter() -> None:

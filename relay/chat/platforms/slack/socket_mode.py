@@ -24,7 +24,7 @@ from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
-from relay.net.backoff import exponential_backoff_without_jitter, with_jitter
+from relay.net.backoff import exponential_backoff, with_jitter
 
 HEARTBEAT_INTERVAL = 10.0
 """Seconds between pings. aiohttp closes a connection that does not answer within half of it."""
@@ -85,7 +85,7 @@ class SocketMode:
             if self._clock.monotonic() - started_at > STABLE_CONNECTION_TIME:
                 failures = 0
             failures += 1
-            delay = exponential_backoff_without_jitter(
+            delay = exponential_backoff(
                 failures, first=INITIAL_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
             )
             await self._clock.sleep(with_jitter(max(delay, minimum_delay), random.random()))  # noqa: S311  # not a secret
