@@ -300,11 +300,9 @@ def _serve(requests: socket.socket) -> list[str] | None:
 
 
 def _main() -> None:
-    from relay.cli import VERBS  # noqa: PLC0415  # only the server imports it
+    from relay.cli import make_app  # noqa: PLC0415  # only the server imports it
 
-    for verbs in VERBS.values():
-        for verb in verbs:
-            import_module(f"relay.cli.{verb.replace('-', '_')}")
+    make_app()  # imports the modules of all verbs
     import_module("relay.app")
     gc.collect()
     gc.freeze()

@@ -17,7 +17,6 @@ from tests.documented import EVERY_PAGE, Block, blocks, select
 from tests.journey.relay_process import SECRET
 
 OTHER = {
-    "docs/cli.md": "a profile: tests/test_documented_programs.py",
     "docs/simulator.md": "a playbook: tests/simulator/test_docs.py",
 }
 """Pages whose YAML is no configuration, and what it is."""

@@ -21,7 +21,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from relay.app import start_relay
-from relay.cli._connection_profiles import read_profile
 from relay.clock import SystemClock
 from relay.config import load
 from relay.events.catalog import CATALOG, cloudevent_schema
@@ -200,17 +199,6 @@ def test_the_chat_of_the_page_is_opened_like_the_one_that_tests_run() -> None:
     assert isinstance(run, ast.AsyncFunctionDef)
     del run.body[0]  # the docstring
     assert ast.unparse(shown) == ast.unparse(run)
-
-
-def test_the_profile_of_the_page_is_one(tmp_path: Path) -> None:
-    folder = tmp_path / "imds-relay"
-    folder.mkdir()
-    (folder / "west.yaml").write_text(block("docs/cli.md", "yaml"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-        profile = read_profile("west")
-    assert profile.url == "https://relay.example.com:8443"
-    assert (profile.key_file, profile.ca_file) == (folder / "west.key", folder / "west.pem")
 
 
 def test_the_line_of_the_log_on_the_page_has_fields_that_the_page_names() -> None:

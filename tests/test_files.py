@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli._exit_codes import CommandFailed
-from relay.cli._local_relay import find_socket
 from relay.config import load
-from relay.config.relay_location import locate_relay_addresses_and_state_file
 from relay.errors import ConfigError, StoreError
 from relay.files import current_user, file_may_exist, folder_may_exist, may_exist
 from relay.store import StoreSettings
@@ -91,19 +88,13 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
         open_for_reading(path)
 
 
-async def test_the_usual_socket_in_a_closed_folder_is_refused_and_not_absent(
+async def test_a_socket_in_a_closed_folder_is_refused_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
     socket = closed / "relay.sock"
-    with pytest.raises(CommandFailed, match=f"{socket}: Permission denied"):
-        await find_socket(
-            locate_relay_addresses_and_state_file(environment={}), service_socket=socket
-        )
-    switched_off = locate_relay_addresses_and_state_file(
-        environment={"IMDS_RELAY_API__SOCKET": "null"}
-    )
-    assert (await find_socket(switched_off, service_socket=socket)).path == socket
+    monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", socket)
+    assert f"you may not open {socket}" in (await run_async("events")).err
     monkeypatch.setenv("IMDS_RELAY_API__SOCKET", str(socket))
     done = await run_async("events")
     assert done.code == 1

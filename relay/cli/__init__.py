@@ -1,4 +1,4 @@
-"""The command line, ``imds-relay <verb>``: one module for each verb. This one assembles them.
+"""The command line, ``imds-relay <verb>``. This module assembles it of the modules with verbs.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused by policy.
 """
@@ -33,10 +33,15 @@ VERBS: Mapping[str, Sequence[str]] = {
 }
 """The verbs by the panel of the help text that lists them.
 
-The module of a verb defines a function with the name of the verb, or a typer.Typer of that name if
-the verb has verbs of its own.
+A verb is a function of that name, or a typer.Typer if it has verbs of its own. Its module has that
+name too, or the one in `_MODULES`.
 """
-
+_MODULES: Mapping[str, str] = {
+    "explain": "show",
+    **dict.fromkeys(("approve", "hold", "release", "approvals"), "decide"),
+    **dict.fromkeys(("dead_letters", "redeliver"), "deliveries"),
+    **dict.fromkeys(("ping", "pause", "resume"), "sink"),
+}
 _COMPLETION = "_IMDS_RELAY_COMPLETE"
 """The variable with which a shell asks for completions."""
 
@@ -59,7 +64,9 @@ def make_app(verbs: Iterable[str] | None = None, *, completes: bool = True) -> t
         for name in names:
             if wanted is None or name in wanted:
                 identifier = name.replace("-", "_")
-                verb = getattr(import_module(f"{__name__}.{identifier}"), identifier)
+                verb = getattr(
+                    import_module(f"{__name__}.{_MODULES.get(identifier, identifier)}"), identifier
+                )
                 if isinstance(verb, typer.Typer):
                     app.add_typer(verb, name=name, rich_help_panel=panel)
                 else:
@@ -86,7 +93,7 @@ def main() -> None:
     Errors are sentences on standard error, never tracebacks.
     """
     completes = _COMPLETION in os.environ
-    first = (_words_to_complete(os.environ) if completes else sys.argv)[1:2]
+    first = [] if completes else sys.argv[1:2]
     is_verb = any(first[0] in names for names in VERBS.values()) if first else False
     try:
         # The help text and a wrong verb need all verbs.
@@ -109,13 +116,3 @@ def main() -> None:
             print_to_stderr(f"imds-relay: {line}")
         code = exit_code(cause)
     sys.exit(code if code in range(4) else EXIT_FAILED)
-
-
-def _words_to_complete(environment: Mapping[str, str]) -> list[str]:
-    """Return the words of the command line that a shell completes, if its verb is complete.
-
-    So the shell waits for the modules of one verb only.
-    """
-    words = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
-    is_beyond_verb = len(words.split()) > 2 or words[-1:].isspace()
-    return words.split() if is_beyond_verb else []

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from relay.cli._client import Client
 from relay.cli._exit_codes import CommandFailed, NotFound
 from relay.cli._options import scope_query
+from relay.cli.client import Client
 
 T = TypeVar("T")
 _EVENT_ID_LENGTH = 36
@@ -41,8 +41,7 @@ async def call_about_event(
         event = await _find_single_event_by_prefix(relay, text, scope)
         if event is None:
             raise
-    # An older relay does not say the scope.
-    return await call(event["eventId"], scope_query(event.get("scope", scope)))
+    return await call(event["eventId"], scope_query(event["scope"]))
 
 
 async def get_event(relay: Client, text: str) -> Any:
@@ -128,5 +127,5 @@ def _newest_of_each(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     """Return the newest occurrence of each event. The relay lists the newest first."""
     newest: dict[tuple[str, str | None], Mapping[str, Any]] = {}
     for event in events:
-        newest.setdefault((event["eventId"].lower(), event.get("scope")), event)
+        newest.setdefault((event["eventId"].lower(), event["scope"]), event)
     return list(newest.values())

@@ -1,6 +1,6 @@
 """Describes events, CloudEvents and standing holds in words, for the verbs that show them.
 
-Everything here takes the JSON objects of the HTTP API. An older relay may leave out some keys.
+Everything here takes the JSON objects of the HTTP API.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
     if event["outcome"] is None:
         waits = describe_limit_waits(approval)
         closes = format_local_time(approval["closes"])
-        holds = describe_standing_holds_in_force(approval.get("standingHolds", ()))
-        runbook = approval.get("runbook")
+        holds = describe_standing_holds_in_force(approval["standingHolds"])
+        runbook = approval["runbook"]
     return [
         ("event", event["eventId"]),
-        ("scope", event.get("scope")),
+        ("scope", event["scope"]),
         ("what", " ".join(filter(None, (event["eventType"], event["eventStatus"])))),
         ("outcome", event["outcome"]),
         ("machines", join_names(event["resources"], limit=50) or "none named"),

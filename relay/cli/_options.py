@@ -8,25 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-
-def lazy_completion_function(name: str) -> Callable[[typer.Context, str], list[str]]:
-    """Return the completion of that name in `relay.cli._completion`.
-
-    That module is imported when a shell completes, not by each verb.
-    """
-
-    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        found: list[str] = getattr(import_module("relay.cli._completion"), name)(ctx, incomplete)
-        return found
-
-    return complete
-
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 AllPages = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
@@ -36,20 +21,15 @@ EventId = Annotated[
         metavar="EVENT",
         help="An EventId or a unique beginning of it; upper and lower case are the same. "
         "On a hub also EVENTID@SCOPE.",
-        autocompletion=lazy_completion_function("event_ids"),
     ),
 ]
 Scope = Annotated[
     str | None,
     typer.Option("--scope", metavar="SCOPE", help="Of a hub: only this scope."),
 ]
-SinkName = Annotated[
-    str,
-    typer.Argument(
-        metavar="SINK",
-        help="The sink's name in the configuration.",
-        autocompletion=lazy_completion_function("sinks"),
-    ),
+Reason = Annotated[
+    str | None,
+    typer.Option("--reason", metavar="TEXT", help="Recorded for the audit."),
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -61,6 +41,10 @@ ConfigFile = Annotated[
         "else /etc/imds-relay/relay.yaml, else the built-in defaults.",
     ),
 ]
+AZURE_PROCEEDS = (
+    "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager "
+    "can still approve."
+)
 
 
 def scope_query(scope: str | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ from relay.cli._output import (
     print_lines,
 )
 from relay.cli._tables import print_table
-from relay.config.relay_location import locate_relay_addresses_and_state_file
+from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.store import JournalHead
@@ -189,7 +189,7 @@ def _open_journal(
 
 
 def _configured_state_file(config: Path | None) -> Path:
-    location = locate_relay_addresses_and_state_file(config)
+    location = locate_relay(config)
     file = location.state_file()
     if not may_exist(file):
         nor = "".join(f", nor is {other}" for other in location.state_files if other != file)

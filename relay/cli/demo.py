@@ -18,12 +18,11 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from relay.app import start_relay
-from relay.cli._client import Client
-from relay.cli._connection import connect
-from relay.cli._decision import decide
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._output import format_local_time, pluralize, print_lines
 from relay.cli._webhook_receiver import WebhookReceiver, start_webhook_receiver
+from relay.cli.client import Client, connect
+from relay.cli.decide import decide
 from relay.cli.keys import make_random_bearer_key, new_signing_secret
 from relay.clock import SystemClock
 from relay.config import Config

@@ -6,13 +6,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from relay.cli._client import Client
-from relay.cli._connection import with_client
 from relay.cli._event_lookup import shorten_page_event_ids_on_terminal
 from relay.cli._event_text import approval_summary
 from relay.cli._options import AllPages, AsJson, Scope, scope_query
 from relay.cli._output import format_local_time, join_names
 from relay.cli._tables import print_page
+from relay.cli.client import Client, with_client
 
 
 @with_client

@@ -7,12 +7,11 @@ from typing import Any
 
 import typer
 
-from relay.cli._client import Client
-from relay.cli._connection import with_client
 from relay.cli._fleet_definitions import definitions
 from relay.cli._options import AsJson, Scope, scope_query, set_default_verb
 from relay.cli._output import format_local_time, pluralize, print_json, print_lines
 from relay.cli._tables import print_table
+from relay.cli.client import Client, with_client
 
 fleet = typer.Typer(invoke_without_command=True)
 fleet.command("definitions")(definitions)

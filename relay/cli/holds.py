@@ -13,13 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from relay.approvals.standing_holds import describe_conditions
-from relay.cli._client import Client
-from relay.cli._connection import with_client
-from relay.cli._decision import AZURE_PROCEEDS, Reason
 from relay.cli._exit_codes import CommandFailed, NotFound
-from relay.cli._options import AllPages, AsJson, set_default_verb
+from relay.cli._options import AZURE_PROCEEDS, AllPages, AsJson, Reason, set_default_verb
 from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_page
+from relay.cli.client import Client, with_client
 from relay.errors import ConfigError
 from relay.events.timestamps import format_rfc3339
 from relay.settings import parse_duration

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from relay.cli._client import Client
-from relay.cli._connection import with_client
 from relay.cli._exit_codes import CommandFailed, Unprocessable
 from relay.cli._options import AsJson
 from relay.cli._output import print_json, print_lines
+from relay.cli.client import Client, with_client
 from relay.errors import ConfigError
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from relay.chat.platforms.slack.manifest import manifest
-from relay.cli._options import lazy_completion_function
 from relay.cli._output import print_json
 from relay.cli._tables import print_table
 from relay.errors import ConfigError
@@ -21,7 +20,6 @@ def schema(
         typer.Argument(
             metavar="TYPE",
             help="Such as event.scheduled, or slack-manifest. Default: all types.",
-            autocompletion=lazy_completion_function("schemas"),
         ),
     ] = None,
     *,

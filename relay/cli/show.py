@@ -1,14 +1,29 @@
-"""``show``: one event with its history, votes and deliveries."""
+"""``show``: one event with its history; ``explain``: which rule decides about it."""
 
 from __future__ import annotations
 
-from relay.cli._client import Client
-from relay.cli._connection import with_client
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from relay.cli._event_lookup import call_about_event
-from relay.cli._event_text import cloudevent_row, event_fields
+from relay.cli._event_text import (
+    cloudevent_row,
+    describe_limit_waits,
+    describe_standing_holds_in_force,
+    event_fields,
+    vote_count,
+)
 from relay.cli._options import AllPages, AsJson, EventId, Scope
-from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
+from relay.cli._output import (
+    format_local_time,
+    join_names,
+    pluralize,
+    print_json,
+    print_lines,
+    print_to_stderr,
+)
 from relay.cli._tables import print_fields, print_table
+from relay.cli.client import Client, with_client
 from relay.events.cloudevent import event_name
 
 
@@ -70,5 +85,73 @@ async def show(
         deliveries,
         empty="nothing was sent: no sink wants it",
     )
-    if details.get("next") is not None:
+    if details["next"] is not None:
         print_to_stderr("more happened before: --all")
+
+
+@with_client
+async def explain(
+    relay: Client, event: EventId, *, scope: Scope = None, as_json: AsJson = False
+) -> None:
+    """Say which rule decides about an event, what is missing, and until when."""
+    explanation = await call_about_event(
+        relay, event, scope, lambda event_id, query: relay.get("events", event_id, "rule", **query)
+    )
+    if as_json:
+        print_json(explanation)
+        return
+    print_fields(_approval_state_fields(explanation))
+    print_lines("")
+    rows = [
+        (rule["name"], _describe_rule_match(rule), format_local_time(rule["turns"]))
+        for rule in explanation["rules"]
+    ]
+    print_table(("rule", "why", "hours turn"), rows, empty="no rules: nothing is approved")
+
+
+def _approval_state_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "event", explanation["eventId"]
+    yield "not before", format_local_time(explanation["notBefore"])
+    mode = explanation["mode"]
+    yield "approval", explanation["state"] + ("" if mode == "on" else f"; approvals are {mode}")
+    rule = explanation["rule"]
+    yield "decided by", f"rule {rule}" if rule else "no rule: it is not approved"
+    if explanation["required"]:
+        yield "votes", vote_count(explanation)
+    if explanation["missing"]:
+        voters = f", from {join_names(explanation['mayVote'])}" if explanation["mayVote"] else ""
+        yield "missing", f"{pluralize(explanation['missing'], 'vote')}{voters}"
+    if explanation["uncoveredResources"]:
+        yield "nobody yet", f"speaks for {join_names(explanation['uncoveredResources'])}"
+    if explanation["required"] and explanation["closes"]:
+        yield "voting", f"closes {format_local_time(explanation['closes'])}"
+    if explanation["lapses"]:
+        lapses = format_local_time(explanation["lapses"])
+        yield "granted", f"and void unless it is sent until {lapses}"
+    waits = describe_limit_waits(explanation)
+    if waits is not None:
+        yield "waits for", waits
+    if explanation.get("reminder"):
+        yield "reminder", format_local_time(explanation["reminder"])
+    yield "runbook", explanation.get("runbook")
+    yield from _votes_and_holds(explanation)
+
+
+def _votes_and_holds(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for vote in explanation["voted"]:
+        until = format_local_time(vote["until"]) or "NotBefore"
+        yield "vote", f"{vote['principal']}, good until {until}"
+    standing = describe_standing_holds_in_force(explanation.get("standingHolds", ()))
+    if standing:
+        yield "held by", f"{standing}; {explanation['holdMeans']}"
+    for hold in explanation["holds"]:
+        hold_until = format_local_time(hold["until"])
+        yield "held by", f"{hold['principal']} until {hold_until}; {explanation['holdMeans']}"
+
+
+def _describe_rule_match(rule: Mapping[str, Any]) -> str:
+    if rule["decides"]:
+        return "decides"
+    if rule["unmet"]:
+        return f"does not match: {join_names(rule['unmet'])}"
+    return "comes after"

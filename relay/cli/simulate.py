@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import lazy_completion_function
 from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.signals import run_until_stopped
@@ -23,7 +22,6 @@ def simulate(
             metavar="PLAYBOOK",
             help="A name of --list, or a YAML file. "
             "Default: one VM, and events only by the control API.",
-            autocompletion=lazy_completion_function("playbooks"),
         ),
     ] = None,
     *,

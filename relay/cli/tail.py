@@ -8,12 +8,11 @@ from typing import Any
 
 import orjson
 
-from relay.cli._client import Client
-from relay.cli._connection import with_client
 from relay.cli._event_text import cloudevent_row
 from relay.cli._options import AsJson
 from relay.cli._output import join_names, print_json_line, print_lines, print_to_stderr
 from relay.cli._server_sent_events import EventStreamParser
+from relay.cli.client import Client, with_client
 from relay.signals import run_until_stopped
 
 _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0

@@ -1,9 +1,8 @@
-"""Reads where the relay of a configuration is: its local socket, its listener and its state file.
+"""Reads where the relay of a configuration is: its local socket and its state file.
 
 The command line uses it to call the relay of this machine, and to open its state file. It reads
-these keys only: no secret, and no variable of another key. It accepts a configuration with which
-the relay would not start. So the command line works for users who cannot read the secrets of the
-relay, and while somebody edits the configuration.
+``api.socket`` and ``store.path`` only: no secret, and no variable of another key. So it works for
+users who cannot read the secrets of the relay, and while somebody edits the configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from relay.config.document import (
     apply_environment_overrides_in_place,
@@ -23,43 +22,29 @@ from relay.config.file_lookup import DEFAULT_PATHS, SERVICE_STORE, find_trusted_
 from relay.errors import ConfigError
 from relay.files import may_exist
 
-_PLACES = ("api.socket", "api.listen", "api.tls", "store.path")
-_VARIABLES = ("API", "API__SOCKET", "API__LISTEN", "API__TLS", "STORE", "STORE__PATH")
-_DEFAULT_LISTEN = "127.0.0.1:8080"
-_DEFAULT_STATE_FILE = Path("relay.db")
-_LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
+_VARIABLES = ("API", "API__SOCKET", "STORE", "STORE__PATH")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayAddressesAndStateFile:
+@dataclass(frozen=True, slots=True)
+class RelayLocation:
     """Where the relay of a configuration is."""
 
     file: Path | None
-    """None if there is no file."""
-    problems: tuple[str, ...]
-    """What could not be read. The defaults are used in its place."""
-    socket: Path | Literal["auto"] | None
-    """``api.socket``. ``auto``, the default: beside the state file or in the folder of the service,
-    see `relay.api.local_socket`. None: the relay has no local socket."""
+    """The configuration; None: there is none."""
+    socket: str | None
+    """``api.socket``: a path, or ``auto``. None: the relay has no local socket."""
     state_files: tuple[Path, ...]
-    """Where the state file may be. A relative ``store.path`` begins at the folder in which the
-    relay runs: this one, that of the file, or that of the service unless another file is meant.
-    Empty: ``store.path`` could not be read."""
+    """Where the state file may be: a relative ``store.path`` begins at the folder in which the
+    relay runs. That is this one, the one of the configuration, or that of the service."""
     is_own: bool
-    """Whether the user named the file, or is in the folder of the file. If not, the file is that of
-    the service, or there is none. Verbs then prefer the relay that the profile of the user names,
-    if there is a profile (`relay.cli._connection_profiles`)."""
-    url: str
-    """The URL of the listener, from this machine."""
+    """Whether the user named the configuration, or is in its folder; else the service is meant."""
 
     def state_file(self) -> Path:
         """Return the state file that is there; if none is, the first that could be.
 
-        Raises ConfigError if the file of the user leaves open which one is meant. Whoever guesses
-        then would verify the journal of another relay, or ask it.
+        Raises ConfigError if the configuration leaves open which one is meant. Whoever guesses then
+        would verify the journal of another relay, or ask it.
         """
-        if not self.state_files:
-            raise ConfigError("\n".join(self.problems))
         there = {os.path.realpath(file): file for file in self.state_files if may_exist(file)}
         if self.is_own and len(there) > 1:
             raise ConfigError(
@@ -69,95 +54,45 @@ class RelayAddressesAndStateFile:
         return next(iter(there.values()), self.state_files[0])
 
 
-def locate_relay_addresses_and_state_file(
+def locate_relay(
     path: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     *,
     default_paths: Sequence[Path] = DEFAULT_PATHS,
     service_folder: Path = SERVICE_STORE.parent,
-) -> RelayAddressesAndStateFile:
+) -> RelayLocation:
     """Return where the relay is.
 
-    Raises ConfigError if the file that somebody named is unusable, or a stranger planted the file.
+    Raises ConfigError if the file is unusable, or a stranger planted it where nobody named it.
     """
     file = find_trusted_file(path, environment, default_paths)
-    is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
-    document: Any = {}
-    problems: list[str] = []
-    if file is not None:
-        try:
-            document = read_document(file)
-        except ConfigError as error:
-            if is_named:
-                raise
-            problems.append(str(error))
-    values, unreadable = _read_places(file, document, environment)
-    api, store = values.get("api"), values.get("store")
-    api = api if isinstance(api, dict) else {}
+    document = read_document(file) if file is not None else {}
+    values: dict[str, Any] = {}
+    for section, key in (("api", "socket"), ("store", "path")):
+        found = document.get(section)
+        if isinstance(found, dict) and key in found:
+            values |= expand_variables(file, {section: {key: found[key]}}, environment)
+    variables = [f"IMDS_RELAY_{variable}" for variable in _VARIABLES]
+    apply_environment_overrides_in_place(
+        values, {name: environment[name] for name in variables if name in environment}
+    )
     # A link to the file of the service counts as that file.
     is_of_service = file is None or os.path.realpath(file) in map(
         os.path.realpath, default_paths[1:]
     )
-    is_own = is_named or not is_of_service
-    folders = [Path()]
-    if file is not None and is_own:
-        folders.append(file.parent)
-    if is_of_service:
-        folders.append(service_folder)
-    state_file = _path_or_none(store.get("path") if isinstance(store, dict) else None)
-    if state_file is None:
-        state_file = _DEFAULT_STATE_FILE
-        folders = [] if "store.path" in unreadable else folders
-    return RelayAddressesAndStateFile(
+    is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
+    folders = [Path(), service_folder if file is None or is_of_service else file.parent]
+    state_file = _value(values, "store", "path", "relay.db") or "relay.db"
+    return RelayLocation(
         file=file,
-        problems=(*problems, *unreadable.values()),
-        socket=_socket_setting(api),
+        socket=_value(values, "api", "socket", "auto"),
         state_files=tuple(dict.fromkeys(folder / state_file for folder in folders)),
-        is_own=is_own,
-        url=_listener_url(api),
+        is_own=is_named or not is_of_service,
     )
 
 
-def _read_places(
-    file: Path | None, document: Any, environment: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sections with these keys, and why a place could not be read."""
-    values: dict[str, Any] = {}
-    problems: dict[str, str] = {}
-    for place in _PLACES:
-        section, key = place.split(".")
-        found = document.get(section)
-        if isinstance(found, dict) and key in found:
-            try:
-                part = expand_variables(file, {section: {key: found[key]}}, environment)
-            except ConfigError as error:
-                problems[place] = str(error)
-            else:
-                values.setdefault(section, {})[key] = part[section][key]
-    variables = [f"IMDS_RELAY_{variable}" for variable in _VARIABLES]
-    try:
-        apply_environment_overrides_in_place(
-            values, {name: environment[name] for name in variables if name in environment}
-        )
-    except ConfigError as error:
-        problems["environment"] = str(error)
-    return values, problems
-
-
-def _path_or_none(value: object) -> Path | None:
-    return Path(value) if isinstance(value, str) and value else None
-
-
-def _socket_setting(api: Mapping[str, Any]) -> Path | Literal["auto"] | None:
-    value = api.get("socket", "auto")
-    if value is None:
-        return None
-    return "auto" if value == "auto" else _path_or_none(value) or "auto"
-
-
-def _listener_url(api: Mapping[str, Any]) -> str:
-    listen = api.get("listen")
-    listen = listen if isinstance(listen, str) and ":" in listen else _DEFAULT_LISTEN
-    host, _, port = listen.rpartition(":")
-    scheme = "http" if api.get("tls") is None else "https"
-    return f"{scheme}://{_LOOPBACK_OF_WILDCARD.get(host, host)}:{port}"
+def _value(values: Mapping[str, Any], section: str, key: str, default: str) -> str | None:
+    """Return a text or null of the configuration. What `check` would refuse is the default."""
+    found = values.get(section)
+    value = found.get(key, default) if isinstance(found, dict) else default
+    return value if value is None or (isinstance(value, str) and value) else default

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.approvals.admission import HOLD_NOTICE
-from relay.cli._decision import AZURE_PROCEEDS
+from relay.cli._options import AZURE_PROCEEDS
 from relay.simulator import Plan
 from tests.cli.command import run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, READER_KEY, RunningRelay, running_relay

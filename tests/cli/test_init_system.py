@@ -14,7 +14,7 @@ from relay.cli import init
 from relay.cli.init import initial_configuration, set_service_paths
 from relay.config import load
 from relay.config.file_lookup import SERVICE_STORE
-from relay.config.relay_location import locate_relay_addresses_and_state_file
+from relay.config.relay_location import locate_relay
 from tests.cli.command import file_names, run_command
 
 
@@ -42,8 +42,8 @@ def test_the_file_names_the_places_of_the_service_and_its_group_can_read_it(file
     assert file_names(file.parent) == ["relay.yaml"]
     config = load(file, {}).config
     assert (config.store.path, config.api.socket) == (SERVICE_STORE, SERVICE_SOCKET)
-    location = locate_relay_addresses_and_state_file(file, {})
-    assert (location.state_file(), location.socket) == (SERVICE_STORE, SERVICE_SOCKET)
+    location = locate_relay(file, {})
+    assert (location.state_file(), location.socket) == (SERVICE_STORE, str(SERVICE_SOCKET))
     assert not config.has_no_rule_for_user_events
 
 
@@ -61,7 +61,7 @@ def test_a_file_that_exists_is_left_as_it_is(file: Path) -> None:
 def test_that_of_an_agent_is_written_too(file: Path) -> None:
     assert run_command("init", "--system", "--agent").code == 0
     assert "role: agent" in file.read_text()
-    assert locate_relay_addresses_and_state_file(file, {}).socket == SERVICE_SOCKET
+    assert locate_relay(file, {}).socket == str(SERVICE_SOCKET)
 
 
 def test_without_the_group_or_root_it_is_said_what_to_do(

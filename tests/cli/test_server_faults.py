@@ -28,7 +28,14 @@ EVENT = {
     "notBefore": None,
     "durationSeconds": None,
 }
-SHOWN = {**EVENT, "eventSource": "User", "description": None, "revision": "r", "outcome": None}
+SHOWN = {
+    **EVENT,
+    "scope": "s",
+    "eventSource": "User",
+    "description": None,
+    "revision": "r",
+    "outcome": None,
+}
 STANDING = {
     "state": "pending",
     "rule": "r",
@@ -36,6 +43,9 @@ STANDING = {
     "required": 1,
     "missing": 1,
     "closes": None,
+    "waitingFor": [],
+    "standingHolds": [],
+    "runbook": None,
 }
 ANSWER = {
     "approvalId": "i",

@@ -1,0 +1,382 @@
+"""The client of the command line: which relay a verb calls, and how.
+
+A verb calls the relay of ``--url`` with a key, or of a local socket: that of ``--socket``, else
+that of the configuration (`relay.config.relay_location`). Every failed call is an error with a
+sentence and an exit code. `with_client` turns an async function into a verb that has the options
+for this choice: typer learns them from the signature that it makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, Final, ParamSpec
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+import typer
+from yarl import URL
+
+from relay.api.local_socket import (
+    SERVICE_SOCKET,
+    STATE_FILE_HEADER,
+    socket_paths_of_state_file,
+    state_file_id,
+    supports_local_sockets,
+)
+from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
+from relay.config.relay_location import locate_relay
+from relay.errors import ConfigError
+from relay.files import describe_os_error, is_planted, may_exist
+from relay.net.tls import client_context_trusting_ca_file, default_context, explain_refusal
+
+P = ParamSpec("P")
+
+_option = functools.partial(typer.Option, rich_help_panel="Which relay")
+SocketFile = Annotated[
+    Path | None,
+    _option("--socket", metavar="FILE", help="The local socket of a relay on this machine."),
+]
+SocketConfigFile = Annotated[
+    Path | None,
+    _option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The configuration of the relay on this machine: says where its local socket is.",
+    ),
+]
+Url = Annotated[
+    str | None,
+    _option(
+        "--url",
+        envvar="IMDS_RELAY_URL",
+        metavar="URL",
+        help="The URL of a relay elsewhere. Default: the local socket.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    _option("--key-file", metavar="FILE", help="A file that holds the bearer key for --url."),
+]
+Key = Annotated[
+    str | None,
+    _option(
+        "--key",
+        envvar="IMDS_RELAY_KEY",
+        metavar="KEY",
+        help="The bearer key itself. Every user of this machine can see a command line.",
+    ),
+]
+CaFile = Annotated[
+    Path | None,
+    _option(
+        "--ca-file",
+        metavar="FILE",
+        help="The CA of the certificate behind --url, PEM. Default: those of this machine.",
+    ),
+]
+_URL_ADVICE: Final = "give --url and a key: --url https://HOST:PORT --key-file FILE"
+_CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
+_STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
+"""The relay sends a comment on an idle stream every few seconds."""
+_POST_ATTEMPTS: Final = 3
+_RETRY_DELAY: Final = 0.5
+_CONNECTION_ERRORS: Final = (
+    aiohttp.ClientConnectionError,
+    aiohttp.ClientPayloadError,
+    TimeoutError,
+)
+
+
+class Client:
+    """Calls one relay. Raises CommandFailed, or RefusedByPolicy if rules or rights forbid the call.
+
+    ``address`` is the relay's address for error messages: a URL, or the path of a socket.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str, address: str) -> None:
+        self._session = session
+        self._base_url = base_url.rstrip("/")
+        self._address = address
+
+    async def get(self, *path: str, **query: str) -> Any:
+        """Return the JSON that answers a GET."""
+        return await self._call("GET", path, query=query)
+
+    async def get_first_or_all_pages(
+        self, *path: str, all_pages: bool, **query: str
+    ) -> dict[str, Any]:
+        """Return the first page of a list, or all pages joined into one."""
+        page: dict[str, Any] = await self.get(*path, **query)
+        items = page["items"]
+        while all_pages and page["next"] is not None:
+            page = await self.get(*path, cursor=page["next"], **query)
+            items = items + page["items"]
+        return {"items": items, "next": page["next"]}
+
+    async def get_details_with_log(
+        self, *path: str, log: str, all_pages: bool, **query: str
+    ) -> dict[str, Any]:
+        """Return an event or a delivery with the newest rows of its list ``log``, or with all."""
+        details: dict[str, Any] = await self.get(*path, **query)
+        while all_pages and details["next"] is not None:
+            before = await self.get(*path, cursor=details["next"], **query)
+            details[log], details["next"] = before[log] + details[log], before["next"]
+        return details
+
+    async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON that answers a POST.
+
+        Repeats a call without an answer, with the same Idempotency-Key.
+        """
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        return await self._call("POST", path, body=body, headers=headers, attempts=_POST_ATTEMPTS)
+
+    async def put(self, *path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON that answers a PUT."""
+        return await self._call("PUT", path, body=body)
+
+    @asynccontextmanager
+    async def stream_chunks(
+        self, *path: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Yield the chunks of an endless response. Raises ConnectionError when it breaks."""
+        url = self._url(path, query=None)
+        try:
+            async with self._session.get(
+                url, headers=headers, timeout=_STREAM_TIMEOUT, allow_redirects=False
+            ) as response:
+                if response.status != HTTPStatus.OK:
+                    raise error_from_response(response.status, await response.read())
+                yield response.content.iter_any()
+        except _CONNECTION_ERRORS as error:
+            raise ConnectionError(self._describe_connection_error(error)) from error
+
+    async def _call(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        attempts: int = 1,
+    ) -> Any:
+        for attempts_left in reversed(range(attempts)):
+            try:
+                async with self._session.request(
+                    method,
+                    self._url(path, query),
+                    json=body,
+                    headers=headers,
+                    timeout=_CALL_TIMEOUT,
+                    allow_redirects=False,
+                ) as response:
+                    return self._decode_answer_or_raise_http_error(
+                        response.status, await response.read()
+                    )
+            except _CONNECTION_ERRORS as error:
+                if not attempts_left or isinstance(error, aiohttp.ClientConnectorError):
+                    raise CommandFailed(self._describe_connection_error(error)) from error
+                await asyncio.sleep(_RETRY_DELAY)
+        raise AssertionError
+
+    def _decode_answer_or_raise_http_error(self, status: int, body: bytes) -> Any:
+        if not 200 <= status < 300:
+            raise error_from_response(status, body)
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise CommandFailed(f"expected an answer in JSON from {self._address}: is it a relay?")
+        return answer
+
+    def _url(self, path: tuple[str, ...], query: Mapping[str, str] | None) -> URL:
+        # An EventId may hold any character, so each part is quoted before yarl sees it.
+        quoted = (quote(part, safe="") for part in path)
+        return URL("/".join((self._base_url, "v1", *quoted)), encoded=True).with_query(
+            query or None
+        )
+
+    def _describe_connection_error(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer came from {self._address} in time"
+        if not isinstance(error, aiohttp.ClientConnectorError):
+            return f"the connection to {self._address} broke: {error}"
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            problem, remedy = explain_refusal(error.certificate_error, "--ca-file")
+            return f"the certificate of {self._address} was refused: {problem}. Remedy: {remedy}"
+        if isinstance(error.os_error, PermissionError):
+            return (
+                f"you may not open {self._address}: the rights of its file decide who may. "
+                "Join its group (docs/operations.md), or use --url and a key"
+            )
+        reason = error.os_error.strerror or error.os_error
+        return f"no relay answers at {self._address}: {reason}. Is the relay running?"
+
+
+def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPolicy:
+    """Return the error for a response that is not 2xx, with the ``detail`` of its problem body."""
+    problem: Any = {}
+    try:
+        problem = orjson.loads(body)
+        detail = str(problem["detail"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        detail = f"expected a relay's answer, got HTTP {status}"
+    if status == HTTPStatus.UNAUTHORIZED:
+        return CommandFailed(
+            f"{detail} (401): give a key of api.clients in IMDS_RELAY_KEY or with --key-file"
+        )
+    if status == HTTPStatus.MISDIRECTED_REQUEST:
+        return CommandFailed(f"{detail}: name the socket of the one you mean with --socket")
+    if status == HTTPStatus.NOT_FOUND:
+        return NotFound(detail)
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and isinstance(problem, dict):
+        return Unprocessable(detail, problem)
+    if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT):
+        return RefusedByPolicy(f"refused: {detail}")
+    return CommandFailed(detail)
+
+
+@asynccontextmanager
+async def connect(
+    *,
+    socket: SocketFile = None,
+    config: SocketConfigFile = None,
+    url: Url = None,
+    key_file: KeyFile = None,
+    key: Key = None,
+    ca_file: CaFile = None,
+) -> AsyncIterator[Client]:
+    """Yield a client of the chosen relay. Raises ConfigError if the options name none."""
+    connector: aiohttp.BaseConnector
+    if url is None or socket is not None:
+        path, headers = find_socket(socket, config)
+        url, address = "http://relay", str(path)
+        connector = aiohttp.UnixConnector(address)
+    else:
+        address = _origin(url)
+        bearer_key = _read_key(key, key_file)
+        headers = {"Authorization": f"Bearer {bearer_key}"} if bearer_key else {}
+        connector = aiohttp.TCPConnector(ssl=_tls_context(ca_file))
+    async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
+        yield Client(session, url, address)
+
+
+def find_socket(named: Path | None, config: Path | None) -> tuple[Path, dict[str, str]]:
+    """Return the local socket of a relay, and the headers of each call to it.
+
+    With ``api.socket: auto`` the relay chooses its place when it starts: the first of the possible
+    ones that is there is called. The header names the state file, and a relay with another one
+    refuses the call: a decision that is meant for one relay never reaches another. Raises
+    ConfigError or CommandFailed if there is none to call.
+    """
+    if not supports_local_sockets():
+        raise ConfigError(f"this system has no local sockets: {_URL_ADVICE}")
+    if named is not None:
+        return named, {}
+    where = locate_relay(config)
+    if where.socket is None:
+        raise ConfigError(
+            f"{where.file or 'the environment'} has no api.socket. Remove `socket: null`, or "
+            f"{_URL_ADVICE}"
+        )
+    if where.socket != "auto":
+        return Path(where.socket), {}
+    state_file = where.state_file()
+    own = socket_paths_of_state_file(state_file, os.environ)
+    path = next(filter(may_exist, [*own, SERVICE_SOCKET]), None)
+    if path is None:
+        places = "".join(f"\n  {place}" for place in [*own, SERVICE_SOCKET])
+        raise CommandFailed(
+            "no relay runs on this machine, as none of its sockets is there. Is it running?"
+            f"{places}\nthey are the places of a relay with the configuration "
+            f"{where.file or 'by default'}; name another socket with --socket. For a relay "
+            f"elsewhere, {_URL_ADVICE}"
+        )
+    if path in own:
+        # A stranger may have put a socket, or a link to another relay, into a shared folder.
+        for place in (state_file.parent, state_file, path):
+            if may_exist(place) and is_planted(place):
+                raise ConfigError(
+                    f"{place} is of another user, in a folder that others can write, so it is not "
+                    "used; to use a socket all the same: --socket FILE"
+                )
+    is_certain = where.is_own or len(where.state_files) == 1 or path in own
+    return path, {STATE_FILE_HEADER: state_file_id(state_file)} if is_certain else {}
+
+
+def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:
+    """Make a verb of an async function whose first parameter is the client.
+
+    The verb has the function's other parameters and the options of `connect`. It connects, and runs
+    the function to its end.
+    """
+    connection_options = inspect.signature(connect, eval_str=True).parameters
+
+    @functools.wraps(work)
+    def connect_and_run(**options: Any) -> None:
+        connection = {name: options.pop(name) for name in connection_options}
+
+        async def run() -> None:
+            async with connect(**connection) as client:
+                await work(client, **options)  # type: ignore[call-arg]  # typer read the signature
+
+        asyncio.run(run())
+
+    own_parameters = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
+    connect_and_run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
+        [*own_parameters, *connection_options.values()]
+    )
+    return connect_and_run
+
+
+def _origin(url: str) -> str:
+    try:
+        parsed = URL(url)
+        if parsed.scheme in ("http", "https") and parsed.host:
+            return str(parsed.origin())
+    except ValueError:
+        pass
+    raise ConfigError(
+        "--url: expected http:// or https:// and a host, such as https://relay.example.com:8443"
+    )
+
+
+def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    if ca_file is None:
+        return default_context()
+    try:
+        return client_context_trusting_ca_file(ca_file)
+    except OSError as error:
+        reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else None
+        raise ConfigError(
+            "--ca-file: expected a file of certificates, "
+            f"{ca_file}: {reason or describe_os_error(error)}"
+        ) from error
+
+
+def _read_key(key: str | None, file: Path | None) -> str | None:
+    if file is not None:
+        try:
+            key = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", error)
+            raise ConfigError(
+                f"--key-file: expected a file that can be read, {file}: {reason}"
+            ) from error
+    key = key.strip() if key is not None else None
+    if key and not (key.isascii() and key.isprintable()):
+        raise ConfigError("expected a bearer key as `imds-relay keys` prints it, on one line")
+    return key

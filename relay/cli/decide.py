@@ -1,0 +1,218 @@
+"""``approve``, ``hold`` and ``release`` decide about one event; ``approvals`` is the switch."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import typer
+
+from relay.cli._event_lookup import get_event
+from relay.cli._event_text import (
+    describe_limit_waits,
+    describe_standing_holds_in_force,
+    event_fields,
+    vote_count,
+)
+from relay.cli._exit_codes import CommandFailed
+from relay.cli._options import AZURE_PROCEEDS, AsJson, EventId, Reason
+from relay.cli._output import (
+    format_local_time,
+    join_names,
+    print_json,
+    print_lines,
+    print_to_stderr,
+)
+from relay.cli.client import Client, with_client
+from relay.errors import ConfigError
+
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="REVISION",
+        help="The state that is meant. Default: the current one, which is shown.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+async def decide(
+    relay: Client,
+    event: Mapping[str, Any],
+    decision: Literal["approve", "hold", "release"],
+    *,
+    revision: str | None = None,
+    reason: str | None,
+) -> dict[str, Any]:
+    """Send a decision about this or another state of the event. Return the relay's answer."""
+    body = {
+        "eventId": event["eventId"],
+        "decision": decision,
+        "revision": revision or event["revision"],
+        "scope": event["scope"],
+    }
+    if reason:
+        body["reason"] = reason
+    answer: dict[str, Any] = await relay.post("approvals", body=body)
+    return answer
+
+
+@with_client
+async def approve(
+    relay: Client,
+    event: EventId,
+    *,
+    revision: Revision = None,
+    reason: Reason = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Approve an event. If the rules are satisfied, Azure may start it before its time.
+
+    Shows the event and asks. Where nobody can be asked, --revision or --yes is needed.
+    """
+    if not (yes or revision or sys.stdin.isatty()):
+        raise ConfigError(
+            "standard input is no terminal, so nobody can be asked: give --revision for one state "
+            "of the event, or --yes for its current state"
+        )
+    shown = await get_event(relay, event)
+    _print_event_to_approve(shown)
+    if not yes and sys.stdin.isatty() and not _is_confirmed():
+        raise CommandFailed("nothing was approved")
+    answer = await decide(relay, shown, "approve", revision=revision, reason=reason)
+    if as_json:
+        print_json(answer)
+        return
+    votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
+    match answer["state"]:
+        case "granted":
+            print_lines(f"granted ({votes}): the StartRequest follows")
+        case "waiting":
+            print_lines(f"approved, and waiting ({votes}) for {describe_limit_waits(answer)}")
+        case "pending":
+            print_lines(f"recorded, and pending: {votes}")
+        case "held":
+            standing = describe_standing_holds_in_force(answer.get("standingHolds", ()))
+            print_lines(
+                f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
+                f"`imds-relay {'holds end' if standing else 'release'}` ends a hold"
+            )
+        case state:
+            print_lines(f"{state} ({votes})")
+
+
+def _print_event_to_approve(event: Mapping[str, Any]) -> None:
+    for name, value in event_fields(event):
+        if value is not None:
+            print_to_stderr(f"{name:<11} {value}")
+    machines = len(event["resources"])
+    scope = f", for all {machines} machines" if machines > 1 else ""
+    print_to_stderr(
+        f"Approval lets Azure start it at once{scope}. "
+        "Without it Azure proceeds at NotBefore regardless."
+    )
+
+
+def _is_confirmed() -> bool:
+    # The event loop's own handler of Ctrl-C would cancel its task and then wait for the answer.
+    loop_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return typer.confirm("Approve this?", err=True)
+    except typer.Abort:
+        print_to_stderr("")  # ends the line of the question
+        return False
+    finally:
+        signal.signal(signal.SIGINT, loop_handler)
+
+
+@with_client
+async def hold(
+    relay: Client,
+    event: EventId,
+    *,
+    revision: Revision = None,
+    reason: Reason = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep this relay from approving an event, whatever rules and votes say.
+
+    Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still
+    approve.
+    """
+    shown = await get_event(relay, event)
+    answer = await decide(relay, shown, "hold", revision=revision, reason=reason)
+    print_to_stderr(AZURE_PROCEEDS)
+    if "notice" in answer:
+        print_to_stderr(f"Note: {answer['notice']}.")
+    if as_json:
+        print_json(answer)
+        return
+    machines = join_names(shown["resources"]) or "no machine"
+    not_before = format_local_time(shown["notBefore"])
+    details = f"{machines}, not before {not_before}" if not_before else machines
+    print_lines(
+        f"held: this relay sends no StartRequest for {shown['eventType'] or 'event'} of {details} "
+        "until it is released"
+    )
+
+
+@with_client
+async def release(
+    relay: Client,
+    event: EventId,
+    *,
+    revision: Revision = None,
+    reason: Reason = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a hold. Rules and votes are weighed again."""
+    shown = await get_event(relay, event)
+    answer = await decide(relay, shown, "release", revision=revision, reason=reason)
+    if as_json:
+        print_json(answer)
+        return
+    match answer["state"]:
+        case "granted":
+            print_lines(
+                "released, and granted: rules and votes are satisfied, the StartRequest follows"
+            )
+        case "waiting":
+            print_lines(f"released and approved, and waiting for {describe_limit_waits(answer)}")
+        case "pending":
+            print_lines(f"released; pending: {answer['votes']} of {answer['required']} votes")
+        case "released":
+            print_lines("released; nobody has voted")
+        case "held":
+            holders = (
+                describe_standing_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
+            )
+            print_lines(f"released; {holders} still holds it. {AZURE_PROCEEDS}")
+        case state:
+            print_lines(state)
+
+
+@with_client
+async def approvals(
+    relay: Client,
+    mode: Literal["on", "dry-run", "off"],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Turn approvals on, off, or to a dry run that decides everything and sends nothing.
+
+    The relay remembers the mode. The stricter of this mode and the configuration applies.
+    """
+    answer = await relay.put("approvals", "mode", body={"mode": mode})
+    if as_json:
+        print_json(answer)
+        return
+    text = f"approvals are {answer['mode']}"
+    if answer["mode"] != mode:
+        text += (
+            f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)"
+        )
+    print_lines(text)

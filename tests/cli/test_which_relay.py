@@ -1,0 +1,208 @@
+"""Which relay a verb calls: that of a socket, of a URL with a key, or of the configuration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relay.api.local_socket import STATE_FILE_HEADER, state_file_id
+from relay.cli.client import find_socket
+from relay.config import Config
+from relay.config.relay_location import locate_relay
+from relay.errors import ConfigError
+from tests.cli.command import run_async, run_command
+from tests.cli.running_relay import running_relay
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the user of the machine where the tests run."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+
+
+async def test_a_relay_whose_configuration_names_no_socket_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    async with running_relay(tmp_path, api={"socket": "auto"}) as relay:
+        assert (await relay.run("events")).out == "no events\n"
+        monkeypatch.chdir(tmp_path)
+        assert (await run_async("events")).out == "no events\n"
+        # The default is a state file in the folder in which the relay runs.
+        (tmp_path / "relay.yaml").write_text("{}")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert (await relay.run("events")).code == 0
+        assert (await run_async("events", "--socket", str(tmp_path / "relay.sock"))).code == 0
+
+
+async def test_verbs_need_no_secret_and_no_variable_of_the_relay(tmp_path: Path) -> None:
+    """A user of the socket need not have them, and the configuration may be half edited."""
+    async with running_relay(tmp_path, api={"socket": "auto"}) as relay:
+        (tmp_path / "relay.yaml").write_text(
+            f"scope: ${{NOPE}}\nstore: {{path: {relay.store}}}\nunknown: 1\n"
+            "sinks: [{kind: nope, secrets_file: /no/such/file}]\napi: {public_url: 5}\n"
+        )
+        result = await relay.run("events")
+        assert (result.code, result.out, result.err) == (0, "no events\n", "")
+        assert (await relay.run("audit")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "error"),
+    [
+        ("store: {path: FOLDER/x.db}", 1, "\nimds-relay:   FOLDER/x.sock\nimds-relay:   /run/"),
+        ("api: {socket: FOLDER/none.sock}", 1, "no relay answers at FOLDER/none.sock: No such"),
+        ("api: {socket: null}", 2, "relay.yaml has no api.socket. Remove `socket: null`, or give"),
+        ("api: {socket: '${NOPE}/x'}", 2, "expected the environment variable NOPE to be set"),
+        ("a: [", 2, "relay.yaml:1: expected YAML"),
+    ],
+)
+def test_where_no_relay_can_be_called_it_is_said_what_to_do(
+    tmp_path: Path, text: str, code: int, error: str
+) -> None:
+    file = tmp_path / "relay.yaml"
+    file.write_text(text.replace("FOLDER", str(tmp_path)))
+    result = run_command("events", "-c", str(file))
+    assert (result.code, result.out) == (code, "")
+    assert error.replace("FOLDER", str(tmp_path)) in result.err
+
+
+def test_a_configuration_that_was_named_must_be_there(tmp_path: Path) -> None:
+    result = run_command("events", "-c", str(tmp_path / "relay.yaml"))
+    assert (result.code, "expected a file that can be read" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize("folder", ["here", "elsewhere"])
+@pytest.mark.parametrize("text", ["{}", "api: {socket: null}"], ids=["relative", "no socket"])
+async def test_a_relay_that_was_named_is_never_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, folder: str
+) -> None:
+    """Neither the one of the current folder nor the service answers in its place."""
+    for name in ("here", "there", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    (tmp_path / "there/relay.yaml").write_text(text)
+    (tmp_path / "there/relay.db").touch()
+    async with running_relay(tmp_path / "here", api={"socket": "auto"}):
+        monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", tmp_path / "here/relay.sock")
+        result = await run_async("events", "-c", str(tmp_path / "there/relay.yaml"))
+        assert (result.code in (1, 2), result.out) == (True, "")
+
+
+async def test_a_call_for_one_relay_never_reaches_the_service_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "service").mkdir()
+    socket = tmp_path / "service.sock"
+    monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", socket)
+    async with running_relay(tmp_path / "service", api={"socket": str(socket)}) as service:
+        file = tmp_path / "relay.yaml"
+        file.write_text(f"store: {{path: {tmp_path}/mine.db}}")
+        result = await run_async("events", "-c", str(file))
+        assert (result.code, result.out) == (1, "")
+        assert "a relay with another state file: name the socket" in result.err
+        file.write_text(f"store: {{path: {service.store}}}")
+        assert (await run_async("events", "-c", str(file))).out == "no events\n"
+
+
+def test_a_relay_of_ones_own_comes_before_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "relay.yaml").write_text("{}")
+    own, service = tmp_path / "relay.sock", tmp_path / "service.sock"
+    service.touch()
+    monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", service)
+    named = {STATE_FILE_HEADER: state_file_id(tmp_path / "relay.db")}
+    file = tmp_path / "relay.yaml"
+    (tmp_path / "relay.db").touch()
+    assert find_socket(None, file) == (service, named)
+    own.touch()
+    assert find_socket(None, file) == (own, named)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("what", ["relay.yaml", "relay.db", "relay.sock"])
+async def test_nobody_leads_a_verb_in_a_shared_folder_to_a_relay_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A decision would be lost, and the user would be told that it counts."""
+    theirs, shared = tmp_path / "theirs", tmp_path / "shared"
+    theirs.mkdir()
+    shared.mkdir()
+    shared.chmod(0o1777)
+    async with running_relay(theirs, api={"socket": "auto"}):
+        match what:
+            case "relay.yaml":
+                (shared / what).write_text(f"api: {{socket: {theirs}/relay.sock}}")
+            case _:
+                (shared / what).symlink_to(theirs / what)
+        os.chown(shared / what, 65534, 65534, follow_symlinks=False)
+        monkeypatch.chdir(shared)
+        result = await run_async("events")
+        assert (result.code, result.out, "another user" in result.err) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "socket"),
+    [
+        ({}, "auto"),
+        ({"API__SOCKET": "/run/x"}, "/run/x"),
+        ({"API__SOCKET": "null"}, None),
+        ({"API": '{"socket": "/run/y"}'}, "/run/y"),
+        ({"API": "5", "STORE": "5"}, "auto"),
+        ({"API__CLIENTS": "[", "SINKS": "["}, "auto"),
+    ],
+    ids=["none", "socket", "no socket", "section", "no section", "another key"],
+)
+def test_variables_say_where_the_relay_is_too(
+    variables: dict[str, str], socket: str | None
+) -> None:
+    environment = {f"IMDS_RELAY_{name}": value for name, value in variables.items()}
+    assert locate_relay(environment=environment, default_paths=()).socket == socket
+
+
+def test_the_state_file_is_where_the_relay_that_is_meant_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, other, service = (tmp_path / name for name in ("here", "other", "service"))
+    for folder in (here, other, service):
+        folder.mkdir()
+        (folder / "relay.yaml").write_text("{}")
+    monkeypatch.chdir(here)
+
+    def state_files(
+        named: str = "", own: str = "absent.yaml", variable: str = ""
+    ) -> tuple[str, ...]:
+        location = locate_relay(
+            Path(named) if named else None,
+            environment={"IMDS_RELAY_CONFIG": variable},
+            default_paths=(Path(own), service / "relay.yaml"),
+            service_folder=service,
+        )
+        assert location.is_own is bool(named or variable or own == "relay.yaml")
+        return tuple(map(str, location.state_files))
+
+    assert state_files() == ("relay.db", f"{service}/relay.db")
+    assert state_files(own="relay.yaml") == ("relay.db",)
+    assert state_files("../other/relay.yaml") == ("relay.db", "../other/relay.db")
+    assert state_files(variable="../other/relay.yaml") == ("relay.db", "../other/relay.db")
+    (service / "relay.yaml").write_text("store: {path: /x.db}")
+    assert state_files() == ("/x.db",)
+    (other / "relay.yaml").write_text("")
+    assert locate_relay(other / "relay.yaml", {}).socket == Config().api.socket
+
+
+def test_of_several_state_files_none_is_guessed_if_a_configuration_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    for file in ("relay.db", "other/relay.db", "other/relay.yaml"):
+        (tmp_path / file).touch()
+    location = locate_relay(Path("other/relay.yaml"), {})
+    with pytest.raises(ConfigError, match="make it an absolute path"):
+        location.state_file()
+    (tmp_path / "relay.db").unlink()
+    assert location.state_file() == Path("other/relay.db")
