@@ -233,31 +233,6 @@ async def test_a_stop_reaches_deliveries_that_are_under_way_at_once(tmp_path: Pa
         assert await relay.attempts("bus") == []
 
 
-async def down_and_up(
-    relay: RunningDispatcher, far: ScriptedSink, other: ScriptedSink, events: int
-) -> None:
-    """Fail until it is said, with so many events waiting; then come back."""
-    far.answer = refuses
-    for number in range(events):
-        await relay.record_event(f"E-{number}")
-    await eventually(lambda: len(about(other, "relay.sink-failing")) == 1)
-    far.answer = accepts
-    await eventually(lambda: len(about(other, "relay.sink-recovered")) == 1)
-
-
-async def test_a_sink_that_fails_and_recovers_is_told_once_and_to_the_others_only(
-    tmp_path: Path,
-) -> None:
-    far, other = ScriptedSink(), ScriptedSink()
-    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
-        await down_and_up(relay, far, other, 20)
-        assert [subject for subject, _ in about(other, "relay.sink-failing")] == ["bus"]
-        await eventually(lambda: len(far.delivered) == 20)
-        assert not [event for _, event in far.attempts if event.name.startswith("relay.")]
-        status = relay.dispatcher.status()[0]
-        assert (status.failing, status.reason, status.waiting) == (False, None, 0)
-
-
 async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at_once_in_order(
     tmp_path: Path,
 ) -> None:

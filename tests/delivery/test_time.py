@@ -167,34 +167,6 @@ async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after
         assert (parked.state, parked.last_status) == ("parked", 401)
 
 
-async def test_when_everything_is_refused_nothing_is_tried_in_a_hurry(tmp_path: Path) -> None:
-    """A probe of a sink that was down gets 401. The receiver is up: each event waits by itself."""
-    clock = SteppedClock()
-
-    async def down_then_refusing(_: CloudEvent) -> Receipt:
-        if clock.monotonic() < 60:
-            raise Deferred("it refused the connection")
-        raise Deferred("it answered 401", failure="slow", status=401)
-
-    drain = patient_sink(clock, down_then_refusing)
-    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
-        for number in range(5):
-            await relay.record_event(f"E-{number}", not_before=700)
-        await relay.forward(600)
-        for number in range(5):
-            assert (
-                min(gaps([moment for moment in drain.times(f"E-{number}") if moment >= 60])) >= 45
-            )
-        drain.answer = accepts
-        await relay.forward(60)
-        assert len(drain.delivered) == 5
-        assert (
-            max(moment for moment, _ in drain.attempts)
-            - min(moment for moment, _ in drain.attempts[-5:])
-            <= 1
-        ), "all at once"
-
-
 async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path: Path) -> None:
     clock = SteppedClock()
     down, other = patient_sink(clock, refuses), patient_sink(clock)
@@ -214,27 +186,6 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
             "relay.dead-lettered",
         ]
         assert max(gaps(down.times("E-1"))) <= 330
-
-
-async def test_an_operator_who_resumes_a_sink_has_everything_tried_at_once(tmp_path: Path) -> None:
-    """Also what rests by itself, and whatever the receiver had asked for."""
-    clock = SteppedClock()
-
-    async def refused(event: CloudEvent) -> Receipt:
-        if event.subject == "E-0":
-            raise Deferred("it answered 401", failure="slow", status=401)
-        raise Deferred("busy", after=3000.0, status=429)
-
-    drain = patient_sink(clock, refused)
-    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.record_event("E-0", not_before=3600)
-        await relay.forward(1)
-        await relay.record_event("E-1")
-        await relay.forward(1)
-        drain.answer = accepts
-        await relay.dispatcher.set_state("drain", "on", None)
-        await relay.forward(0)
-        assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]
 
 
 async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path: Path) -> None:

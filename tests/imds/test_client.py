@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import socket
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -64,19 +63,6 @@ async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  
 
 
 # --- requests
-
-
-async def test_a_read_asks_for_the_document_in_the_configured_version_and_gives_its_bytes() -> None:
-    async with run_server() as server:
-        settings = SourceSettings(url=server.url, api_version="2019-08-01")
-        async with ImdsClient(settings, SystemClock()) as client:
-            assert await client.read_document_bytes() == EMPTY
-    (request,) = server.requests
-    assert (request.method, request.target, request.body) == (
-        "GET",
-        "/metadata/scheduledevents?api-version=2019-08-01",
-        b"",
-    )
 
 
 async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() -> None:
@@ -369,33 +355,6 @@ async def test_calls_go_in_order_of_arrival() -> None:
     ]
     # The two of one window travel on two connections and may overtake each other.
     assert [sorted(names[0:2]), sorted(names[2:4]), names[4:]] == [["A", "B"], ["C", "D"], ["E"]]
-
-
-async def test_a_cancelled_wait_neither_loses_nor_leaks_a_place() -> None:
-    async with run_client_and_server() as (server, client):
-        await asyncio.gather(client.read_document_bytes(), client.read_document_bytes())
-        waiting = [asyncio.create_task(client.read_document_bytes()) for _ in range(5)]
-        await asyncio.sleep(0)  # all have begun to wait
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        await asyncio.gather(client.send_start_request(["A"]), client.send_start_request(["B"]))
-    assert [request.method for request in server.requests] == ["GET", "GET", "POST", "POST"]
-    spans = spans_of_three(server.requests)
-    assert 1.0 <= min(spans) <= max(spans) < 1.5
-
-
-async def test_calls_that_never_got_through_take_nothing_from_the_budget() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        settings = SourceSettings(url=f"http://127.0.0.1:{unused.getsockname()[1]}")
-        async with (
-            ImdsClient(settings, ManualClock()) as client,
-            asyncio.timeout(30),
-        ):  # by a clock that stands still
-            for _ in range(6):
-                with pytest.raises(SourceUnavailable):
-                    await client.read_document_bytes()
 
 
 # --- calls with a deadline

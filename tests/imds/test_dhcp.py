@@ -32,6 +32,7 @@ NETMASK=255.255.255.0
 OPTION_245=64416082
 OPTION_249=18c0a8
 """
+
 DHCLIENT = """\
 lease {
   interface "eth0";
@@ -128,13 +129,6 @@ def test_any_packet_is_an_address_nothing_or_an_error(packet: bytes, options: by
         assert address is None or address.packed in text
 
 
-def test_the_newest_lease_of_each_dhcp_client_is_read() -> None:
-    assert read_lease(NETWORKD) == ADDRESS
-    assert read_lease(DHCLIENT) == ADDRESS
-    assert read_lease('  option unknown-245 "dA`c";') == IPv4Address("100.65.96.99")
-    assert read_lease(r'  option unknown-245 "d\"\\c";') == IPv4Address("100.34.92.99")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -184,3 +178,10 @@ def test_the_network_card_with_the_best_default_route_is_asked(tmp_path: Path) -
     assert find_mac(tmp_path / "gone", tmp_path) is None
     routes.write_text(header)
     assert find_mac(routes, tmp_path) is None
+
+
+def test_the_newest_lease_of_each_dhcp_client_is_read() -> None:
+    assert read_lease(NETWORKD) == ADDRESS
+    assert read_lease(DHCLIENT) == ADDRESS
+    assert read_lease('  option unknown-245 "dA`c";') == IPv4Address("100.65.96.99")
+    assert read_lease(r'  option unknown-245 "d\"\\c";') == IPv4Address("100.34.92.99")

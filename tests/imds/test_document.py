@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
 from relay.imds.document import ENTRIES_PER_TURN, CachingDocumentParser, parse_document
-from tests.events.strategies import EVENTS, azure_event, document_body, make_event, normalized
+from tests.events.strategies import EVENTS, azure_event, document_body, make_event
 
 SCALARS = (
     st.none()
@@ -94,22 +94,6 @@ def test_an_empty_body_is_an_error(empty: bytes) -> None:
     """It would end every event (docs/protocol.md#an-empty-answer)."""
     with pytest.raises(DocumentError, match="empty body"):
         parse_document(empty)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        b"{",
-        b"<html></html>",
-        b'{"DocumentIncarnation":1,"Events":[',
-        b"\xff",
-        b'{"Events":[]} x',
-        b"NaN",
-    ],
-)
-def test_what_is_no_json_is_an_error(broken: bytes) -> None:
-    with pytest.raises(DocumentError, match="not JSON"):
-        parse_document(broken)
 
 
 @pytest.mark.parametrize(
@@ -274,24 +258,6 @@ def test_the_incarnation_is_a_hint_that_is_never_an_error(
 # --- an EventId twice in one document
 
 
-@given(
-    st.lists(
-        EVENTS.map(lambda made: dataclasses.replace(made, event_id=made.event_id[0])), max_size=5
-    ).flatmap(lambda made: st.tuples(st.just(made), st.permutations(made)))
-)
-def test_an_event_id_twice_becomes_one_event_whatever_the_order(
-    both: tuple[list[ScheduledEvent], list[ScheduledEvent]],
-) -> None:
-    first, second = (
-        {
-            parsed.lowercase_event_id: normalized(parsed)
-            for parsed in parse_document(document_body(*map(_as_wire, events))).events
-        }
-        for events in both
-    )
-    assert first == second
-
-
 def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> None:
     entries = [
         azure_event(Resources=["b"]),
@@ -334,24 +300,6 @@ def test_two_entries_of_different_types_count_as_the_graver(
         assert parsed.event_type == gravest
 
 
-@pytest.mark.parametrize(
-    ("durations", "longest"), [([5, 9], 9), ([0, 5], 5), ([5, -1], None), ([-1, -1], None)]
-)
-def test_two_entries_of_different_length_count_as_the_longer_and_unknown_beats_all(
-    durations: list[int], longest: int | None
-) -> None:
-    for order in (durations, durations[::-1]):
-        (parsed,) = parse_document(
-            document_body(
-                *(
-                    azure_event(DurationInSeconds=duration, Description=str(duration))
-                    for duration in order
-                )
-            )
-        ).events
-        assert parsed.duration == longest
-
-
 # --- one document after the other
 
 NEARLY_EQUAL = st.sampled_from([True, 1, 1.0, "1", 0, False, -0.0, None, 8.1, "8.1"])
@@ -391,17 +339,6 @@ def test_a_document_says_the_same_whichever_came_before(documents: list[object])
         assert outcome(partial(asyncio.run, parsing)) == alone
 
 
-async def test_an_entry_that_came_before_is_the_same_event_and_not_read_anew() -> None:
-    reader = CachingDocumentParser()
-    first = await reader.parse(document_body(azure_event(EventId="A"), incarnation=1))
-    second = await reader.parse(
-        document_body(azure_event(EventId="B"), azure_event(EventId="A"), incarnation=2)
-    )
-    assert second.events[1] is first.events[0]
-    third = await reader.parse(document_body(azure_event(EventId="C")))
-    assert [event.event_id for event in third.events] == ["C"]
-
-
 async def test_others_run_while_a_large_document_is_read() -> None:
     entries = [azure_event(EventId=f"E-{number}") for number in range(2 * ENTRIES_PER_TURN + 1)]
     reading = asyncio.create_task(CachingDocumentParser().parse(document_body(*entries)))
@@ -435,17 +372,3 @@ def test_a_revision_changes_exactly_when_what_an_approver_saw_changes(
         )
 
     assert (first.revision == second.revision) == (seen(first) == seen(second))
-
-
-def _as_wire(made: ScheduledEvent) -> dict[str, Any]:
-    return {
-        "EventId": made.event_id,
-        "EventType": made.event_type,
-        "EventStatus": made.event_status,
-        "ResourceType": made.resource_type,
-        "Resources": list(made.resources),
-        "NotBefore": made.not_before,
-        "Description": made.description,
-        "EventSource": made.event_source,
-        "DurationInSeconds": -1 if made.duration is None else made.duration,
-    }

@@ -166,24 +166,6 @@ async def test_an_idle_poll_writes_nothing(tmp_path: Path) -> None:
             assert other.execute(version).fetchone() != before
 
 
-async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Path) -> None:
-    clock = ManualClock()
-
-    def script(_: object) -> Answer:
-        if len(server.requests) == 2:
-            clock.advance(0.4)  # while the call is on its way
-        return Answer()
-
-    async with (
-        run_server(script) as server,
-        rig(tmp_path, server.url, clock, interval="3s") as running,
-    ):
-        await running.resting()
-        clock.advance(3)
-        await eventually(lambda: len(server.requests) == 2 and len(clock.remaining_sleeps) == 2)
-        assert clock.remaining_sleeps[0] == pytest.approx(2.6)
-
-
 # --- what is no document changes nothing
 
 
@@ -320,22 +302,6 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
         await running.poller.wait_for_fresh_poll()
         assert len(server.requests) == 2
         assert await running.names() == ["event.scheduled"]
-
-
-async def test_a_fresh_read_gives_the_document_and_its_time_even_if_nothing_changed(
-    tmp_path: Path,
-) -> None:
-    clock = ManualClock()
-    answer = Answer(SCHEDULED, headers={"Date": "Sat, 11 Apr 2026 12:00:02 GMT"})
-    async with run_server(answer) as server, rig(tmp_path, server.url, clock) as running:
-        await running.resting()
-        clock.advance(4)
-        read = await running.poller.read_with_imds_time()
-        assert len(server.requests) == 2
-        assert [event.event_status for event in read.document.events] == ["Scheduled"]
-        assert read.document is running.poller.last_document
-        assert read.imds_time == NOON + timedelta(seconds=2)
-        assert (read.asked_at, read.asked_monotonic) == (NOON + timedelta(seconds=4), 1004.0)
 
 
 async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> None:
@@ -568,16 +534,6 @@ async def test_an_event_that_an_older_version_leaves_out_is_not_canceled(
         async with again as running:
             await running.resting()
             assert await outcome(running) == expected
-
-
-async def test_the_last_read_is_that_of_the_last_usable_answer_idle_or_not(tmp_path: Path) -> None:
-    async with simulated(tmp_path) as (running, sim):
-        await running.polled(2)
-        last = running.clock.now()
-        assert running.poller.last_read_at == last
-        sim.add_fault(Fault(kind="truncated", calls=2))
-        await running.polled()
-        assert running.poller.last_read_at == last
 
 
 # --- a disk that cannot be written

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import CHANGES_PER_STEP, Recorder, SuccessfulPoll
@@ -22,8 +19,6 @@ from relay.store.transaction import Transaction
 from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event
 from tests.approvals.manual_clock import NOON
 from tests.builders import cloudevent
-from tests.events.strategies import DOCUMENTS
-from tests.store.open_store import open_file_in
 
 REBOOT = build_event()
 STARTED = build_event(event_status="Started", not_before=None)
@@ -386,45 +381,6 @@ def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_fo
 
 
 # --- what a recorder remembers of the snapshot
-
-Fate = Literal["committed", "rolled back", "changed by another program"]
-
-
-@given(st.lists(st.tuples(DOCUMENTS, st.sampled_from(get_args(Fate))), max_size=6))
-def test_a_recorder_records_the_same_whatever_it_recorded_before(
-    steps: list[tuple[Document, Fate]],
-) -> None:
-    """Transactions that failed, and other programs, leave nothing behind in its memory."""
-    with TemporaryDirectory() as folder:
-        journals = [
-            journal_of_steps(Path(folder) / "lasting.db", steps, is_lasting=True),
-            journal_of_steps(Path(folder) / "fresh.db", steps, is_lasting=False),
-        ]
-    assert journals[0] == journals[1]
-
-
-def journal_of_steps(
-    path: Path, steps: list[tuple[Document, Fate]], *, is_lasting: bool
-) -> list[tuple[object, ...]]:
-    """Record the documents, each with a new recorder if not lasting; return what is stored."""
-    recorder = Recorder(ORIGIN, BOOT_ID, None)
-    with open_file_in(path) as file:
-        for document, fate in steps:
-            if not is_lasting:
-                recorder = Recorder(ORIGIN, BOOT_ID, None)
-            file.connection.execute("BEGIN")
-            tx = Transaction(file.connection, lambda _: ("bus",))
-            recorder.record(tx, SuccessfulPoll(document, NOON, gap=False))
-            file.connection.execute("ROLLBACK" if fate == "rolled back" else "COMMIT")
-            if fate == "changed by another program":
-                file.connection.execute(
-                    "UPDATE occurrence SET data = json_set(data, '$.eventType', 'Redeploy')"
-                )
-        return [
-            *file.connection.execute("SELECT * FROM journal ORDER BY position"),
-            *file.connection.execute("SELECT * FROM occurrence ORDER BY id"),
-            *file.connection.execute("SELECT * FROM entry ORDER BY id"),
-        ]
 
 
 def test_a_large_document_is_recorded_in_its_order(approval_file: ApprovalFile) -> None:

@@ -268,32 +268,6 @@ async def test_a_broker_that_is_killed_costs_no_approval(
         await system.sim.wait_until_approved(event, within=60)
 
 
-async def test_a_broker_that_hangs_is_noticed_and_come_back_to(
-    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With a heartbeat of one second it takes six, with the relay's own of ten 33."""
-    caplog.set_level(logging.INFO, "relay.amqp.approval_consumer")
-    async with running_system(node, tmp_path) as system:
-        caplog.clear()
-        async with _second_consumer(system, heartbeat=1):
-            taken = (
-                f"connected to 127.0.0.1:{node.port}; messages are taken from {system.bus.queue}"
-            )
-            await eventually(lambda: log_of(caplog)[-1:] == [taken])
-            node.freeze()
-            began = time.monotonic()
-            await eventually(
-                lambda: (
-                    log_of(caplog)[-1] == "the channel was closed: "
-                    "nothing was heard from the broker for three heartbeats"
-                )
-            )
-            assert 3 < time.monotonic() - began < 25
-            node.thaw()
-            await eventually(lambda: log_of(caplog)[-1] == taken)
-        await approve(system, "after")
-
-
 async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(
     node: Broker, tmp_path: Path
 ) -> None:
@@ -341,14 +315,6 @@ async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_after
         assert not system.bus.events_of_type("approval.recorded")
         await asyncio.to_thread(node.alarm, on=False)
         await system.bus.wait_for_event("approval.granted", event, "alarmed")
-
-
-async def test_a_queue_that_is_deleted_is_made_again(node: Broker, tmp_path: Path) -> None:
-    async with running_system(node, tmp_path) as system:
-        async with system.bus.channel() as channel:
-            await channel.queue_delete(system.bus.queue)
-        await eventually(system.is_consuming, every=0.1)
-        await approve(system, "again")
 
 
 # --- rights, and what must exist

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 
 from relay.errors import ConfigError
 from relay.simulator import (
     Playbook,
-    Setup,
     Simulator,
     load_packaged_playbooks,
     load_playbook,
     play_playbook,
     run_simulator,
 )
-from relay.simulator.event import NEWEST_API_VERSION
 from tests.delivery.running_dispatcher import SteppedClock
 
 SHIPPED = load_packaged_playbooks()
@@ -32,25 +28,6 @@ def load(folder: Path, text: str) -> Playbook:
     file = folder / "own.yaml"
     file.write_text(text, encoding="utf-8")
     return load_playbook(file)
-
-
-def total_duration(value: Any) -> float:
-    """All times of a playbook together, in seconds of Azure: its end cannot come much later."""
-    if isinstance(value, dict):
-        return sum(map(total_duration, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(total_duration, value))
-    return value if isinstance(value, float) else 0.0
-
-
-def accelerated_setup(playbook: Playbook) -> Setup:
-    """The scope, in such a hurry that the whole playbook takes about a fifth of a second."""
-    azure = {name: getattr(playbook.azure, name) for name in ("first_call", "events_after")}
-    return replace(
-        playbook.azure,
-        rate_limit=None,
-        scale=5 * (total_duration(playbook.model_dump()["steps"]) + total_duration(azure) + 900),
-    )
 
 
 @pytest.mark.parametrize("name", FINITE)
@@ -76,101 +53,6 @@ async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
         assert sim.events == ()
     assert not [line for line in lines if "left out" in line]
     assert [line for line in lines if "completed" in line or "canceled" in line]
-
-
-@pytest.mark.parametrize("name", FINITE)
-async def test_every_shipped_playbook_ends_with_software_that_approves_all_at_once(
-    client: aiohttp.ClientSession, name: str
-) -> None:
-    """A step that comes too late for the software under test is left out; the playbook goes on."""
-    playbook = SHIPPED[name]
-    timeout = aiohttp.ClientTimeout(total=0.1)
-
-    over = asyncio.Event()
-
-    async def approve_everything(url: str) -> None:
-        while (
-            not over.is_set()
-        ):  # a cancellation can get lost where a timeout strikes at the same moment
-            try:
-                async with client.get(
-                    f"{url}/metadata/scheduledevents",
-                    params={"api-version": NEWEST_API_VERSION},
-                    timeout=timeout,
-                ) as response:
-                    events = (await response.json())["Events"]
-                body = {
-                    "StartRequests": [
-                        {"EventId": event["EventId"]}
-                        for event in events
-                        if event["EventStatus"] == "Scheduled"
-                    ]
-                }
-                if body["StartRequests"]:
-                    async with client.post(
-                        f"{url}/metadata/scheduledevents",
-                        params={"api-version": NEWEST_API_VERSION},
-                        json=body,
-                    ) as response:
-                        assert response.status in (200, 400)  # 400: it was gone already
-            except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError, KeyError):
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.005)
-
-    async with Simulator(accelerated_setup(playbook)) as sim, asyncio.timeout(60):
-        pollers = [asyncio.create_task(approve_everything(url)) for url in sim.urls.values()]
-        await play_playbook(sim, playbook)
-        over.set()
-        for poller in pollers:
-            poller.cancel()
-        await asyncio.gather(*pollers, return_exceptions=True)
-        assert sim.events == ()
-
-
-async def test_the_live_migration_is_that_of_the_pages(client: aiohttp.ClientSession) -> None:
-    """Microsoft, "Scheduled Events", sample responses. The test starts and ends the event."""
-    playbook = load_playbook("live-migration")
-    documents: list[dict[str, Any]] = []
-
-    async def see(sim: Simulator) -> None:
-        async with client.get(
-            f"{sim.urls['WestNO_1']}/metadata/scheduledevents",
-            params={"api-version": NEWEST_API_VERSION},
-        ) as response:
-            documents.append(await response.json())
-
-    async with (
-        Simulator(replace(playbook.azure, scale=100.0)) as sim,
-        asyncio.timeout(60),
-        asyncio.TaskGroup() as tasks,
-    ):
-        await see(sim)
-        tasks.create_task(play_playbook(sim, playbook))
-        await sim.wait_until(lambda: bool(sim.events))
-        await see(sim)
-        sim.start("C7061BAC-AFDC-4513-B24B-AA5F13A16123")
-        await see(sim)
-        sim.end("C7061BAC-AFDC-4513-B24B-AA5F13A16123")
-        await see(sim)
-    assert [document["DocumentIncarnation"] for document in documents] == [1, 2, 3, 4]
-    assert documents[0]["Events"] == documents[3]["Events"] == []
-    scheduled, started = documents[1]["Events"][0], documents[2]["Events"][0]
-    assert scheduled.pop("NotBefore").endswith("GMT")
-    assert started.pop("NotBefore") == ""
-    assert scheduled | {"EventStatus": "Started"} == started
-    assert started == {
-        "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-        "EventStatus": "Started",
-        "EventType": "Freeze",
-        "ResourceType": "VirtualMachine",
-        "Resources": ["WestNO_0", "WestNO_1"],
-        "Description": (
-            "Virtual machine is being paused because of a memory-preserving Live Migration "
-            "operation."
-        ),
-        "EventSource": "Platform",
-        "DurationInSeconds": 5,
-    }
 
 
 @pytest.mark.parametrize(

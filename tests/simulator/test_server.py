@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -192,25 +191,6 @@ async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(
         assert sim.clock.monotonic() - began - took < 40
 
 
-async def test_every_call_is_remembered(client: aiohttp.ClientSession) -> None:
-    async with Simulator(PAIR) as sim:
-        event = sim.schedule(Plan())
-        await get(client, sim.urls["vm-1"], headers={"User-Agent": "ours"})
-        await approve(client, sim.urls["vm-0"], event.event_id)
-        seen = [(call.vm, call.method, call.path, call.query, call.status) for call in sim.calls]
-        assert seen == [
-            ("vm-1", "GET", EVENTS, "api-version=2020-07-01", 200),
-            ("vm-0", "POST", EVENTS, "api-version=2020-07-01", 200),
-        ]
-        first = sim.calls[0]
-        assert first.headers["user-agent"] == "ours"
-        assert first.peer.startswith("127.0.0.1:")
-        assert abs((datetime.now(UTC) - first.at).total_seconds()) < 60
-        (request,) = sim.start_requests
-        assert request.event_ids == (event.event_id,)
-        assert event.event_id.encode() in request.body
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -249,29 +229,3 @@ async def test_vms_listen_on_ports_in_a_row_on_loopback_alone() -> None:
             return
         except OSError:
             continue
-
-
-async def test_whoever_watches_is_told_a_line_for_each_thing(client: aiohttp.ClientSession) -> None:
-    lines: list[str] = []
-    async with Simulator(report=lines.append) as sim:
-        event = sim.schedule(
-            Plan(type="Freeze", source="User", duration=5, id="A", starts_after=0.0)
-        )
-        await approve(client, sim.url, "A")
-        await approve(client, sim.url, "B")
-        sim.end(event)
-    texts = [line.split(" ", 1)[1] for line in lines]
-    assert texts.pop(1).startswith("vm-0 is called for the first time, by 127.0.0.1:")
-    assert texts == [
-        (
-            f"scheduled Freeze A of vm-0, not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC, "
-            f"User, 5 s"
-        ),
-        "approved  Freeze A of vm-0 by vm-0",
-        "started   Freeze A of vm-0",
-        (
-            f"vm-0 POST {EVENTS} is refused: 400 "
-            f'{{"error":"Bad request. An EventId is not that of an event in the document"}}'
-        ),
-        "completed Freeze A of vm-0",
-    ]

@@ -71,24 +71,6 @@ async def test_the_cloudevents_sdk_reads_a_message(broker: Reachable, exchange: 
     } == set(event.attributes)
 
 
-async def test_events_arrive_in_the_order_in_which_they_were_confirmed(
-    broker: Reachable, exchange: str
-) -> None:
-    events = [
-        cloudevent(name)
-        for name in ("event.scheduled", "event.updated", "event.started", "event.ended")
-    ]
-    async with (
-        sink(broker.amqp_url(), exchange) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
-        await delivered(bus, cloudevent("relay.ping", subject="bus"))
-        queue = await bound(broker_channel, exchange)
-        for event in events:
-            await bus.deliver(event)
-        assert await waiting(queue) == [event.body for event in events]
-
-
 # --- messages that no queue wants, or that one does not want
 
 
@@ -182,38 +164,6 @@ async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
         await broker_channel.declare_queue(
             f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 10_000}
         )
-
-
-async def test_an_exchange_with_other_arguments_is_named_and_tried_again(
-    broker: Reachable, exchange: str
-) -> None:
-    async with channel(broker.amqp_url()) as broker_channel:
-        await broker_channel.declare_exchange(exchange, "topic", durable=True)
-        async with sink(broker.amqp_url(), exchange) as bus:
-            error = await deferred(
-                bus, cloudevent(), f"exchange {exchange} already exists with different"
-            )
-            assert "inequivalent arg 'alternate-exchange'" in error.reason
-            assert "declare: passive" in error.reason
-            await broker_channel.exchange_delete(exchange)
-            await delivered(bus, cloudevent())
-
-
-async def test_passive_names_all_that_is_missing_and_makes_nothing(
-    broker: Reachable, exchange: str
-) -> None:
-    async with (
-        channel(broker.amqp_url()) as broker_channel,
-        sink(broker.amqp_url(), exchange, declare="passive") as bus,
-    ):
-        unrouted = f"{exchange}.unrouted"
-        missing = f"no exchange {unrouted}, no queue {unrouted}, no exchange {exchange}:"
-        error = await deferred(bus, cloudevent(), missing)
-        assert (error.failure, error.status) == ("slow", 404)
-        async with sink(broker.amqp_url(), exchange) as maker:
-            await delivered(maker, cloudevent())
-        await delivered(bus, cloudevent("event.updated"))
-        assert len(await waiting(await broker_channel.get_queue(f"{exchange}.unrouted"))) == 2
 
 
 async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
@@ -357,24 +307,3 @@ async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tr
                 await delivered(bus, event)
     finally:
         await asyncio.to_thread(own_broker.evaluate, limit.format(134_217_728))
-
-
-async def test_a_broker_that_takes_small_frames_gets_a_large_event_in_many(
-    own_broker: Broker,
-) -> None:
-    """The smallest that RabbitMQ allows from 4.3 on; it takes 131072 by itself."""
-    event = cloudevent(data={"description": "x" * 100_000})
-    limit = "application:set_env(rabbit, frame_max, {0})."
-    await asyncio.to_thread(own_broker.evaluate, limit.format(8192))
-    try:
-        async with sink(own_broker.amqp_url(), "small") as bus:
-            await delivered(bus, cloudevent("relay.ping"))
-            async with channel(own_broker.amqp_url()) as broker_channel:
-                queue = await bound(broker_channel, "small")
-                assert (await bus.deliver(event)).status is None
-                assert await waiting(queue) == [event.body]
-            assert "8192" in await asyncio.to_thread(
-                own_broker.ctl, "list_connections", "frame_max"
-            )
-    finally:
-        await asyncio.to_thread(own_broker.evaluate, limit.format(131_072))

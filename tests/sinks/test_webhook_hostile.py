@@ -108,14 +108,6 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
             assert reason.startswith("expected an")
 
 
-async def test_the_timeout_covers_a_look_up_that_hangs() -> None:
-    async with within(SOON):
-        refused = await failure(
-            "http://t0ken.test/", resolver=Names({"t0ken.test": []}), timeout=TIMEOUT
-        )
-    assert "expected an answer within 0.3 s" in refused.reason
-
-
 async def test_the_timeout_covers_a_connection_that_is_never_accepted() -> None:
     """A full accept queue drops our SYN, as a firewall does."""
     with socket.socket() as full:
@@ -179,21 +171,6 @@ async def test_what_is_not_http_is_a_failure_that_passes(response: bytes, reason
     assert reason in refused.reason
 
 
-async def test_a_name_that_cannot_be_looked_up_is_a_failure_that_passes() -> None:
-    names = Names(
-        {
-            "t0ken.test": socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
-            "odd.test": OSError("odd"),
-        }
-    )
-    refused = await failure("http://t0ken.test/", resolver=names)
-    assert (refused.failure, refused.reason) == (
-        "transient",
-        "expected an address for the name in the URL: Name or service not known",
-    )
-    assert (await failure("http://odd.test/t0ken", resolver=names)).failure == "transient"
-
-
 async def refuses_before_it_has_read(connection: Connection) -> None:
     await connection.reader.readuntil(b"\r\n\r\n")
     await connection.answer(413, {"Connection": "close"})
@@ -239,18 +216,6 @@ async def test_a_certificate_for_another_name_is_a_failure_that_does_not_tell_th
     )
     assert "t0ken" not in refused.reason
     assert receiver.requests == []
-
-
-@pytest.mark.usefixtures("little_memory")
-async def test_tls_to_a_plain_port_is_a_failure_that_passes() -> None:
-    async def plain(connection: Connection) -> None:
-        await connection.reader.read(1)
-        await connection.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    async with listening(plain) as receiver, within(SOON):
-        refused = await failure(receiver.url.replace("http:", "https:"))
-    assert refused.failure == "transient"
-    assert refused.reason.startswith("expected TLS, the handshake failed: WRONG_VERSION_NUMBER")
 
 
 # --- once there is an answer, its status decides

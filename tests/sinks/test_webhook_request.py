@@ -62,14 +62,6 @@ def test_the_timestamp_is_the_attempts_whole_seconds_in_utc() -> None:
         assert request_at(now).headers["webhook-timestamp"] == "1775946418"
 
 
-def test_a_retry_has_the_same_id_and_body_and_a_timestamp_and_signature_of_its_own() -> None:
-    first = request_at(NOW)
-    second = request_at(NOW + timedelta(seconds=7))
-    assert (first.headers["webhook-id"], first.body) == (second.headers["webhook-id"], second.body)
-    assert first.headers["webhook-timestamp"] != second.headers["webhook-timestamp"]
-    assert first.headers["webhook-signature"] != second.headers["webhook-signature"]
-
-
 async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine_would_add() -> (
     None
 ):
