@@ -24,7 +24,7 @@ from relay.store.sqlite import Store
 
 if TYPE_CHECKING:  # a relay without a fleet saves the memory of the AMQP libraries
     from relay.fleet.hub.roster import Roster
-    from relay.fleet.hub.sent_orders import OrderResult
+    from relay.fleet.hub.start_orders import OrderResult
 
 __all__ = ["ApiSettings", "Client", "ConfigurationReloader", "Relay", "SourceHealth"]
 

@@ -102,7 +102,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # told: the hub can still tell them when the VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False)
         hub.attach_result_and_vote_handlers(
-            port, MachineVoteSubmitter(gate.submit, clock), gate.wake
+            port.on_result, MachineVoteSubmitter(gate.submit, clock), gate.wake
         )
         relay = Relay(
             store=store,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -35,7 +34,7 @@ from relay.fleet.hub.merge import (
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
-from relay.fleet.messages import Pulse, PulseRequest, StartOrder, StartOutcome, StartResult
+from relay.fleet.messages import Pulse, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
 from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
@@ -50,7 +49,7 @@ HUB = Origin("hub", "hub-1")
 SETTINGS = ApprovalsSettings.model_validate(
     {"rules": [{"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"}]}
 )
-Mode = Literal["prompt", "frozen", "mute", "twice", "liar", "stale"]
+Mode = Literal["prompt", "frozen", "mute", "twice", "liar", "stale", "blind"]
 """What an agent does with an order.
 
 - ``prompt``: it obeys and answers at once. ``twice``: it answers twice, and not the same.
@@ -58,6 +57,7 @@ Mode = Literal["prompt", "frozen", "mute", "twice", "liar", "stale"]
 - ``mute``: it obeys at once, and its answer waits.
 - ``liar``: it sends nothing, and says that IMDS has accepted.
 - ``stale``: it sends nothing, and says that the order is stale.
+- ``blind``: the event is not in its document.
 """
 
 
@@ -155,22 +155,9 @@ class Fleet:
         """Whether an accepted event is Started at once."""
         self.publish: Literal["works", "down", "unconfirmed", "lost"] = "works"
         """down: nothing is sent. unconfirmed, lost: the connection is lost before the confirm."""
-        self.recorded_at: dict[str, float] = {}
-        """When a pulse of each scope was recorded for the last time."""
-        self.ended_at: dict[tuple[int, int], float] = {}
-        """When the hub has heard the result of an order, by grant and attempt."""
-        self.pulse_requests: list[tuple[str, str]] = []
         self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | SentPulse]] = asyncio.Queue()
         self.may_hear = asyncio.Event()
         self.may_hear.set()
-        self.may_write = asyncio.Event()
-        """Whether the broker lets the hub publish: not during a memory alarm."""
-        self.may_write.set()
-        self.may_return = asyncio.Event()
-        """Whether the broker returns now what no queue takes."""
-        self.may_return.set()
-        self.heard_accepted: set[int] = set()
-        """The grants of which this process of the hub was told that IMDS has accepted."""
         self.hub: Hub
 
     def agent(self, name: str) -> FakeAgent:
@@ -188,12 +175,9 @@ class Fleet:
 
     # --- the hub's side of RabbitMQ
 
-    async def send(self, key: str, event: CloudEvent, is_needed: Callable[[], bool]) -> bool:
+    async def send(self, key: str, event: CloudEvent) -> bool:
         """Deliver an order, and check that it may be sent."""
         await asyncio.sleep(0)
-        await self.may_write.wait()
-        if not is_needed():
-            return False
         if self.publish == "down":
             raise Deferred("no connection")
         order = read_message(event.body).content
@@ -204,7 +188,6 @@ class Fleet:
         self._check(sent)
         agent = self.agents[scope, relay]
         if not agent.is_bound:
-            await self.may_return.wait()
             return False
         self.orders.append(sent)
         if self.publish != "lost":
@@ -212,15 +195,6 @@ class Fleet:
         if self.publish != "works":
             raise Deferred("the connection was lost")
         return True
-
-    def send_transient(self, key: str, event: CloudEvent) -> None:
-        """Deliver a request for a pulse."""
-        assert isinstance(read_message(event.body).content, PulseRequest)
-        _, scope, relay = key.split(".")
-        agent = self.agents[scope, relay]
-        self.pulse_requests.append((scope, relay))
-        if self.publish == "works" and agent.is_bound and agent.mode != "frozen":
-            self.send_pulse(agent)
 
     def is_executable(self, sent: PublishedOrder) -> bool:
         """Whether the agent can still carry out an order."""
@@ -243,15 +217,8 @@ class Fleet:
         event = self.documents[sent.scope].get(order.event_id.lower())
         if event is not None and event.revision == order.revision and event.not_before_time:
             assert order.deadline <= event.not_before_time
-        assert order.grant not in self.heard_accepted, "accepted twice"
         for other in self._others(sent):
             assert not self.is_executable(other), "two orders at the same time"
-        earlier = [other for other in self._others(sent) if other.order.grant == order.grant]
-        for other in earlier:
-            # Nobody can carry it out after eight seconds, whatever the agent says later.
-            key = other.order.grant, other.order.attempt
-            settled_at = min(self.ended_at.get(key, math.inf), other.sent_at + 8)
-            assert self.recorded_at[sent.scope] >= settled_at, "repeated without a fresh word"
         known = self.hub.roster.agent(sent.scope, sent.agent)
         assert known is not None
         assert known.clock_offset is not None, "nobody knows whether its clock is right"
@@ -263,19 +230,6 @@ class Fleet:
             if (note["granted"], note["attempt"]) == (order.grant, order.attempt)
         )
         assert note["agent"] == sent.agent
-
-    def note_heard(self, agent: FakeAgent, result: StartResult) -> None:
-        """Note the first result of each order from the agent that got it."""
-        key = result.grant, result.attempt
-        is_its_own = any(
-            (sent.order.grant, sent.order.attempt, sent.scope, sent.agent)
-            == (*key, agent.scope, agent.relay)
-            for sent in self.orders
-        )
-        if is_its_own and key not in self.ended_at:
-            self.ended_at[key] = self.clock.monotonic()
-            if result.result == "accepted":
-                self.heard_accepted.add(result.grant)
 
     # --- agents
 
@@ -301,7 +255,12 @@ class Fleet:
         if agent.mode == "stale" or self.azure_now() >= order.deadline:
             return build_result(order, "stale")
         event = self.documents[agent.scope].get(order.event_id.lower())
-        if event is None or event.revision != order.revision or event.is_started:
+        if (
+            agent.mode == "blind"
+            or event is None
+            or event.revision != order.revision
+            or event.is_started
+        ):
             return build_result(order, "changed")
         for other in self._others(sent):
             assert not self.is_executable(other), "two orders at the same time"
@@ -391,14 +350,13 @@ class Hub:
         self.recorder = Recorder(HUB, None, None)
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub = self
-        fleet.heard_accepted.clear()
 
-    def agents_showing(self, scope: str, event_key: str) -> frozenset[str] | None:
+    def agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
         """Return who shows the event as the hub knows it."""
         event_id, _, of = event_key.rpartition("@")
         assert of == scope
         history = self.histories.get(scope, {}).get(event_id)
-        return None if history is None else history.agents_now_seeing_last_told_state
+        return history.agents_now_seeing_last_told_state if history else frozenset()
 
     task: asyncio.Task[None]
 
@@ -413,13 +371,12 @@ class Hub:
             agent, message = await self.fleet.inbox.get()
             await self.fleet.may_hear.wait()
             if isinstance(message, StartResult):
-                self.fleet.note_heard(agent, message)
                 self.port.on_result(agent.sender, message)
             else:
                 await self._record(agent, message)
 
     async def _record(self, agent: FakeAgent, sent: SentPulse) -> None:
-        """Merge and record what an agent sees, then say that it was heard."""
+        """Merge and record what an agent sees."""
         now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
@@ -440,8 +397,6 @@ class Hub:
         await self.store.transact(
             lambda tx: self.recorder.record_observations(tx, news, now), fail_open=True
         )
-        self.fleet.recorded_at[scope] = self.fleet.clock.monotonic()
-        self.port.note_pulse_or_report_recorded(scope, agent.relay)
 
     # --- what is on disk
 

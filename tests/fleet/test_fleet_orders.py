@@ -65,7 +65,7 @@ async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once
 
         await eventually(show_both)
         assert hub.roster is not None
-        chosen, other = hub.roster.find_able_agents_best_first(SCOPE, vms, hub.clock.now())
+        chosen, other = sorted(hub.roster, key=lambda agent: agent.candidate_rank)
         await fleet.stop_agent(SCOPE, chosen.relay)
         await approve_when_told(fleet, event.event_id)
         await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))

@@ -1,4 +1,4 @@
-"""When the hub says that an agent was heard: what the agent said is merged and recorded then."""
+"""What the hub holds back of pulses, and whom it hears."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from relay.fleet.hub import merger
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.pulses import MAX_POSTPONED, PulseMerger
 from relay.fleet.hub.roster import Roster
-from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse, StartResult
-from relay.fleet.routing import AuthorizedSender, pulse_key
+from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse
+from relay.fleet.routing import pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
@@ -27,7 +27,7 @@ from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.events.strategies import make_event
 from tests.eventually import eventually
-from tests.fleet.test_merger import merging
+from tests.fleet.test_merger import SCOPE, merging
 
 AGENT = Origin("vmss-a-1", "vm-0")
 SETTINGS = HubSettings.model_validate(
@@ -37,20 +37,6 @@ SETTINGS = HubSettings.model_validate(
         "domains": [{"user": "vmss-a", "scopes": ["vmss-a-*"]}],
     }
 )
-
-
-class Heard:
-    """Notes who was heard."""
-
-    def __init__(self) -> None:
-        self.relays: list[str] = []
-
-    def on_result(self, _sender: AuthorizedSender, _result: StartResult) -> None:
-        """An agent has answered an order."""
-
-    def note_pulse_or_report_recorded(self, _scope: str, relay: str) -> None:
-        """What an agent said is merged and recorded."""
-        self.relays.append(relay)
 
 
 def pulse(
@@ -85,31 +71,15 @@ def ignore(*_: Any, **__: Any) -> None:
     """Take anything."""
 
 
-async def test_a_pulse_with_news_that_are_put_off_is_not_heard_yet(tmp_path: Path) -> None:
-    clock, heard = ManualClock(), Heard()
-    owner = StateFileScopeAndVm("hub", None, is_hub=True)
-    async with open_store(
-        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
-    ) as store:
-        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
-        await hub.load()
-        hub.attach_result_and_vote_handlers(heard, cast("Any", None), lambda: None)
-        await hub.take_pulses([pulse(seconds=0)])
-        assert heard.relays == ["vm-0"]
-        await hub.take_pulses([pulse(build_event(), seconds=1)])
-        assert heard.relays == ["vm-0"]
-
-
 async def test_an_agent_that_invents_events_in_its_pulses_fills_no_memory(tmp_path: Path) -> None:
     """What waits for reports is bounded, and the newest is kept."""
-    clock, heard = ManualClock(), Heard()
+    clock = ManualClock()
     owner = StateFileScopeAndVm("hub", None, is_hub=True)
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        hub.attach_result_and_vote_handlers(heard, cast("Any", None), lambda: None)
         events: list[ScheduledEvent] = []
         for number in range(4):
             events = [build_event(f"flood-{number}-{index}") for index in range(MAX_LIVE_EVENTS)]
@@ -128,7 +98,7 @@ async def test_what_a_pulse_tells_waits_for_reports_as_long_as_what_the_one_befo
     tmp_path: Path,
 ) -> None:
     clock = ManualClock()
-    merged: list[float] = []
+    merged: dict[str, int] = {}
     async with merging(tmp_path) as rig:
 
         async def has_waiting_reports() -> bool:
@@ -141,23 +111,24 @@ async def test_what_a_pulse_tells_waits_for_reports_as_long_as_what_the_one_befo
             clock,
             has_waiting_reports=has_waiting_reports,
             ask_scope=ignore,
-            on_merged=lambda *_: merged.append((clock.now() - NOON).total_seconds()),
         )
         merging_words = asyncio.create_task(pulses.merge_postponed_words_when_due())
         for second in range(12):
             await eventually(lambda: bool(clock.remaining_sleeps))
+            for event_id in rig.histories.histories_in_memory_of_scope(SCOPE):
+                merged.setdefault(event_id, second)
             if second in (0, 4):
                 event = make_event(event_id=f"e-{second}")
                 word = rig.word("vm-0", event, second, event_id=event.event_id)
                 await pulses.merge_repeated_words_and_postpone_news([word])
             clock.advance(1)
         merging_words.cancel()
-    assert merged == [5, 9]
+    assert merged == {"e-0": 5, "e-4": 9}
 
 
 async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
     """A domain with a pattern such as * can speak for the scope that the hub itself has."""
-    clock, heard = ManualClock(), Heard()
+    clock = ManualClock()
     domain = TrustDomain(user="vmss-a", scopes=("*",))
     settings = SETTINGS.model_copy(update={"domains": (domain,)})
     owner, origin = StateFileScopeAndVm("hub", None, is_hub=True), Origin("hub", "hub-0")
@@ -166,6 +137,5 @@ async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
     ) as store:
         hub = Hub(settings, origin, store, clock, ignore, ignore)
         await hub.load()
-        hub.attach_result_and_vote_handlers(heard, cast("Any", None), lambda: None)
         await hub.take_pulses([pulse(seconds=0, origin=origin), pulse(seconds=0)])
-        assert heard.relays == ["vm-0"]
+        assert [agent.relay for agent in hub.roster] == ["vm-0"]

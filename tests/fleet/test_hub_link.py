@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 
-import aio_pika
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
 from relay.clock import SystemClock
 from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
-from relay.fleet.messages import PulseRequest
-from relay.fleet.routing import command_key
 from relay.fleet.settings import HubSettings
-from relay.fleet.topology import agent_publish_exchange_name, command_exchange_name
+from relay.fleet.topology import agent_publish_exchange_name
 from tests.eventually import eventually
 from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, unused_exchange
 from tests.rabbitmq import Broker
@@ -123,26 +119,3 @@ async def test_a_pulse_that_meets_a_bug_loses_no_other_pulse(own_broker: Broker)
     handler = Handler()
     async with connected(own_broker, exchange, handler):
         await eventually(lambda: handler.pulses == [b"1", b"2"])
-
-
-async def test_an_order_that_is_not_needed_when_it_can_be_written_is_not_written(
-    own_broker: Broker,
-) -> None:
-    await asyncio.to_thread(own_broker.start)
-    exchange = unused_exchange()
-    await asyncio.to_thread(define_users, own_broker, exchange)
-    key = command_key(SCOPE, "vm-0")
-    async with (
-        connected(own_broker, exchange, Handler()) as link,
-        await aio_pika.connect(own_broker.amqp_url()) as connection,
-        connection.channel() as channel,
-    ):
-        commands = await channel.get_exchange(command_exchange_name(exchange))
-        queue = await channel.declare_queue(exclusive=True)
-        await queue.bind(commands, key)
-        dropped, wanted = (PulseRequest().to_event(HUB, datetime.now(UTC)) for _ in range(2))
-        assert not await link.send(key, dropped, lambda: False)
-        assert await link.send(key, wanted, lambda: True)
-        message = await queue.get(timeout=10)
-        assert message.body == wanted.body
-        assert await queue.get(fail=False) is None

@@ -1,8 +1,8 @@
 """Random failures of agents, RabbitMQ, Azure, clocks and the hub itself, while events are granted.
 
 The gate, the store and the port are real. `Fleet` checks each order and each StartRequest: there
-are never two at a time for an event, none goes to another scope or to an agent with a wrong clock,
-and none goes after IMDS has accepted one for the same grant.
+are never two at a time for an event, and none goes to another scope or to an agent with a wrong
+clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "gone": {},
 }
 _mode: st.SearchStrategy[Mode] = st.sampled_from(
-    ["prompt", "prompt", "frozen", "mute", "twice", "liar", "stale"]
+    ["prompt", "prompt", "frozen", "mute", "twice", "liar", "stale", "blind"]
 )
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from relay.approvals.status import is_scheduled
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
 from relay.events.model import Document, ScheduledEvent
 from relay.fleet.messages import StartOrder, StartOutcome, StartResult
@@ -39,12 +38,8 @@ The hub gives an order to another agent 3 s after the deadline.
 """
 DATE_RESOLUTION = 1.0
 """Seconds. The header ``Date`` leaves out the fraction of its second."""
-MAX_WAITING = 16
-"""Orders that wait for the one before. The hub sends one after the other for a scope."""
-MAX_RESULTS = 1000
-"""Results that are kept for repeated orders."""
-MAX_UNSENT = 100
-"""Results that wait for the broker. Of more, the oldest are dropped: the hub has given up."""
+ANSWER_MARGIN = 3.0
+"""Seconds after the deadline in which the hub still waits for the result."""
 RESULT_RETRY_DELAY = 1.0
 """Seconds until the next try to publish a result."""
 IDLE_CHECK_INTERVAL = 0.05
@@ -94,9 +89,6 @@ class StartRequestSender(Protocol):
         """
 
 
-_OrderKey = tuple[int, int, str, str, str | None]
-
-
 @dataclass(frozen=True, slots=True)
 class _ReceivedOrder:
     """An order, and the clocks of this VM when it came."""
@@ -104,16 +96,6 @@ class _ReceivedOrder:
     order: StartOrder
     at: datetime
     monotonic: float
-
-    @property
-    def key(self) -> _OrderKey:
-        """What a repeated order has in common with the first.
-
-        A hub whose state file was replaced counts its grants from 1 again. Its order is about
-        another event, or from another place in the journal.
-        """
-        order = self.order
-        return order.grant, order.attempt, order.event_id, order.revision, order.journalhead
 
 
 class StartOrders:
@@ -136,80 +118,60 @@ class StartOrders:
         self._vm_id = vm_id
         self._clock = clock
         self._started = clock.monotonic()
-        self._waiting: deque[_ReceivedOrder] = deque()
-        self._current: _ReceivedOrder | None = None
+        self._waiting: asyncio.Queue[_ReceivedOrder] = asyncio.Queue(2)
+        self._last: StartOrder | None = None
+        self._open = 0
+        """Orders whose results are not published yet."""
         self._is_stopping = False
-        self._results: dict[_OrderKey, StartResult] = {}  # the oldest first
-        self._unsent: deque[StartResult] = deque(maxlen=MAX_UNSENT)
-        self._order_came = asyncio.Event()
-        self._result_came = asyncio.Event()
 
     def take(self, order: StartOrder) -> None:
-        """Carry out an order of the hub. A repeated order gets the same result again.
+        """Carry out an order of the hub, which sends one after the other.
 
-        An order for another VM gets none: that VM answers. Two names of relays can be the same word
-        of a routing key, and the hub could not tell the results apart.
+        An order for another VM is not answered: that VM answers. Two names of relays can be the
+        same word of a routing key, and the hub could not tell the results apart.
         """
         if order.vm_id is not None and order.vm_id != self._vm_id:
             _log.warning("fleet: an order of the hub is for VM %s, which this is not", order.vm_id)
             return
+        if order == self._last:  # the hub repeats none, and this one has or gets its answer
+            return
         received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic())
-        if received.key in self._results:
-            self._queue_result(self._results[received.key])
-            return
-        pending = [*self._waiting, *filter(None, [self._current])]
-        if any(other.key == received.key for other in pending):
-            return
-        if len(self._waiting) >= MAX_WAITING:
-            _log.warning("fleet: an order of the hub was dropped, because %d wait", MAX_WAITING)
-            return
-        self._waiting.append(received)
-        self._order_came.set()
+        try:
+            self._waiting.put_nowait(received)
+        except asyncio.QueueFull:
+            _log.warning("fleet: an order of the hub was dropped, because others wait")
+        else:
+            self._last = order
+            self._open += 1
 
     async def run(self) -> None:
         """Carry out orders and publish results until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._carry_out_all(), name="agent: start orders")
-            group.create_task(self._publish_results(), name="agent: results")
+            while True:
+                received = await self._waiting.get()
+                try:
+                    result = await self._carry_out(received)
+                except Exception:  # noqa: BLE001  # a bug must not stop the next order
+                    _log.exception("internal error: an order of the hub failed")
+                    result = _result(received, "failed", "an internal error of the agent")
+                _log.info(
+                    "fleet: the hub ordered a StartRequest for %s (grant %d, attempt %d): %s%s",
+                    received.order.event_id,
+                    result.grant,
+                    result.attempt,
+                    result.result,
+                    f", {result.reason}" if result.reason else "",
+                )
+                group.create_task(self._answer(received, result), name="agent: result")
 
     async def stop(self, within: float) -> None:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
         self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while self._waiting or self._current or self._unsent:
-            if self._clock.monotonic() >= deadline:
-                return
+        while self._open and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
 
     # --- orders
-
-    async def _carry_out_all(self) -> None:
-        while True:
-            self._order_came.clear()
-            while self._waiting:
-                self._current = self._waiting.popleft()
-                try:
-                    result = await self._carry_out(self._current)
-                except Exception:  # noqa: BLE001  # a bug must not stop the next order
-                    _log.exception("internal error: an order of the hub failed")
-                    result = _result(self._current, "failed", "an internal error of the agent")
-                self._remember(self._current, result)
-                self._current = None
-                self._queue_result(result)
-            await self._order_came.wait()
-
-    def _remember(self, received: _ReceivedOrder, result: StartResult) -> None:
-        self._results[received.key] = result
-        if len(self._results) > MAX_RESULTS:
-            del self._results[next(iter(self._results))]
-        _log.info(
-            "fleet: the hub ordered a StartRequest for %s (grant %d, attempt %d): %s%s",
-            received.order.event_id,
-            received.order.grant,
-            received.order.attempt,
-            result.result,
-            f", {result.reason}" if result.reason else "",
-        )
 
     async def _carry_out(self, received: _ReceivedOrder) -> StartResult:
         """Send a StartRequest if the order still holds; return what came of it."""
@@ -287,25 +249,20 @@ class StartOrders:
 
     # --- results
 
-    def _queue_result(self, result: StartResult) -> None:
-        self._unsent.append(result)
-        self._result_came.set()
-
-    async def _publish_results(self) -> None:
-        while True:
-            self._result_came.clear()
-            while self._unsent:
-                result = self._unsent[0]
+    async def _answer(self, received: _ReceivedOrder, result: StartResult) -> None:
+        """Publish a result while the hub waits for it."""
+        try:
+            while self._remaining_lifetime(received) + ANSWER_MARGIN > 0:
                 try:
                     await self._publish(result)
                 except DeliveryError as error:
                     _log.debug("fleet: the result of an order waits: %s", error.reason)
-                    await wait_for_event(self._result_came, self._clock, RESULT_RETRY_DELAY)
-                    self._result_came.clear()
+                    await self._clock.sleep(RESULT_RETRY_DELAY)
                 else:
-                    if self._unsent and self._unsent[0] is result:
-                        self._unsent.popleft()
-            await self._result_came.wait()
+                    return
+            _log.warning("fleet: the result of grant %d could not be told in time", result.grant)
+        finally:
+            self._open -= 1
 
 
 def _difference(order: StartOrder, event: ScheduledEvent) -> str | None:

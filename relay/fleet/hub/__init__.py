@@ -6,8 +6,7 @@
   back what pulses say until reports had time to arrive.
 - `hub_state_sender` tells the agents what the hub has, so that they send fewer copies.
 - `roster` knows the agents, and `roster_keeper` stores it and forgets agents that are gone.
-- `start_orders` orders StartRequests, `order_agents` chooses who gets an order, and `sent_orders`
-  holds the orders with their results.
+- `start_orders` orders StartRequests.
 - `votes` decides what programs on the VMs decide about their own VM.
 - `connection_health` reports whether the hub hears its agents, and `limit_machine_counts` how many
   of them a limit selects.

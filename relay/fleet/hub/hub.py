@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from aiormq.abc import DeliveredMessage
 
@@ -48,16 +48,6 @@ MAX_COMPLAINTS = 10_000
 
 _KEYS = EventKeyFormat(with_scope=True)
 _log = logging.getLogger(__name__)
-
-
-class StartResultHandler(Protocol):
-    """Who waits for the results of start orders, and for signs of life."""
-
-    def on_result(self, sender: AuthorizedSender, result: StartResult) -> None:
-        """An agent has answered a start order."""
-
-    def note_pulse_or_report_recorded(self, scope: str, relay: str) -> None:
-        """What an agent said has been merged and recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +126,6 @@ class Hub:
             clock,
             has_waiting_reports=self.link.ask_broker_if_reports_wait,
             ask_scope=self._states.send_soon,
-            on_merged=self._note_pulse_or_report_recorded,
         )
         self._exchange = agent_publish_exchange_name(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
@@ -145,7 +134,7 @@ class Hub:
         self._clock = clock
         self._report = report
         self._on_unusable = on_unusable
-        self._results: StartResultHandler | None = None
+        self._on_result: Callable[[AuthorizedSender, StartResult], None] | None = None
         self._votes: VoteAnswerer | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._complained_at: dict[tuple[str, str], float] = {}
@@ -165,7 +154,7 @@ class Hub:
 
     def attach_result_and_vote_handlers(
         self,
-        results: StartResultHandler,
+        on_result: Callable[[AuthorizedSender, StartResult], None],
         votes: MachineVoteSubmitter,
         on_agents_changed: Callable[[], None],
     ) -> None:
@@ -173,16 +162,16 @@ class Hub:
 
         ``on_agents_changed`` is called a few seconds after agents came or went.
         """
-        self._results = results
+        self._on_result = on_result
         self._votes = VoteAnswerer(votes, self.link.send, self._spawn, self._origin, self._clock)
         self._keeper.on_agents_changed = on_agents_changed
 
-    def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str] | None:
-        """Return the agents that see the current state of an event; None if it is not known."""
+    def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str]:
+        """Return the agents whose last word is the current state of an event."""
         history = self._histories.histories_in_memory_of_scope(scope).get(
             _KEYS.event_id_of_key(event_key)
         )
-        return history.agents_now_seeing_last_told_state if history is not None else None
+        return history.agents_now_seeing_last_told_state if history is not None else frozenset()
 
     async def load(self) -> None:
         """Read what the state file knows. Do this once, before `run`."""
@@ -278,8 +267,8 @@ class Hub:
             elif isinstance(received.content, VoteMessage):
                 votes.append((tag, sender, received.content))
             else:
-                if isinstance(received.content, StartResult) and self._results is not None:
-                    self._results.on_result(sender, received.content)
+                if isinstance(received.content, StartResult) and self._on_result is not None:
+                    self._on_result(sender, received.content)
                 settlements.acknowledge(tag)
         if reports:
             await self._merge_and_record_report_batch(reports)
@@ -297,8 +286,6 @@ class Hub:
         ]
         self.reports += len(heard)
         await self._merger.merge_received(heard, about_relays)
-        for report in reports:
-            self._note_pulse_or_report_recorded(report.sender.scope, report.sender.relay)
 
     def _build_received_word_from_report(self, report: _Report) -> AgentWordAboutEvent:
         """Return the word that a reported change stands for."""
@@ -346,7 +333,6 @@ class Hub:
         """Note who is alive, and merge what they see."""
         now = self._clock.now()
         heard: list[AgentWordAboutEvent] = []
-        senders: list[AuthorizedSender] = []
         for message in messages:
             read = self._parse_agent_message(message)
             if read is None:
@@ -357,17 +343,8 @@ class Hub:
             self.pulses += 1
             agent = self.roster.note_pulse(sender, received.origin.relay, received.content, now)
             self._keeper.mark_agent_unsaved(agent)
-            senders.append(sender)
             heard += self._pulse_merger.words_of_pulse(sender, received, received.content)
-        postponed = await self._pulse_merger.merge_repeated_words_and_postpone_news(heard)
-        for sender in senders:
-            if (sender.scope, sender.relay) not in postponed:
-                self._note_pulse_or_report_recorded(sender.scope, sender.relay)
-
-    def _note_pulse_or_report_recorded(self, scope: str, relay: str) -> None:
-        """Note that what a message of an agent says is recorded: an order may wait for it."""
-        if self._results is not None:
-            self._results.note_pulse_or_report_recorded(scope, relay)
+        await self._pulse_merger.merge_repeated_words_and_postpone_news(heard)
 
     def _parse_agent_message(
         self, message: DeliveredMessage

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 import pamqp.frame
@@ -53,10 +53,6 @@ MAX_BATCH = 256
 """Messages that are handed over together."""
 
 _log = logging.getLogger(__name__)
-
-
-class _PublishNoLongerNeeded(Exception):  # it is no error
-    """A message is not to be written any more."""
 
 
 class CumulativeAcknowledger:
@@ -182,25 +178,16 @@ class HubLink:
 
     # --- publishing
 
-    async def send(
-        self, key: str, event: CloudEvent, is_needed: Callable[[], bool] = lambda: True
-    ) -> bool:
+    async def send(self, key: str, event: CloudEvent) -> bool:
         """Publish to agents; return whether any of them is bound to the key.
 
-        ``is_needed`` is asked directly before the message is written. If it returns False, nothing
-        is written, and this returns False. Raises Deferred if the message was not published. If
-        the broker does not say, this returns True: the message may be there.
+        Raises Deferred if the message was not published. If the broker does not say, this returns
+        True: the message may be there.
         """
-
-        def make_header() -> bytes:
-            if not is_needed():
-                raise _PublishNoLongerNeeded
-            return content_header(event, user_id=self._user)
-
         try:
-            result = await self._publisher.publish(event.id, event.body, key, make_header)
-        except _PublishNoLongerNeeded:
-            return False
+            result = await self._publisher.publish(
+                event.id, event.body, key, lambda: content_header(event, user_id=self._user)
+            )
         except Deferred as error:
             if error.unanswered:
                 return True

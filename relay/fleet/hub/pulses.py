@@ -61,12 +61,10 @@ class PulseMerger:
         *,
         has_waiting_reports: Callable[[], Awaitable[bool]],
         ask_scope: Callable[[str], None],
-        on_merged: Callable[[str, str], None],
     ) -> None:
         """``has_waiting_reports`` says whether the queue of reports holds any.
 
         ``ask_scope`` asks the agents of a scope whether they still see events that may have ended.
-        ``on_merged`` gets scope and relay word of each agent whose postponed words were merged.
         """
         self._histories = histories
         self._roster = roster
@@ -74,7 +72,6 @@ class PulseMerger:
         self._clock = clock
         self._has_waiting_reports = has_waiting_reports
         self._ask_scope = ask_scope
-        self._on_merged = on_merged
         self._postponed: dict[AgentName, deque[tuple[float, AgentWordAboutEvent]]] = {}
         """When words of an agent are due, in monotonic seconds, the longest postponed first."""
 
@@ -137,20 +134,16 @@ class PulseMerger:
 
     async def merge_repeated_words_and_postpone_news(
         self, heard: Sequence[AgentWordAboutEvent]
-    ) -> set[AgentName]:
-        """Merge the words of pulses that tell nothing new, and postpone the others.
-
-        Return the agents with postponed words.
-        """
+    ) -> None:
+        """Merge the words of pulses that tell nothing new, and postpone the others."""
         if not heard:
-            return set()
+            return
         news = await self._merger.merge_received(heard, only_quiet=True)
         due = self._clock.monotonic() + PULSE_GRACE
         for word in news:
             agent = (word.name[0], word.relay)
             words = self._postponed.setdefault(agent, deque(maxlen=MAX_POSTPONED))
             words.append((due, word))
-        return {(word.name[0], word.relay) for word in news}
 
     async def merge_postponed_words_when_due(self) -> NoReturn:
         """Merge postponed words that are due, once nothing waits in the queue of reports."""
@@ -170,5 +163,3 @@ class PulseMerger:
                     await self._merger.merge_received(heard)
                 except Exception:  # noqa: BLE001  # the next pulse of the agent says the same
                     _log.exception("internal error: a pulse of %s was dropped", "/".join(agent))
-                else:
-                    self._on_merged(*agent)

@@ -15,7 +15,7 @@ All times are by the clock of the hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -74,6 +74,13 @@ class Agent:
     def is_clock_wrong(self) -> bool:
         """Whether its clock is known to be wrong by more than `MAX_CLOCK_OFFSET`."""
         return self.clock_offset is not None and abs(self.clock_offset) > MAX_CLOCK_OFFSET
+
+    @property
+    def candidate_rank(self) -> tuple[float, float, str]:
+        """What sorts the agents that can execute an order: who read and was heard last first."""
+        poll_age = self.poll_age or 0.0
+        pulse = self.last_pulse.timestamp() if self.last_pulse is not None else 0.0
+        return 0.0 if poll_age <= _GOOD_POLL_AGE else poll_age, -pulse, self.relay
 
     def is_named_in(self, resources: Iterable[str]) -> bool:
         """Whether the ``Resources`` of an event name the VM of this agent.
@@ -235,26 +242,6 @@ class Roster:
         """Return the fresh agents whose clocks are wrong."""
         return [agent for agent in self if self.is_fresh(agent, now) and agent.is_clock_wrong]
 
-    def find_able_agents_best_first(
-        self,
-        scope: str,
-        resources: Collection[str],
-        now: datetime,
-        among: Collection[str] | None = None,
-    ) -> list[Agent]:
-        """Return the agents that can execute an order about an event, the best first.
-
-        ``resources`` are those of the event: an agent that it does not name comes before those that
-        it names, because their VMs may be about to stop. ``among``: only agents with these relay
-        words, such as those that show the event.
-        """
-        able = [
-            agent
-            for agent in self.agents_of_scope(scope)
-            if self.can_agent_execute_order(agent, now) and (among is None or agent.relay in among)
-        ]
-        return sorted(able, key=lambda agent: _order_candidate_sort_key(agent, resources))
-
     def can_agent_execute_order(self, agent: Agent, now: datetime) -> bool:
         """Whether an agent can execute an order: it pulses and reads, and its clock is right."""
         return (
@@ -290,19 +277,6 @@ class Roster:
     def _put(self, agent: Agent) -> Agent:
         self._agents.setdefault(agent.scope, {})[agent.relay] = agent
         return agent
-
-
-def _order_candidate_sort_key(
-    agent: Agent, resources: Collection[str]
-) -> tuple[bool, float, float, str]:
-    poll_age = agent.poll_age or 0.0
-    pulse = agent.last_pulse.timestamp() if agent.last_pulse is not None else 0.0
-    return (
-        agent.is_named_in(resources),
-        0.0 if poll_age <= _GOOD_POLL_AGE else poll_age,
-        -pulse,
-        agent.relay,
-    )
 
 
 def _clamp_heard_times(agent: Agent, now: datetime) -> Agent:
