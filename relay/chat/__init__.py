@@ -41,8 +41,7 @@ def secrets_in_message(body: bytes) -> tuple[str, ...]:
     """Return the link tokens, codes and action tokens in the body of a request to a platform.
 
     A platform whose answers are logged passes them as `relay.net.http.Request.secrets`: if the
-    answer repeats the message, neither a log nor the log of attempts contains them. Slack's answers
-    are not logged.
+    answer repeats the message, neither a log nor the log of attempts contains them.
     """
     return tuple(
         secret.decode()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -131,16 +130,12 @@ class SlackServer:
     sockets: list[web.WebSocketResponse] = field(default_factory=list)
     opened_sockets: int = 0
     acknowledgements: dict[str, dict[str, Any]] = field(default_factory=dict)
-    enterprise_id: str | None = None
-    """The enterprise that the workspace belongs to."""
     sends_hello: bool = True
     ignores_close: bool = False
     """Whether new sockets read nothing, not even a closing handshake."""
-    max_posts_per_second: int | None = None
     socket_url: str | None = None
     """The URL that apps.connections.open returns, in place of this server's."""
     _numbers: count[int] = field(default_factory=lambda: count(1))
-    _post_times: list[float] = field(default_factory=list)
     _acknowledged: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
@@ -211,7 +206,7 @@ class SlackServer:
                     "team_id": TEAM,
                     "user_id": "U0BOT",
                     "bot_id": BOT,
-                    "enterprise_id": self.enterprise_id,
+                    "enterprise_id": None,
                 }
             case "bots.info":
                 bot = {"id": BOT, "name": "relay", "app_id": APP, "user_id": "U0BOT"}
@@ -232,19 +227,11 @@ class SlackServer:
         return {"error": "unknown_method"}
 
     def _post_message(self, arguments: Mapping[str, Any]) -> web.StreamResponse:
-        now = time.monotonic()
-        self._post_times = [post_time for post_time in self._post_times if now - post_time < 1]
-        limit = self.max_posts_per_second
-        if limit is not None and len(self._post_times) >= limit:
-            return web.json_response(
-                {"ok": False, "error": "ratelimited"}, status=429, headers={"Retry-After": "1"}
-            )
         error = self._message_error(arguments)
         if error is None and arguments.get("thread_ts") not in (None, *self.messages):
             error = "thread_not_found"
         if error is not None:
             return web.json_response({"ok": False, "error": error})
-        self._post_times.append(now)
         ts = f"1700000000.{next(self._numbers):06d}"
         text, blocks = arguments["text"], arguments["blocks"]
         self.messages[ts] = PostedMessage(ts, text, blocks, arguments.get("thread_ts"))

@@ -167,3 +167,13 @@ def test_a_truncated_text_keeps_its_end() -> None:
     title, _, facts, footer = text_of_card(card).splitlines()
     assert all("…" in line and line.endswith(" and 90 more") for line in (title, facts, footer))
     assert len(title) == 150
+
+
+def test_long_texts_are_cut_until_slack_takes_the_message_and_keep_their_ends() -> None:
+    lines = tuple(EventLine((f"{'😀' * 1500} end",)) for _ in range(10))
+    card = Card(title="100 events", tone="waiting", summary=("So.",), lines=lines, notes=(("N",),))
+    message = card_message(card, TEAM, has_clicks=True)
+    assert len(orjson.dumps(message.blocks)) <= MAX_BLOCKS_BYTES
+    text = text_of_blocks(message.blocks)
+    assert text.count(" end\n") == 10
+    assert text.endswith("\nN")

@@ -192,7 +192,7 @@ TICKET_URL = "ws://127.0.0.1:1/link?ticket=secret-ticket"
         (api_error("invalid_auth"), "Slack answered invalid_auth", [60.0, 60.0]),
         (api_error("not_allowed_token_type"), "app_token with xapp-", [60.0, 60.0]),
         (rate_limited(7), "limits the rate", [7.0, 7.0, 7.0, 7.0, 8.0]),
-        (responds(503), "Slack has a problem", [0.5, 1, 2, 4, 8, 16, 32, 60, 60]),
+        (responds(503), "got 503 Service", [0.5, 1, 2, 4, 8, 16, 32, 60, 60]),
         (responds(200, {"ok": True, "url": "https://x.example/"}), "starts with wss://", [60.0]),
         (responds(200, {"ok": True, "url": METADATA_URL}), "metadata or host address", [0.5]),
         (responds(200, {"ok": True, "url": TICKET_URL}), "no connection: ", [0.5, 1.0]),

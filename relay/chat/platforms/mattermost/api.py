@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -19,14 +18,7 @@ from relay.chat import MessageGone, raise_deferred_if_secret_unusable, secrets_i
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.http import (
-    MAX_RETRY_AFTER,
-    Method,
-    Request,
-    Response,
-    interpret_response,
-    send,
-)
+from relay.net.http import Method, Request, Response, interpret_response, send
 
 _POST_ID = re.compile(r"[A-Za-z0-9]{1,64}")
 _ERROR_ID = re.compile(r"[A-Za-z0-9_.]{1,128}")
@@ -44,7 +36,6 @@ _REMEDIES = {
     "api.context.invalid_url_param.app_error": _COMPARE_CHANNEL,
 }
 """What the operator can do, by the ``id`` of Mattermost's error."""
-_MIN_EPOCH_TIME = 1_000_000_000
 LOOKUP_TIMEOUT = 5.0
 """Seconds in which the server must answer what a person waits for."""
 
@@ -146,55 +137,37 @@ class MattermostApi:
         What can pass by itself, such as 429 and 5xx, is tried again soon. A redirect is explained
         as for every sink. Everything else is slow, with a remedy: a person must correct something.
         """
-        http, now = response.http, self._clock.now()
-        outcome = interpret_response(http, now)
-        if isinstance(outcome, Deferred) and outcome.failure == "transient":
-            if outcome.after is None:
-                outcome.after = _rate_limit_pause(http, now)
+        http = response.http
+        outcome = interpret_response(http, self._clock.now())
+        if outcome is not None and (outcome.failure == "transient" or 300 <= http.status <= 399):
             return outcome
-        if isinstance(outcome, Deferred) and 300 <= http.status <= 399:
-            return outcome
-        return Deferred(
-            _refusal_reason(response), failure="slow", status=http.status, answer=http.text
-        )
+        reason = _refusal_reason(response)
+        return Deferred(reason, failure="slow", status=http.status, answer=http.text)
 
 
 def _refusal_reason(response: ApiResponse) -> str:
-    error_id = f" ({response.error_id})" if response.error_id else ""
     status = response.http.status
+    error_id = f" ({response.error_id})" if response.error_id else ""
     if response.ok:
         return (
             f"expected an answer of Mattermost's API, got {status} with something else: "
             "set api_url to the server's own address"
         )
-    if status == 401:
-        return (
-            f"expected a token that Mattermost accepts, it refused this token{error_id}: make a "
-            "new one for the bot account under Integrations > Bot Accounts, and set token"
-        )
-    if status == 403:
-        return (
-            f"expected that the bot may do this in the channel, Mattermost refuses{error_id}: "
-            f"add the bot to the channel and its team, and {_COMPARE_CHANNEL}"
-        )
-    if status == 404:
-        return (
-            f"expected Mattermost's API, got 404{error_id}: set api_url to the server's own "
-            f"address, without /api/v4, and {_COMPARE_CHANNEL}"
-        )
+    match status:
+        case 401:
+            return (
+                f"expected a token that Mattermost accepts, it refused this token{error_id}: make "
+                "a new one for the bot account under Integrations > Bot Accounts, and set token"
+            )
+        case 403:
+            return (
+                "expected that the bot may do this in the channel, Mattermost refuses"
+                f"{error_id}: add the bot to the channel and its team, and {_COMPARE_CHANNEL}"
+            )
+        case 404:
+            return (
+                f"expected Mattermost's API, got 404{error_id}: set api_url to the server's own "
+                f"address, without /api/v4, and {_COMPARE_CHANNEL}"
+            )
     remedy = _REMEDIES.get(response.error_id, "the server's log says more")
     return f"expected success, Mattermost refused with {status}{error_id}: {remedy}"
-
-
-def _rate_limit_pause(response: Response, now: datetime) -> float | None:
-    """Return the seconds until the rate limit allows calls again; None if it is not said.
-
-    Servers send seconds from now in ``X-Ratelimit-Reset``; the documentation has a time in seconds
-    since 1970.
-    """
-    text = response.headers.get("X-Ratelimit-Reset", "").strip()
-    if response.status != 429 or re.fullmatch(r"[0-9]{1,12}", text) is None:
-        return None
-    value = float(text)
-    seconds = value - now.timestamp() if value > _MIN_EPOCH_TIME else value
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER)

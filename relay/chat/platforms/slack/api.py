@@ -10,18 +10,11 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relay.chat import MessageGone, raise_deferred_if_secret_unusable
+from relay.chat import MessageGone, raise_deferred_if_secret_unusable, secrets_in_message
 from relay.chat.platforms.slack.settings import Settings
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError, Rejected
-from relay.net.http import (
-    MAX_RETRY_AFTER,
-    Method,
-    Request,
-    Response,
-    parse_retry_after,
-    send,
-)
+from relay.net.http import Method, Request, Response, interpret_response, send
 
 _COPY_AGAIN = (
     "token does not belong to an installed app, or no longer does: "
@@ -163,10 +156,12 @@ class WebApi:
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json; charset=utf-8",
         }
+        body = orjson.dumps(fields) if fields is not None else b""
         request = Request(
             url=(self._url / method).with_query(query),
             headers=headers,
-            body=orjson.dumps(fields) if fields is not None else b"",
+            body=body,
+            secrets=(token, *secrets_in_message(body)),
         )
         seconds = within or self._settings.timeout
         response = await send(self._session, verb, request, seconds=seconds)
@@ -183,35 +178,19 @@ class WebApi:
 def _error(
     response: Response, document: Mapping[str, Any], now: datetime, *, is_known: bool
 ) -> DeliveryError | MessageGone:
-    status = response.status
     code = document.get("error")
     if not isinstance(code, str) or _ERROR_CODE.fullmatch(code) is None:
         code = None
-    if status == 429 or code in _RATE_LIMIT_ERRORS:  # HTTP
-        return Deferred(
-            "Slack limits the rate of this app's calls",
-            after=parse_retry_after(
-                response.headers.get("Retry-After"), now, maximum=MAX_RETRY_AFTER
-            ),
-            status=status,
-        )
-    if status >= 500:  # HTTP
-        return Deferred(
-            f"expected a response of Slack's Web API, got {status}: Slack has a problem",
-            status=status,
-        )
-    if 300 <= status <= 399:  # HTTP
-        return Deferred(
-            f"expected a response of Slack's Web API, got {status}: "
-            "redirects are not followed, correct api_url",
-            failure="slow",
-            status=status,
-        )
+    status, outcome = response.status, interpret_response(response, now)
+    if code in _RATE_LIMIT_ERRORS:
+        pause = outcome.after if outcome is not None else None
+        return Deferred("Slack limits the rate of this app's calls", after=pause, status=status)
+    if code is None and outcome is not None:
+        return outcome
     if code is None:
         return Deferred(
             "expected a response of Slack's Web API, got something else with status "
             f"{status}: is api_url correct?",
-            failure="transient" if status == 200 else "slow",  # HTTP
             status=status,
         )
     if is_known and code in _MESSAGE_GONE_ERRORS:
