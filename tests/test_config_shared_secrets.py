@@ -9,8 +9,6 @@ import pytest
 from pydantic import ValidationError
 
 from relay.config import Config
-from tests.chat.running_relay import ALICE, stage
-from tests.eventually import eventually
 
 SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 OTHER = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
@@ -66,43 +64,3 @@ def test_two_sinks_may_share_what_no_client_has() -> None:
     second = {**WEBHOOK, "name": "second"}
     clients = [{"name": "drain", "key": KEY, "secrets": [SIGNING]}]
     Config.model_validate({"sinks": [WEBHOOK, second], "api": {"clients": clients}})
-
-
-@pytest.mark.parametrize("owner", ["sink", "client"])
-async def test_a_file_that_gets_the_secret_of_another_opens_nothing_any_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, owner: str
-) -> None:
-    """Secrets are changed while the relay runs."""
-    monkeypatch.setattr("relay.config.shared_secrets.CHECK_INTERVAL", 0.05)
-    keys = [tmp_path / "key", tmp_path / "other"]
-    own_keys = ["bearer-test-key-of-drain", "bearer-test-key-of-other"]
-    clients = [
-        {"name": f"client{number}", "key_file": str(file), "can": ["read"]}
-        for number, file in enumerate(keys)
-    ]
-    for file, key in zip(keys, own_keys, strict=True):
-        file.write_text(key)
-    hook = {**WEBHOOK, "url": "https://127.0.0.1:1", "bearer": "bearer-test-key-of-a-sink"}
-    shared = own_keys[1] if owner == "client" else hook["bearer"]
-    async with stage(tmp_path, [hook], approvals={}, clients=[ALICE, *clients]) as relay:
-
-        async def status(key: object) -> int:
-            headers = {"Authorization": f"Bearer {key}"}
-            async with relay.web.get(f"{relay.url}/v1/events", headers=headers) as response:
-                return response.status
-
-        async def is_refused() -> bool:
-            return await status(shared) == 401
-
-        async def is_good() -> bool:
-            return await status(own_keys[0]) == 200
-
-        assert await is_good()
-        keys[0].write_text(str(shared))
-        await eventually(lambda: "have the same key" in caplog.text)
-        await eventually(is_refused)
-        assert await status(ALICE["key"]) == 200
-        assert str(shared) not in caplog.text
-        keys[0].write_text(own_keys[0])
-        await eventually(is_good)
-        assert await status(own_keys[1]) == 200

@@ -35,7 +35,6 @@ from relay.chat import ChatSink
 from relay.chat.context import ChatContext, make_chat_context
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.shared_secrets import watch_and_suspend_clients_sharing_secrets
 from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher, NewAndRetiredWorkers, SinkStates, matching_sinks
 from relay.events.build import RecordRelayEvent
@@ -190,10 +189,7 @@ class DecidingParts(LiveParts):
 
     @override
     def make_replaceable_input_tasks(self) -> dict[str, Coroutine[Any, Any, object]]:
-        inputs = {
-            **super().make_replaceable_input_tasks(),
-            "secrets": self._keep_suspending_api_clients_sharing_secrets(self.config),
-        }
+        inputs = super().make_replaceable_input_tasks()
         if self._consumer is not None:
             inputs[_APPROVALS_INPUT] = self._run_consumer(self._consumer)
         return inputs
@@ -289,9 +285,6 @@ class DecidingParts(LiveParts):
 
     async def _replace_input_tasks(self, before: Config, after: Config) -> None:
         inputs = self._input_tasks_or_raise
-        await inputs.replace_task(
-            "secrets", self._keep_suspending_api_clients_sharing_secrets(after)
-        )
         if _approval_consumer_settings(before) != _approval_consumer_settings(after):
             await inputs.stop_task(_APPROVALS_INPUT)
             self._consumer = self._make_consumer(after, self._relay_or_raise)
@@ -328,13 +321,6 @@ class DecidingParts(LiveParts):
         if self._before_approvals is not None:
             await self._before_approvals()
         await consumer.run()
-
-    def _keep_suspending_api_clients_sharing_secrets(
-        self, config: Config
-    ) -> Coroutine[Any, Any, object]:
-        return watch_and_suspend_clients_sharing_secrets(
-            config.sinks, config.api.clients, self.clock, self.server.set_suspended_client_names
-        )
 
     def _replace_api_relay(self, relay: Relay) -> None:
         """Let the API use these parts."""

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import secrets
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relay.api.settings import ApiSettings, Client
@@ -50,11 +50,6 @@ class Authenticator:
             for client in settings.clients
             if client.san is not None
         }
-        self.suspended: Collection[str] = ()
-        """The names of clients whose keys and signatures are refused: others have their secrets.
-
-        The server sets it (`Server.set_suspended_client_names`).
-        """
         self.tokens: TokenVerifier | None = None
         """Verifies tokens of Entra ID; None without api.oidc."""
         if settings.oidc is not None:
@@ -121,7 +116,7 @@ class Authenticator:
             for client_digest in client.key_digests():
                 if hmac.compare_digest(client_digest, digest):
                     owner = client
-        return None if owner is None else self._client_caller(owner, "http")
+        return None if owner is None else caller_for_client(owner, "http")
 
     def caller_from_signature(
         self, name: str, headers: Mapping[str, str], content: bytes
@@ -139,7 +134,7 @@ class Authenticator:
             raise NotAuthenticated(str(error)) from None
         if client is None or not client_secrets:
             raise NotAuthenticated("no client with secrets has this name")
-        return self._client_caller(client, "callback")
+        return caller_for_client(client, "callback")
 
     def has_same_settings_for_principal(self, other: Authenticator, principal: str) -> bool:
         """Whether the settings that make somebody this principal are the same in both."""
@@ -158,12 +153,6 @@ class Authenticator:
             case "entra":
                 return before.oidc == after.oidc
         return True
-
-    def _client_caller(self, client: Client, channel: str) -> Caller:
-        """Return the client as a caller. Raises NotAuthenticated if it is suspended."""
-        if client.name in self.suspended:
-            raise NotAuthenticated(f"the key or secret of {client.name} is also somebody else's")
-        return caller_for_client(client, channel)
 
 
 def _find_client_with_san(clients: Sequence[Client], san: str) -> Client | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -85,10 +85,6 @@ class Server:
         """Where the server listens, for people."""
         self.port = settings.port
         """The TCP port on which the server listens."""
-
-    def set_suspended_client_names(self, names: Collection[str]) -> None:
-        """From now on refuse the keys and signatures of these clients, and of no others."""
-        self._pipeline.authenticator.suspended = names
 
     def prepare_reload(self, settings: ApiSettings) -> Callable[[], None]:
         """Return a function that makes the server use other clients, tokens and certificates.
