@@ -184,6 +184,8 @@ class FoldCache:
     folded: dict[str, EventApprovals] = field(default_factory=dict)
     watched: set[str] | None = None
     """The keys of events from whose end something may have to follow; None: not known yet."""
+    whole: range = range(0)
+    """Positions between which no row of the journal is missing."""
     told: set[str] = field(default_factory=set)
     """The keys whose damage was logged."""
     holds: HoldCache = field(default_factory=HoldCache)
@@ -210,7 +212,8 @@ class Approvals:
     def of_key(self, event_key: str, *, afresh: bool = False) -> EventApprovals:
         """Return what the journal says about an event key.
 
-        ``afresh``: read and verify all of its rows again, as before a StartRequest.
+        ``afresh``: read and verify all of its rows again, as before a StartRequest, and compare
+        them with what was known.
         """
         end = self._journal.head().position
         if not afresh and self._checked.get(event_key) == end:
@@ -224,9 +227,15 @@ class Approvals:
         if not afresh and known is not None and (known.position, known.hash) == newest:
             return known
         is_grown = known is not None and self._journal.holds(known.position, known.hash)
-        if afresh or known is None or known.damage is not None or not is_grown:
+        if not is_grown:  # the row is gone: by a rollback, or somebody removed it
+            self._cache.whole = range(0)
+        if known is None or known.damage is not None or not is_grown:
             known = NOTHING
         folded = self._fold(event_key, known, newest)
+        if afresh and known is not NOTHING and self._fold(event_key, NOTHING, newest) != folded:
+            damage = f"journal: rows before position {newest[0]} were changed or removed"
+            folded = EventApprovals(*newest, damage=damage)
+            self._tell(event_key, damage)
         self._cache.folded[event_key] = folded
         if folded.is_open and self._cache.watched is not None:
             self._cache.watched.add(event_key)
@@ -239,7 +248,7 @@ class Approvals:
         damage: str | None = None
         try:
             if known is NOTHING:
-                self._journal.require_no_gap_since(event_key)
+                self._require_no_gap_since(self._journal.first_position_about(event_key))
             for row in self._journal.verified_rows(APPROVAL_ROWS, event_key, after=known.position):
                 position, digest = row.position, row.hash
                 known = fold(known, row.position, row.kind, row.body)
@@ -250,10 +259,27 @@ class Approvals:
             damage = f"journal: the row at position {position} cannot be read ({text})"
         if damage is None:
             return replace(known, position=position, hash=digest)
+        self._tell(event_key, damage)
+        return EventApprovals(*newest, damage=damage)
+
+    def _require_no_gap_since(self, first: int) -> None:
+        """Raise StoreError if a row is missing from a position on. Each is looked for once."""
+        whole, end = self._cache.whole, self._journal.head().position
+        whole = range(whole.start, min(whole.stop, end + 1))  # a rollback can have taken rows
+        if whole and first >= whole.start:
+            first = whole.stop
+        elif whole:
+            self._journal.require_no_gap(first, whole.start)
+            whole, first = range(first, whole.stop), whole.stop
+        else:
+            whole = range(first, first)
+        self._journal.require_no_gap(first, end)
+        self._cache.whole = range(whole.start, end + 1)
+
+    def _tell(self, event_key: str, damage: str) -> None:
         if event_key not in self._cache.told:
             self._cache.told.add(event_key)
             _log.error("approvals of event %s are off: %s", event_key, damage)
-        return EventApprovals(*newest, damage=damage)
 
     def of_occurrence(self, occurrence: TrackedEvent, *, afresh: bool = False) -> EventApprovals:
         """Return what the journal says about one occurrence, and the holds of earlier ones.

@@ -149,15 +149,20 @@ class Journal:
         ).fetchone()
         return row is not None
 
-    def require_no_gap_since(self, event_key: str) -> None:
-        """Raise StoreError if a row is missing after the first one about an event."""
-        first, count = self._connection.execute(
-            "SELECT first, (SELECT count(*) FROM journal WHERE position >= first) FROM "
-            "(SELECT min(position) AS first FROM journal WHERE event_key = ?)",
-            (event_key,),
+    def first_position_about(self, event_key: str) -> int:
+        """Return the position of the first row about an event that has any."""
+        (first,) = self._connection.execute(
+            "SELECT min(position) FROM journal WHERE event_key = ?", (event_key,)
         ).fetchone()
-        if first is not None and count != self.head().position - first + 1:
-            raise StoreError(f"journal: rows after position {first} were removed")
+        return int(first)
+
+    def require_no_gap(self, first: int, last: int) -> None:
+        """Raise StoreError if a row from ``first`` to ``last`` is missing."""
+        (count,) = self._connection.execute(
+            "SELECT count(*) FROM journal WHERE position BETWEEN ? AND ?", (first, last)
+        ).fetchone()
+        if count != last - first + 1:
+            raise StoreError(f"journal: rows between {first} and {last} were removed")
 
     def newest_of(self, rows: str, event_key: str | None = None) -> tuple[int, str] | None:
         """Return position and hash of the newest of such rows, or of those about an event."""

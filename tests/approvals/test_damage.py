@@ -97,14 +97,26 @@ def test_a_row_that_is_in_the_chain_and_cannot_be_read_turns_approvals_of_its_ev
     assert approvals.claim() == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE journal SET body = '{}' WHERE kind = 'approval.recorded'",
+        "DELETE FROM journal WHERE CAST(body AS TEXT) LIKE '%client:eve%'",
+    ],
+)
 def test_rows_that_change_while_the_relay_runs_are_seen_before_the_start_request(
-    approvals: ApprovalFile,
+    approvals: ApprovalFile, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
+    assert approvals.status().active_grant is not None
+    approvals.submit("hold", "eve", REDEPLOY)
+    approvals.record_document(REDEPLOY, OTHER)
     approvals.connection.execute("DROP TRIGGER journal_is_append_only")
-    approvals.connection.execute("UPDATE journal SET body = '{}' WHERE kind = 'approval.recorded'")
+    approvals.connection.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
+    approvals.connection.execute(change)
     assert approvals.claim() == []
+    assert "approvals of event e-1 are off: journal: " in caplog.text
 
 
 @pytest.mark.parametrize(
