@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -162,6 +162,44 @@ def test_what_is_not_known_is_no_attribute_and_null_in_the_data(field: str, attr
 
 
 # --- ids
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "event_type",
+        "event_status",
+        "resource_type",
+        "resources",
+        "not_before",
+        "description",
+        "event_source",
+        "duration",
+        "event_id",
+    ],
+)
+def test_another_state_has_another_id(field: str) -> None:
+    other = {"resources": ("x",), "duration": 6}.get(field, "other")
+    assert build_event(change("updated", **{field: other})).id != build_event(change("updated")).id
+
+
+def test_another_scope_or_change_has_another_id() -> None:
+    ids = {
+        build_event(change(kind, event_status="Started", not_before=None)).id
+        for kind in get_args(ChangeKind)
+    }
+    assert len(ids) == 4
+    assert (
+        build_event(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id
+        != build_event(change("scheduled")).id
+    )
+
+
+def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() -> None:
+    twisted = change(
+        "updated", event_id=make_event().event_id.lower(), resources=("WestNO_1", "WestNO_0")
+    )
+    assert build_event(twisted).id == build_event(change("updated")).id
 
 
 def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:

@@ -10,6 +10,7 @@ from cloudevents.core.bindings import rabbitmq as oracle
 
 from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
+from relay.sinks.rabbitmq import sink as sink_module
 from tests.builders import EVENT_ID, cloudevent
 from tests.eventually import eventually
 from tests.rabbitmq import Broker, Reachable
@@ -307,3 +308,22 @@ async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tr
                 await delivered(bus, event)
     finally:
         await asyncio.to_thread(own_broker.evaluate, limit.format(134_217_728))
+
+
+async def test_the_keys_that_no_queue_is_bound_for_are_not_all_remembered(
+    broker: Reachable,
+    exchange: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hub has keys of many scopes."""
+    monkeypatch.setattr(sink_module, "MAX_UNROUTED_KEYS", 2)
+    async with (
+        channel(broker.amqp_url()) as broker_channel,
+        sink(broker.amqp_url(), exchange, declare=False) as bus,
+    ):
+        await broker_channel.declare_exchange(exchange, "topic", durable=True)
+        for number in (1, 2, 3, 3, 1):
+            await delivered(bus, cloudevent(eventtype=f"Kind{number}"))
+    warned = [record for record in caplog.records if "no queue is bound" in record.getMessage()]
+    assert len(warned) == 4
