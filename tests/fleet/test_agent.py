@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +15,7 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import link, report_sink, start_orders
-from relay.fleet.hub.merge import END_WAIT
 from relay.fleet.messages import Pulse, PulseRequest
-from relay.imds.poller import Poller
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
@@ -26,10 +23,8 @@ from tests.fleet.hub_side import (
     SCOPE,
     HubSide,
     agent_config,
-    carry_out,
     hub_side,
     make_order,
-    wait_until_old_enough,
 )
 from tests.rabbitmq import Broker
 
@@ -129,25 +124,6 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     assert {received.message.delivery_mode for received in hub.pulses} == {1}
 
 
-async def test_an_order_is_carried_out_once_and_a_repeat_changes_nothing(
-    hub: HubSide, azure: Simulator, tmp_path: Path
-) -> None:
-    async with agent(hub, azure, tmp_path):
-        event = azure.schedule(Plan(resources=("vm-0",)))
-        (reported,) = await hub.wait_for(CloudEvent)
-        await hub.wait_for_listener()
-        await wait_until_old_enough(hub)
-        order = make_order(event.event_id, reported.data["revision"])
-        result = await carry_out(hub, order)
-        await hub.send(order)
-        other = await carry_out(hub, make_order("another", "none"))
-    assert hub.results[-2:] == [result, other]
-    assert (result.result, result.status) == ("accepted", 200)
-    (call,) = azure.start_requests
-    assert call.event_ids == (event.event_id,)
-    assert {received.key for received in hub.reports} >= {f"start.{SCOPE}.vm-0"}
-
-
 async def _is(value: Awaitable[object], expected: object) -> bool:
     return await value == expected
 
@@ -240,76 +216,6 @@ async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event
         assert len(hub.pulses) == pulses
         azure.clear_faults()
         affirming = await hub.wait_for_listener(pulses + 1)
-        assert live_ids(affirming) == [event.event_id]
-
-
-async def test_an_agent_that_cannot_read_its_document_soon_stops_trying_because_of_a_question(
-    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The hub has ended the event by then. Calls are for polls and StartRequests."""
-    monkeypatch.setattr(agent_parts, "AFFIRM_DELAY", 0.01)
-    monkeypatch.setattr(agent_parts, "AFFIRM_SPREAD", 0.0)
-    monkeypatch.setattr(agent_parts, "DISPUTE_LIFETIME", 2.0)
-    event = azure.schedule(Plan(resources=("vm-0",)))
-    async with agent(hub, azure, tmp_path, "vm-1", interval="1h") as running:
-        await hub.wait_for(CloudEvent)
-        await hub.wait_for_listener()
-        azure.add_fault(Fault(kind="status", lasts=3600.0))
-        await hub.send_state(ending=[event.event_id])
-        source = running.relay.source
-        await eventually(lambda: source.failures > 0)
-        tried = [source.failures, time.monotonic()]
-
-        def has_stopped() -> bool:
-            if source.failures != tried[0]:
-                tried[:] = [source.failures, time.monotonic()]
-            return time.monotonic() > tried[1] + 5.0
-
-        await eventually(has_stopped)
-
-
-async def test_an_agent_that_polls_rarely_says_in_time_that_an_event_is_still_there(
-    hub: HubSide, azure: Simulator, tmp_path: Path
-) -> None:
-    """Its next poll would come after the hub has told the end."""
-    event = azure.schedule(Plan(resources=("vm-0",)))
-    async with agent(hub, azure, tmp_path, "vm-1", interval="1h") as running:
-        await hub.wait_for(CloudEvent)
-        await hub.wait_for_listener()
-        source = running.relay.source
-        polls, pulses = source.polls, len(hub.pulses)
-        await hub.send_state(ending=[event.event_id])
-        async with asyncio.timeout(END_WAIT.total_seconds() + 7):  # for a machine that stands still
-            affirming = await hub.wait_for_listener(pulses + 1)
-        assert source.polls == polls + 1
-        assert live_ids(affirming) == [event.event_id]
-
-
-async def test_one_read_tells_an_agent_enough_however_often_the_hub_repeats_its_question(
-    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a scope in which much happens, the hub sends a state twice a second."""
-    monkeypatch.setattr(agent_parts, "AFFIRM_DELAY", 4.0)
-    event = azure.schedule(Plan(resources=("vm-0",)))
-    async with agent(hub, azure, tmp_path, "vm-1", interval="1h") as running:
-        await hub.wait_for(CloudEvent)
-        await hub.wait_for_listener()
-
-        async def ask() -> None:
-            pulses = len(hub.pulses)
-            await hub.send_state(ending=[event.event_id])
-            await hub.send(PulseRequest(), relay="vm-1")
-            await hub.wait_for_listener(pulses + 1)
-
-        source = running.relay.source
-        assert isinstance(source, Poller)
-        await ask()
-        await source.wait_for_fresh_poll()
-        await ask()
-        polls, pulses = source.polls, len(hub.pulses)
-        async with asyncio.timeout(END_WAIT.total_seconds() + 7):  # for a machine that stands still
-            affirming = await hub.wait_for_listener(pulses + 1)
-        assert source.polls == polls
         assert live_ids(affirming) == [event.event_id]
 
 

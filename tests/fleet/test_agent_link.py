@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import pytest
 
@@ -36,9 +35,7 @@ from tests.builders import cloudevent
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
-    HUB,
     SCOPE,
-    STRANGER,
     define_users,
     hub_side,
     make_order,
@@ -276,22 +273,6 @@ async def test_a_deleted_queue_is_made_again(own_broker: Broker) -> None:
         await eventually(lambda: handler.listens == 2)
         await hub.send(PulseRequest())
         await eventually(lambda: handler.pulse_requests == 1)
-
-
-async def test_messages_name_the_user_and_others_cannot(own_broker: Broker) -> None:
-    async with hub_side(own_broker) as hub:
-        async with linked(own_broker, hub.exchange) as (link, handler):
-            await eventually(lambda: handler.listens == 1)
-            await published(link)
-            assert link.send_transient_if_connected(
-                PulseRequest().to_event(HUB, datetime.now(UTC)), f"pulse.{SCOPE}.vm-0"
-            )
-            await eventually(lambda: len(hub.pulses) == 1 and len(hub.reports) == 1)
-        async with linked(own_broker, hub.exchange, user=STRANGER) as (link, _):
-            await published(link)
-            await eventually(lambda: len(hub.reports) == 2)
-    assert [received.user for received in hub.reports] == [AGENT_USER, STRANGER]
-    assert [received.user for received in hub.pulses] == [AGENT_USER]
 
 
 def test_a_thousand_agents_come_back_over_ten_seconds_and_later_over_a_minute() -> None:

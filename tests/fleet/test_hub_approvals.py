@@ -135,29 +135,6 @@ async def test_the_routing_key_chooses_the_scope(hub: HubOnBus, scope: str, othe
     assert await hub.votes(event) == {scope: 1, other: 0}
 
 
-async def test_a_body_that_names_another_scope_than_the_key_is_refused(hub: HubOnBus) -> None:
-    event, decision = await hub.schedule(A, B)
-    await hub.bus.send(decision | {"scope": B}, "misdirected", key=f"approve.{A}")
-    name, _, refusal = await hub.outcome("misdirected")
-    assert name == "approval.refused.v1"
-    assert refusal is not None
-    assert refusal.startswith("no such event in this scope")
-    await hub.bus.send(decision | {"scope": A}, "directed", key=f"approve.{A}")
-    assert await hub.outcome("directed") == ("approval.recorded.v1", A, None)
-    assert await hub.votes(event) == {A: 1, B: 0}
-
-
-@pytest.mark.parametrize("key", [f"approve.{B}", "approve.hub", "approve.nowhere"])
-async def test_an_event_of_another_scope_is_unknown(hub: HubOnBus, key: str) -> None:
-    event, decision = await hub.schedule(A)
-    await hub.bus.send(decision, f"by {key}", key=key)
-    assert (await hub.outcome(f"by {key}"))[0] == "approval.refused.v1"
-    reference = {**decision, "eventId": f"{event.event_id}@{A}"}
-    await hub.bus.send(reference, f"by reference and {key}", key=key)
-    assert (await hub.outcome(f"by reference and {key}"))[0] == "approval.refused.v1"
-    assert await hub.votes(event) == {A: 0}
-
-
 async def test_one_message_id_for_two_scopes_is_no_repeat(hub: HubOnBus) -> None:
     event, decision = await hub.schedule(A, B)
     for scope in (A, B):
@@ -196,45 +173,3 @@ async def test_a_right_to_one_scope_gives_no_way_to_another(hub: HubOnBus) -> No
         await asyncio.to_thread(node.ctl, "clear_topic_permissions", "drain", approvals)
     assert await hub.outcome("by CC") == ("approval.recorded.v1", A, None)
     assert await hub.votes(event) == {A: 1, B: 0}
-
-
-@pytest.mark.parametrize("key", ["", "approve", "approve.Prod", f"approve.{A}.x", f"hold.{A}"])
-async def test_what_comes_by_a_header_under_another_key_is_dead_lettered(
-    hub: HubOnBus, key: str
-) -> None:
-    event, decision = await hub.schedule(A)
-    message_id = f"by header with {key!r}"
-    await hub.bus.send(decision, message_id, key=key, headers={"CC": [f"approve.{A}"]})
-    await eventually(lambda: message_id in [dead.message_id for dead in hub.bus.dead_letters])
-    assert await hub.votes(event) == {A: 0}
-
-
-async def test_a_hold_of_one_scope_stops_no_event_of_the_other(hub: HubOnBus) -> None:
-    event, decision = await hub.schedule(A, B)
-    hold = {**decision, "decision": "hold"}
-    await hub.bus.send(hold, "hold in A", user="holder", key=f"approve.{A}")
-    await hub.outcome("hold in A")
-    for scope in (A, B):
-        await hub.bus.send(decision, f"vote in {scope}", key=f"approve.{scope}")
-        await hub.outcome(f"vote in {scope}")
-
-    def active_holds(tx: Any) -> dict[str, int]:
-        engine = hub.running.relay.gate.engine
-        return {
-            occurrence.scope: len(engine.status(tx, occurrence, SystemClock().now()).active_holds)
-            for occurrence in tx.occurrences.find_occurrences_by_reference(event.event_id)
-        }
-
-    assert await hub.running.relay.store.read(active_holds) == {A: 1, B: 0}
-
-
-async def test_the_queue_of_a_hub_is_one_for_all_scopes(hub: HubOnBus) -> None:
-    node, name = hub.bus.broker, hub.bus.exchange
-    bindings = await asyncio.to_thread(
-        node.ctl, "list_bindings", "source_name", "routing_key", "destination_name"
-    )
-    assert [line for line in bindings.splitlines() if line.startswith(f"{name}.approvals\t")] == [
-        f"{name}.approvals\tapprove.*\t{name}.approvals.hub"
-    ]
-    connections = await asyncio.to_thread(node.ctl, "list_connections", "client_properties")
-    assert '"imds-relay approvals of all scopes at hub-1"' in connections

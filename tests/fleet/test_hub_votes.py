@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.approvals.request import Caller, Rights
-from relay.events.build import Origin
-from relay.fleet.hub.votes import RIGHTS, USER_BURST
-from relay.fleet.message_reader import read_message
+from relay.fleet.hub.votes import USER_BURST
 from relay.fleet.messages import VoteMessage
 from relay.fleet.routing import AuthorizedSender
 from relay.rate_limits import CALLER_BURST
-from tests.fleet.voting_hub import EACH, HUB, ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
+from tests.fleet.voting_hub import ONE, OPS, A, B, VotingHub, reboot, rules, voting_hub
 
 
 @pytest.fixture
@@ -89,22 +85,6 @@ async def test_a_machine_cannot_vote_for_another(hub: VotingHub) -> None:
     assert refused["data"]["principal"] == f"vm:{A}/vmss_7"
 
 
-@pytest.mark.parametrize("word", ["vmss_10", "mss_1", "vmss_1x", "vmss-1", "vmss_01", "x_vmss_1"])
-async def test_a_name_that_is_almost_that_of_the_machine_is_another(
-    hub: VotingHub, word: str
-) -> None:
-    event = reboot("vmss_1")
-    await hub.observe(A, event)
-    assert (await hub.vote(word, event)).status == 403
-
-
-async def test_an_event_without_resources_is_nobodys(hub: VotingHub) -> None:
-    event = reboot()
-    await hub.observe(A, event)
-    assert (await hub.vote("vmss_0", event)).status == 403
-    assert (await hub.vote("vmss_0", event, "hold", request_id="two")).status == 403
-
-
 async def test_the_vote_does_not_count_after_the_machines_of_the_event_changed(
     hub: VotingHub,
 ) -> None:
@@ -119,60 +99,6 @@ async def test_the_vote_does_not_count_after_the_machines_of_the_event_changed(
 
 
 # --- without each_resource
-
-
-async def test_without_each_resource_a_machine_cannot_vote_for_an_event_of_several(
-    tmp_path: Path,
-) -> None:
-    async with voting_hub(tmp_path, rules(ONE)) as hub:
-        several, single = reboot("vmss_0", "vmss_1"), reboot("vmss_0", event_id="E-2")
-        await hub.observe(A, several, single)
-        answer = await hub.vote("vmss_0", several)
-        assert answer.status == 403
-        assert "for itself only, not for vmss_1: with each_resource" in answer.body["detail"]
-        assert (await hub.vote("vmss_0", single, request_id="two")).body["state"] == "granted"
-        assert await hub.wait_until_started(1) == [(A, "E-2")]
-
-
-async def test_a_rule_that_asks_others_takes_no_vote_of_a_machine(tmp_path: Path) -> None:
-    voters = ["client:ops", f"vm:{B}/*", f"vm:{A}/db-*"]
-    async with voting_hub(tmp_path, rules({"each_resource": True, "from": voters})) as hub:
-        event = reboot("vmss_0")
-        await hub.observe(A, event)
-        answer = await hub.vote("vmss_0", event)
-        assert (answer.status, answer.body["detail"]) == (
-            403,
-            "rule all takes votes from others only",
-        )
-
-
-async def test_missing_voters_are_shown_as_patterns_over_the_scope_of_the_event(
-    tmp_path: Path,
-) -> None:
-    voters = ["client:ops", f"vm:{B}/*", "vm:vmss-*/*"]
-    voters += [f"vm:{A}/vmss_{number}" for number in (0, 1, 9)] + [f"vm:{B}/vmss_1"]
-    async with voting_hub(tmp_path, rules({"each_resource": True, "from": voters})) as hub:
-        event = reboot("vmss_0", "vmss_1")
-        await hub.observe(A, event)
-        await hub.vote("vmss_0", event)
-        missing = (await hub.status(event)).eligible_voters_without_vote
-        assert missing == ("client:ops", "vm:vmss-*/*", f"vm:{A}/vmss_1")
-
-
-async def test_each_machine_is_a_voter_of_its_own_unless_they_are_one_person(
-    tmp_path: Path,
-) -> None:
-    two = {"votes": 2, "each_resource": True, "from": ["vm:*/*", "client:ops"]}
-    event = reboot("vmss_0", "vmss_1")
-    for folder, people, state in (
-        ("single", {}, "granted"),
-        ("person", {"fleet": ["vm:vmss-a-*/*"]}, "pending"),
-    ):
-        (tmp_path / folder).mkdir()
-        async with voting_hub(tmp_path / folder, rules(two, people=people)) as hub:
-            await hub.observe(A, event)
-            await hub.vote("vmss_0", event)
-            assert (await hub.vote("vmss_1", event)).body["state"] == state
 
 
 # --- scopes
@@ -219,21 +145,6 @@ async def test_a_body_that_names_another_scope_is_refused_where_both_have_the_ev
     assert (await hub.vote("vmss_0", event, decision, request_id="three", scope=A)).status == 202
 
 
-async def test_the_engine_itself_refuses_a_machine_of_another_scope(hub: VotingHub) -> None:
-    """Even if a request arrives in a way that fixes no scope."""
-    event = reboot("vmss_0")
-    await hub.observe(B, event)
-    await hub.vote("vmss_0", event, "hold", sender_scope=B)
-    for decision in ("approve", "hold", "release"):
-        answer = await hub.decide_as(Caller(f"vm:{A}/vmss_0", "fleet", RIGHTS), event, decision)
-        assert answer.status == 403
-    answer = await hub.decide_as(
-        Caller(f"vm:{A}/vmss_0", "fleet", Rights(frozenset({"hold", "operate"}))), event, "release"
-    )
-    assert answer.body["detail"] == f"vm:{A}/vmss_0 may not decide about an event of scope {B}"
-    assert len((await hub.status(event, B)).active_holds) == 1
-
-
 # --- ids of requests
 
 
@@ -244,25 +155,6 @@ async def test_a_repeat_gets_its_first_answer(hub: VotingHub) -> None:
     await hub.vote("vmss_1", event)
     assert await hub.vote("vmss_0", event) == first
     assert len(hub.recorded("approval.recorded")) == 2
-
-
-async def test_the_order_of_the_fields_makes_no_other_body(hub: VotingHub) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
-    first = await hub.vote("vmss_0", event, reason="drained")
-    body = {"reason": "drained", "revision": event.revision, "decision": "approve"}
-    vote = VoteMessage(request_id="one", user="local:app", body=body | {"eventId": "E-1"})
-    assert await hub.answer(AuthorizedSender(A, "vmss_0", "vmss"), vote) == first
-
-
-async def test_an_id_with_another_body_is_refused(hub: VotingHub) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
-    await hub.vote("vmss_0", event)
-    answer = await hub.vote("vmss_0", event, "hold")
-    assert answer.status == 409
-    assert answer.body["detail"].startswith("this id came before with another body")
-    assert (await hub.status(event)).active_holds == ()
 
 
 async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
@@ -302,41 +194,11 @@ async def test_a_machine_holds_an_event_that_names_it_and_releases_its_own_hold(
         assert await hub.wait_until_started(1) == [(A, "E-1")]
 
 
-async def test_even_machines_of_one_person_do_not_release_the_holds_of_each_other(
-    tmp_path: Path,
-) -> None:
-    people = {"fleet": ["vm:vmss-a-*/*", "client:ops"]}
-    async with voting_hub(tmp_path, rules(EACH, people=people)) as hub:
-        event = reboot("vmss_0", "vmss_1")
-        await hub.observe(A, event)
-        await hub.vote("vmss_0", event, "hold")
-        await hub.vote("vmss_1", event, "hold")
-        assert (await hub.vote("vmss_0", event, "release", request_id="two")).status == 202
-        assert (await hub.vote("vmss_0", event, "release", request_id="three")).status == 403
-        (hold,) = (await hub.status(event)).active_holds
-        assert hold.principal == f"vm:{A}/vmss_1"
-        assert (await hub.decide_as(OPS, event, "release")).status == 202
-        assert (await hub.status(event)).active_holds == ()
-
-
 async def test_a_machine_cannot_hold_an_event_that_does_not_name_it(hub: VotingHub) -> None:
     event = reboot("vmss_0")
     await hub.observe(A, event)
     assert (await hub.vote("vmss_1", event, "hold")).status == 403
     assert (await hub.status(event)).active_holds == ()
-
-
-async def test_a_machine_releases_its_hold_after_the_event_names_it_no_more(
-    hub: VotingHub,
-) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
-    await hub.vote("vmss_1", event, "hold")
-    changed = reboot("vmss_0")
-    await hub.observe(A, changed)
-    assert len((await hub.status(changed)).active_holds) == 1
-    assert (await hub.vote("vmss_1", changed, "release", request_id="two")).status == 202
-    assert (await hub.status(changed)).active_holds == ()
 
 
 # --- what is refused before it is decided
@@ -383,15 +245,6 @@ async def eventually_202(hub: VotingHub, event: Any) -> None:
     while (await hub.vote("vmss_0", event)).status != 202:
         await asyncio.sleep(0.01)
         hub.clock.advance(1)
-
-
-async def test_while_approvals_are_off_the_answer_is_503(hub: VotingHub) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
-    await hub.gate.set_approval_mode("off", "local:root")
-    assert (await hub.vote("vmss_0", event)).status == 503
-    await hub.gate.set_approval_mode("on", "local:root")
-    assert (await hub.vote("vmss_0", event)).status == 202
 
 
 # --- floods
@@ -455,57 +308,4 @@ async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_us
     assert (await hub.vote("vmss_0", event, user="another")).status == 202
 
 
-async def test_a_machine_does_not_pay_for_what_its_user_has_no_more(hub: VotingHub) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
-    for number in range(USER_BURST):
-        await hub.vote(f"made-up-{number}", event, decision="none")
-    for _ in range(CALLER_BURST - 1):
-        assert (await hub.vote("vmss_0", event)).status == 429
-    hub.clock.advance(0.1)  # enough for one vote of a machine, or for five of a user
-    answers = [(await hub.vote("vmss_0", event)).status for _ in range(3)]
-    assert answers == [202, 202, 202]
-
-
-async def test_a_machine_over_its_rate_takes_nothing_from_the_machines_of_its_user(
-    hub: VotingHub,
-) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
-    vote = VoteMessage(request_id="one", user="local:root", body={"decision": "none"})
-    answers = [
-        await hub.answer(AuthorizedSender(A, "vmss_0", "vmss"), vote)
-        for _ in range(USER_BURST + 100)
-    ]
-    assert answers[-1] is None
-    assert (await hub.vote("vmss_1", event)).status == 202
-
-
-async def test_the_machines_of_a_whole_scale_set_vote_at_the_same_time(hub: VotingHub) -> None:
-    machines = [f"vmss_{number}" for number in range(100)]
-    event = reboot(*machines)
-    await hub.observe(A, event)
-    began = time.process_time()
-    answers = await asyncio.gather(*(hub.vote(machine, event) for machine in machines))
-    spent = time.process_time() - began
-    assert sorted(answer.body["state"] for answer in answers) == ["granted"] + ["pending"] * 99
-    assert await hub.wait_until_started(1) == [(A, "E-1")]
-    assert spent < 30, spent
-
-
 # --- the message
-
-
-async def test_a_vote_that_travelled_is_the_vote_that_was_sent(hub: VotingHub) -> None:
-    event = reboot("vmss_0")
-    await hub.observe(A, event)
-    body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
-    vote = VoteMessage(request_id="one", user="local:root", body=body)
-    sent = vote.to_event(Origin(A, "VMSS_0"), hub.clock.now())
-    received = read_message(sent.body).content
-    assert isinstance(received, VoteMessage)
-    answer = await hub.answer(AuthorizedSender(A, "vmss_0", "vmss"), received)
-    assert answer is not None
-    travelled = read_message(answer.to_event(HUB, hub.clock.now()).body).content
-    assert travelled == answer
-    assert answer.status == 202

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,8 +18,7 @@ from relay.fleet.hub import histories, merge, merger
 from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.merge import GoneFromDocument, Word
 from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
-from relay.store import EventKeyFormat, StateFileScopeAndVm, fleet
-from relay.store.file import open_for_reading
+from relay.store import EventKeyFormat, StateFileScopeAndVm
 from relay.store.fleet import AgentRow
 from relay.store.rows import PageLimit
 from relay.store.sqlite import Store
@@ -155,45 +152,6 @@ async def test_a_batch_can_name_more_events_than_the_memory_holds(
         await rig.merger.merge_received(words)
         await rig.merger.merge_received([rig.word("vm-0", EVENT, 2)])
         assert await rig.told() == ["event.scheduled"]
-
-
-async def test_an_event_that_is_read_takes_the_place_of_none_that_the_batch_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(histories, "MAX_ENDED", 3)
-    async with merging(tmp_path) as rig:
-        for name in ("e-1", "e-2", "e-3"):
-            await rig.merger.merge_received(
-                [rig.word("vm-0", GoneFromDocument(), 1, event_id=name)]
-            )
-        other = make_event(event_id="E-4")
-        await rig.merger.merge_received([rig.word("vm-0", other, 2, event_id="e-4")] * 2)
-        batch = [
-            rig.word("vm-0", GoneFromDocument(), 3, event_id="e-5"),
-            rig.word("vm-0", EVENT, 3),
-        ]
-        await rig.merger.merge_received(batch)
-        assert await rig.told() == ["event.scheduled"]
-        names = [(SCOPE, f"e-{number}") for number in range(1, 6)]
-        assert (
-            rig.histories.event_names_to_load(names) == set()
-        )  # three that ended, and two that are live
-
-
-async def test_a_hub_with_more_events_than_a_query_of_sqlite_takes_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "MAX_KEYS", 10)
-    async with merging(tmp_path) as rig:
-        for number in range(25):
-            event = make_event(event_id=f"E-{number}")
-            await rig.merger.merge_received(
-                [rig.word("vm-0", event, 1, event_id=event.lowercase_event_id)]
-            )
-    with contextlib.closing(open_for_reading(tmp_path / "relay.db")) as connection:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 20)
-        keys = [KEYS.make_key(SCOPE, f"e-{number}") for number in range(25)]
-        assert len(fleet.FleetTables(connection).sightings(keys)) == 25
 
 
 async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(

@@ -149,15 +149,6 @@ def test_what_an_agent_recorded_arrives_with_the_same_bytes(event: CloudEvent) -
     received.require_matching_key(parse_agent_routing_key(report_key(event, received.origin)))
 
 
-def test_a_pulse_gives_the_events_that_it_lists() -> None:
-    pulse = read_message(PULSE.to_event(ORIGIN, NOW).body).content
-    assert isinstance(pulse, Pulse)
-    assert pulse.events is not None
-    assert [common_event_data(event, LIVE[0]["documentIncarnation"]) for event in pulse.events] == [
-        *LIVE
-    ]
-
-
 def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
     entry = {
         "EventId": "\x01 strange",
@@ -202,14 +193,6 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 def test_a_pulse_whose_events_do_not_fit_says_nothing_of_them(live: tuple[Any, ...]) -> None:
     sent = replace(PULSE, live=live).to_event(ORIGIN, NOW)
     assert read_message(sent.body).content == replace(PULSE, live=None)
-
-
-def test_a_pulse_may_list_as_many_events_as_fit() -> None:
-    live = tuple({**LIVE[0], "eventId": f"e{number}"} for number in range(MAX_LIVE_EVENTS))
-    pulse = replace(PULSE, live=live, names=("vm",) * (MAX_NAMES + 1))
-    assert read_message(pulse.to_event(ORIGIN, NOW).body).content == replace(
-        pulse, names=("vm",) * MAX_NAMES
-    )
 
 
 def test_a_sender_shortens_what_the_receiver_would_refuse() -> None:
@@ -288,6 +271,8 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (PULSE, "data/names", ["x"] * (MAX_NAMES + 1)),
         (PULSE, "data/pollAge", -1),
         (PULSE, "data/pollAge", "1"),
+        (PULSE, "data/pollAge", 1e300),
+        (PULSE, "data/clockOffset", -1e300),
         (PULSE, "data/version", 1),
         (ORDER, "journalhead", "17"),
         (ORDER, "data/grant", -1),
@@ -401,13 +386,6 @@ def test_a_body_that_contradicts_its_routing_key_is_unusable(
         read_message(body).require_matching_key(key)
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"), [(BODIES[0], "pulse"), (BODIES[2], "vote"), (BODIES[5], "start")]
-)
-def test_a_body_that_says_what_its_routing_key_says_is_accepted(body: bytes, kind: Any) -> None:
-    read_message(body).require_matching_key(AgentRoutingKey(kind, "vmss-a-1f0c33ab", "vmss-a_0"))
-
-
 # --- any bytes at all
 
 _json = st.recursive(
@@ -471,11 +449,3 @@ def test_a_message_with_any_part_replaced_is_a_message_or_unusable(data: st.Data
     except orjson.JSONEncodeError:  # an integer of more than 64 bits
         return
     harmless(body)
-
-
-@given(st.sampled_from(BODIES), st.integers(0, 2000), st.binary(min_size=1, max_size=4))
-def test_a_message_with_any_bytes_replaced_is_a_message_or_unusable(
-    body: bytes, place: int, new: bytes
-) -> None:
-    place %= len(body)
-    harmless(body[:place] + new + body[place + len(new) :])

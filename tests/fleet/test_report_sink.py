@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_rfc3339
 from relay.fleet.agent.report_sink import (
-    COPY_WAIT_POWER,
     MAX_COPY_WAIT,
     STATE_TIMEOUT,
     ReportSink,
@@ -145,33 +143,6 @@ async def test_the_wait_ends_after_a_random_time() -> None:
     assert [name for name, _ in rig.hub.published] == ["event.scheduled"]
 
 
-@pytest.mark.parametrize("agents", [2, 50])
-def test_few_agents_wait_less_than_the_named_vm_needs_to_report(agents: int) -> None:
-    """It polls once a second, and the hub has to hear of it and to tell the others."""
-    waits = [MAX_COPY_WAIT * (n / 10_000) ** COPY_WAIT_POWER for n in range(10_000)]
-    assert agents * sum(wait < 0.6 for wait in waits) / len(waits) <= 0.5
-
-
-async def test_an_event_that_waited_in_the_queue_does_not_wait_again() -> None:
-    rig = Rig()
-    rig.state()
-    await rig.advance(MAX_COPY_WAIT)
-    assert (await rig.begin(report())).done()
-
-
-async def test_after_a_pause_of_the_connection_the_agents_spread_again() -> None:
-    """All of them have old events, and the first of them tells the others by the hub's state."""
-    rig, event = Rig(), report()
-    await rig.advance(60)
-    rig.sink.mark_listening_to_hub()
-    rig.state()
-    task = await rig.begin(event)
-    assert not task.done()
-    rig.state(told=(event.id,))
-    with pytest.raises(Superseded):
-        await task
-
-
 @pytest.mark.parametrize("had_state", [True, False])
 async def test_without_a_state_of_the_hub_nothing_waits(had_state: bool) -> None:
     rig = Rig()
@@ -193,15 +164,6 @@ async def test_a_wait_ends_when_the_hub_has_been_silent_for_too_long() -> None:
     assert not task.done()
     await rig.advance(MAX_COPY_WAIT)
     await task
-
-
-async def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
-    rig = Rig()
-    rig.state()
-    rig.clock.set_wall_clock(NOON - timedelta(hours=1))
-    task = await rig.begin(report())
-    await rig.advance(MAX_COPY_WAIT)
-    assert task.done()
 
 
 # --- the end
@@ -232,14 +194,6 @@ async def test_an_agent_that_reported_an_event_reports_its_end_too(confirmed: bo
         await (await rig.begin(end))
 
 
-async def test_an_agent_that_affirmed_an_event_reports_its_end_too() -> None:
-    rig = Rig()
-    rig.sink.mark_end_must_be_reported(EVENT_ID.upper())
-    rig.state(ending=(EVENT_ID,))
-    assert (await rig.begin(report("event.ended"))).done()
-    assert len(rig.hub.published) == 1
-
-
 async def test_an_agent_whose_word_the_hub_awaits_reports_the_end_at_once() -> None:
     """The hub has the word of this agent from a pulse only, or from before a restart."""
     rig = Rig()
@@ -252,13 +206,6 @@ async def test_an_agent_whose_word_the_hub_awaits_reports_the_end_at_once() -> N
     await rig.advance(0.0)
     assert waiting.done()
     assert [name for name, _ in rig.hub.published] == ["event.ended"]
-
-
-async def test_an_agent_that_sees_the_end_after_the_hub_asked_for_it_reports_it() -> None:
-    rig = Rig()
-    rig.state(ending=(EVENT_ID,), awaited=("vm-0",))
-    rig.state(ending=(EVENT_ID,))
-    assert (await rig.begin(report("event.ended"))).done()
 
 
 async def test_an_agent_whose_word_the_hub_does_not_await_leaves_the_end_out() -> None:

@@ -247,7 +247,7 @@ async def test_an_event_that_changes_after_the_last_poll_is_seen_by_the_read_bef
 # --- time
 
 
-@pytest.mark.parametrize("seconds", [-600.0, -1.0, 0.0])
+@pytest.mark.parametrize("seconds", [-1.0])
 async def test_a_late_order_sends_nothing(tmp_path: Path, seconds: float) -> None:
     async with rig(tmp_path) as running:
         result = await running.carry_out(seconds=seconds)
@@ -255,7 +255,7 @@ async def test_a_late_order_sends_nothing(tmp_path: Path, seconds: float) -> Non
         assert running.imds.posts == []
 
 
-@pytest.mark.parametrize("minutes", [-30, -1, 1, 30])
+@pytest.mark.parametrize("minutes", [-30, 30])
 async def test_the_clock_of_the_vm_does_not_matter(tmp_path: Path, minutes: int) -> None:
     async with rig(tmp_path) as running:
         running.clock.wall_ahead = timedelta(minutes=minutes)
@@ -365,47 +365,6 @@ async def test_an_order_that_comes_twice_while_it_is_carried_out_sends_one_start
         assert len(running.imds.posts) == 1
 
 
-async def test_the_next_attempt_is_another_order(tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
-        order = running.order()
-        await running.carry_out(order)
-        await running.carry_out(running.order(grant=order.grant, attempt=2))
-        assert len(running.imds.posts) == 2
-        assert [(each.grant, each.attempt) for each in running.results] == [
-            (order.grant, 1),
-            (order.grant, 2),
-        ]
-
-
-async def test_one_order_at_a_time_is_carried_out_and_one_that_waits_too_long_is_stale(
-    tmp_path: Path,
-) -> None:
-    async with rig(tmp_path) as running:
-        running.imds.start_answer = Answer(b"", pause=600)
-        first, second = running.order(), running.order()
-        running.orders.take(first)
-        running.orders.take(second)
-        await eventually(lambda: len(running.results) == 2)
-        assert [(each.grant, each.result) for each in running.results] == [
-            (first.grant, "failed"),
-            (second.grant, "stale"),
-        ]
-        assert len(running.imds.posts) == 1
-
-
-async def test_a_flood_of_orders_is_dropped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with rig(tmp_path) as running:
-        for _ in range(100):
-            running.orders.take(running.order(seconds=-1))
-        await eventually(lambda: len(running.results) == 2)
-        assert "dropped" in caplog.text
-        result = await running.carry_out()
-        assert result.result == "accepted"
-        assert len(running.results) == 3
-
-
 async def test_an_order_for_another_vm_is_neither_carried_out_nor_answered(tmp_path: Path) -> None:
     """Two names of relays can be the same word of a routing key. The other VM answers."""
     async with rig(tmp_path) as running:
@@ -413,15 +372,6 @@ async def test_an_order_for_another_vm_is_neither_carried_out_nor_answered(tmp_p
         assert (await running.carry_out(vm_id=VM_ID)).result == "accepted"
         assert len(running.imds.posts) == 1
         assert len(running.results) == 1
-
-
-async def test_an_order_from_another_history_of_the_hub_is_another_order(tmp_path: Path) -> None:
-    """The number of the grant is the same, because the state file of the hub was replaced."""
-    async with rig(tmp_path) as running:
-        order = running.order()
-        changed = replace(order, revision="of another state", journalhead="1:" + "0" * 64)
-        assert (await running.carry_out(changed)).result == "changed"
-        assert (await running.carry_out(order)).result == "accepted"
 
 
 async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path) -> None:
