@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals.engine import ApprovalEngine
-from relay.chat.context import make_chat_context
-from relay.chat.platforms.mattermost import connect
 from relay.chat.platforms.mattermost.settings import Settings
-from relay.clock import SystemClock
 from relay.config import Config
-from relay.errors import ConfigError
-from tests.approvals.builders import ORIGIN, SETTINGS
 from tests.chat.mattermost_server import SECRET, TOKEN
 
 SECTION: dict[str, Any] = {
@@ -76,13 +70,3 @@ def test_approve_in_chat_needs_the_url_that_mattermost_calls() -> None:
     with pytest.raises(ValidationError, match=problem):
         Config.model_validate({"sinks": [section]})
     Config.model_validate({"sinks": [section], "api": {"public_url": "https://relay.example.com"}})
-
-
-async def test_connecting_without_that_url_raises_config_error() -> None:
-    """The whole configuration refuses this earlier. A caller of `connect` can do without one."""
-    settings = Settings.model_validate({**SECTION, "approve_in_chat": True, "secret": SECRET})
-    approvals = ApprovalEngine(SETTINGS, ORIGIN)
-    context = make_chat_context(None, approvals, SystemClock(), None)  # type: ignore[arg-type]  # no store is read
-    with pytest.raises(ConfigError, match=r"approve_in_chat needs api\.public_url"):
-        async with connect(settings, SystemClock(), context):
-            pass

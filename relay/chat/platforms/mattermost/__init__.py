@@ -44,7 +44,7 @@ class MattermostSink(LiveMessageSink):
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
 ) -> AsyncIterator[MattermostSink]:
-    """Open the sink's HTTP session. Does not wait for Mattermost. Raises ConfigError."""
+    """Open the sink's HTTP session. Does not wait for Mattermost."""
     async with open_session() as session:
         api = MattermostApi(session, settings, clock)
         clicks = Clicks(settings, context, api, clock) if settings.approve_in_chat else None

@@ -38,7 +38,7 @@ from relay.chat.platforms.mattermost.members import Members, NotDecided, NotElig
 from relay.chat.platforms.mattermost.settings import Settings
 from relay.chat.throttled_log import ThrottledLog
 from relay.clock import Clock
-from relay.errors import ConfigError, Deferred, StoreUnavailable
+from relay.errors import Deferred, StoreUnavailable
 
 BUTTON_LIFETIME = 14 * 86400
 """Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
@@ -178,17 +178,13 @@ class Clicks:
     def __init__(
         self, settings: Settings, context: ChatContext, api: MattermostApi, clock: Clock
     ) -> None:
-        if context.public_url is None:
-            raise ConfigError(
-                f"sink {settings.name}: approve_in_chat needs api.public_url, "
-                "which Mattermost calls"
-            )
         self._settings = settings
         self._context = context
         self._api = api
         self._members = Members(api, settings, clock)
         self._clock = clock
         self._throttled_log = ThrottledLog(_log, clock, settings.name)
+        # The configuration requires public_url (`Settings.needs_public_url`).
         self._callback_url = f"{context.public_url}/v1/chat/{settings.name}"
 
     def integration(self, button: Button) -> dict[str, Any]:
