@@ -5,15 +5,16 @@ Source of every field: https://learn.microsoft.com/azure/virtual-machines/linux/
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Any, NoReturn
+from functools import lru_cache
+from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
@@ -21,8 +22,6 @@ from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.imds.api_version_features import NEWEST_API_VERSION, prefixes_resource_names
 from relay.validation import first_error_path_and_message
 
-ENTRIES_PER_TURN = 250
-"""Entries of a document that are read in one turn of the event loop: about a millisecond."""
 _SEVERITY = ("terminate", "preempt", "redeploy", "reboot", "freeze", "")
 
 
@@ -84,11 +83,7 @@ class _WireEvent(_WireModel):
 
 
 class _WireDocument(_WireModel):
-    DocumentIncarnation: Annotated[int | None, BeforeValidator(_parse_incarnation)] = None
     Events: list[_WireEvent]
-
-
-_WIRE_EVENTS = TypeAdapter(list[_WireEvent])
 
 
 def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Document:
@@ -104,99 +99,42 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
     Raises DocumentError for an empty body, a body that is not JSON, a document without ``Events``
     or a malformed event. None of these means "no events" (docs/protocol.md#an-empty-answer).
     """
-    content, entries = _parse_parts(body)
-    read = _parse_entries(content, entries, {}, prefixed=prefixes_resource_names(api_version))
-    return _build_document(content, [event for _, event in read])
-
-
-class CachingDocumentParser:
-    """Reads documents as `parse_document` does, one after the other.
-
-    An entry with the same JSON as one of the document before is not validated again.
-    """
-
-    def __init__(self, api_version: str = NEWEST_API_VERSION) -> None:
-        self._prefixed = prefixes_resource_names(api_version)
-        self._known: dict[str | None, ScheduledEvent] = {}  # of the document before, by their JSON
-
-    async def parse(self, body: bytes) -> Document:
-        """Read a document. A large one leaves the event loop to others in between."""
-        content, entries = _parse_parts(body)
-        events: list[tuple[str | None, ScheduledEvent]] = []
-        for first in range(0, len(entries), ENTRIES_PER_TURN):
-            if first:
-                await asyncio.sleep(0)
-            part = entries[first : first + ENTRIES_PER_TURN]
-            events += _parse_entries(content, part, self._known, prefixed=self._prefixed)
-        self._known = dict(events)
-        self._known.pop(None, None)
-        return _build_document(content, [event for _, event in events])
-
-
-def _parse_parts(body: bytes) -> tuple[Any, list[Any]]:
-    """Return the content of a body, and its entries."""
     if not body.strip():
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
     try:
         content = orjson.loads(body)
+        events = _parse_entries(content, prefixed=prefixes_resource_names(api_version))
     except orjson.JSONDecodeError as error:
         raise DocumentError(
             f"expected a Scheduled Events document, got a body that is not JSON: {error}",
             status=200,
         ) from error
-    entries = content.get("Events") if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        _refuse(content)
-    return content, entries
-
-
-def _parse_entries(
-    content: Any,
-    entries: Sequence[Any],
-    known: Mapping[str | None, ScheduledEvent],
-    *,
-    prefixed: bool,
-) -> list[tuple[str | None, ScheduledEvent]]:
-    """Return the events of these entries of a document, each with the JSON of its entry."""
-    texts = [_dump_json(entry) for entry in entries]
-    new = [entry for text, entry in zip(texts, entries, strict=True) if text not in known]
-    try:
-        wire_events = _WIRE_EVENTS.validate_python(new)
-    except ValidationError:
-        _refuse(content)
-    new_events = (wire_event.to_event(prefixed=prefixed) for wire_event in wire_events)
-    return [(text, known.get(text) or next(new_events)) for text in texts]
-
-
-def _dump_json(entry: object) -> str | None:
-    try:
-        return orjson.dumps(entry).decode()
-    except orjson.JSONEncodeError:  # nested too deep to be written, but not to be read
-        return None
-
-
-def _refuse(content: Any) -> NoReturn:
-    """Raise the error that says what is wrong with a document."""
-    try:
-        _WireDocument.model_validate(content)
     except ValidationError as error:
         path, problem = first_error_path_and_message(error)
         raise DocumentError(
             f"expected a Scheduled Events document, {path or 'document'}: {problem}", status=200
         ) from error
-    raise AssertionError("expected a document with an error")
-
-
-def _build_document(content: Any, events: Sequence[ScheduledEvent]) -> Document:
-    incarnation = _parse_incarnation(content.get("DocumentIncarnation"))
-    if len({event.lowercase_event_id for event in events}) == len(events):
-        return Document(incarnation, tuple(events))
     events_by_key: dict[str, list[ScheduledEvent]] = {}
     for event in events:
         events_by_key.setdefault(event.lowercase_event_id, []).append(event)
-    return Document(
-        incarnation, tuple(_merge_same_event(events) for events in events_by_key.values())
-    )
+    incarnation = _parse_incarnation(content.get("DocumentIncarnation"))
+    return Document(incarnation, tuple(map(_merge_same_event, events_by_key.values())))
+
+
+def _parse_entries(content: Any, *, prefixed: bool) -> list[ScheduledEvent]:
+    entries = content.get("Events") if isinstance(content, dict) else None
+    if isinstance(entries, list):
+        with suppress(ValidationError, TypeError):
+            return [_parse_entry(orjson.dumps(entry), prefixed=prefixed) for entry in entries]
+    # The whole document says where it is wrong, or an entry is too deep to be written again.
+    read = _WireDocument.model_validate(content)
+    return [entry.to_event(prefixed=prefixed) for entry in read.Events]
+
+
+@lru_cache(maxsize=1024)
+def _parse_entry(entry: bytes, *, prefixed: bool) -> ScheduledEvent:
+    # Most entries are those of the document before.
+    return _WireEvent.model_validate(orjson.loads(entry)).to_event(prefixed=prefixed)
 
 
 def _merge_same_event(events: Sequence[ScheduledEvent]) -> ScheduledEvent:

@@ -33,7 +33,7 @@ from relay.imds import SourceSettings
 from relay.imds.api_version_features import shows_all_types
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
-from relay.imds.document import CachingDocumentParser
+from relay.imds.document import parse_document
 from relay.ingest.recorder import Recorder, SuccessfulPoll
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
@@ -52,6 +52,8 @@ The service may answer 410 for 70 seconds (docs/protocol.md#statuses-to-retry).
 """
 MIN_GAP = 5.0
 """Seconds: a shorter pause in polling is no gap."""
+LARGE_BODY = 64 * 1024
+"""Bytes from which a document is parsed in a thread: it takes a few milliseconds or more."""
 MIN_WATCH_INTERVAL = 0.5
 _POLL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """Seconds: the buckets of polls. The first answer may take 130 seconds."""
@@ -105,7 +107,6 @@ class Poller:
         self._report = report
         self._jitter = jitter
         self._started_at = clock.monotonic()
-        self._reader = CachingDocumentParser(settings.api_version)
         self._last_body: bytes | None = None  # the bytes that were recorded last
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
@@ -199,7 +200,11 @@ class Poller:
         self.poll_seconds.observe(monotonic - read.asked_monotonic)
         document = self.last_document
         if document is None or body != self._last_body:
-            document = await self._reader.parse(body)
+            version = self._settings.api_version
+            if len(body) < LARGE_BODY:
+                document = parse_document(body, version)
+            else:  # others run meanwhile
+                document = await asyncio.to_thread(parse_document, body, version)
             poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
             try:
                 await self._store.transact(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import orjson
@@ -16,7 +13,7 @@ from hypothesis import strategies as st
 
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
-from relay.imds.document import ENTRIES_PER_TURN, CachingDocumentParser, parse_document
+from relay.imds.document import parse_document
 from tests.events.strategies import EVENTS, azure_event, document_body, make_event
 
 SCALARS = (
@@ -300,55 +297,11 @@ def test_two_entries_of_different_types_count_as_the_graver(
         assert parsed.event_type == gravest
 
 
-# --- one document after the other
-
-NEARLY_EQUAL = st.sampled_from([True, 1, 1.0, "1", 0, False, -0.0, None, 8.1, "8.1"])
-SIMILAR_ENTRIES = st.builds(
-    azure_event,
-    EventId=st.sampled_from(["A", "a", "B", ""]),
-    Resources=st.sampled_from([["x", "y"], ["y", "x"], ["x", "x"], None, [1]]),
-    DurationInSeconds=NEARLY_EQUAL,
-    Novelty=NEARLY_EQUAL,
-)
-
-
-def outcome(read: Callable[[], Document]) -> Document | str:
-    """Return the document, or the text of the error."""
-    try:
-        return read()
-    except DocumentError as error:
-        return str(error)
-
-
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {"Events": st.lists(ENTRIES | SIMILAR_ENTRIES, max_size=4) | ANYTHING},
-            optional={"DocumentIncarnation": ANYTHING},
-        ),
-        max_size=6,
-    )
-)
-def test_a_document_says_the_same_whichever_came_before(documents: list[object]) -> None:
-    """1, 1.0 and true are equal in Python, but not as a duration."""
-    reader = CachingDocumentParser()
-    for document in documents:
-        body = json.dumps(document).encode()
-        parsing = reader.parse(body)
-        alone = outcome(partial(parse_document, body))
-        assert outcome(partial(asyncio.run, parsing)) == alone
-
-
-async def test_others_run_while_a_large_document_is_read() -> None:
-    entries = [azure_event(EventId=f"E-{number}") for number in range(2 * ENTRIES_PER_TURN + 1)]
-    reading = asyncio.create_task(CachingDocumentParser().parse(document_body(*entries)))
-    turns = 0
-    while not reading.done():
-        await asyncio.sleep(0)
-        turns += 1
-    assert turns >= 3
-    assert [event.event_id for event in (await reading).events] == [
-        entry["EventId"] for entry in entries
+def test_values_that_are_equal_in_python_are_not_the_same_entry() -> None:
+    """Most entries are those of the document before, and are not read again."""
+    values = (1, True, 1.0, False, 0)
+    assert [parse_one_event(DurationInSeconds=value).duration for value in values] == [
+        *(1, None, 1, None, 0)
     ]
 
 

@@ -23,7 +23,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
 from relay.imds.api_version_features import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
-from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, Poller
+from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, LARGE_BODY, Poller
 from relay.ingest.recorder import Recorder
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from relay.store import StateFileScopeAndVm, StoreSettings
@@ -164,6 +164,14 @@ async def test_an_idle_poll_writes_nothing(tmp_path: Path) -> None:
             sim.schedule(Plan())
             await running.polled()
             assert other.execute(version).fetchone() != before
+
+
+async def test_a_large_document_is_read_as_a_small_one(tmp_path: Path) -> None:
+    async with simulated(tmp_path) as (running, sim):
+        for _ in range(100):
+            sim.schedule(Plan(description="x" * (LARGE_BODY // 50)))
+        await running.polled()
+        assert await running.names() == ["event.scheduled"] * 100
 
 
 # --- what is no document changes nothing
