@@ -26,7 +26,6 @@ from relay.approvals.admission import (
     find_decisions_to_end,
     find_same_decision,
 )
-from relay.approvals.confirmation_link import find_link_refusal_counting_wrong_code
 from relay.approvals.decision_recording import (
     new_approval_id,
     record_decision,
@@ -195,10 +194,6 @@ class ApprovalEngine:
         if len(occurrences) > 1:
             return self._refuse_request(tx, request, None, ambiguous_scope_refusal(occurrences))
         refusal = find_decision_refusal(request, status)
-        if refusal is None and status is not None and request.link is not None:
-            refusal = find_link_refusal_counting_wrong_code(
-                tx, request, request.link, status.occurrence
-            )
         if refusal is not None:
             answer = self._refuse_request(tx, request, status, refusal)
         else:

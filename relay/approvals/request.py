@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -40,17 +40,8 @@ class Caller:
 
     principal: str
     channel: str
-    """http, callback, amqp, local, page, fleet, or the name of a chat."""
+    """http, callback, amqp, local, fleet, or the name of a chat."""
     rights: Rights
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCredentials:
-    """The link by which a request came to the confirm page."""
-
-    token: str = field(repr=False)
-    code: str | None = field(repr=False)
-    """The code that the person typed; None: they typed none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +68,6 @@ class DecisionRequest:
     """SHA-256 of the body, and of `arrival_scope` where there is one."""
     message_id: str | None = None
     """The ``message_id`` of the AMQP message that carried the request."""
-    link: LinkCredentials | None = None
-    """The link of the confirm page, if the request came by one."""
 
     @property
     def names_scope_other_than_arrival(self) -> bool:

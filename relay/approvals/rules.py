@@ -214,7 +214,7 @@ class Rule(Section):
     """Conditions; every resource of the event must match."""
     approve: Literal["automatic"] | Quorum
     runbook: Runbook | None = None
-    """An https URL that messages, the confirm page and reminders show."""
+    """An https URL that messages, the page and reminders show."""
 
     def applies_to(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
         """Whether an event (the ``data`` of its CloudEvent) meets the conditions now."""

@@ -31,24 +31,17 @@ from relay.errors import Deferred, RelayError
 from relay.settings import Duration
 from relay.sinks import Sink, SinkSettings
 
-_SECRET_IN_MESSAGE = re.compile(
-    rb'/approve#([\w-]+)|this code: \*\*(\d+)\*\*|"(?:proof|state)":"([^"]+)"'
-)
-"""The token of a link, the code beside links, and the action token of a button or a dialog."""
+_SECRET_IN_MESSAGE = re.compile(rb'"(?:proof|state)":"([^"]+)"')
+"""The action token of a button or a dialog."""
 
 
 def secrets_in_message(body: bytes) -> tuple[str, ...]:
-    """Return the link tokens, codes and action tokens in the body of a request to a platform.
+    """Return the action tokens in the body of a request to a platform.
 
     A platform whose answers are logged passes them as `relay.net.http.Request.secrets`: if the
     answer repeats the message, neither a log nor the log of attempts contains them.
     """
-    return tuple(
-        secret.decode()
-        for groups in _SECRET_IN_MESSAGE.findall(body)
-        for secret in groups
-        if secret
-    )
+    return tuple(secret.decode() for secret in _SECRET_IN_MESSAGE.findall(body))
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from relay.approvals.request import (
 from relay.approvals.rules import Quorum, client_principals_of_same_person
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
-from relay.chat.confirmation_links import ConfirmationLinkMaker
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
@@ -213,9 +212,8 @@ def make_chat_context(
 ) -> ChatContext:
     """Return the context over a store, with a `ChatDecisionSubmitter` that has no gate yet."""
     url = public_url.rstrip("/") if public_url is not None else None
-    links = ConfirmationLinkMaker(url)
     return ChatContext(
-        messages=MessagePlanner(store=store, approvals=approvals, clock=clock, links=links),
+        messages=MessagePlanner(store=store, approvals=approvals, clock=clock, public_url=url),
         statuses=EventStatusReader(store=store, approvals=approvals, clock=clock),
         decisions=ChatDecisionSubmitter(approvals.settings, clock, {}),
         public_url=url,

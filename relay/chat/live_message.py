@@ -78,7 +78,7 @@ class ChatPlatform(Protocol):
 class LiveMessageSink:
     """A chat sink. Each delivery brings one message up to date with everything recorded.
 
-    ``in_chat``: cards get buttons that decide in the chat, instead of links to the confirm page.
+    ``in_chat``: cards get buttons that decide in the chat, instead of links to the page.
     """
 
     concurrency = 1

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
-from relay.chat.cards.buttons import keep_buttons_within_sink_rights
-from relay.chat.cards.card import Card, Link, Text
+from relay.chat.cards.buttons import keep_buttons_within_sink_rights, page_link
+from relay.chat.cards.card import Card, Text
 from relay.chat.cards.deadlines import next_refresh_time
 from relay.chat.cards.event_card import event_card
 from relay.chat.cards.grouped_card import grouped_card
@@ -29,7 +29,6 @@ from relay.chat.cards.timeline import (
     voting_closed_lines,
 )
 from relay.chat.cards.wording import follow_up_subject
-from relay.chat.confirmation_links import ConfirmationLinkMaker
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any_pattern
@@ -58,7 +57,7 @@ class MessageUpdate:
     card: Card | None
     """What the message should show; None if it shows that already."""
     content_hash: str
-    """Identifies what the card shows, apart from URLs and the code."""
+    """Identifies what the card shows."""
     refresh_at: datetime | None
     """When time alone will change the message."""
     subject: str
@@ -81,7 +80,8 @@ class MessagePlanner:
     store: Store
     approvals: ApprovalEngine
     clock: Clock
-    links: ConfirmationLinkMaker
+    public_url: str | None
+    """Where links lead, without a slash at its end; None: there are none."""
 
     async def plan_update(
         self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
@@ -150,24 +150,14 @@ class MessagePlanner:
         now = self.clock.now()
         statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
 
-        def make_card(link: Link | None, code: str) -> Card:
-            if len(statuses) == 1:
-                card = event_card(statuses[0], link=link, code=code)
-            else:
-                card = grouped_card(statuses, link=link, code=code)
-            return keep_buttons_within_sink_rights(sink, card, in_chat=in_chat)
-
-        # The hash is that of a card without URLs and code, because each edit has new URLs.
-        content = make_card(self.links.make_placeholder_button_url_function(in_chat=in_chat), "")
-        content_hash = hashlib.sha256(repr(content).encode()).hexdigest()
-        card = None
-        if content_hash != message.content_hash:
-            # times_shown grows with each edit, so a link that is void never comes back.
-            nonce = f"edit {message.times_shown}"
-            link = self.links.make_recording_button_url_function(
-                tx, message, nonce=nonce, in_chat=in_chat
-            )
-            card = make_card(link, self.links.six_digit_code_of_message(message))
+        link = page_link(self.public_url, in_chat=in_chat)
+        if len(statuses) == 1:
+            shown = event_card(statuses[0], link=link)
+        else:
+            shown = grouped_card(statuses, link=link)
+        shown = keep_buttons_within_sink_rights(sink, shown, in_chat=in_chat)
+        content_hash = hashlib.sha256(repr(shown).encode()).hexdigest()
+        card = shown if content_hash != message.content_hash else None
         history, is_cut = _untold_history(tx, sink, message, occurrences)
         if card is not None and not message.is_posted:
             card, history = _fold_reminders_into_card(card, history)

@@ -203,7 +203,7 @@ class ApprovalData(_AboutEvent):
     channel: Annotated[
         str,
         _described_field(
-            "how the decision arrived: http, callback, amqp, local, page, fleet, slack, "
+            "how the decision arrived: http, callback, amqp, local, fleet, slack, "
             "mattermost, rule or relay"
         ),
     ]

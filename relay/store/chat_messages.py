@@ -1,28 +1,21 @@
-"""The tables of chat messages: which events each shows, and the links to the confirm page in it.
+"""The tables of chat messages: which events each shows.
 
 It stores what `relay.chat` decides, and knows no platform. A message shows a card, which is edited
-when it changes, and has a thread, which tells the history. The table ``invitation`` holds the
-links.
+when it changes, and has a thread, which tells the history.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
 from relay.store.rows import parse_rows
-
-MAX_LINKS = 100
-"""Valid links to one decision about one event; each edit of a message brings new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,29 +43,11 @@ class ChatMessage:
         return self.times_shown > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmationLink:
-    """The decision about one revision of an occurrence that a link stands for.
-
-    ``token`` is the digest of the link's token. ``code`` is that of the code beside the link, see
-    `code_digest`; None if an older version made the link. ``wrong_codes`` counts the wrong codes
-    that were given with the link.
-    """
-
-    token: str
-    occurrence: int
-    revision: str
-    decision: Literal["approve", "hold", "release"]
-    code: str | None
-    wrong_codes: int
-
-
 _CHAT_MESSAGE = TypeAdapter(ChatMessage)
-_CONFIRMATION_LINK = TypeAdapter(ConfirmationLink)
 
 
 class ChatMessages:
-    """The tables of messages and links, inside a transaction. Messages are named by their ids."""
+    """The tables of messages, inside a transaction. Messages are named by their ids."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -168,7 +143,7 @@ class ChatMessages:
         ]
 
     def refresh_all(self, now: datetime) -> None:
-        """Have every message about a live event shown again, with new links."""
+        """Have every message about a live event shown again."""
         self._connection.execute(
             "UPDATE message SET refresh_at = ?, content_hash = '', is_due = 0 "
             "WHERE times_shown AND id IN "
@@ -205,67 +180,8 @@ class ChatMessages:
         ).fetchone()[0]
         return str(time) if time is not None else None
 
-    def add_confirmation_link(
-        self,
-        message: int,
-        token: str,
-        code: str,
-        occurrence: int,
-        revision: str,
-        decision: str,
-        at: datetime,
-    ) -> None:
-        """Record what a link of a message stands for. Of token and code only digests are kept."""
-        about = (message, occurrence, revision, decision, format_sortable(at))
-        self._connection.execute(
-            "INSERT OR IGNORE INTO invitation "
-            "(token, code, message, occurrence, revision, decision, at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (confirmation_link_token_digest(token), code_digest(token, code), *about),
-        )
-
-    def find_confirmation_link_by_token(self, token: str) -> ConfirmationLink | None:
-        """Return what a link stands for."""
-        rows = self._connection.execute(
-            "SELECT token, occurrence, revision, decision, code, wrong AS wrong_codes "
-            "FROM invitation WHERE token = ?",
-            (confirmation_link_token_digest(token),),
-        )
-        return next(parse_rows(_CONFIRMATION_LINK, rows), None)
-
-    def record_wrong_confirmation_code(self, link: ConfirmationLink) -> None:
-        """Count a wrong code that was given with a link."""
-        self._connection.execute(
-            "UPDATE invitation SET wrong = wrong + 1 WHERE token = ?", (link.token,)
-        )
-
     def prune(self) -> None:
-        """Remove links to ended events, all but the newest links, and messages without events."""
-        self._connection.execute(
-            "DELETE FROM invitation WHERE occurrence NOT IN "
-            "(SELECT id FROM occurrence INDEXED BY occurrence_live WHERE live)"
-        )
-        self._connection.execute(
-            "DELETE FROM invitation WHERE token IN (SELECT token FROM (SELECT token, "
-            "row_number() OVER (PARTITION BY message, occurrence, decision ORDER BY at DESC) "
-            "AS age FROM invitation) WHERE age > ?)",
-            (MAX_LINKS,),
-        )
+        """Remove messages without events."""
         self._connection.execute(
             "DELETE FROM message WHERE id NOT IN (SELECT message FROM message_about)"
         )
-
-
-def confirmation_link_token_digest(token: str) -> str:
-    """Return the form in which a token is kept: nobody who reads the file can follow the link."""
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def code_digest(token: str, code: str) -> str:
-    """Return the form in which the code beside a link is kept.
-
-    A code is too short for a plain digest. The token is the key: it is random, and in the message
-    alone. So nobody who reads the file can find the code.
-    """
-    key, text = (part.encode("utf-8", "surrogateescape") for part in (token, code))
-    return hmac.digest(key, text, "sha256").hex()

@@ -3,7 +3,7 @@
 - Deliveries that are done, and the oldest dead letters over a limit.
 - Answers to requests of clients: a client that repeats one gets its first answer again.
 - Rows of the journal, and ended events.
-- Messages in chats and links to the confirm page that are about ended events.
+- Messages in chats that are about ended events.
 - On a hub, what agents said about events that are deleted.
 
 Every role runs `prune_forever` beside its other tasks. What one round deletes, `prune_all_tables`

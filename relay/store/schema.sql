@@ -138,20 +138,6 @@ CREATE TABLE message_about (
 CREATE INDEX message_about_message ON message_about (message);
 CREATE INDEX message_about_occurrence ON message_about (occurrence);
 
--- The links of a message to the page on which a decision is confirmed. The token itself is in the message alone.
-CREATE TABLE invitation (
-  token      TEXT PRIMARY KEY,       -- its SHA-256
-  message    INTEGER NOT NULL REFERENCES message (id) ON DELETE CASCADE,
-  occurrence INTEGER NOT NULL REFERENCES occurrence (id) ON DELETE CASCADE,
-  revision   TEXT NOT NULL,
-  decision   TEXT NOT NULL,          -- approve, hold, release
-  code       TEXT,                   -- a digest, keyed with the token
-  wrong      INTEGER NOT NULL DEFAULT 0,   -- how often a wrong code was given with it
-  at         TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX invitation_message ON invitation (message);
-CREATE INDEX invitation_occurrence ON invitation (occurrence);
-
 -- On a hub: the agents, as they last described themselves.
 CREATE TABLE agent (
   scope        TEXT NOT NULL,

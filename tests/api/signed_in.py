@@ -68,7 +68,7 @@ class Browser:
                     self.cookies[name] = morsel.value
         return answer
 
-    async def begin(self, target: str = "/approve") -> dict[str, str]:
+    async def begin(self, target: str = "/") -> dict[str, str]:
         """Begin to sign in, and return what the browser takes to Entra ID."""
         answer = await self.call("GET", f"/sign-in?to={target}")
         assert answer.status == 303, answer.body
@@ -81,7 +81,7 @@ class Browser:
         path = URL("/sign-in/callback").with_query(query)
         return await self.call("GET", str(path), headers={"Sec-Fetch-Site": "cross-site"})
 
-    async def sign_in(self, account: Account = ACCOUNTS[0], target: str = "/approve") -> Response:
+    async def sign_in(self, account: Account = ACCOUNTS[0], target: str = "/") -> Response:
         """Sign in with an account, and return the last answer."""
         query = await self.begin(target)
         code = self.desk.entra.issue_code(query, account)

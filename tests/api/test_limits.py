@@ -1,4 +1,4 @@
-"""What the API and the confirm page say about events that wait for a limit."""
+"""What the API says about events that wait for a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.events.model import ScheduledEvent
-from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
@@ -67,16 +66,6 @@ async def test_a_release_can_end_in_waiting(relay: RunningRelay) -> None:
     assert (await relay.decide(revision=revision)).json["state"] == "held"
     released = await relay.decide("release", by="bob", revision=revision)
     assert (released.json["state"], released.json["waitingFor"]) == ("waiting", [WAIT])
-
-
-async def test_the_page_says_that_a_vote_waits_for_a_limit(relay: RunningRelay) -> None:
-    message = await render_message(relay)
-    answer = await post_confirmation(relay, message.tokens["approve"], message.code)
-    assert answer.json["state"] == "waiting"
-    (said,) = answer.json["said"]
-    assert said == (f"It is approved, with 1 of 1 votes, and waits for a limit; {LIMIT_NOTICE}.")
-    notes = (await post_preview(relay, message.tokens["approve"])).json["notes"]
-    assert ["It waits for limit one (at most 1 machine at once): db-2 has the slots", "."] in notes
 
 
 async def test_the_event_goes_when_the_other_one_is_over(relay: RunningRelay) -> None:

@@ -24,8 +24,6 @@ POST /v1/reload
 POST /v1/callbacks/{client}
 POST /v1/chat/{sink}
 GET /approve
-POST /v1/confirmations
-POST /v1/confirmations/look
 GET /v1/standing-holds
 POST /v1/standing-holds
 GET /v1/standing-holds/{holdId}
@@ -84,7 +82,7 @@ async def test_every_described_route_is_served(relay: RunningRelay) -> None:
     for path, item in document["paths"].items():
         for method in item:
             answer = await relay.call(method.upper(), re.sub(r"{\w+}", "x", path), b"{}", by=None)
-            assert answer.status in (200, 401, 404, 422), (method, path, answer.body)
+            assert answer.status in (200, 303, 401, 404, 422), (method, path, answer.body)
             assert b"no such path" not in answer.body, (method, path)
 
 

@@ -18,7 +18,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from relay.store.sqlite import Store
-from tests.api.confirmation_links import post_confirmation, post_preview, render_message
+from tests.api.message_links import message_links
 from tests.api.running_relay import (
     EVENT_ID,
     RecordingSink,
@@ -50,12 +50,6 @@ _ALLOWED = {
     ),
     "DELETE FROM occurrence WHERE id < ": (
         "occurrences are read up to the first that is not old, and most of those before it go"
-    ),
-    "DELETE FROM invitation WHERE occurrence NOT IN ": (
-        "each round leaves only the links to live events"
-    ),
-    "DELETE FROM invitation WHERE token IN (SELECT token FROM (SELECT token, row_number() ": (
-        "the statement before it leaves only the links to live events"
     ),
     "DELETE FROM message WHERE id NOT IN ": "once an hour, and the rows are short",
     "DELETE FROM sighting WHERE event_key NOT IN ": "once an hour, and the rows are short",
@@ -194,7 +188,7 @@ async def _wait_for_a_limit(relay: RunningRelay) -> None:
     busy = make_event(event_id="E-2", event_type="Freeze", event_status="Started")
     waits = make_event(event_id="E-6", resources=("other",))
     await relay.observe(busy, waits)
-    await render_message(relay, event_id="E-6")
+    await message_links(relay, event_id="E-6")
     states = [
         (await relay.decide(eventId="E-6", revision=waits.revision, by=by)).json["state"]
         for by in ("alice", "bob")
@@ -204,11 +198,7 @@ async def _wait_for_a_limit(relay: RunningRelay) -> None:
 
 
 async def _chat(relay: RunningRelay) -> None:
-    links = await render_message(relay, event_id="E-2")
-    token = links.tokens["approve"]
-    assert (await post_preview(relay, token)).status == 200
-    assert (await post_confirmation(relay, token, links.wrong_code)).status == 403
-    assert (await post_confirmation(relay, token, links.code)).status == 202
+    await message_links(relay, event_id="E-2")
     chat = make_chat_context(
         relay.store, relay.gate.engine, relay.clock, "https://relay.example.com"
     )
@@ -219,7 +209,7 @@ async def _chat(relay: RunningRelay) -> None:
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})).status == 200
     assert await chat.messages.next_refresh_at("ops")
     await chat.messages.enqueue_due_refreshes("ops")
-    await render_message(relay, event_id="E-2")
+    await message_links(relay, event_id="E-2")
 
 
 async def _deliver_with_failures(relay: RunningRelay) -> None:

@@ -17,8 +17,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/approvals": {"eventId": "unknown", "decision": "hold", "revision": "x"},
     "PUT /v1/approvals/mode": {"mode": "off"},
     "POST /v1/callbacks/drain": {"eventId": "unknown", "decision": "hold", "revision": "x"},
-    "POST /v1/confirmations": {"token": "x"},
-    "POST /v1/confirmations/look": {"token": "x"},
     "POST /v1/dead-letters/redeliver": {"sink": "box"},
     "POST /v1/standing-holds": {"reason": "r", "match": {}, "ends": _TOMORROW},
     "POST /v1/standing-holds/unknown/end": {"reason": "r"},

@@ -81,7 +81,7 @@ async def test_a_person_signs_in_and_approves_under_their_own_name(
     caplog.set_level("INFO")
     browser = desk.browser()
     answer = await browser.sign_in()
-    assert (answer.status, answer.headers["Location"]) == (303, f"{desk.public_url}/approve")
+    assert (answer.status, answer.headers["Location"]) == (303, f"{desk.public_url}/")
     documented = orjson.loads(block("docs/sign-in.md", "json"))
     assert await browser.session() == {**documented, "principal": principal(ANN)}
     assert f"{principal(ANN)} signed in" in caplog.messages
@@ -335,7 +335,7 @@ async def test_a_person_without_a_role_is_told_so(desk: Desk) -> None:
     answer = await browser.sign_in(ACCOUNTS[2])
     assert answer.status == 403
     assert f"{principal(EVE)} has none of the application roles" in answer.body.decode()
-    assert f'href="{desk.public_url}/approve"' in answer.body.decode()
+    assert f'href="{desk.public_url}/"' in answer.body.decode()
 
 
 async def test_a_name_is_one_line_of_what_can_be_seen(desk: Desk) -> None:

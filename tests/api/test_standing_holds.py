@@ -14,7 +14,6 @@ from relay.approvals.admission import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
 from relay.fleet.agent.votes import HubVoteClient, VoteForwarder
 from relay.fleet.messages import VoteMessage
-from tests.api.confirmation_links import post_confirmation, post_preview, render_message
 from tests.api.running_relay import (
     AUTOMATIC,
     EVENT_ID,
@@ -144,22 +143,6 @@ async def test_no_standing_hold_is_made_while_the_file_cannot_be_written(
     answer = await _hold(relay)
     assert (answer.status, "nothing was decided" in answer.json["detail"]) == (503, True)
     assert (await relay.call("GET", "/v1/standing-holds")).json["items"] == []
-
-
-async def test_the_confirm_page_says_whose_standing_hold_it_is(relay: RunningRelay) -> None:
-    await _hold(relay)
-    await relay.observe(make_event())
-    message = await render_message(relay)
-    token = message.tokens["approve"]
-    preview = await post_preview(relay, token)
-    facts = {fact["label"]: fact["text"] for fact in preview.json["facts"]}
-    assert {"who": "client:alice"} in facts["Held by"]
-    assert " by a standing hold (“sale”)" in facts["Held by"]
-    assert any(HOLD_NOTICE[1:] in note[0] for note in preview.json["notes"])
-    confirmed = await post_confirmation(relay, token, message.code)
-    assert (confirmed.status, confirmed.json["state"]) == (202, "held")
-    assert confirmed.json["standingHolds"][0]["principal"] == "client:alice"
-    assert {"who": "client:alice"} in confirmed.json["said"]
 
 
 async def test_an_agent_says_that_the_hub_has_the_standing_holds(relay: RunningRelay) -> None:

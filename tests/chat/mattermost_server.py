@@ -47,7 +47,7 @@ _ACTIVE_MARKUP = re.compile(
 A backslash stops brackets only.
 """
 _RELAY_MARKUP = re.compile(
-    rf"(?<!\\)`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC_URL}/approve#[\w-]+\)\*\*"
+    rf"(?<!\\)`[^`]*`|\*\*\[[A-Z][a-z ]+\]\({PUBLIC_URL}/#/event/[\w%./~-]+\)\*\*"
 )
 """The code and the links that the relay itself writes."""
 _ID_CHARACTERS = string.ascii_lowercase + string.digits

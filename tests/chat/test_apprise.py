@@ -37,7 +37,7 @@ def services(*urls: str, **changes: Any) -> Services:
 def make_card(**event_changes: Any) -> Card:
     """Return the card of an event that waits for votes."""
     status = build_status(build_event(**event_changes))
-    return event_card(status, link=lambda *_: None, code=None)
+    return event_card(status, link=lambda *_: None)
 
 
 async def post_error(platform: Services) -> Deferred:
@@ -52,7 +52,7 @@ async def post_error(platform: Services) -> Deferred:
 
 def test_a_card_is_plain_text_and_names_the_command_that_decides() -> None:
     status = build_status(build_event(), build_decision(by="bob"))
-    card = event_card(status, link=lambda *_: None, code=None)
+    card = event_card(status, link=lambda *_: None)
     voting_closes_at = NOT_BEFORE - timedelta(seconds=60)
     assert card_text(card) == (
         f"Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} UTC or soon after, whether or not anybody "
@@ -72,7 +72,7 @@ def test_a_card_is_plain_text_and_names_the_command_that_decides() -> None:
 
 def test_a_grouped_card_has_a_line_for_each_event() -> None:
     statuses = [build_status(build_event(f"E-{number}")) for number in range(12)]
-    text = card_text(grouped_card(statuses, link=lambda *_: None, code=None))
+    text = card_text(grouped_card(statuses, link=lambda *_: None))
     assert text.count("\n- Reboot of db-1") == 10
     assert "imds-relay approve | hold EVENT" in text
 

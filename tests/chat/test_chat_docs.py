@@ -19,7 +19,7 @@ async def test_the_message_on_the_apprise_page_is_what_a_service_gets() -> None:
         resources=("db-1", "db-2"),
         description="Host server is undergoing maintenance.",
     )
-    card = event_card(build_status(reboot), link=lambda *_: None, code=None)
+    card = event_card(build_status(reboot), link=lambda *_: None)
     async with running_service() as receiver:
         settings = Settings.model_validate(
             {

@@ -104,7 +104,7 @@ def test_a_chat_shows_only_the_buttons_that_its_can_allows(
     *, in_chat: bool, labels: list[str]
 ) -> None:
     """A link stays: the page knows the rights of its callers."""
-    card = event_card(build_status(), link=lambda *_: None, code=None)
+    card = event_card(build_status(), link=lambda *_: None)
     section = Sink.model_validate({"name": "ops", "can": ["hold"]})
     shown = keep_buttons_within_sink_rights(section, card, in_chat=in_chat)
     assert [button.label for button in shown.buttons] == labels

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,9 +13,8 @@ from relay.chat.message_planner import MAX_UNPOSTED_EVENTS
 from relay.errors import Deferred
 from relay.events.timestamps import format_sortable
 from relay.store import Mode
-from relay.store.chat_messages import ConfirmationLink, code_digest, confirmation_link_token_digest
 from relay.store.transaction import Transaction
-from tests.approvals.builders import build_event
+from tests.approvals.builders import ORIGIN, build_event
 from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
 from tests.eventually import eventually
@@ -289,47 +286,18 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: 
         assert relay.wall.calls == ["post", "edit", "edit"]
 
 
-def find_link(token: str, tx: Transaction) -> ConfirmationLink | None:
-    return tx.messages.find_confirmation_link_by_token(token)
-
-
-async def test_the_file_holds_only_digests_of_the_tokens_and_codes_of_links(tmp_path: Path) -> None:
+async def test_a_button_leads_to_the_page_with_its_decision_about_what_is_shown(
+    tmp_path: Path,
+) -> None:
     async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(build_event())
-        card, tokens = relay.wall.cards["m1"], relay.wall.tokens("m1")
-        for button, token in zip(card.buttons, tokens, strict=True):
-            assert button.url == f"https://relay.example.com/approve#{token}"
-            link = await relay.store.read(partial(find_link, token))
-            assert link is not None
-            assert (link.decision, link.revision) == (button.decision, build_event().revision)
-            assert link.code == code_digest(token, card.code or "")
-    with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as file:
-        tables = file.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
-        values = {
-            value
-            for (table,) in tables
-            for row in file.execute(f"SELECT * FROM {table}")  # noqa: S608  # our own tables
-            for value in row
-        }
-    assert card.code not in values
-    data = b"".join(file.read_bytes() for file in tmp_path.iterdir())  # noqa: ASYNC240  # small
-    assert not any(token.encode() in data for token in tokens)
-    assert all(confirmation_link_token_digest(token).encode() in data for token in tokens)
-
-
-async def test_links_to_an_event_that_has_ended_are_forgotten(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(build_event())
-        await relay.deliver_document()
-        await relay.store.transact(lambda tx: tx.messages.prune())
-    with sqlite3.connect(tmp_path / "relay.db") as file:
-        assert file.execute("SELECT count(*) FROM invitation").fetchone() == (0,)
-        assert file.execute("SELECT count(*) FROM message").fetchone() == (1,)
-    file.close()
+        await relay.deliver_document(build_event("a/b@1"))
+        event = build_event("a/b@1")
+        for button in relay.wall.cards["m1"].buttons:
+            where = f"{ORIGIN.scope}/a%2Fb%401/{button.decision}/{event.revision}"
+            assert button.url == f"https://relay.example.com/#/event/{where}"
 
 
 async def test_buttons_of_the_chat_itself_lead_nowhere_else(tmp_path: Path) -> None:
     async with relay_with_wall(tmp_path, Wall(), in_chat=True, public_url=None) as relay:
         await relay.deliver_document(build_event())
         assert [button.url for button in relay.wall.cards["m1"].buttons] == [None, None]
-        assert relay.wall.cards["m1"].code is None

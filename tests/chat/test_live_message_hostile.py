@@ -13,9 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from relay.approvals.confirmation_link import MAX_WRONG_CODES
 from relay.errors import Deferred
-from relay.store.chat_messages import MAX_LINKS
 from relay.store.transaction import Transaction
 from tests.approvals.builders import build_event
 from tests.approvals.manual_clock import NOON, ManualClock
@@ -24,9 +22,8 @@ from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, relay_with_wall
 from tests.eventually import eventually
-from tests.store.conftest import LimitedDisk
 
-SECRET_IN_MESSAGE = r'/approve#[\w-]|this code: \*\*\d|"proof":"[\w-]'
+SECRET_IN_MESSAGE = r'"proof":"[\w-]'
 APPROVALS = {"rules": [rule(1, "client:alice")]}
 
 
@@ -66,46 +63,6 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
             lambda: relay.running.relay.dispatcher.get_worker("ops").unfinished_entry_count == 0
         )
         assert workspace.call_count("chat.postMessage") == 1
-
-
-async def test_links_do_not_pile_up_while_an_event_is_edited_for_days(tmp_path: Path) -> None:
-    """The newest are good, and so are those that somebody may have opened a while ago."""
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        tokens = []
-        for number in range(MAX_LINKS + 20):
-            clock.advance(1)
-            await relay.deliver_document(build_event(description=str(number), due=86400))
-            tokens.append(relay.wall.tokens("m1")[0])
-        await relay.store.transact(lambda tx: tx.messages.prune())
-        assert await relay.are_links_valid(tokens) == [False] * 20 + [True] * MAX_LINKS
-
-
-async def test_a_link_that_wrong_codes_have_voided_never_comes_back(tmp_path: Path) -> None:
-    """Time alone can change a message twice, and nothing else is told of the event between."""
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock, events=["event.scheduled"]) as relay:
-        await relay.deliver_document(build_event(due=30 * 86400))
-        await relay.settle()
-        tokens = relay.wall.tokens("m1")
-
-        def void_and_refresh(tx: Transaction) -> None:
-            link = tx.messages.find_confirmation_link_by_token(tokens[-2])
-            assert link is not None
-            for _ in range(MAX_WRONG_CODES):
-                tx.messages.record_wrong_confirmation_code(link)
-            tx.messages.refresh_all(clock.now())
-
-        for number in range(1, 4):
-            await relay.store.transact(void_and_refresh)
-
-            def is_edited(number: int = number) -> bool:
-                return relay.wall.calls.count("edit") == number
-
-            await clock.advance_until(is_edited, within=10**6)
-            await relay.settle()
-            tokens += relay.wall.tokens("m1")
-        assert len(set(tokens)) == len(tokens) == 8
 
 
 async def test_messages_change_with_time_again_after_an_error_that_nobody_foresaw(
@@ -159,13 +116,11 @@ async def test_a_grouped_message_changes_with_time_though_one_of_its_events_came
 async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats_the_message(
     tmp_path: Path,
 ) -> None:
-    """A reader of deliveries must not be able to confirm what a link stands for."""
+    """A reader of deliveries must not be able to act as the button of a message."""
 
     async def echo(request: web.Request) -> web.Response:
         sent = await request.read()  # what opens something, first: of an answer, a KiB is kept
-        return web.Response(
-            status=500, body=sent[max(sent.find(b"/approve#"), sent.find(b"proof"), 400) - 400 :]
-        )
+        return web.Response(status=500, body=sent[max(sent.find(b"proof"), 400) - 400 :])
 
     app = web.Application(client_max_size=1 << 20)
     app.router.add_route("*", "/{path:.*}", echo)
@@ -179,8 +134,6 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
             "channel": "c" * 26,
         }
         sinks = [
-            {"kind": "teams", "name": "workflow", "url": f"{url}/hook", "allow_http": True},
-            {"name": "links", **bot},
             {"name": "buttons", **bot, "approve_in_chat": True, "secret": SECRET},
         ]
         async with stage(tmp_path, sinks, approvals=APPROVALS) as relay:
@@ -195,53 +148,12 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
                 }
 
             async def every_sink_was_tried() -> bool:
-                return len(await store.read(logged_responses)) == 3
+                return len(await store.read(logged_responses)) == 1
 
             await eventually(every_sink_was_tried)
             for response in (await store.read(logged_responses)).values():
                 assert "…" in response
                 assert re.search(SECRET_IN_MESSAGE, response) is None
-
-
-async def test_links_that_people_see_stay_good_while_edits_fail_for_hours(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.deliver_document(build_event(due=30 * 86400))
-        shown = relay.wall.tokens("m1")
-        relay.wall.error = Deferred("down")
-        await relay.submit("hold", "bob")
-        await clock.advance_until(
-            lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > MAX_LINKS + 5,
-            step=10,
-            within=10**6,
-        )
-        await relay.store.transact(lambda tx: tx.messages.prune())
-        assert await relay.are_links_valid(shown) == [True, True]
-        relay.wall.error = None
-        await clock.advance_until(
-            lambda: relay.wall.calls[-2:] == ["edit", "reply"], step=10, within=10**6
-        )
-        assert await relay.are_links_valid(relay.wall.tokens("m1")) == [True, True]
-
-
-async def test_links_of_a_message_that_was_sent_from_memory_are_in_the_file_afterwards(
-    tmp_path: Path,
-) -> None:
-    """The file gets what was sent, though another content would be right by then."""
-    clock, disk = ManualClock(), LimitedDisk(tmp_path)
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.deliver_document(build_event())
-        disk.fill()
-        try:
-            await relay.record_document(build_event(due=1800), fail_open=True)
-            await eventually(lambda: relay.wall.calls == ["post", "edit", "reply"])
-            tokens = relay.wall.tokens("m1")
-            clock.set_wall_clock(NOON + timedelta(seconds=1790))
-        finally:
-            disk.free()
-        await eventually(lambda: relay.store.write_error is None)
-        # Voting has closed meanwhile, so the link to approve is refused, but it is known.
-        assert await relay.are_links_valid(tokens) == [True, True]
 
 
 async def test_a_message_ends_though_its_event_came_again_before_the_platform_heard_of_the_end(

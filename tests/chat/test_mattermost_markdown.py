@@ -97,7 +97,7 @@ def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None
         event_id="E",
         revision="r",
         question=("Really?",),
-        url="https://relay.example.com/approve#t",
+        url="https://relay.example.com/#/event/s/E-1/approve/r",
     )
     button = Button(
         decision="hold", label="Hold", event_id="E", revision="r", question=("Really?",)
@@ -106,7 +106,9 @@ def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None
         buttons=(link,), lines=(EventLine(("One",), (button,)), EventLine(("Two",), (button,)))
     )
     main, *lines = attachments(grouped, {}, lambda button: {"url": button.label})
-    assert main["text"] == "Soon.\n\n**[Approve](https://relay.example.com/approve#t)**"
+    assert (
+        main["text"] == "Soon.\n\n**[Approve](https://relay.example.com/#/event/s/E-1/approve/r)**"
+    )
     assert main["actions"] == []
     action = {
         "type": "button",

@@ -25,7 +25,7 @@ from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wal
 from tests.eventually import eventually
 
 RUNBOOK = "https://wiki.example.com/a_b*c/databases?x=1#maintenance"
-PAGE = "https://relay.example.com/approve#t"
+PAGE = "https://relay.example.com/#/event/s/E-1/approve/r"
 SETTINGS = ApprovalsSettings.model_validate(
     {
         "rules": [
@@ -41,7 +41,7 @@ SETTINGS = ApprovalsSettings.model_validate(
 
 def card() -> Card:
     """Return the card of an event whose rule has a runbook."""
-    return event_card(build_status(settings=SETTINGS), link=lambda *_: PAGE, code=None)
+    return event_card(build_status(settings=SETTINGS), link=lambda *_: PAGE)
 
 
 # --- a runbook
@@ -50,9 +50,9 @@ def card() -> Card:
 def test_a_card_names_the_runbook_of_its_rule_until_the_event_is_over() -> None:
     assert card().runbooks == (("data_bases", RUNBOOK),)
     statuses = [build_status(build_event(f"E-{number}"), settings=SETTINGS) for number in range(3)]
-    assert grouped_card(statuses, link=None, code=None).runbooks == (("data_bases", RUNBOOK),)
+    assert grouped_card(statuses, link=None).runbooks == (("data_bases", RUNBOOK),)
     over = build_status(settings=SETTINGS, live=False)
-    assert event_card(over, link=None, code=None).runbooks == ()
+    assert event_card(over, link=None).runbooks == ()
 
 
 def test_every_platform_leads_to_the_runbook() -> None:

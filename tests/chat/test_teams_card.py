@@ -42,12 +42,12 @@ GAP = "\N{ZERO WIDTH SPACE}"
 
 def link(*_: Any) -> str:
     """Return the link of every button."""
-    return "https://relay.example.com/approve#t0ken"
+    return "https://relay.example.com/#/event/s/E-1/approve/r"
 
 
 def waiting_card(**changes: Any) -> Card:
     """Return the card of an event that waits for votes."""
-    return event_card(build_status(build_event(**changes)), link=link, code="123456")
+    return event_card(build_status(build_event(**changes)), link=link)
 
 
 def adaptive_card(card: Card) -> dict[str, Any]:
@@ -77,7 +77,6 @@ def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
     card = event_card(
         build_status(build_event(description="Host maintenance"), build_decision(by="bob")),
         link=link,
-        code="123456",
     )
     voting_closes = NOT_BEFORE - timedelta(seconds=60)
     summary = (
@@ -100,7 +99,6 @@ def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
         votes,
         WHAT_HOLD_DOES,
         "Azure proceeds at NotBefore regardless.",
-        "The page asks for this code: 123456",
         "E-1 · prod",
         "[Approve]",
         "[Hold]",
@@ -132,11 +130,7 @@ def test_a_time_has_the_notation_that_clients_convert(time: datetime) -> None:
 def test_times_are_in_text_blocks_only() -> None:
     """Only a TextBlock is documented to show times in the reader's time zone."""
     card = adaptive_card(
-        event_card(
-            build_status(build_event(), build_decision("hold", expires=600)),
-            link=link,
-            code=None,
-        )
+        event_card(build_status(build_event(), build_decision("hold", expires=600)), link=link)
     )
     facts = [
         fact["value"]
@@ -193,7 +187,7 @@ def test_long_texts_are_truncated_to_what_teams_takes(letter: str) -> None:
     )
     workflow = workflow_after(card_message(card))
     assert workflow.failed_runs == []
-    for expected in ("…", "and 90 more", "[Approve]", "123456"):
+    for expected in ("…", "and 90 more", "[Approve]"):
         assert expected in workflow.card_texts[0]
 
 
@@ -206,8 +200,9 @@ def test_a_grouped_card_fits_with_all_its_buttons(letter: str) -> None:
         statuses.append(replace(status, occurrence=replace(status.occurrence, id=number)))
     card = grouped_card(
         statuses,
-        link=lambda *_: f"https://relay.example.com/approve#{'t' * 43}",
-        code="123456",
+        link=lambda *_: (
+            f"https://relay.example.com/#/event/{'s' * 100}/{'e' * 40}/approve/{'r' * 20}"
+        ),
     )
     workflow = workflow_after(card_message(card))
     assert workflow.failed_runs == []
@@ -245,6 +240,6 @@ def test_the_style_shows_the_tone() -> None:
     ended = replace(
         build_status(build_event()), occurrence=build_occurrence(live=False, outcome="completed")
     )
-    ended_card = event_card(ended, link=link, code=None)
+    ended_card = event_card(ended, link=link)
     styles = [adaptive_card(card)["body"][0]["style"] for card in (waiting_card(), ended_card)]
     assert styles == ["warning", "emphasis"]

@@ -90,10 +90,6 @@ class Wall:
         """Return the decisions that the buttons of a message offer."""
         return [button.decision for button in self.cards[ref].buttons]
 
-    def tokens(self, ref: str) -> list[str]:
-        """Return the tokens in the links of a message."""
-        return [str(button.url).partition("#")[2] for button in self.cards[ref].buttons]
-
     def _called(self, method: str) -> None:
         if self.error is not None:
             raise self.error
@@ -167,14 +163,6 @@ class WallRelay(RecordingRelay):
             await self.settle()
             moments += [second] * (len(self.wall.calls) - before)
         return moments
-
-    async def are_links_valid(self, tokens: Sequence[str]) -> list[bool]:
-        """Return for each token whether the relay knows its link."""
-        return await self.store.read(
-            lambda tx: [
-                tx.messages.find_confirmation_link_by_token(token) is not None for token in tokens
-            ]
-        )
 
 
 @asynccontextmanager

@@ -18,10 +18,11 @@ from relay.chat.cards.wording import impact_text
 from relay.events.build import common_event_data
 from relay.events.timestamps import duration_text, format_rfc3339
 from relay.telemetry.lines import LINES
+from tests.api.message_links import message_links
 from tests.api.running_relay import EVENT_ID, SCOPE, TWO_VOTES, RunningRelay, make_event, run_relay
 from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
-from tests.page.scenes import make_busy, page_url, run_page_relay, show
+from tests.page.scenes import give_key, make_busy, page_url, run_page_relay, show
 
 pytestmark = IN_SESSION_LOOP
 
@@ -256,6 +257,49 @@ async def test_an_event_that_changes_while_somebody_decides_is_not_approved(
     await dialog.get_by_role("button", name="Approve").click()
     await expect(dialog.get_by_role("heading", name="Recorded")).to_be_visible()
     assert [made[3] for made in await decisions(relay)] == [changed.revision]
+
+
+async def test_a_link_counts_for_the_revision_of_its_message_alone(
+    page: Page, relay: RunningRelay
+) -> None:
+    """With the keyboard, on a small screen in the dark; reading it decides nothing."""
+    await page.emulate_media(color_scheme="dark")
+    await page.set_viewport_size({"width": 375, "height": 667})
+    links = await message_links(relay)
+    await give_key(page, "alice")
+    changed = make_event(resources=("WestNO_0", "db-1"))
+    await relay.observe(changed)
+    await page.goto(links["approve"])
+    dialog = page.get_by_role("dialog", name="Approve?")
+    await expect(dialog.get_by_role("alert").first).to_contain_text("Azure has changed the event")
+    await expect(dialog.get_by_role("heading")).to_be_focused()
+    assert page.url == page_url(relay, f"event/{SCOPE}/{EVENT_ID}")
+    assert await page.evaluate("() => document.documentElement.scrollWidth") <= 375
+    await dialog.get_by_role("button", name="Approve").press("Enter")
+    await expect(dialog).to_contain_text("The event has changed since that revision")
+    assert await decisions(relay) == []
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    await page.goto("about:blank")
+    await page.goto((await message_links(relay))["hold"])
+    await page.get_by_role("dialog", name="Hold?").get_by_role("button", name="Hold").press("Enter")
+    await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+    assert [made[::3] for made in await decisions(relay)] == [("hold", changed.revision)]
+
+
+async def test_a_link_of_an_older_message_and_no_link_lead_to_the_page(
+    page: Page, relay: RunningRelay
+) -> None:
+    await give_key(page, "alice")
+    event = f"event/{SCOPE}/{EVENT_ID}"
+    for view in (f"{event}/constructor/x", f"{event}/approve", f"{event}/approve/%E0%A4%A"):
+        await page.goto("about:blank")
+        await page.goto(page_url(relay, view))
+        await page.locator("#picture svg").wait_for()
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+    await page.goto(page_url(relay).replace("/#/", "/approve#token"))
+    await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+    assert page.url == page_url(relay)
 
 
 async def test_a_second_try_after_a_lost_answer_counts_once(

@@ -10,7 +10,8 @@ from pytest_aiohttp import AiohttpServer
 
 from relay.api.auth.sessions import SESSION_LIFETIME
 from tests.api.entra import ANN, BEN, principal
-from tests.api.running_relay import RunningRelay
+from tests.api.message_links import message_links
+from tests.api.running_relay import RunningRelay, make_event
 from tests.api.signed_in import run_desk
 from tests.chromium import IN_SESSION_LOOP
 from tests.page.scenes import page_url, show
@@ -132,6 +133,70 @@ async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, tmp_path: P
         await expect(page.get_by_role("alert").first).to_have_text(
             "Your session has ended. Sign in again."
         )
+
+
+async def test_a_link_of_a_message_asks_who_decides_and_leads_to_the_prepared_decision(
+    page: Page, tmp_path: Path
+) -> None:
+    """It survives the way to Entra ID and back, counts for what the message showed, and once."""
+    async with run_desk(tmp_path) as desk:
+        links = await message_links(desk.relay)
+        await page.goto(links["approve"])
+        await page.get_by_role("link", name="Sign in with Entra ID").click()
+        await page.get_by_role("link", name="Ann Example").click()
+        dialog = page.get_by_role("dialog", name="Approve?")
+        await expect(dialog).to_contain_text(make_event().revision)
+        assert await desk.relay.recorded_events("approval.recorded") == []
+        await dialog.get_by_role("button", name="Approve").click()
+        await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+        (vote,) = await desk.relay.recorded_events("approval.recorded")
+        assert vote["data"]["principal"] == principal(ANN)
+        await page.reload()
+        await expect(page.locator("#picture svg")).to_be_visible()
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+        # She has voted, so the same link has nothing to ask.
+        await page.goto("about:blank")
+        await page.goto(links["approve"])
+        await expect(page.locator(".toast")).to_contain_text("is not possible for you now")
+
+
+async def test_a_page_of_another_site_can_use_no_session(
+    page: Page, tmp_path: Path, page_server: AiohttpServer
+) -> None:
+    """With a form, with fetch, and by a sign-in that the person did not begin."""
+
+    async def serve(_: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html><body>", content_type="text/html")
+
+    application = web.Application()
+    application.add_routes([web.get("/", serve)])
+    hostile = str((await page_server(application)).make_url("/")).replace("127.0.0.1", "localhost")
+    async with run_desk(tmp_path) as desk:
+        await page.goto(f"{desk.public_url}/")
+        await page.get_by_role("link", name="Sign in with Entra ID").click()
+        await page.get_by_role("link", name="Ann Example").click()
+        await expect(page.locator("#principal")).to_have_text("Ann Example")
+        before = await page.context.cookies()
+        for url in (hostile, hostile.replace("localhost", "127.0.0.1")):
+            await page.goto(url)
+            await page.evaluate(
+                """async ([origin, body]) => {
+                  const json = {"Content-Type": "application/json"};
+                  const own = {"X-Requested-With": "imds-relay"};
+                  for (const mode of ["cors", "no-cors"])
+                    for (const path of ["/v1/approvals", "/sign-out"])
+                      for (const headers of [{"Content-Type": "text/plain"}, {...json, ...own}])
+                        await fetch(origin + path,
+                          {method: "POST", mode, credentials: "include", headers, body}
+                        ).catch(() => {});
+                }""",
+                [desk.origin, '{"eventId": "x", "decision": "hold", "revision": "x"}'],
+            )
+            await page.evaluate(f"() => {{ location.href = '{desk.origin}/sign-in?to=/'; }}")
+            await expect(page.get_by_role("heading", name="You are not signed in")).to_be_visible()
+        assert await page.context.cookies() == before
+        assert await desk.relay.recorded_events("approval.recorded") == []
+        assert await desk.relay.recorded_events("approval.refused") == []
 
 
 async def test_behind_a_path_of_a_proxy(

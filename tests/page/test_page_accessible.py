@@ -14,6 +14,7 @@ from playwright.async_api import Page
 from tests.api.running_relay import SCOPE
 from tests.chromium import IN_SESSION_LOOP
 from tests.page.scenes import (
+    HELD,
     REBOOT,
     attach_parts,
     break_sinks,
@@ -64,6 +65,10 @@ async def test_axe_finds_nothing_in_any_view(page: Page, tmp_path: Path) -> None
             await page.goto(page_url(relay, view))
             await page.locator(ready).first.wait_for()
             found[view] = await violations(page)
+        await page.goto(page_url(relay, f"event/{SCOPE}/{HELD}/release/x"))
+        await page.get_by_role("dialog", name="Release the hold?").wait_for()
+        found["link"] = await violations(page)
+        await page.keyboard.press("Escape")
         await page.goto(page_url(relay))
         await page.get_by_role("button", name="Hold too").click()
         await page.locator("#decide-notices p").first.wait_for()

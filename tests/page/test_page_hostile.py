@@ -11,7 +11,6 @@ from playwright.async_api import Page, expect
 from relay.errors import Deferred, Rejected
 from relay.fleet.hub.roster import Agent, Roster
 from tests.api.running_relay import SCOPE, RunningRelay, make_event
-from tests.api.test_confirm_page_hostile import ATTACKS
 from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
 from tests.page.scenes import attach_parts, page_url, run_page_relay, show
@@ -29,6 +28,17 @@ COUNT = """() => ({
     .filter(attribute => /^on/i.test(attribute.name)).length,
   title: document.title.startsWith('caught'),
 })"""
+ATTACKS = (
+    """document.body.appendChild(document.createElement('script'))
+      .text = 'document.title = "caught"'""",
+    "document.body.innerHTML += '<img src=x onerror=\"document.title = `caught`\">'",
+    "document.body.setAttribute('onclick', 'document.title = \"caught\"'); document.body.click()",
+    "setTimeout('document.title = \"caught\"', 0)",
+    "setTimeout(() => new Function('document.title = \"caught\"')())",
+    """document.body.appendChild(document.createElement('script'))
+      .src = 'data:text/javascript,document.title=`caught`'""",
+)
+"""Ways to get a script into a page."""
 CLEAN = {"images": 0, "scripts": 1, "handlers": 0, "title": False}
 
 

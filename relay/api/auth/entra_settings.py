@@ -97,7 +97,7 @@ class OidcSettings(Section):
     roles: Mapping[str, tuple[Right, ...]] = Field(min_length=1)
     """The rights of each application role (roles): read, approve, hold, operate."""
     sign_in: SignInSettings | None = None
-    """Let people sign in on the confirm page and on the page at `/`; null: they cannot."""
+    """Let people sign in on the page; null: they cannot."""
 
     def rights_of_roles(self, roles: object) -> Rights:
         """Return the rights of the roles in the claim `roles`."""

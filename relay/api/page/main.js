@@ -4,18 +4,18 @@ import { announce, h, setText } from "./dom.js";
 import { key, post, session } from "./api.js";
 import * as store from "./store.js";
 import { state } from "./store.js";
-import { updateNotices } from "./decide.js";
+import { LABELS, openDecision, updateNotices } from "./decide.js";
 import { draw, renderEvent } from "./event.js";
 import { renderFleet } from "./fleet.js";
 import { renderLog } from "./log.js";
-import { renderNow, tickCards } from "./now.js";
+import { eventHref, renderNow, tickCards } from "./now.js";
 import { renderSinks } from "./sinks.js";
 import { clock, duration, eventTitle, now, roughly, sentence, tick } from "./words.js";
 
 const $ = id => document.getElementById(id);
 const VIEW = "imds-relay view";
 const VIEWS = { now: renderNow, log: renderLog, sinks: renderSinks, fleet: renderFleet, event: renderEvent };
-let shownView = "", signedIn = { signIn: null, principal: null };
+let shownView = "", prepared = null, signedIn = { signIn: null, principal: null };
 
 // --- views
 
@@ -29,9 +29,34 @@ function readAddress() {
   return { name: ["log", "sinks", "fleet"].includes(name) ? name : "now" };
 }
 
+/** The decision that a link in a message prepares, about the revision that the message showed. */
+function readDecision() {
+  const [, name, , , decision = "", revision] = location.hash.split("/");
+  if (name !== "event" || !revision || !Object.hasOwn(LABELS, decision)) return null;
+  try {
+    return { decision, revision: decodeURIComponent(revision) };
+  } catch {
+    return null;
+  }
+}
+
+/** Ask about the decision of a link, once its event is read. */
+function openPrepared() {
+  const { detail, view } = state;
+  if (!prepared || !detail) return;
+  const { decision, revision } = prepared;
+  prepared = null;
+  // Whoever reloads the page, or comes back to it, is not asked again.
+  history.replaceState(null, "", eventHref({ scope: view.scope, eventId: view.id }));
+  if (detail === "unknown") return;
+  if (detail.approval.decisions.includes(decision)) openDecision(decision, { ...detail, revision });
+  else announce(`“${LABELS[decision]}” is not possible for you now: see how the event stands.`, "bad");
+}
+
 function navigate() {
   const isChange = shownView !== "";
   state.view = readAddress();
+  prepared = readDecision();
   state.detail = state.rule = null;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === state.view.name) link.setAttribute("aria-current", "page");
@@ -67,6 +92,7 @@ function render() {
   if (shownView !== address) $("view").replaceChildren();
   VIEWS[state.view.name]($("view"));
   shownView = address;
+  openPrepared();
   updateNotices();
   renderTitle();
 }

@@ -1,10 +1,8 @@
-"""`GET /` and `GET /approve`: the page for people, and the page behind the links in messages.
+"""`GET /`: the page for people, to which links in messages lead.
 
-Neither holds data. The scripts of the page at `/` call the API with the reader's credentials. Its
+It holds no data. The scripts of the page at `/` call the API with the reader's credentials. Its
 files are in `relay/api/page/` and are read for each call, so that a relay without readers spends no
-memory on them. The page at `/approve` is the same for all links, is read at the start, and decides
-nothing. A link's token is in the fragment, which browsers do not send; the page calls
-`relay.api.routes.confirmations`.
+memory on them.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from relay.api.schema.html_headers_and_problems import hash_source, html_page_security_headers
+from relay.api.schema.html_headers_and_problems import html_page_security_headers
 from relay.api.schema.responses import Problem, make_bytes_http_response
 from relay.api.schema.route import Call, Route
 
@@ -26,26 +24,12 @@ _CONTENT_TYPES = {
     "js": "text/javascript; charset=utf-8",
 }
 _HEADERS = html_page_security_headers(script_source="'self'", style_source="'self'")
-_CONFIRM_PAGE = resources.files("relay.api.routes").joinpath("confirm_page.html").read_bytes()
 
 
-def _csp_hash_of_confirm_page_tag(tag: str) -> str:
-    """Return the source expression for the confirm page's only element of this kind."""
-    _, _, rest = _CONFIRM_PAGE.partition(f"<{tag}>".encode())
-    content, _, _ = rest.partition(f"</{tag}>".encode())
-    return hash_source(content)
-
-
-_CONFIRM_PAGE_HEADERS = html_page_security_headers(
-    script_source=_csp_hash_of_confirm_page_tag("script"),
-    style_source=_csp_hash_of_confirm_page_tag("style"),
-)
-
-
-async def _show_confirm_page(_call: Call) -> web.Response:
-    return make_bytes_http_response(
-        200, _CONFIRM_PAGE, _CONTENT_TYPES["html"], _CONFIRM_PAGE_HEADERS
-    )
+async def _open_old_link(_call: Call) -> web.Response:
+    # Relative, because a proxy may serve the relay below a path. Without a fragment of its own the
+    # browser would keep that of the link.
+    return make_bytes_http_response(303, b"", _CONTENT_TYPES["html"], {"Location": "./#/"})
 
 
 async def _show_index_page(_call: Call) -> web.Response:
@@ -89,9 +73,9 @@ ROUTES = (
     Route(
         method="GET",
         path="/approve",
-        summary="the page behind the links in messages; "
-        "the link's token is in the fragment, which browsers do not send",
-        handler=_show_confirm_page,
+        summary="where links in older messages led: goes on to the page",
+        handler=_open_old_link,
+        status=303,
         access="public",
         media_types=("text/html",),
     ),

@@ -57,7 +57,7 @@ class ProblemDetails(TypedDict):
     status: int
     detail: str
     field: NotRequired[str]
-    """The wrong or missing field of a 422. Also `code` in a 403 for a wrong confirmation code."""
+    """The wrong or missing field of a 422."""
     revision: NotRequired[str]
     """The current revision of the event, in a 409."""
     restartRequired: NotRequired[list[str]]

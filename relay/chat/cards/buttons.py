@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from urllib.parse import quote
 
 from relay.approvals.admission import Refusal, find_decision_refusal, hold_caveat
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
@@ -81,7 +82,7 @@ def find_gate_refusal_of_decision(
 def keep_buttons_within_sink_rights(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
     """Return the card without buttons that the sink refuses to everybody: those beyond ``can``.
 
-    Links stay (``in_chat`` false): the confirm page knows the rights of its callers alone.
+    Links stay (``in_chat`` false): the page alone knows the rights of its callers.
     """
     if not in_chat or not isinstance(sink, AnswerableChatSettings):
         return card
@@ -97,6 +98,25 @@ def keep_buttons_within_sink_rights(sink: SinkSettings, card: Card, *, in_chat: 
             replace(line, buttons=filter_usable_buttons(line.buttons)) for line in card.lines
         ),
     )
+
+
+def page_link(public_url: str | None, *, in_chat: bool) -> Link | None:
+    """Return what makes the URLs of buttons; None if they have nowhere to lead.
+
+    A URL opens the page at the event and prepares the decision about its present revision. It is
+    no authority: the page asks for a key or a sign-in. ``in_chat``: the chat takes the decision.
+    """
+    if in_chat:
+        return lambda _status, _decision: None
+    if public_url is None:
+        return None
+
+    def url(status: ApprovalStatus, decision: DecisionKind) -> str:
+        seen = status.occurrence
+        parts = (seen.scope, seen.event.event_id, decision, seen.revision)
+        return f"{public_url}/#/event/" + "/".join(quote(part, safe="") for part in parts)
+
+    return url
 
 
 def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:

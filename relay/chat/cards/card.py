@@ -34,7 +34,7 @@ class Button:
     """One decision that is possible now.
 
     ``question`` is asked before a click counts, where the platform can ask. ``url`` leads to the
-    page that confirms the decision; None if it is taken in the chat itself.
+    page, where the decision is prepared; None if it is taken in the chat itself.
     """
 
     decision: DecisionKind
@@ -58,9 +58,8 @@ class Card:
     """The content of a message. Every platform shows all of it, in its own form.
 
     ``facts`` are pairs of a label and a text. ``notes`` are sentences that follow them. ``lines``
-    are the events of a grouped message. ``code`` is what the page behind the buttons asks for; None
-    if no button leads there. ``footer`` names event and scope. ``runbooks`` are the https URLs of
-    runbooks, each with the name of its rule.
+    are the events of a grouped message. ``footer`` names event and scope. ``runbooks`` are the
+    https URLs of runbooks, each with the name of its rule.
     """
 
     title: str
@@ -70,7 +69,6 @@ class Card:
     notes: tuple[Text, ...] = ()
     lines: tuple[EventLine, ...] = ()
     buttons: tuple[Button, ...] = ()
-    code: str | None = None
     footer: str = ""
     runbooks: tuple[tuple[str, str], ...] = ()
 

@@ -1,4 +1,4 @@
-"""The card about one event: a message, the confirm page and a private reply show it. Pure.
+"""The card about one event: a message and a private reply show it. Pure.
 
 It says when Azure begins, what happens to which machines, which rule and votes decide, who holds
 the event, and what can be decided now. `relay.approvals.status` explains the terms.
@@ -39,11 +39,11 @@ _STATE_NOTES = {
 }
 
 
-def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -> Card:
+def event_card(status: ApprovalStatus, *, link: Link | None) -> Card:
     """Return the card about one event.
 
     ``link`` makes the URLs of the buttons. It is None if the relay has no address for links; the
-    card then names the command that decides. ``code`` is what the confirm page asks for.
+    card then names the command that decides.
     """
     event = status.occurrence.event
     buttons = decision_buttons(status, link)
@@ -61,7 +61,6 @@ def event_card(status: ApprovalStatus, *, link: Link | None, code: str | None) -
         facts=(*_event_facts(status), *_approval_facts(status)),
         notes=tuple(notes),
         buttons=buttons,
-        code=code if any(button.url for button in buttons) else None,
         footer=f"{event.event_id} · {status.occurrence.scope}",
         runbooks=runbooks_of([status]),
     )

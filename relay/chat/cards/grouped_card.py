@@ -30,14 +30,10 @@ MAX_LISTED_EVENTS = 10
 _TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
 
 
-def grouped_card(
-    statuses: Sequence[ApprovalStatus], *, link: Link | None, code: str | None
-) -> Card:
+def grouped_card(statuses: Sequence[ApprovalStatus], *, link: Link | None) -> Card:
     """Return the card about several events, of which there is at least one.
 
-    ``link`` makes the URLs of the buttons, which open the confirm page. It is None if the relay
-    has no address for links. ``code`` is what the confirm page asks for, so the card shows it only
-    if a button has a URL.
+    ``link`` makes the URLs of the buttons. It is None if the relay has no address for links.
     """
     live = [status for status in statuses if status.occurrence.live]
     ordered = sorted(live or statuses, key=_awaiting_votes_first_sort_key)
@@ -61,7 +57,6 @@ def grouped_card(
         facts=(("Machines", (join_names(list(dict.fromkeys(machines))),)),),
         notes=tuple(notes),
         lines=lines,
-        code=code if any(button.url for line in lines for button in line.buttons) else None,
         footer=statuses[0].occurrence.scope,
         runbooks=runbooks_of(live)[:MAX_LISTED_EVENTS],
     )

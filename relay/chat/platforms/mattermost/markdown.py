@@ -54,8 +54,6 @@ def attachments(card: Card, names: Names, integration: Integration) -> list[Json
     numbers = itertools.count(1)
     paragraphs = [render_markdown(text, names) for text in (card.summary, *card.notes)]
     paragraphs.append(_links(card.buttons))
-    if card.code is not None:
-        paragraphs.append(f"The page asks for this code: **{escape(card.code)}**")
     paragraphs += [
         f"Runbook of rule [{escape(rule, starts_line=False)}]({url})" for rule, url in card.runbooks
     ]

@@ -38,7 +38,7 @@ class Settings(AnswerableChatSettings):
     token_file: Path | None = None
     """A file with the token, instead of token."""
     approve_in_chat: bool = False
-    """true: buttons that decide in the chat; needs secret. false: links to the confirm page."""
+    """true: buttons that decide in the chat; needs secret. false: links to the page."""
     secret: SecretStr | None = None
     """Signs buttons: whsec_ and 24 to 64 random bytes in base64, known to this relay alone."""
     secret_file: Path | None = None

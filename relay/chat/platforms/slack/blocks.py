@@ -131,9 +131,6 @@ def _card_blocks(
         notes = join_texts([one_line(note, limit) for note in card.notes], "\n")
         yield _rich_text(_elements(notes, team_id))
     yield from _actions(card.buttons, numbers, has_clicks=has_clicks)
-    if card.code is not None:
-        code = {"type": "text", "text": card.code, "style": {"code": True}}
-        yield _rich_text([*_elements(("The page asks for this code: ",), team_id), code])
     if card.runbooks:
         yield _rich_text(_runbook_elements(card.runbooks))
     if card.footer:

@@ -44,7 +44,7 @@ class Settings(AnswerableChatSettings):
     """A file that holds the app-level token, instead of app_token."""
     approve_in_chat: bool = False
     """Take decisions from buttons in the chat and trust Slack's word for who clicked. With false,
-    buttons are links to the confirm page."""
+    buttons are links to the page."""
     api_url: str = "https://slack.com/api/"
     """The Web API. Another URL for GovSlack (https://slack-gov.com/api/) or a test."""
     allow_http: bool = False

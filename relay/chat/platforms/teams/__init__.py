@@ -2,7 +2,7 @@
 
 A webhook ("Send webhook alerts to a channel", trigger "When a Teams webhook request is received")
 returns no id of what it posted, so no message can be edited. A card's buttons can only open pages,
-so people answer on the confirm page. `settings` is the platform's section of the configuration,
+so people answer on the relay's page. `settings` is the platform's section of the configuration,
 `card` renders cards, and `workflow` posts them.
 """
 

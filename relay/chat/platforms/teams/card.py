@@ -99,8 +99,6 @@ def _body(card: Card, max_text: int) -> Iterator[Json]:
         yield {"type": "Container", "separator": True, "items": items}
     for note in card.notes:
         yield _text_block(render_markdown(note, max_text))
-    if card.code is not None:
-        yield _text_block(f"The page asks for this code: **{card.code}**")
     for rule, url in card.runbooks:
         yield _text_block(f"Runbook of rule [{render_markdown((rule,), max_text)}]({url})")
     if card.footer:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import aiohttp
 import orjson
 
-from relay.chat import MessageGone, raise_deferred_if_secret_unusable, secrets_in_message
+from relay.chat import MessageGone, raise_deferred_if_secret_unusable
 from relay.chat.cards.card import Card, Text
 from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
 from relay.chat.platforms.teams.settings import CREATE_WORKFLOW, Settings
@@ -74,7 +74,7 @@ class WorkflowWebhook:
             headers={"Content-Type": "application/json"},
             body=body,
             # The workflow can repeat them in its answer.
-            secrets=(url.query.get("sig", ""), *secrets_in_message(body)),
+            secrets=(url.query.get("sig", ""),),
         )
         response = await post(self._session, request, seconds=self._settings.timeout)
         outcome = interpret_response(response, self._clock.now())
