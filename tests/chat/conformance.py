@@ -7,6 +7,7 @@ a platform.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -49,6 +50,20 @@ HOSTILE = (
     "[click](https://evil.example/b) *loud*"
 )
 """A description or reason that must mention nobody and link nowhere."""
+HOSTILE_BODIES = (
+    b"",
+    b"{}",
+    b"[]",
+    b"1e999",
+    b"payload=%7B%22type%22%3A%22block_actions%22%7D",
+    b"\xff\xfe",
+    b"[" * 10_000,
+    b'{"context":' * 2000 + b"1" + b"}" * 2000,
+    b'{"user_id":"\\ud800"}',
+    b'{"type":"dialog_submission","user_id":"a',
+    '{"user_id":"a"}'.encode("utf-16"),
+    gzip.compress(b"{}"),
+)
 
 
 class ReceiverControl(Protocol):
@@ -430,15 +445,18 @@ async def shows_no_secret_in_any_error(
 
 
 async def refuses_calls_that_prove_nothing(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call without a proof gets a status, and has no effect."""
     async with relay_with_chat(directory, receiver) as relay:
         await relay.record_document(relay.reboot())
-        for body in (b"", b"{}", b"payload=%7B%7D", b"\xff\xfe", b"[" * 10_000):
+        head = await relay.store.read(lambda tx: tx.head())
+        for body in HOSTILE_BODIES:
             with pytest.raises(CallbackRefused) as caught:
                 await relay.chat.handle_callback({}, body)
             assert caught.value.status in {400, 401}
+        assert await relay.store.read(lambda tx: tx.head()) == head
+    assert "Traceback" not in caplog.text
 
 
 CASES: tuple[Case, ...] = (

@@ -286,6 +286,10 @@ async def test_no_call_decides_that_lacks_a_proof_of_what_where_and_who(
         assert caught.value.status == 401, call
     assert server.dialogs == [opened]
     assert await ops.votes(event) == []
+    for body, expected in ((b"[]", 400), (orjson.dumps(click | {"context": {"proof": "x"}}), 401)):
+        status, answer = await server.call_relay(CALLBACK_URL, body)
+        assert status == expected
+        assert set(answer) == {"type", "title", "status", "detail"}  # not why
 
 
 async def test_what_is_expired_or_elsewhere_is_refused_politely(ops: MattermostRelay) -> None:
