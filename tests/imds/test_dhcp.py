@@ -185,3 +185,12 @@ def test_the_newest_lease_of_each_dhcp_client_is_read() -> None:
     assert read_lease(DHCLIENT) == ADDRESS
     assert read_lease('  option unknown-245 "dA`c";') == IPv4Address("100.65.96.99")
     assert read_lease(r'  option unknown-245 "d\"\\c";') == IPv4Address("100.34.92.99")
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_an_option_that_is_cut_off_is_none(cut: int) -> None:
+    packet = offer(make_discover(TRANSACTION, MAC), (245, b"\x01\x02\x03\x04"))
+    assert read_reply(packet[:-1], TRANSACTION, MAC) == IPv4Address("1.2.3.4")
+    assert read_reply(packet[: -1 - cut], TRANSACTION, MAC) is None
+    longer = offer(make_discover(TRANSACTION, MAC), (245, b"\x01\x02\x03\x04\x05"))
+    assert read_reply(longer[:-2], TRANSACTION, MAC) is None

@@ -562,3 +562,27 @@ async def test_what_is_seen_while_the_disk_fails_is_told_from_memory_and_recorde
         connection.execute("PRAGMA query_only = OFF")
         await eventually(lambda: running.store.write_error is None)
         assert running.recorded_names == await running.names() == ["event.scheduled", "event.ended"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "wall", "monotonic"),
+    [(CANCELED, 1.1, 1.1), (UNKNOWN, 3600, 1.1), (UNKNOWN, -3600, 60), (CANCELED, -3600, 1.1)],
+    ids=[
+        "neither",
+        "the wall clock jumped",
+        "the wall clock was set back meanwhile",
+        "the wall clock was set back",
+    ],
+)
+async def test_a_gap_is_measured_by_both_clocks(
+    tmp_path: Path, expected: tuple[str, str], wall: float, monotonic: float
+) -> None:
+    clock = ManualClock()
+    async with run_server(Answer(SCHEDULED)) as server, rig(tmp_path, server.url, clock) as running:
+        await running.polled()
+        server.answer = Answer(NOTHING)
+        now = clock.now()
+        clock.advance(monotonic)
+        clock.set_wall_clock(now + timedelta(seconds=wall))
+        await eventually(lambda: "event.ended" in running.recorded_names)
+        assert await outcome(running) == expected

@@ -407,3 +407,14 @@ def test_a_large_document_is_recorded_in_its_order(approval_file: ApprovalFile) 
         )
         == started
     )
+
+
+def test_a_boot_that_was_not_the_event_s_doing_proves_nothing_later(
+    approval_file: ApprovalFile,
+) -> None:
+    record(approval_file, REBOOT)
+    approval_file.clock.advance(60)
+    boot(approval_file, "boot-2")
+    record(approval_file, REBOOT, gap=True)
+    approval_file.clock.advance(900)
+    assert outcome_after_end(approval_file) == UNKNOWN
