@@ -1,23 +1,36 @@
-"""The messages between the agents and the hub of a fleet, and how each becomes a CloudEvent. Pure.
+"""The messages between the agents and the hub of a fleet: each is one model. Pure.
 
 Agents send `Pulse`, `VoteMessage` and `StartResult`, and their ``event.*`` and ``relay.*`` events
 as they recorded them. The hub sends `StartOrder`, `VoteAnswer`, `PulseRequest` and `HubScopeState`.
-`relay.fleet.message_reader` reads them.
+The fields are strict, because anybody may have sent what is read (`relay.fleet.message_reader`).
+Fields that a later version adds are ignored.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, ClassVar, Literal, TypeAlias
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
+from pydantic.alias_generators import to_camel
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.build import Origin
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
 from relay.events.model import ScheduledEvent
-from relay.events.timestamps import format_rfc3339
+from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.validation import first_error_path_and_message
 
 MAX_BODY_BYTES = 1024 * 1024
 """Bytes of a message. A connection of the fleet must let bodies of this size pass."""
@@ -31,6 +44,14 @@ MAX_AWAITED = 1000
 """Entries of the lists in a `HubScopeState`."""
 MAX_REASON = 1000
 """Characters of the reason in a result."""
+MAX_SECONDS = 200 * 366 * 86_400.0
+"""The longest time that a message may state. Arithmetic with it cannot leave the calendar."""
+_MAX_BODY_FIELDS = 64 * 1024
+"""Bytes of the JSON of a vote, and of the answer to it."""
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+_LATEST = datetime(2200, 1, 1, tzinfo=UTC)
+"""Times outside these bounds are errors: arithmetic near the ends of the calendar can fail."""
 
 StartOutcome: TypeAlias = Literal["accepted", "refused", "changed", "stale", "failed"]
 """How a start order ended.
@@ -41,16 +62,93 @@ StartOutcome: TypeAlias = Literal["accepted", "refused", "changed", "stale", "fa
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
-    """A message of the fleet."""
+# --- the fields
+
+
+def _parse_time(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    moment = parse_timestamp(value) if _RFC3339.fullmatch(value) else None
+    if moment is None or not _EARLIEST <= moment <= _LATEST:
+        raise ValueError(f"it is no time: {value!r:.50}")
+    return moment
+
+
+def _require_small_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError if a value is large, or nested too deep to be written again."""
+    try:
+        size = len(orjson.dumps(value))
+    except orjson.JSONEncodeError as error:
+        raise ValueError(f"it cannot be written as JSON: {error}") from None
+    if size > _MAX_BODY_FIELDS:
+        raise ValueError(f"it has more than {_MAX_BODY_FIELDS} bytes")
+    return value
+
+
+def _require_live_events(live: tuple[dict[str, Any], ...] | None) -> object:
+    """Leave out what a later version adds."""
+    if live is None:
+        return None
+    try:
+        known = tuple(ChangeData.known_fields(event) for event in live)
+    except ValidationError as error:
+        path, problem = first_error_path_and_message(error)
+        raise ValueError(f"{path}: {problem}") from None
+    if len({event["eventId"].lower() for event in known}) < len(known):
+        raise ValueError("it lists an event twice")
+    return known
+
+
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
+Name = Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
+EventId = Annotated[str, Field(min_length=1, max_length=256)]
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+MessageId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Time = Annotated[datetime, BeforeValidator(_parse_time), PlainSerializer(format_rfc3339)]
+_Status = Annotated[int, Field(ge=100, lt=600)]
+_Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-MAX_SECONDS, le=MAX_SECONDS)]
+_SmallJson = Annotated[dict[str, Any], AfterValidator(_require_small_json)]
+
+
+class Strict(BaseModel):
+    """What may come from anybody."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, hide_input_in_errors=True)
+
+    @classmethod
+    def known_fields(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that the model knows, in their order. Raises ValidationError."""
+        cls.model_validate(data)
+        return {name: data[name] for name in data if name in cls.model_fields}
+
+
+class ChangeData(Strict):
+    """What all ``event.*`` share. It takes everything that the reader of IMDS takes."""
+
+    eventId: EventId  # noqa: N815  # here and below: the name in JSON
+    eventType: str | None  # noqa: N815
+    eventStatus: str | None  # noqa: N815
+    resourceType: str | None  # noqa: N815
+    resources: list[str]
+    notBefore: str | None  # noqa: N815
+    description: str | None
+    eventSource: str | None  # noqa: N815
+    durationSeconds: Annotated[int | None, Field(ge=0, le=2**53)]  # noqa: N815
+    documentIncarnation: Annotated[int | None, Field(ge=-(2**63), lt=2**63)]  # noqa: N815
+    revision: Annotated[str, Field(max_length=128)]
+
+
+class _Message(Strict):
+    """A message of the fleet. Its fields are written in camelCase."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
     kind: ClassVar[str]
 
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:
         """Return the message as a CloudEvent of this relay."""
-        data, time = self._data(), format_rfc3339(at)
-        attributes = {
+        data, time = self.model_dump(by_alias=True, exclude={"journalhead"}), format_rfc3339(at)
+        attributes: dict[str, str | None] = {
             "specversion": "1.0",
             "id": digest_id(origin.relay_source, self.kind, time, data),
             "type": cloudevent_type(self.kind),
@@ -59,34 +157,32 @@ class _Message:
             "datacontenttype": "application/json",
             "scope": origin.scope,
             "relay": origin.relay,
-            **self._extension_attributes(),
         }
+        if isinstance(self, StartOrder):
+            attributes["journalhead"] = self.journalhead
         return CloudEvent.build(attributes, data)
 
-    def _extension_attributes(self) -> Mapping[str, str | None]:
-        return {}
 
-    def _data(self) -> Mapping[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse(_Message):
     """A sign of life of an agent, and what its VM sees."""
 
-    kind: ClassVar[str] = "pulse"
-    vm_id: str | None
-    boot_id: str | None
-    version: str
+    kind = "pulse"
+    vm_id: Name | None = None
+    boot_id: Name | None = None
+    version: Name
     """The version of the agent."""
-    zone: str | None
-    names: tuple[str, ...]
+    zone: Name | None = None
+    names: Annotated[tuple[Name, ...], Field(strict=False, max_length=MAX_NAMES)]
     """The names under which this VM can stand in the resources of an event."""
-    live: tuple[Mapping[str, Any], ...] | None
+    live: Annotated[
+        tuple[dict[str, Any], ...] | None,
+        Field(strict=False, max_length=MAX_LIVE_EVENTS),
+        AfterValidator(_require_live_events),
+    ]
     """The ``data`` of each live event. None: they do not fit, so the pulse says nothing of them."""
-    poll_age: float | None
+    poll_age: Annotated[_Seconds | None, Field(ge=0)] = None
     """Seconds since the last good poll; None: there was none."""
-    clock_offset: float | None
+    clock_offset: _Seconds | None = None
     """Seconds that the clock of this VM is ahead of that of IMDS; None: unknown."""
 
     @property
@@ -101,149 +197,95 @@ class Pulse(_Message):
     @override
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:
         """Return the message as a CloudEvent. It lists no events if they do not fit."""
-        if self.live is None:
-            return _Message.to_event(self, origin, at)
-        if len(self.live) <= MAX_LIVE_EVENTS:
-            event = _Message.to_event(self, origin, at)
+        if len(self.live or ()) <= MAX_LIVE_EVENTS:
+            event = super().to_event(origin, at)
             if len(event.body) <= MAX_BODY_BYTES:
                 return event
-        return replace(self, live=None).to_event(origin, at)
-
-    @override
-    def _data(self) -> Mapping[str, Any]:
-        return {
-            "vmId": self.vm_id,
-            "bootId": self.boot_id,
-            "version": self.version,
-            "zone": self.zone,
-            "names": self.names[:MAX_NAMES],
-            "live": self.live,
-            "pollAge": self.poll_age,
-            "clockOffset": self.clock_offset,
-        }
+        return self.model_copy(update={"live": None}).to_event(origin, at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VoteMessage(_Message):
     """A decision that a local program gave its agent."""
 
-    kind: ClassVar[str] = "vote"
-    request_id: str
+    kind = "vote"
+    request_id: Name
     """A repeat of the request has the same."""
-    user: str
+    user: Name
     """Who gave it to the agent, such as ``local:root``. Only for the audit."""
-    body: Mapping[str, Any]
+    body: _SmallJson
     """The body of ``POST /v1/approvals``."""
 
-    @override
-    def _data(self) -> Mapping[str, Any]:
-        return {"requestId": self.request_id, "user": self.user, "body": self.body}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartOrder(_Message):
     """The hub's order to send one StartRequest."""
 
-    kind: ClassVar[str] = "start-order"
-    grant: int
-    attempt: int
-    event_id: str
+    kind = "start-order"
+    grant: Number
+    attempt: Number
+    event_id: EventId
     """The EventId in the case that Azure wrote."""
-    revision: str
-    deadline: datetime
+    revision: Annotated[str, Field(min_length=1, max_length=128)]
+    deadline: Time
     """No StartRequest may be sent after it. The agent refuses one that is too far away."""
-    journalhead: str | None = None
-    """The position and hash of the hub's journal before the claim."""
-    vm_id: str | None = None
+    vm_id: Name | None = None
     """The VM that is meant. Two names of relays can give the same relay word. None: any."""
-
-    @override
-    def _extension_attributes(self) -> Mapping[str, str | None]:
-        return {"journalhead": self.journalhead}
-
-    @override
-    def _data(self) -> Mapping[str, Any]:
-        return {
-            "grant": self.grant,
-            "attempt": self.attempt,
-            "eventId": self.event_id,
-            "revision": self.revision,
-            "deadline": format_rfc3339(self.deadline),
-            "vmId": self.vm_id,
-        }
+    journalhead: str | None = None
+    """The position and hash of the hub's journal before the claim: an attribute, not data."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartResult(_Message):
     """How a start order ended."""
 
-    kind: ClassVar[str] = "start-result"
-    grant: int
-    attempt: int
+    kind = "start-result"
+    grant: Number
+    attempt: Number
     result: StartOutcome
-    status: int | None
+    status: _Status | None = None
     """The HTTP status of IMDS; None if there was no answer."""
-    reason: str | None
+    reason: Annotated[str | None, Field(max_length=MAX_REASON)] = None
     """A sentence for people."""
 
-    @override
-    def _data(self) -> Mapping[str, Any]:
-        return {
-            "grant": self.grant,
-            "attempt": self.attempt,
-            "result": self.result,
-            "status": self.status,
-            "reason": None if self.reason is None else self.reason[:MAX_REASON],
-        }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VoteAnswer(_Message):
     """The hub's answer to a vote."""
 
-    kind: ClassVar[str] = "vote-answer"
-    request_id: str
-    status: int
+    kind = "vote-answer"
+    request_id: Name
+    status: _Status
     """The HTTP status for the local program."""
-    body: Mapping[str, Any]
-
-    @override
-    def _data(self) -> Mapping[str, Any]:
-        return {"requestId": self.request_id, "status": self.status, "body": self.body}
+    body: _SmallJson
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PulseRequest(_Message):
     """The hub's request for a pulse now."""
 
-    kind: ClassVar[str] = "pulse-request"
+    kind = "pulse-request"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HubScopeState(_Message):
     """What the hub knows about one scope."""
 
-    kind: ClassVar[str] = "state"
-    hub_time: datetime
-    told: tuple[str, ...]
+    kind = "state"
+    hub_time: Time
+    told: Annotated[tuple[MessageId, ...], Field(strict=False, max_length=MAX_TOLD)]
     """The ids of the events that the hub recorded in the last seconds, the newest last."""
-    ending: tuple[str, ...]
+    ending: Annotated[tuple[EventId, ...], Field(strict=False, max_length=MAX_ENDING)]
     """The EventIds that an agent reported as gone and that have not ended yet."""
-    awaited: tuple[str, ...]
+    awaited: Annotated[tuple[Name, ...], Field(strict=False, max_length=MAX_AWAITED)]
     """The relay words of the agents that showed one of these and have not said that it is gone."""
-
-    @override
-    def _data(self) -> Mapping[str, Any]:
-        return {
-            "hubTime": format_rfc3339(self.hub_time),
-            "told": self.told[-MAX_TOLD:],
-            "ending": self.ending[:MAX_ENDING],
-            "awaited": self.awaited[:MAX_AWAITED],
-        }
 
 
 Message: TypeAlias = (
     Pulse | VoteMessage | StartOrder | StartResult | VoteAnswer | PulseRequest | HubScopeState
+)
+MESSAGES: tuple[type[Message], ...] = (
+    Pulse,
+    VoteMessage,
+    StartOrder,
+    StartResult,
+    VoteAnswer,
+    PulseRequest,
+    HubScopeState,
 )
 Content: TypeAlias = Message | CloudEvent
 """What a message says. A CloudEvent is an ``event.*`` or ``relay.*`` that an agent recorded."""

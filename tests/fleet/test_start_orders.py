@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -202,7 +202,7 @@ async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
 
 async def test_an_order_for_the_event_as_it_is_is_carried_out(tmp_path: Path) -> None:
     async with rig(tmp_path) as running:
-        order = replace(running.order(), event_id=EVENT_ID.lower())
+        order = running.order().model_copy(update={"event_id": EVENT_ID.lower()})
         result = await running.carry_out(order)
         assert (result.result, result.status, result.reason) == ("accepted", 200, None)
         assert (result.grant, result.attempt) == (order.grant, order.attempt)
@@ -359,7 +359,7 @@ async def test_an_order_that_comes_twice_while_it_is_carried_out_sends_one_start
         await eventually(lambda: bool(running.results))
         running.orders.take(order)
         assert (
-            await running.carry_out(replace(running.order(), event_id="another"))
+            await running.carry_out(running.order().model_copy(update={"event_id": "another"}))
         ).result == "changed"
         assert [each.result for each in running.results] == ["accepted", "changed"]
         assert len(running.imds.posts) == 1

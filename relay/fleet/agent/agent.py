@@ -28,6 +28,7 @@ from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.agent.votes import HubVoteClient
 from relay.fleet.messages import (
+    MAX_NAMES,
     HubScopeState,
     Pulse,
     StartOrder,
@@ -214,12 +215,13 @@ class Agent(CommandHandler):
             live = tuple(
                 common_event_data(event, document.incarnation) for event in document.events
             )
-        return Pulse(
+        # What Azure says is not checked here: the hub refuses what it cannot use.
+        return Pulse.model_construct(
             vm_id=machine.vm_id,
             boot_id=machine.boot_id,
             version=__version__,
             zone=machine.zone,
-            names=tuple(sorted(machine.names or ())),
+            names=tuple(sorted(machine.names or ()))[:MAX_NAMES],
             live=live,  # None: before the first read nobody can say what has ended
             poll_age=source.read_age if source is not None else None,
             clock_offset=source.clock_offset if source is not None else None,

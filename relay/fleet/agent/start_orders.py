@@ -22,7 +22,7 @@ from relay.approvals.status import is_scheduled
 from relay.clock import Clock
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
 from relay.events.model import Document, ScheduledEvent
-from relay.fleet.messages import StartOrder, StartOutcome, StartResult
+from relay.fleet.messages import MAX_REASON, StartOrder, StartOutcome, StartResult
 
 MAX_LIFETIME = 5.0
 """Seconds. The hub sets no deadline that is further away."""
@@ -279,5 +279,9 @@ def _result(
 ) -> StartResult:
     order = received.order
     return StartResult(
-        grant=order.grant, attempt=order.attempt, result=outcome, status=status, reason=reason
+        grant=order.grant,
+        attempt=order.attempt,
+        result=outcome,
+        status=status,
+        reason=None if reason is None else reason[:MAX_REASON],
     )

@@ -20,7 +20,7 @@ from typing import NoReturn
 from relay.clock import Clock, wait_for_event
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.messages import MAX_TOLD, HubScopeState
+from relay.fleet.messages import MAX_AWAITED, MAX_ENDING, MAX_TOLD, HubScopeState
 from relay.fleet.routing import hub_state_key
 from relay.store import EventKeyFormat, RecordedEvent
 
@@ -107,8 +107,8 @@ class HubStateSender:
         state = HubScopeState(
             hub_time=at,
             told=self._recently_recorded_event_ids(scope, now),
-            ending=tuple(self._ending_event_ids(scope)),
-            awaited=tuple(self._agents_awaited_in(scope)),
+            ending=tuple(self._ending_event_ids(scope))[:MAX_ENDING],
+            awaited=tuple(self._agents_awaited_in(scope))[:MAX_AWAITED],
         )
         self._send(hub_state_key(scope), state.to_event(self._origin, at))
 

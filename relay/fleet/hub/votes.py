@@ -94,7 +94,7 @@ class MachineVoteSubmitter:
         A repeat gets its first answer. The answer is 503 if the decision cannot be written.
         """
         answer = await self._submit_vote(sender, vote)
-        return VoteAnswer(request_id=vote.request_id, status=answer.status, body=answer.body)
+        return VoteAnswer(request_id=vote.request_id, status=answer.status, body=dict(answer.body))
 
     async def _submit_vote(self, sender: AuthorizedSender, vote: VoteMessage) -> DecisionAnswer:
         principal = machine_principal(sender.scope, sender.relay)
