@@ -15,8 +15,8 @@ from relay.simulator.azure import RecordedCall
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from relay.store.transaction import Transaction
-from tests.approvals.manual_clock import NOON, ManualClock
 from tests.builders import EVENT_ID, cloudevent
+from tests.clocks import NOON, ManualClock
 
 KEY = EVENT_ID.lower()
 CHANGES = ["event.scheduled", "event.started", "event.ended"]

@@ -6,7 +6,6 @@ The tests play Azure: they say which events its document holds, and see the Star
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 from standardwebhooks import Webhook
-from typing_extensions import override
 from yarl import URL
 
 from relay.api import ApiSettings, Relay
@@ -27,7 +25,6 @@ from relay.api.server.limits import ServerLimits
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
-from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred, Rejected
 from relay.events.build import Origin
@@ -41,6 +38,7 @@ from relay.store import Grant, StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store
 from tests.api.openapi_oracle import Description
 from tests.background_tasks import BackgroundTasks
+from tests.clocks import ShiftedClock
 
 T = TypeVar("T")
 SCOPE = "prod-vmss-a-1f0c33ab"
@@ -86,29 +84,6 @@ APPROVALS = {
     "rules": [TWO_VOTES, AUTOMATIC],
     "groups": {"oncall": ["client:alice", "client:bob"]},
 }
-
-
-class ShiftedClock(SystemClock):
-    """The machine's clocks, ahead by `offset` seconds. The monotonic clock can be frozen."""
-
-    offset = 0.0
-    _stopped: float | None = None
-
-    @override
-    def now(self) -> datetime:
-        return super().now() + timedelta(seconds=self.offset)
-
-    @override
-    def monotonic(self) -> float:
-        return (super().monotonic() if self._stopped is None else self._stopped) + self.offset
-
-    def freeze_monotonic(self) -> None:
-        """Let no interval pass unless a test changes `offset`.
-
-        The clock stops at a whole second: with fractions, rounding can make `(now + 300.0) - now`
-        less than 300.0.
-        """
-        self._stopped = float(math.ceil(super().monotonic()))
 
 
 @dataclass(slots=True)

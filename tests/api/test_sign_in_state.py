@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
-from typing_extensions import override
 
 from relay.api.auth.pending_sign_in import (
     MAX_TARGET_LENGTH,
@@ -26,7 +25,7 @@ from relay.api.auth.sessions import (
     Sessions,
 )
 from relay.approvals.request import Caller, Rights
-from relay.clock import SystemClock
+from tests.clocks import ManualClock
 from tests.depth import depth
 
 BROWSERS = st.integers(0, 2)
@@ -137,21 +136,6 @@ TestSignIns = SignInMachine.TestCase
 TestSignIns.settings = settings(max_examples=depth(40, 10), stateful_step_count=20)
 
 
-class SetClock(SystemClock):
-    """Both clocks stand still until a test sets them."""
-
-    wall = 1_800_000_000.0
-    elapsed = 1000.0
-
-    @override
-    def now(self) -> datetime:
-        return datetime.fromtimestamp(self.wall, UTC)
-
-    @override
-    def monotonic(self) -> float:
-        return self.elapsed
-
-
 class SessionMachine(RuleBasedStateMachine):
     """Sessions of three people, compared with a list of what must be open."""
 
@@ -159,7 +143,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = SetClock()
+        self.clock = ManualClock()
         self.sessions = Sessions(self.clock)
         self.open: dict[str, tuple[str, float]] = {}
 
@@ -179,8 +163,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 299.0, 300.0, SESSION_LIFETIME]))
     def wait(self, seconds: float) -> None:
         """Let time pass by both clocks."""
-        self.clock.wall += seconds
-        self.clock.elapsed += seconds
+        self.clock.advance(seconds)
 
     @rule(cookie=cookies)
     def sign_out(self, cookie: str) -> None:
@@ -236,7 +219,7 @@ def test_a_target_has_a_maximum_length() -> None:
 
 
 def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:
-    sessions = Sessions(SetClock())
+    sessions = Sessions(ManualClock())
     cookies = [
         sessions.begin(Caller(f"entra:{number}", "http", Rights(frozenset())), None, 3600.0)
         for number in range(MAX_SESSIONS + 1)
@@ -249,10 +232,10 @@ def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:
 def test_either_clock_ends_a_session() -> None:
     """A clock that is set back lengthens none, and neither does a machine that was suspended."""
     for wall, elapsed in ((SESSION_LIFETIME, 0.0), (-SESSION_LIFETIME, SESSION_LIFETIME)):
-        clock = SetClock()
+        clock = ManualClock()
         sessions = Sessions(clock)
         cookie = sessions.begin(Caller("entra:x", "http", Rights(frozenset())), None, 9999.0)
         assert sessions.find(cookie) is not None
-        clock.wall += wall
-        clock.elapsed += elapsed
+        clock.advance(elapsed)
+        clock.set_wall_clock(clock.now() + timedelta(seconds=wall - elapsed))
         assert sessions.find(cookie) is None

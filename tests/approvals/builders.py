@@ -32,7 +32,7 @@ from relay.store.approvals import FoldCache
 from relay.store.file import StateFile, open_state_file
 from relay.store.journal import read_all_rows, verify_journal
 from relay.store.transaction import Route, Transaction
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 
 T = TypeVar("T")
 ORIGIN = Origin("prod", "vm-0")

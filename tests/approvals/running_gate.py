@@ -42,7 +42,7 @@ from tests.approvals.builders import (
     build_caller,
     build_request,
 )
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 
 REFUSED = SourceRefused("expected 200, got 400", status=400)

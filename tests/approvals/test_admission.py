@@ -26,7 +26,7 @@ from tests.approvals.builders import (
     build_request,
     build_status,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 
 def http_status(request: DecisionRequest, status: ApprovalStatus | None) -> int:

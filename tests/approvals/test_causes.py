@@ -14,7 +14,7 @@ from tests.approvals.builders import (
     build_caller,
     decide,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 
 def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(

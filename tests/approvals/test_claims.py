@@ -18,7 +18,7 @@ from tests.approvals.builders import (
     ApprovalFile,
     build_event,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 
 def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(

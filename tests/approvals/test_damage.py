@@ -16,7 +16,7 @@ from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_event
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 OTHER = build_event("E-2", event_type="Freeze")
 VOTES = "kind = 'approval.recorded' AND event_key = 'e-1'"

@@ -17,7 +17,7 @@ from tests.approvals.builders import (
     ApprovalFile,
     build_event,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 _NO_RULES = ApprovalsSettings()
 _ALL_AUTOMATIC = ApprovalsSettings.model_validate(

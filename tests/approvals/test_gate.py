@@ -27,8 +27,8 @@ from tests.approvals.builders import (
     build_event,
     build_request,
 )
-from tests.approvals.manual_clock import NOON, ManualClock
 from tests.approvals.running_gate import REFUSED, TIMEOUT, UNAVAILABLE, Azure, running_gate, trace
+from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 from tests.store.conftest import LimitedDisk
 

@@ -9,8 +9,8 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import Limit
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import ScopeOfFleet, running_gate, running_hub
+from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 A, B, C = (

@@ -27,7 +27,7 @@ from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.journal import verify_journal
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import CLIENT_RESOURCES, ORIGIN, SETTINGS
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 
 _CLOCK_STEP = 0.1
 USER = Plan(source="User", starts_after=2.0, lasts=5.0)

@@ -16,7 +16,7 @@ from tests.approvals.builders import (
     build_event,
     decide,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 
 def test_votes_under_a_hold_are_recorded_and_grant_at_its_release(approvals: ApprovalFile) -> None:

@@ -21,8 +21,8 @@ from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import ORIGIN, REBOOT, ApprovalFile, build_event, decide
-from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import REFUSED
+from tests.clocks import NOON
 
 DATABASES: dict[str, Any] = {
     "name": "databases",

@@ -24,7 +24,7 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import TrackedEvent
 from tests.approvals.builders import ApprovalFile, build_event, open_grants
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
 _IDS = ["A", "B", "C", "D"]

@@ -29,7 +29,7 @@ from tests.approvals.builders import (
     build_event,
     open_grants,
 )
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 from tests.depth import depth
 
 _REBOOTS = {"name": "reboots", "match": {"event_type": ["Reboot"]}}

@@ -23,8 +23,8 @@ from tests.approvals.builders import (
     build_grant,
     build_status,
 )
-from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import running_gate
+from tests.clocks import NOON
 
 RUNBOOK = "https://wiki.example.com/databases#maintenance"
 LONGEST_RUNBOOK = "https://wiki.example.com/".ljust(500, "x")

@@ -18,7 +18,7 @@ from relay.approvals.request import (
     validate_body,
 )
 from tests.approvals.builders import build_caller
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 WHOLE: dict[str, Any] = {
     "eventId": "E-1",

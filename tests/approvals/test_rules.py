@@ -29,7 +29,7 @@ from tests.approvals.builders import (
     build_request,
     build_status,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 BOTH = build_event(resources=("db-1", "web-1"))
 

@@ -9,13 +9,13 @@ import pytest
 
 from relay.errors import SourceUnavailable
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
-from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import (
     TIMEOUT,
     ScopeOfFleet,
     running_hub,
     start_request_tasks,
 )
+from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 OTHER_REBOOT = build_event("E-2", event_source="User")

@@ -26,7 +26,6 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import Mode
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import (
     NOBODY,
     REFUSED,
@@ -38,6 +37,7 @@ from tests.approvals.running_gate import (
     running_hub,
     start_request_tasks,
 )
+from tests.clocks import ManualClock
 from tests.conftest import DebugLoop
 from tests.depth import depth
 

@@ -40,8 +40,8 @@ from tests.approvals.builders import (
     build_event,
     decide,
 )
-from tests.approvals.manual_clock import NOON
 from tests.approvals.running_gate import running_gate
+from tests.clocks import NOON
 from tests.eventually import eventually
 from tests.store.conftest import LimitedDisk
 

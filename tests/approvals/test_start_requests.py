@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
-from tests.approvals.manual_clock import ManualClock
 from tests.approvals.running_gate import (
     REFUSED,
     RETURNED,
@@ -17,6 +16,7 @@ from tests.approvals.running_gate import (
     running_gate,
     start_request_tasks,
 )
+from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 OTHER_REBOOT = build_event("E-2", event_source="User")

@@ -31,7 +31,7 @@ from relay.store.journal import read_all_rows, verify_journal
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from tests.approvals.builders import ApprovalFile, build_caller, build_event, open_grants
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
 _VOTERS = ["client:alice", "client:bob", "client:carol"]

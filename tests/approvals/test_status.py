@@ -24,7 +24,7 @@ from tests.approvals.builders import (
     build_grant,
     build_status,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from tests.approvals.builders import (
     build_grant,
     build_status,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 _VOTERS = {"databases": {"alice", "bob", "drain"}, "one": {"alice", "bob"}}
 _VOTES_REQUIRED = {"databases": 2, "one": 1}

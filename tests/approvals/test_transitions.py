@@ -35,7 +35,7 @@ from tests.approvals.builders import (
     build_grant,
     build_status,
 )
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 UNKNOWN_STATUS = build_event(event_source="User", event_status="Paused")
 NO_STATUS = build_event(event_source="User", event_status=None)

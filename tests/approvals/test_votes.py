@@ -9,7 +9,7 @@ import orjson
 from relay.events.timestamps import format_rfc3339
 from relay.store.journal import read_all_rows
 from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 
 def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalFile) -> None:

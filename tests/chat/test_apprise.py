@@ -21,8 +21,8 @@ from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service
 from relay.errors import Deferred
 from tests.approvals.builders import build_decision, build_event, build_status
-from tests.approvals.manual_clock import NOON
 from tests.chat.apprise_server import PATH, apprise_url, running_service
+from tests.clocks import NOON
 from tests.eventually import eventually
 
 NOT_BEFORE = NOON + timedelta(seconds=900)

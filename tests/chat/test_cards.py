@@ -41,8 +41,8 @@ from tests.approvals.builders import (
     build_request,
     build_status,
 )
-from tests.approvals.manual_clock import NOON
 from tests.chat.wall_platform import plain_text
+from tests.clocks import NOON
 
 BEGINS = (
     "Azure begins at 12:15 or soon after, whether or not anybody answers; "

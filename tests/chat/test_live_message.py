@@ -15,8 +15,8 @@ from relay.events.timestamps import format_sortable
 from relay.store import Mode
 from relay.store.transaction import Transaction
 from tests.approvals.builders import ORIGIN, build_event
-from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
+from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 
 STARTED = build_event(event_status="Started", due=None)

@@ -16,11 +16,11 @@ from aiohttp.test_utils import TestServer
 from relay.errors import Deferred
 from relay.store.transaction import Transaction
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import NOON, ManualClock
 from tests.chat.mattermost_server import SECRET
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, relay_with_wall
+from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 
 SECRET_IN_MESSAGE = r'"proof":"[\w-]'

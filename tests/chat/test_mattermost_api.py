@@ -22,7 +22,6 @@ from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock, SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
-from tests.approvals.manual_clock import ManualClock
 from tests.chat.mattermost_server import (
     SECRET,
     TOKEN,
@@ -31,6 +30,7 @@ from tests.chat.mattermost_server import (
     new_id,
     running_mattermost,
 )
+from tests.clocks import ManualClock
 
 CARD = Card(title="Reboot of vm-0", tone="waiting", summary=("Soon.",))
 

@@ -23,7 +23,6 @@ from relay.chat.platforms.teams.card import (
     render_markdown,
 )
 from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
-from tests.approvals.manual_clock import NOON
 from tests.chat.teams_server import (
     TeamsWorkflow,
     card_actions,
@@ -31,6 +30,7 @@ from tests.chat.teams_server import (
     displayed_text,
     schema_errors,
 )
+from tests.clocks import NOON
 
 NOT_BEFORE = NOON + timedelta(seconds=900)
 HOSTILE_TEXT = (

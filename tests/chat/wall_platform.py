@@ -27,8 +27,8 @@ from relay.ingest.recorder import Recorder, SuccessfulPoll
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
-from tests.approvals.manual_clock import ManualClock
 from tests.background_tasks import BackgroundTasks
+from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from relay.store.deliveries import Delivery
 from relay.store.sqlite import Store, open_store
 from relay.store.transaction import Transaction
 from tests.builders import cloudevent
+from tests.clocks import ManualClock
 from tests.store.open_store import IDENTITY
 
 ORIGIN = Origin(IDENTITY.scope, "westno-0")
@@ -86,43 +86,6 @@ class ScriptedSink:
     def times(self, subject: str) -> list[float]:
         """When the tries about an event began."""
         return [moment for moment, event in self.attempts if event.subject == subject]
-
-
-class SteppedClock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self._start = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
-        self._passed = 0.0
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-
-    def now(self) -> datetime:
-        """The wall clock."""
-        return self._start + timedelta(seconds=self._passed)
-
-    def monotonic(self) -> float:
-        """Seconds since the start."""
-        return self._passed
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait until so much was passed."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._passed + seconds, id(future), future))
-        await future
-
-    async def forward(self, seconds: float, settled: Callable[[], Awaitable[None]]) -> None:
-        """Let time pass, alarm by alarm; after each, wait until nothing more happens by itself."""
-        end = self._passed + seconds
-        await settled()
-        while self._sleepers and self._sleepers[0][0] <= end:
-            moment, _, future = heapq.heappop(self._sleepers)
-            if future.cancelled():
-                continue
-            self._passed = max(self._passed, moment)
-            future.set_result(None)
-            await settled()
-        self._passed = end
-        await settled()
 
 
 @dataclass(slots=True)
@@ -188,7 +151,7 @@ class RunningDispatcher:
 
     async def forward(self, seconds: float) -> None:
         """Let time pass."""
-        assert isinstance(self.clock, SteppedClock)
+        assert isinstance(self.clock, ManualClock)
         await self.clock.forward(seconds, self.settle)
 
 

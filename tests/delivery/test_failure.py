@@ -13,11 +13,11 @@ import pytest
 from relay.errors import Deferred, DeliveryError, Rejected, Superseded
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
+from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import (
     Answer,
     RunningDispatcher,
     ScriptedSink,
-    SteppedClock,
     accepts,
     hangs,
     refuses,
@@ -396,7 +396,7 @@ async def test_a_sink_that_delivers_nothing_for_a_minute_is_failing_and_the_othe
     tmp_path: Path, answer: Answer, reason: str
 ) -> None:
     """Two tries in a minute, or not even the end of the first, are too few to be three in a row."""
-    clock = SteppedClock()
+    clock = ManualClock()
     far, other = ScriptedSink(answer, longest_pause=300.0, clock=clock), ScriptedSink(clock=clock)
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}, clock=clock) as relay:
         await relay.record_event("E-1", not_before=900.0)
@@ -416,7 +416,7 @@ async def test_a_sink_that_delivers_nothing_for_a_minute_is_failing_and_the_othe
 async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_for_it(
     tmp_path: Path,
 ) -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     far = ScriptedSink(has_enough, clock=clock)
     async with running_dispatcher(tmp_path, {"bus": far}, clock=clock) as relay:
         await relay.record_event("E-1")
@@ -432,7 +432,7 @@ async def test_while_a_sink_has_nothing_to_deliver_or_is_paused_no_time_passes_f
 
 @asynccontextmanager
 async def with_listener(
-    folder: Path, sink: ScriptedSink, clock: SteppedClock
+    folder: Path, sink: ScriptedSink, clock: ManualClock
 ) -> AsyncIterator[tuple[RunningDispatcher, ScriptedSink]]:
     """Deliver to the sink as "bus". The sink "chat" takes all, also reports about the first."""
     listener = ScriptedSink(clock=clock)
@@ -452,7 +452,7 @@ async def test_one_refused_event_does_not_make_a_sink_failing_that_accepts_the_o
     tmp_path: Path, seconds: float
 ) -> None:
     """It is refused again and again between two others that are accepted."""
-    clock = SteppedClock()
+    clock = ManualClock()
     sink = ScriptedSink(refuses_one, longest_pause=300.0, give_up_after=7200.0, clock=clock)
     async with with_listener(tmp_path, sink, clock) as (relay, other):
         await relay.record_event("refused", not_before=7200.0)
@@ -475,7 +475,7 @@ async def test_a_sink_that_rejects_every_event_for_good_is_failing_after_a_minut
     tmp_path: Path,
 ) -> None:
     """Nothing waits between two events, but the next one comes soon."""
-    clock = SteppedClock()
+    clock = ManualClock()
     sink, other = ScriptedSink(has_enough, clock=clock), ScriptedSink(clock=clock)
     async with running_dispatcher(tmp_path, {"bus": sink, "chat": other}, clock=clock) as relay:
         for number in range(3):

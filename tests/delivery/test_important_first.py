@@ -10,10 +10,10 @@ import pytest
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
+from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import (
     RunningDispatcher,
     ScriptedSink,
-    SteppedClock,
     accepts,
     refuses,
     running_dispatcher,
@@ -91,7 +91,7 @@ async def test_events_come_before_decisions_and_those_before_everything_else(
 
 
 async def test_a_probe_of_a_failing_sink_is_the_event_and_not_a_refusal(tmp_path: Path) -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     sink = ScriptedSink(refuses, longest_pause=5.0, clock=clock)
     async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
         for number in range(100):

@@ -10,14 +10,15 @@ import pytest
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
-from tests.delivery.running_dispatcher import ScriptedSink, SteppedClock, running_dispatcher
+from tests.clocks import ManualClock
+from tests.delivery.running_dispatcher import ScriptedSink, running_dispatcher
 from tests.eventually import eventually
 
 
 async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(
     tmp_path: Path,
 ) -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     slow, other = ScriptedSink(clock=clock), ScriptedSink(clock=clock)
     async with running_dispatcher(
         tmp_path, {"slow": slow, "other": other}, clock=clock, slow={"rate": 4}

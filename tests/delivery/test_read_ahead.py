@@ -8,9 +8,9 @@ from pathlib import Path
 
 from relay.errors import StoreUnavailable
 from relay.store.sqlite import Work
+from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import (
     ScriptedSink,
-    SteppedClock,
     hangs,
     running_dispatcher,
 )
@@ -44,7 +44,7 @@ async def test_an_event_is_read_by_itself_if_others_cannot_be_read_with_it(tmp_p
     """No entry waits for a later try: time does not pass."""
     await record_events(tmp_path)
     sink = ScriptedSink(concurrency=1)
-    async with running_dispatcher(tmp_path, {"bus": sink}, clock=SteppedClock()) as relay:
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=ManualClock()) as relay:
         read, together = relay.store.read, 0
 
         async def reads_one(work: Work[object]) -> object:

@@ -9,10 +9,10 @@ from pathlib import Path
 from relay.store import StoreSettings
 from relay.store.retention import PRUNE_INTERVAL, prune_forever
 from relay.store.transaction import Transaction
+from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import (
     RunningDispatcher,
     ScriptedSink,
-    SteppedClock,
     running_dispatcher,
 )
 
@@ -45,7 +45,7 @@ async def test_a_flood_of_refusals_pushes_no_event_out_of_the_dead_letters(tmp_p
     def report(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
         reports.append((name, reason, sink, count))
 
-    clock = SteppedClock()
+    clock = ManualClock()
     async with running_dispatcher(tmp_path, {"bus": ScriptedSink()}, run=False) as relay:
         relay.store.settings = StoreSettings(path=tmp_path, dead_letters=MAX_DEAD_LETTERS)
         await record_dead_letters(relay, "event.scheduled", 10)

@@ -10,10 +10,10 @@ import pytest
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
+from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import (
     Answer,
     ScriptedSink,
-    SteppedClock,
     accepts,
     refuses,
     running_dispatcher,
@@ -28,7 +28,7 @@ def gaps(moments: list[float]) -> list[float]:
 
 
 def patient_sink(
-    clock: SteppedClock, answer: Answer = accepts, *, give_up_after: float = DAY
+    clock: ManualClock, answer: Answer = accepts, *, give_up_after: float = DAY
 ) -> ScriptedSink:
     """Return a sink with the limits of a webhook."""
     return ScriptedSink(answer, clock=clock, longest_pause=300.0, give_up_after=give_up_after)
@@ -39,7 +39,7 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
     tmp_path: Path, others: int
 ) -> None:
     """Also when several events wait, and the probes take turns."""
-    clock = SteppedClock()
+    clock = ManualClock()
     down = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
         for number in range(1 + others):
@@ -56,7 +56,7 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
 async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(
     tmp_path: Path, down_for: float
 ) -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     drain = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-1", not_before=15 * 60)
@@ -71,7 +71,7 @@ async def test_an_entry_for_a_sink_that_has_long_been_down_is_tried_at_once_and_
     tmp_path: Path,
 ) -> None:
     """The pause was fitted to what waited before, five minutes by then."""
-    clock = SteppedClock()
+    clock = ManualClock()
     drain = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("old")
@@ -97,7 +97,7 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
             raise Deferred("it answered 500", status=500)
         return Receipt()
 
-    clock = SteppedClock()
+    clock = ManualClock()
     drain = patient_sink(clock, poisoned)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("poison")
@@ -112,7 +112,7 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
 
 
 async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
 
     async def busy(event: CloudEvent) -> Receipt:
         if event.subject == "E-0" and clock.monotonic() < 120:
@@ -143,7 +143,7 @@ async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -
 async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after_notbefore(
     tmp_path: Path,
 ) -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
 
     async def refused(event: CloudEvent) -> Receipt:
         if event.subject == "E-0":
@@ -168,7 +168,7 @@ async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after
 
 
 async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path: Path) -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     down, other = patient_sink(clock, refuses), patient_sink(clock)
     async with running_dispatcher(tmp_path, {"drain": down, "chat": other}, clock=clock) as relay:
         await relay.record_event("E-1", "event.ended")
@@ -190,7 +190,7 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
 
 async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path: Path) -> None:
     """The operator has mended it, and does not wait for a pause of five minutes."""
-    clock = SteppedClock()
+    clock = ManualClock()
     drain = patient_sink(clock, refuses, give_up_after=600.0)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-0")

@@ -43,7 +43,7 @@ from relay.store.file import open_for_reading
 from relay.store.journal import JournalRow, read_all_rows, verify_journal
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 
 HUB = Origin("hub", "hub-1")
 SETTINGS = ApprovalsSettings.model_validate(

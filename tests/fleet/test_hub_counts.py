@@ -29,7 +29,7 @@ from relay.fleet.settings import TrustDomain
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.fleet.test_hub_heard import AGENT, SETTINGS, ignore, pulse
 
 

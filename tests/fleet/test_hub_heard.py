@@ -24,7 +24,7 @@ from relay.fleet.settings import HubSettings, TrustDomain
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.events.strategies import make_event
 from tests.eventually import eventually
 from tests.fleet.test_merger import SCOPE, merging

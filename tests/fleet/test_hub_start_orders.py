@@ -16,7 +16,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.start_orders import OrderPort
 from relay.store import Grant
 from tests.approvals.builders import open_grants
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 from tests.fleet.fleet_of_orders import HUB, Fleet, Hub, build_result, running_hub, user_event
 
 EVENT = user_event()

@@ -13,7 +13,7 @@ from relay.fleet.hub.hub_state_sender import STATE_INTERVAL, TOLD_FOR, HubStateS
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import MAX_TOLD, HubScopeState
 from relay.store import EventKeyFormat, RecordedEvent
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 SCOPE = "vmss-a-1f0c33ab"

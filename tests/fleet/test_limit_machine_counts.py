@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from relay.approvals.limits import Limit
 from relay.fleet.hub.limit_machine_counts import COUNT_INTERVAL, SelectedMachineCounter
 from relay.fleet.hub.roster import Agent, Roster
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 
 
 def agent(scope: str, name: str, *names: str) -> Agent:

@@ -17,8 +17,8 @@ from relay.fleet.agent.report_sink import (
     ReportSink,
 )
 from relay.fleet.messages import HubScopeState
-from tests.approvals.manual_clock import NOON, ManualClock
 from tests.builders import DATA, EVENT_ID, cloudevent
+from tests.clocks import NOON, ManualClock
 
 OTHERS = {**DATA, "resources": ["vm-1", "vm-2"]}
 OWN = {**DATA, "resources": ["vm-1", "VM-0"]}

@@ -18,7 +18,7 @@ from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
 from relay.store import RecordedEvent, StateFileScopeAndVm
 from relay.store.sqlite import Store
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 from tests.store.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"

@@ -16,9 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
-from typing_extensions import override
 
-from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.model import ScheduledEvent
 from relay.fleet.agent.start_orders import MAX_LIFETIME, StartOrders
@@ -31,28 +29,13 @@ from relay.ingest.recorder import Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN
+from tests.clocks import ShiftedClock
 from tests.eventually import eventually
 from tests.fleet.hub_side import make_order
 from tests.imds.scripted_server import Answer, ReceivedRequest, ScriptedServer, run_server
 
 EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 VM_ID = "5d7b8a9e-0000-4000-8000-00000000c0de"
-
-
-class VmClock(SystemClock):
-    """The clocks of a VM: the wall clock can be wrong, and each can jump."""
-
-    def __init__(self) -> None:
-        self.wall_ahead = timedelta()
-        self.monotonic_ahead = 0.0
-
-    @override
-    def now(self) -> datetime:
-        return super().now() + self.wall_ahead
-
-    @override
-    def monotonic(self) -> float:
-        return super().monotonic() + self.monotonic_ahead
 
 
 @dataclass
@@ -113,7 +96,7 @@ class Rig:
 
     imds: Imds
     server: ScriptedServer
-    clock: VmClock
+    clock: ShiftedClock
     orders: StartOrders
     results: list[StartResult]
     broker_failures: list[str]
@@ -156,7 +139,7 @@ class Rig:
 @asynccontextmanager
 async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
     """Run a poller and orders. ``is_old``: the agent has run for a while."""
-    imds, clock = Imds(), VmClock()
+    imds, clock = Imds(), ShiftedClock()
     results: list[StartResult] = []
     broker_failures: list[str] = []
 
@@ -258,7 +241,7 @@ async def test_a_late_order_sends_nothing(tmp_path: Path, seconds: float) -> Non
 @pytest.mark.parametrize("minutes", [-30, 30])
 async def test_the_clock_of_the_vm_does_not_matter(tmp_path: Path, minutes: int) -> None:
     async with rig(tmp_path) as running:
-        running.clock.wall_ahead = timedelta(minutes=minutes)
+        running.clock.wall_ahead = minutes * 60.0
         assert (await running.carry_out()).result == "accepted"
         assert (await running.carry_out(seconds=-1)).result == "stale"
         assert len(running.imds.posts) == 1
@@ -293,7 +276,7 @@ async def test_a_freeze_between_the_read_and_the_start_request_sends_nothing(
 
         def freeze() -> None:
             if clock == "wall":
-                running.clock.wall_ahead += timedelta(seconds=6)
+                running.clock.wall_ahead += 6
             else:
                 running.clock.monotonic_ahead += 6
 
@@ -306,7 +289,7 @@ async def test_a_wall_clock_that_is_set_back_gives_no_more_time(tmp_path: Path) 
     async with rig(tmp_path) as running:
 
         def set_back_and_freeze() -> None:
-            running.clock.wall_ahead -= timedelta(hours=1)
+            running.clock.wall_ahead -= 3600
             running.clock.monotonic_ahead += 6
 
         result = await running.carry_out_while_polling(during_read=set_back_and_freeze)

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.fleet.messages import StartOutcome
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.conftest import DebugLoop
 from tests.depth import depth
 from tests.fleet.fleet_of_orders import Fleet, Hub, Mode, build_result, running_hub, user_event

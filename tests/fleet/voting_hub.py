@@ -28,7 +28,7 @@ from relay.store.file import open_for_reading
 from relay.store.journal import read_all_rows, verify_journal
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 
 HUB = Origin("hub", "hub-1")
 A, B = "vmss-a-1f0c33ab", "vmss-b-9d2e77c0"

@@ -18,8 +18,6 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from relay.clock import SystemClock
 from relay.errors import SourceError
 from relay.imds import SourceSettings
@@ -28,6 +26,7 @@ from relay.imds.discover import DHCP_INTERVAL, AskDhcp, CandidateFinder, ask_dhc
 from relay.net.egress import is_refused
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.cli.command import environment
+from tests.clocks import ShiftedClock
 from tests.imds.dhcp_server import Answer, offer_endpoint, run_dhcp_server
 
 PRIVATE, SHARED, PUBLIC = "10.9.8.9", "100.65.96.130", "203.0.113.9"
@@ -44,16 +43,6 @@ COMMANDS = (
     *(f"ip address add {address}/32 dev veth0" for address in (PRIVATE, SHARED, PUBLIC)),
 )
 """A new network namespace has no device but loopback, and broadcasts need another."""
-
-
-class LaterClock(SystemClock):
-    """The system's clock, whose monotonic time a test sets forward."""
-
-    later = 0.0
-
-    @override
-    def monotonic(self) -> float:
-        return super().monotonic() + self.later
 
 
 @contextlib.contextmanager
@@ -130,7 +119,7 @@ async def public_address() -> dict[str, Any]:
 
 async def moved() -> dict[str, Any]:
     """The service moves to another address and port: it is found again, after a while."""
-    clock = LaterClock()
+    clock = ShiftedClock()
     async with client(clock) as opened:
         async with azure(PRIVATE), dhcp(offer_endpoint(PRIVATE)):
             await opened.read_document_bytes()
@@ -138,7 +127,7 @@ async def moved() -> dict[str, Any]:
         async with azure(SHARED, 8080), dhcp(offer_endpoint(SHARED)) as requests:
             at_once = await failure(opened)
             asked_at_once = len(requests)
-            clock.later += max(SEARCH_AFTER, DHCP_INTERVAL)
+            clock.monotonic_ahead += max(SEARCH_AFTER, DHCP_INTERVAL)
             await opened.read_document_bytes()
             return {
                 "urls": [first, opened.base_url],

@@ -25,7 +25,7 @@ from relay.errors import (
 from relay.imds import SourceSettings
 from relay.imds.calls import MAX_DOCUMENT_BYTES, DatedBody
 from relay.imds.client import ImdsClient
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.imds.scripted_server import (
     EMPTY,
     Answer,

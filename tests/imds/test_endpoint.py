@@ -16,7 +16,7 @@ from relay.errors import SourceUnavailable
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discover import ALLOWED, DHCP_INTERVAL, CandidateFinder
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 
 PRIVATE, SHARED = IPv4Address("10.9.8.9"), IPv4Address("100.65.96.130")
 METADATA, WIRE_SERVER = IPv4Address("169.254.169.254"), IPv4Address("168.63.129.16")

@@ -27,7 +27,7 @@ from relay.imds.instance_metadata import (
     wait_for_instance_metadata,
 )
 from relay.ingest.recorder import names_this_vm
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 from tests.imds.scripted_server import Answer, ScriptedServer, answers_in_order, run_server
 
 VM = Instance(

@@ -29,7 +29,7 @@ from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN
-from tests.approvals.manual_clock import NOON, ManualClock
+from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 from tests.imds.scripted_server import Answer, run_server
 

@@ -17,8 +17,8 @@ from relay.ingest.recorder import CHANGES_PER_STEP, Recorder, SuccessfulPoll
 from relay.store import GrantState
 from relay.store.transaction import Transaction
 from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event
-from tests.approvals.manual_clock import NOON
 from tests.builders import cloudevent
+from tests.clocks import NOON
 
 REBOOT = build_event()
 STARTED = build_event(event_status="Started", not_before=None)

@@ -17,7 +17,6 @@ from relay.simulator import (
     play_playbook,
     run_simulator,
 )
-from tests.delivery.running_dispatcher import SteppedClock
 
 SHIPPED = load_packaged_playbooks()
 FINITE = sorted(name for name, playbook in SHIPPED.items() if not playbook.loop)
@@ -34,7 +33,7 @@ def load(folder: Path, text: str) -> Playbook:
 async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
     lines: list[str] = []
     playbook = SHIPPED[name]
-    clock = SteppedClock()  # in real time, a machine that stalls makes a step late
+    clock = ManualClock()  # in real time, a machine that stalls makes a step late
     async with Simulator(playbook.azure, clock=clock, report=lines.append) as sim:
 
         async def settle() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from relay.simulator.event import Plan
 from relay.simulator.scope import InvalidTransition, PastTransition, Scope, UnknownEvent
 from relay.simulator.setup import VM, Setup
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 
 T0 = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
 VMS = (VM("vm-0"), VM("vm-1"))

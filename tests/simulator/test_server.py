@@ -12,7 +12,7 @@ from yarl import URL
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.event import NEWEST_API_VERSION
-from tests.approvals.manual_clock import ManualClock
+from tests.clocks import ManualClock
 
 EVENTS = "/metadata/scheduledevents"
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)

@@ -7,20 +7,18 @@ import ssl
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from aiohttp.abc import AbstractResolver
-from typing_extensions import override
 
-from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
 from relay.sinks import Receipt
 from relay.sinks.webhook import Settings, Webhook
 from tests.builders import cloudevent
+from tests.clocks import ManualClock
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 OTHER_SECRET = "whsec_" + "b3RoZXIh" * 4
@@ -28,18 +26,6 @@ TELLTALES = ("t0ken", SECRET[6:], OTHER_SECRET[6:])
 """What may be in no text that a failure shows; URLs of tests have a t0ken in them."""
 
 NOW = datetime(2026, 4, 11, 22, 26, 58, 900_000, UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class StoppedClock(SystemClock):
-    """A wall clock that stands still."""
-
-    at: datetime = NOW
-
-    @override
-    def now(self) -> datetime:
-        """The moment at which it stands."""
-        return self.at
 
 
 def settings(**fields: Any) -> Settings:
@@ -62,7 +48,7 @@ async def sink(
 ) -> AsyncIterator[Webhook]:
     """The sink with its session, and a resolver or trusted certificates of the test's own."""
     async with open_session(resolver=resolver, tls=tls) as session:
-        yield Webhook(settings(**fields), StoppedClock(), session)
+        yield Webhook(settings(**fields), ManualClock(NOW), session)
 
 
 async def deliver(

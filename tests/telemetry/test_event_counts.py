@@ -9,7 +9,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.store import RecordedEvent
 from relay.telemetry.event_counts import EventCounts
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 
 ORIGIN = Origin("scope", "vm-0")
 

@@ -17,8 +17,8 @@ from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from relay.telemetry.event_log import RecordedEventLogger
-from tests.approvals.manual_clock import NOON, ManualClock
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
+from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 
 

@@ -15,7 +15,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.log_fields import LogFields, field_meanings
 from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, log_line_of_event
 from tests.approvals.builders import build_event
-from tests.approvals.manual_clock import NOON
+from tests.clocks import NOON
 from tests.documented import block
 
 REBOOT = "Reboot of WestNO_0, WestNO_1"

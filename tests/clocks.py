@@ -1,11 +1,16 @@
-"""A clock that stands still until a test advances it."""
+"""A clock that stands still until a test advances it, and one that is ahead of the machine's."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+
+from typing_extensions import override  # in typing from Python 3.12
+
+from relay.clock import SystemClock
 
 _IO_PAUSE = 0.003
 """Real seconds for calls over loopback and writes to disk between two steps."""
@@ -17,7 +22,7 @@ class ManualClock:
 
     def __init__(self, now: datetime = NOON) -> None:
         self._wall = now
-        self._monotonic = 1000.0
+        self._monotonic = 0.0
         self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
 
     def now(self) -> datetime:
@@ -71,6 +76,16 @@ class ManualClock:
                     self.advance(step)
                 await asyncio.sleep(_IO_PAUSE)
 
+    async def forward(self, seconds: float, settled: Callable[[], Awaitable[None]]) -> None:
+        """Advance from alarm to alarm; after each, wait until nothing more happens by itself."""
+        end = self._monotonic + seconds
+        await settled()
+        while due := [left for left in self.remaining_sleeps if self._monotonic + left <= end]:
+            self.advance(max(0.0, due[0]))
+            await settled()
+        self.advance(end - self._monotonic)
+        await settled()
+
     @asynccontextmanager
     async def ticking(self, step: float) -> AsyncIterator[None]:
         """Advance by ``step`` again and again while the context lasts.
@@ -88,3 +103,28 @@ class ManualClock:
             yield
         finally:
             task.cancel()
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clocks, set ahead in seconds: both, the wall clock or the monotonic one."""
+
+    def __init__(self) -> None:
+        self.offset = self.wall_ahead = self.monotonic_ahead = 0.0
+        self._stopped: float | None = None
+
+    @override
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.offset + self.wall_ahead)
+
+    @override
+    def monotonic(self) -> float:
+        elapsed = super().monotonic() if self._stopped is None else self._stopped
+        return elapsed + self.offset + self.monotonic_ahead
+
+    def freeze_monotonic(self) -> None:
+        """Let no interval pass unless a test changes `offset`.
+
+        The clock stops at a whole second: with fractions, rounding can make `(now + 300.0) - now`
+        less than 300.0.
+        """
+        self._stopped = float(math.ceil(super().monotonic()))
