@@ -59,7 +59,7 @@ _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 _log = logging.getLogger(__name__)
 SAME_DECISION = timedelta(minutes=1)
 """For so long a decision that changes nothing gets the answer to the first."""
-MAX_REFUSALS = 10
+MAX_REFUSALS = 100
 """Refusals of one principal that are recorded at once, and then in each minute. The metric and the
 log count all of them."""
 

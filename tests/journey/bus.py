@@ -236,10 +236,7 @@ class System:
         return await self._approval_of(self._schedule(**plan))
 
     async def wait_until_earlier_are_decided(self) -> None:
-        """Send a message that is refused. The queue is first in, first out.
-
-        Of ten refusals about an event, the relay announces the next ones a minute later.
-        """
+        """Send a message that is refused. The queue is first in, first out."""
         if self.marks % 8 == 0:
             _, self.marked = await self.schedule_reboot()
         self.marks += 1

@@ -17,6 +17,7 @@ from relay.simulator import (
     play_playbook,
     run_simulator,
 )
+from tests.clocks import ManualClock
 
 SHIPPED = load_packaged_playbooks()
 FINITE = sorted(name for name, playbook in SHIPPED.items() if not playbook.loop)

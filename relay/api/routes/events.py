@@ -110,10 +110,7 @@ class EventDetails(EventSummary):
     """A scheduled event with its history."""
 
     history: list[CloudEventDocument]
-    """The newest events, oldest first.
-
-    After ten refusals of a principal within a minute, the others are one event with `count`.
-    """
+    """The newest events, oldest first."""
     votes: list[RecordedDecision]
     """The newest decisions, oldest first."""
     deliveries: list[DeliverySummary]
