@@ -11,7 +11,6 @@ import pytest
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.events.model import ScheduledEvent
 from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
-from tests.eventually import eventually
 
 BUSY = make_event(event_id="E-2", event_status="Started", not_before=None, resources=("db-2",))
 WAIT = {"limit": "one", "max": 1, "machines": ["db-2"], "behind": None, "until": None}
@@ -58,17 +57,3 @@ async def test_lists_and_details_show_the_limit_and_who_takes_its_slots(
     explanation = (await relay.call("GET", f"/v1/events/{EVENT_ID}/rule")).json
     assert (explanation["state"], explanation["waitingFor"]) == ("waiting", [WAIT])
     assert explanation["limitMeans"] == LIMIT_NOTICE
-
-
-async def test_a_release_can_end_in_waiting(relay: RunningRelay) -> None:
-    revision = _reboot().revision
-    assert (await relay.decide("hold", by="bob", revision=revision)).json["state"] == "held"
-    assert (await relay.decide(revision=revision)).json["state"] == "held"
-    released = await relay.decide("release", by="bob", revision=revision)
-    assert (released.json["state"], released.json["waitingFor"]) == ("waiting", [WAIT])
-
-
-async def test_the_event_goes_when_the_other_one_is_over(relay: RunningRelay) -> None:
-    await _vote(relay)
-    await relay.observe(_reboot())
-    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])

@@ -113,31 +113,6 @@ async def test_a_signed_malformed_body_is_400_and_a_wrong_field_422(
     assert (answer.status, answer.json["field"]) == (422, "revision")
 
 
-async def test_an_unknown_client_takes_as_long_as_a_known_client(
-    relay: RunningRelay,
-) -> None:
-    """A digest over the body is made for both: with 60 KiB that is most of the work."""
-    body = orjson.dumps({**relay.decision_body(), "reason": "x" * 60_000})
-    clients = relay.server._pipeline.authenticator  # noqa: SLF001  # timed without the network
-    headers = {
-        "webhook-id": "msg_1",
-        "webhook-timestamp": str(int(time.time())),
-        "webhook-signature": "v1,AAAA",
-    }
-
-    def fastest(name: str) -> float:
-        took = []
-        for _ in range(200):
-            began = time.perf_counter()
-            with pytest.raises(Exception, match=r"signature|client"):
-                clients.caller_from_signature(name, headers, body)
-            took.append(time.perf_counter() - began)
-        return min(took)
-
-    known, unknown = fastest("drain"), fastest("nobody")
-    assert 0.5 < known / unknown < 2.0
-
-
 def _capture(
     relay: RunningRelay, body: bytes, request_id: str = "msg_1", *, age: int = 0
 ) -> Callable[[], Awaitable[Response]]:

@@ -99,38 +99,10 @@ async def test_the_scope_of_the_body_chooses_the_event(
 
 
 @WAYS
-@pytest.mark.parametrize("named", [B, "vmss-c-00000000"])
-async def test_a_body_cannot_name_two_scopes(hub: RunningRelay, way: str, named: str) -> None:
-    assert (await send(hub, way, eventId=f"{EVENT_ID}@{named}", scope=A)).status == 404
-    assert hub.azure.started_in == []
-
-
-async def test_a_reference_alone_is_enough(hub: RunningRelay) -> None:
-    assert (await hub.decide(eventId=f"{EVENT_ID}@{B}")).status == 202
-    await started_in(hub, B)
-
-
-@WAYS
 async def test_a_scope_without_the_event_is_unknown(hub: RunningRelay, way: str) -> None:
     answer = await send(hub, way, scope="vmss-c-00000000")
     assert answer.status == 404
     assert hub.azure.started_in == []
-
-
-async def test_the_same_id_for_another_scope_is_another_body(hub: RunningRelay) -> None:
-    """A program that uses one id for both gets no answer about the wrong scope."""
-    headers = {"Idempotency-Key": "drained"}
-    first = await hub.decide(scope=A, headers=headers)
-    second = await hub.decide(scope=B, headers=headers)
-    assert (first.status, second.status) == (202, 409)
-    await started_in(hub, A)
-
-
-async def test_a_hold_stops_the_event_of_its_scope_alone(hub: RunningRelay) -> None:
-    assert (await hub.decide("hold", by="bob", scope=A)).json["state"] == "held"
-    assert (await hub.decide(scope=A)).json["state"] == "held"
-    assert (await hub.decide(scope=B)).json["state"] == "granted"
-    await started_in(hub, B)
 
 
 async def test_a_link_of_a_message_is_about_the_scope_of_the_message(hub: RunningRelay) -> None:

@@ -8,10 +8,8 @@ a new `Authenticator`, and compares it with the old one.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
-import secrets
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
-from relay.signature import PREFIX, SignatureRefused, verify
+from relay.signature import SignatureRefused, verify
 
 if TYPE_CHECKING:
     from relay.api.auth.entra_tokens import TokenVerifier
@@ -58,9 +56,6 @@ class Authenticator:
 
             self.tokens = TokenVerifier(settings.oidc, clock)
         self._clock = clock
-        # The signature of every client is checked with as many secrets, also of an unknown one. So
-        # the duration does not say who exists, or whose secrets are being changed.
-        self._decoy_secret = PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
     async def caller_from_bearer_or_certificate(
         self,
@@ -123,17 +118,13 @@ class Authenticator:
     ) -> Caller:
         """Return the client of this name if it signed the content. Raises NotAuthenticated."""
         client = self._clients_by_name.get(name)
-        # Of every client, so that the duration does not say whose secrets are in a file.
-        secrets_by_name = {other.name: other.reveal_list("secrets") for other in self._clients}
-        client_secrets = secrets_by_name.get(name, ())
-        count = max(map(len, secrets_by_name.values()), default=1)
-        decoys = (self._decoy_secret,) * max(count - len(client_secrets), not client_secrets)
-        try:
-            verify((*client_secrets, *decoys), headers, content, self._clock.now())
-        except SignatureRefused as error:
-            raise NotAuthenticated(str(error)) from None
+        client_secrets = () if client is None else client.reveal_list("secrets")
         if client is None or not client_secrets:
             raise NotAuthenticated("no client with secrets has this name")
+        try:
+            verify(client_secrets, headers, content, self._clock.now())
+        except SignatureRefused as error:
+            raise NotAuthenticated(str(error)) from None
         return caller_for_client(client, "callback")
 
     def has_same_settings_for_principal(self, other: Authenticator, principal: str) -> bool:
