@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -26,27 +26,28 @@ MAX_KEYS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRow:
-    """An agent, as it last described itself.
+    """An agent, as it last described itself (`relay.fleet.hub.roster.Agent`).
 
     ``relay`` is its name as a word of a routing key, ``name`` as it writes it. ``names`` are the
-    names by which events refer to its VM. ``poll_age`` is in seconds, in its last pulse.
-    ``clock_offset`` is how many seconds its clock is ahead of Azure's.
+    names by which events refer to its VM, in lower case; none if no pulse had any. ``poll_age`` is
+    how old its document was at its last pulse, and ``clock_offset`` how far its clock is ahead of
+    Azure's, both in seconds.
     """
 
     scope: str
     relay: str
     user: str
     name: str
-    vm_id: str | None
-    boot_id: str | None
-    version: str | None
-    zone: str | None
-    names: Json[tuple[str, ...]]
+    vm_id: str | None = None
+    boot_id: str | None = None
+    version: str | None = None
+    zone: str | None = None
+    names: Json[tuple[str, ...]] = ()
     first_heard: datetime
-    last_report: datetime | None
-    last_pulse: datetime | None
-    poll_age: float | None
-    clock_offset: float | None
+    last_report: datetime | None = None
+    last_pulse: datetime | None = None
+    poll_age: float | None = None
+    clock_offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ class FleetTables:
 
 def _column_values(row: AgentRow | SightingRow) -> dict[str, Any]:
     # `dataclasses.asdict` would make deep copies.
-    values = {name: getattr(row, name) for name in row.__slots__}
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
     return {
         name: format_sortable(value) if isinstance(value, datetime) else value
         for name, value in values.items()

@@ -140,6 +140,7 @@ class Fleet:
     def __init__(self, clock: ManualClock, agents: Iterable[str]) -> None:
         """``agents`` are written as ``<scope>/<relay>``."""
         self.clock = clock
+        self._began = clock.monotonic()
         self.agents: dict[tuple[str, str], FakeAgent] = {}
         for name in agents:
             scope, relay = name.split("/")
@@ -167,7 +168,7 @@ class Fleet:
 
     def azure_now(self) -> datetime:
         """The clock of Azure."""
-        return NOON + timedelta(seconds=self.clock.monotonic() - 1000.0)
+        return NOON + timedelta(seconds=self.clock.monotonic() - self._began)
 
     def azure_says(self, scope: str, *events: ScheduledEvent) -> None:
         """Add events to the document of a scope, or change them."""
@@ -277,7 +278,7 @@ class Fleet:
         if self.status == 200 and self.starts_events:
             self.start_event(agent.scope, event.event_id)
         outcomes: dict[int, StartOutcome] = {200: "accepted", 400: "refused"}
-        return build_result(order, outcomes.get(self.status, "failed"), self.status)
+        return build_result(order, outcomes.get(self.status, "failed"), self.status or None)
 
     def start_event(self, scope: str, event_id: str) -> None:
         """Azure starts an event."""

@@ -13,9 +13,8 @@ from tests.clocks import ManualClock
 def agent(scope: str, name: str, *names: str) -> Agent:
     """An agent with the names that its pulse said."""
     heard = datetime(2026, 1, 1, tzinfo=UTC)
-    known = frozenset(names) or None
     return Agent(
-        scope=scope, relay=name.lower(), user="u", name=name, first_heard=heard, names=known
+        scope=scope, relay=name.lower(), user="u", name=name, first_heard=heard, names=names
     )
 
 

@@ -70,7 +70,7 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
         boot_id="one",
         version="2.0.0",
         zone="1",
-        names=frozenset({"web_1", "web000001"}),
+        names=("web000001", "web_1"),
         poll_age=0.5,
         clock_offset=0.1,
     )

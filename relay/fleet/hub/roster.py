@@ -16,7 +16,7 @@ All times are by the clock of the hub.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -25,6 +25,7 @@ from relay.events.model import ScheduledEvent
 from relay.events.routing_words import relay_word
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
+from relay.store.fleet import AgentRow
 
 FRESH_FOR = timedelta(seconds=150)
 """Two pulses can be lost before an agent is silent."""
@@ -39,31 +40,10 @@ _GOOD_POLL_AGE = 5.0
 """Seconds. Below this, agents are equally good."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
-    """What the hub knows about an agent. Its fields are simple, so that a row can hold them.
+class Agent(AgentRow):
+    """What the hub knows about an agent: its row, and what follows from it."""
 
-    ``relay`` is the relay word, and ``name`` the name of the relay as it writes it. ``names`` are
-    the names by which the ``Resources`` of an event can refer to its VM, in lower case; None if no
-    pulse had any. ``poll_age`` is how old the agent's document was at its last pulse, and
-    ``clock_offset`` how far its clock is ahead of Azure's, both in seconds. See
-    `relay.fleet.messages.Pulse` for the other fields that come from there.
-    """
-
-    scope: str
-    relay: str
-    user: str
-    name: str
-    first_heard: datetime
-    last_report: datetime | None = None
-    last_pulse: datetime | None = None
-    vm_id: str | None = None
-    boot_id: str | None = None
-    version: str | None = None
-    zone: str | None = None
-    names: frozenset[str] | None = None
-    poll_age: float | None = None
-    clock_offset: float | None = None
+    __slots__ = ()
 
     @property
     def last_heard(self) -> datetime:
@@ -88,7 +68,7 @@ class Agent:
         Without names from a pulse, a VM is called as its relay is. Azure can write the name of an
         instance of a scale set in two ways, and with an underscore in front.
         """
-        if self.names is not None:
+        if self.names:
             return any(resource.lower() in self.names for resource in resources)
         names = add_underscore_prefixed_names(
             frozenset({self.relay, *other_instance_names(self.relay)})
@@ -159,7 +139,7 @@ class Roster:
                 boot_id=pulse.boot_id,
                 version=pulse.version,
                 zone=pulse.zone,
-                names=frozenset(name.lower() for name in pulse.names) or None,
+                names=tuple(sorted({name.lower() for name in pulse.names})),
                 poll_age=pulse.poll_age,
                 clock_offset=pulse.clock_offset,
             )

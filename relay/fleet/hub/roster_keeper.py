@@ -10,7 +10,6 @@ from typing import NoReturn
 from relay.clock import Clock
 from relay.events.build import Origin, relay_event
 from relay.fleet.hub.roster import FRESH_FOR, Agent, Roster
-from relay.store.fleet import AgentRow
 from relay.store.sqlite import Store
 
 UPKEEP_INTERVAL = 5.0
@@ -51,7 +50,9 @@ class RosterKeeper:
     async def load(self) -> None:
         """Read the agents that the state file knows."""
         rows = await self._store.read(lambda tx: tx.fleet.agents())
-        self.roster.add_stored_agents(map(_agent_from_row, rows))
+        self.roster.add_stored_agents(
+            Agent(**{name: getattr(row, name) for name in row.__slots__}) for row in rows
+        )
 
     def mark_agent_unsaved(self, agent: Agent) -> None:
         """Store this agent at the next opportunity."""
@@ -84,8 +85,7 @@ class RosterKeeper:
         names, self._unsaved = self._unsaved, set()
         agents = [agent for name in names if (agent := self.roster.agent(*name)) is not None]
         if agents:
-            rows = list(map(_row_from_agent, agents))
-            saved = self._store.submit(lambda tx: tx.fleet.save_agents(rows), fail_open=True)
+            saved = self._store.submit(lambda tx: tx.fleet.save_agents(agents), fail_open=True)
             # asyncio logs an exception that nobody retrieves; the store has reported this one.
             saved.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -141,41 +141,3 @@ class RosterKeeper:
         )
         # asyncio logs an exception that nobody retrieves; the store has reported this one.
         recorded.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _agent_from_row(row: AgentRow) -> Agent:
-    return Agent(
-        scope=row.scope,
-        relay=row.relay,
-        user=row.user,
-        name=row.name,
-        first_heard=row.first_heard,
-        last_report=row.last_report,
-        last_pulse=row.last_pulse,
-        vm_id=row.vm_id,
-        boot_id=row.boot_id,
-        version=row.version,
-        zone=row.zone,
-        names=frozenset(row.names) or None,
-        poll_age=row.poll_age,
-        clock_offset=row.clock_offset,
-    )
-
-
-def _row_from_agent(agent: Agent) -> AgentRow:
-    return AgentRow(
-        scope=agent.scope,
-        relay=agent.relay,
-        user=agent.user,
-        name=agent.name,
-        vm_id=agent.vm_id,
-        boot_id=agent.boot_id,
-        version=agent.version,
-        zone=agent.zone,
-        names=tuple(sorted(agent.names or ())),
-        first_heard=agent.first_heard,
-        last_report=agent.last_report,
-        last_pulse=agent.last_pulse,
-        poll_age=agent.poll_age,
-        clock_offset=agent.clock_offset,
-    )
