@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import aio_pika
-import orjson
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.commands import Basic
 
@@ -299,9 +298,3 @@ async def hub_side(broker: Broker, exchange: str | None = None) -> AsyncIterator
 
             await queue.consume(keep, no_ack=True)
         yield hub
-
-
-def json_of(event: CloudEvent) -> dict[str, Any]:
-    """Return the fields of an event's body."""
-    fields: dict[str, Any] = orjson.loads(event.body)
-    return fields

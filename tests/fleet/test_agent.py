@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
-from relay.fleet.agent import link, report_sink, start_orders
+from relay.fleet.agent import report_sink, start_orders
 from relay.fleet.messages import Pulse, PulseRequest
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.eventually import eventually
@@ -234,27 +233,6 @@ async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
         assert hub.results == []
     await eventually(lambda: len(hub.results) == 1)
     assert hub.results[0].result == "accepted"
-
-
-async def test_what_happens_while_the_broker_is_away_is_reported_in_order_after_its_return(
-    own_broker: Broker, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "FIRST_RECONNECT_SPREAD", 0.5)
-    monkeypatch.setattr(link, "MAX_RECONNECT_SPREAD", 0.5)
-    async with hub_side(own_broker) as hub:
-        exchange = hub.exchange
-    async with agent(hub, azure, tmp_path) as running:
-        await asyncio.to_thread(own_broker.kill)
-        event = azure.schedule(Plan(resources=("vm-0",)))
-        await eventually(lambda: _is(recorded_names(running), ["event.scheduled"]))
-        azure.start(event)
-        await eventually(lambda: _is(recorded_names(running), ["event.scheduled", "event.started"]))
-        async with hub_side(own_broker, exchange) as again:
-            await again.wait_for(CloudEvent, 2)
-            azure.end(event)
-            await again.wait_for(CloudEvent, 3)
-            names = [name for name in again.event_names if name.startswith("event.")]
-            assert names == ["event.scheduled", "event.started", "event.ended"]
 
 
 async def recorded_names(running: RunningRelay) -> list[str]:

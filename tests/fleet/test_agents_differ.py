@@ -9,66 +9,13 @@ import pytest
 
 from relay.fleet.hub import merge
 from relay.simulator import Plan, Setup
-from relay.simulator.faults import Fault
-from tests.depth import CHAOS
 from tests.eventually import eventually
-from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import inbox, relay
+from tests.fleet.running_fleet import running_fleet
+from tests.journey.relay_process import inbox
 from tests.rabbitmq import Broker
 
 SCOPE = "vmss-a-1f0c33ab"
 WHOLE_STORY = ["event.scheduled", "event.started", "event.ended"]
-
-
-async def test_agents_that_die_lag_or_come_late_change_nothing(
-    own_broker: Broker, tmp_path: Path
-) -> None:
-    """One agent dies in the middle of the event, and one sees nothing of it until its end.
-
-    `make chaos-tests` kills the first in a process of its own, `make test` stops it.
-    """
-    vms = ["vm-0", "vm-1", "vm-dying", "vm-lagging", "vm-late"]
-    apart = ["vm-dying", "vm-late"] if CHAOS else ["vm-late"]
-    async with (
-        running_fleet(own_broker, tmp_path, {SCOPE: vms}, without_agents=apart) as fleet,
-        relay(tmp_path / "dying", process_document(fleet, "vm-dying")) as dying,
-    ):
-        azure = fleet.azures[SCOPE]
-        if CHAOS:
-            await dying.start()
-        await eventually(lambda: "vm-dying" in {agent.relay for agent in fleet.roster})
-        event = azure.schedule(Plan(resources=("vm-0",)))
-        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:1])
-        azure.add_fault(Fault(kind="status", vm="vm-lagging", lasts=3600.0))
-        lagging = fleet.relays[SCOPE, "vm-lagging"].relay.source
-        await eventually(lambda: lagging.failures > 0)
-        azure.start(event)
-        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:2])
-        if CHAOS:
-            await dying.kill()
-        else:
-            await fleet.stop_agent(SCOPE, "vm-dying")
-        await fleet.start_agent(SCOPE, "vm-late")
-        await fleet.wait_until_reported()
-        assert fleet.told(event.event_id) == WHOLE_STORY[:2]
-        azure.end(event)
-        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY)
-        azure.clear_faults()
-        if CHAOS:
-            await dying.start()
-        else:
-            await fleet.start_agent(SCOPE, "vm-dying")
-        marker = azure.schedule(Plan(type="Freeze", resources=("vm-dying",)))
-        await eventually(lambda: fleet.told(marker.event_id) == WHOLE_STORY[:1])
-        await fleet.wait_until_reported()
-        assert fleet.told(event.event_id) == WHOLE_STORY
-
-
-def process_document(fleet: RunningFleet, vm: str) -> dict[str, object]:
-    """Return the document of an agent that runs in a process of its own."""
-    document = fleet.agent_document(SCOPE, vm)
-    del document["store"], document["api"]
-    return document
 
 
 async def test_an_event_that_one_vm_alone_sees_is_told_from_beginning_to_end(

@@ -35,20 +35,6 @@ async def approve_when_told(fleet: RunningFleet, event_id: str) -> None:
     assert (status, answer["state"]) == (202, "granted")
 
 
-async def test_an_agent_that_the_event_does_not_name_sends_the_start_request(
-    own_broker: Broker, tmp_path: Path
-) -> None:
-    vms = ["vm-0", "vm-1", "vm-2"]
-    async with running_fleet(own_broker, tmp_path, {SCOPE: vms}, hub=RULE) as fleet:
-        azure = fleet.azures[SCOPE]
-        await wait_until_agents_obey()
-        event = azure.schedule(Plan(resources=("vm-0",)))
-        await approve_when_told(fleet, event.event_id)
-        await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))
-        (post,) = azure.start_requests
-        assert post.vm in ("vm-1", "vm-2")
-
-
 async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once(
     own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

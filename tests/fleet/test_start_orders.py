@@ -311,7 +311,7 @@ async def test_a_read_that_hangs_ends_in_time_and_sends_nothing_later(tmp_path: 
         assert running.imds.posts == []
 
 
-@pytest.mark.parametrize("answer", [Answer(raw=b"", then="hang"), Answer(b"", pause=600)])
+@pytest.mark.parametrize("answer", [Answer(b"", pause=600)])
 async def test_a_start_request_that_hangs_is_cut_off_at_the_deadline_and_not_repeated(
     tmp_path: Path, answer: Answer
 ) -> None:

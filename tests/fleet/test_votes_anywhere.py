@@ -126,31 +126,3 @@ async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
         assert posts == sorted((f"E-{way}",) for way in ways)
         assert {call.vm for call in azure.start_requests} <= {"vm-1", "vm-2"}
         assert fleet.azures[OTHER].start_requests == ()
-
-
-async def test_the_start_request_comes_after_the_vote_of_the_last_vm(
-    own_broker: Broker, tmp_path: Path
-) -> None:
-    """No VM can speak for another: neither twice, nor as a VM that is not named."""
-    rule = {"votes": 1, "from": ["vm:*/*"], "each_resource": True}
-    async with running_fleet(
-        own_broker, tmp_path, {SCOPE: VMS}, hub=hub_with(own_broker, rule)
-    ) as fleet:
-        azure = fleet.azures[SCOPE]
-        event = azure.schedule(Plan(resources=("vm-0", "vm-1")))
-        await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
-        await fleet.wait_until_reported()
-        await vote_on_vm(fleet, "vm-0", event)
-        await vote_on_vm(fleet, "vm-0", event)
-        with pytest.raises(AssertionError, match="403"):
-            await vote_on_vm(fleet, "vm-2", event)
-        assert "approval.granted" not in fleet.told(event.event_id)
-        assert len(list(azure.start_requests)) == 0
-        await vote_on_vm(fleet, "vm-1", event)
-        await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))
-        (post,) = azure.start_requests
-        recorded = [
-            each for each in fleet.inbox.events if each["type"].endswith("approval.recorded.v1")
-        ]
-        assert recorded[-1]["data"]["principal"] == f"vm:{SCOPE}/vm-1"
-        assert post.at.isoformat() > recorded[-1]["time"].replace("Z", "+00:00")
