@@ -128,7 +128,7 @@ async def _take_change(page: Page, relay: RunningRelay, events: list[ScheduledEv
     await page.get_by_role("button", name="Approve").first.click()
     await page.locator("#decide-notices p").nth(0).wait_for()
     await relay.observe(*(_renamed(event) for event in events))
-    await page.get_by_text("Azure has changed the event since you opened this.").wait_for()
+    await page.get_by_text("Azure has changed the event since.").wait_for()
     await _shoot(page, "changed", full=False)
     await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
     await page.locator("#decide-wrong:not(:empty)").wait_for()

@@ -29,7 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, MAX_KEY_AGE
+from relay.api.auth.entra_tokens import KEY_REFETCH_INTERVAL, KEY_RETRY_INTERVAL, MAX_KEY_AGE
 from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 from tests.eventually import eventually
@@ -350,6 +350,17 @@ async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
         entra.issuer.may_answer.clear()
 
 
+async def test_after_a_failure_the_keys_are_fetched_again_soon(entra: Entra) -> None:
+    entra.issuer.status = 503
+    for _ in range(3):
+        assert await entra.status(entra.token()) == 401
+    assert entra.issuer.asked == 1
+    entra.issuer.status = 200
+    entra.relay.clock.offset = KEY_RETRY_INTERVAL
+    assert await entra.status(entra.token()) == 200
+    assert entra.issuer.asked == 2
+
+
 async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
     """1024 bits: others could compute the private key."""
     weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505
@@ -577,29 +588,6 @@ async def test_a_certificate_that_expires_on_an_open_connection_is_401(
         assert await status() == 200
         certified.relay.clock.offset = ends.total_seconds() + 1
         assert await status() == 401
-
-
-async def test_a_ca_that_is_removed_counts_no_more_on_open_connections(
-    certified: Certified,
-) -> None:
-    file = certified.folder / "client.pem"
-    file.write_bytes(certified.authority.issue("drain", (x509.DNSName("drain.internal"),)))
-    context = ssl.create_default_context(cafile=certified.folder / "authority.pem")
-    context.load_cert_chain(file)
-    url = f"https://localhost:{certified.relay.server.port}/v1/events"
-    other = Authority("other").pem
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
-
-        async def call() -> tuple[int, str | None]:
-            async with session.get(url) as answer:
-                await answer.read()
-                return answer.status, answer.headers.get("Connection")
-
-        assert await call() == (200, None)
-        (certified.folder / "authority.pem").write_bytes(certified.authority.pem + other)
-        assert await call() == (200, None)
-        (certified.folder / "authority.pem").write_bytes(other)
-        assert await call() == (401, "close")
 
 
 async def test_readiness_gives_reasons_to_certificates_of_clients_and_refuses_none(

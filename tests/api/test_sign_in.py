@@ -18,7 +18,7 @@ from cryptography import x509
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL
+from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOINTS_AGE
 from relay.api.auth.sessions import SESSION_LIFETIME
 from relay.api.schema.html_headers_and_problems import ProblemWithLink, problem_page
 from relay.approvals.request import Caller, Rights
@@ -210,6 +210,13 @@ async def test_a_cookie_that_another_host_of_the_domain_can_set_counts_for_nothi
     assert await voters(desk.relay) == []
 
 
+async def test_cookies_of_other_programs_do_not_hide_that_of_the_session(desk: Desk) -> None:
+    browser = desk.browser()
+    await browser.sign_in()
+    browser.cookies = {"x": '"1 2', "ä": "[]", **browser.cookies, "y": ""}
+    assert (await browser.session())["principal"] == principal(ANN)
+
+
 async def test_a_stolen_code_is_worth_nothing_in_another_sign_in(desk: Desk) -> None:
     """Code injection: the verifier of the other sign-in does not fit."""
     thief, victim = desk.browser(), desk.browser()
@@ -330,6 +337,13 @@ async def test_an_id_token_with_wrong_claims_signs_nobody_in(
     assert await browser.session() == NOBODY
 
 
+async def test_groups_beside_a_role_neither_help_nor_harm(desk: Desk) -> None:
+    desk.entra.changes = {"_claim_names": {"groups": "src1"}, "hasgroups": True}
+    browser = desk.browser()
+    assert (await browser.sign_in()).status == 303
+    assert (await browser.session())["can"] == ["read", "approve", "hold"]
+
+
 async def test_a_person_without_a_role_is_told_so(desk: Desk) -> None:
     browser = desk.browser()
     answer = await browser.sign_in(ACCOUNTS[2])
@@ -440,6 +454,22 @@ async def test_an_unusable_answer_of_entra_is_502_and_nobody_is_signed_in(
 async def test_endpoints_of_others_are_not_used(desk: Desk, document: dict[str, Any]) -> None:
     desk.entra.document = document
     assert (await desk.browser().call("GET", "/sign-in?to=/")).status == 502
+
+
+async def test_endpoints_are_looked_up_once_a_day_and_soon_after_a_failure(desk: Desk) -> None:
+    desk.relay.clock.freeze_monotonic()
+    desk.entra.answers["discovery"] = web.Response(status=500)
+    browser = desk.browser()
+    assert [(await browser.call("GET", "/sign-in")).status for _ in range(3)] == [502] * 3
+    assert len(desk.entra.calls_of("discovery")) == 1
+    del desk.entra.answers["discovery"]
+    desk.relay.clock.offset = ENDPOINTS_RETRY_INTERVAL
+    assert [(await browser.call("GET", "/sign-in")).status for _ in range(3)] == [303] * 3
+    assert len(desk.entra.calls_of("discovery")) == 2
+    desk.entra.answers["discovery"] = web.Response(status=500)
+    desk.relay.clock.offset += MAX_ENDPOINTS_AGE
+    assert (await browser.call("GET", "/sign-in")).status == 303
+    assert len(desk.entra.calls_of("discovery")) == 3
 
 
 def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:

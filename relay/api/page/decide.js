@@ -100,7 +100,7 @@ function eventAlarm(item) {
   if (state.link === "lost") return { text: "The connection is lost: the event may have changed." };
   if (newest && newest.revision !== item.revision) {
     return {
-      text: "Azure has changed the event since you opened this. You would decide about its former state.",
+      text: "Azure has changed the event since. You would decide about its former state.",
       button: h("button", { type: "button", class: "plain small", on: { click: () => openDecision(open.decision, newest) } }, "Look at its new state"),
     };
   }

@@ -35,7 +35,6 @@ from relay.api.schema.route import NEVER_REFUSED, SESSION, Call, Route
 from relay.api.server.connections import UNTIL_SENT, connection_of
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
-from relay.api.server.tls import trusts_all_cas_of_earlier_context
 from relay.approvals.request import Caller, MalformedJsonBody, read_json
 from relay.validation import first_error_path_and_message
 
@@ -186,8 +185,6 @@ class RequestPipeline:
             request[SESSION] = session = self._require_session_of_cookie(request, cookie)
             return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
-        if certificate and not authorization:
-            self._check_cas_still_trusted(request)
         return await self.authenticator.caller_from_bearer_or_certificate(
             authorization,
             certificate,
@@ -223,29 +220,6 @@ class RequestPipeline:
         if session is None:
             raise NotAuthenticated("the session has ended, or there was none")
         return session
-
-    def _check_cas_still_trusted(self, request: web.Request) -> None:
-        """Close a connection that was opened while a CA was trusted that no longer is.
-
-        Nobody knows whether that CA signed this certificate. Raises Problem 401.
-        """
-        context, charges = request.get_extra_info("sslcontext"), self.state.charges
-        current = self.state.tls_context
-        if (
-            context is None
-            or current is None
-            or trusts_all_cas_of_earlier_context(current(), context)
-        ):
-            return
-        charges.count_and_log_failed_authentication(
-            request, "client_ca_file has lost a CA since the handshake"
-        )
-        problem = Problem(
-            401,
-            "the trusted CAs have changed since this connection was opened; connect again",
-            closes=True,
-        )
-        raise charges.replace_problem_if_address_limited(request, problem)
 
 
 def _is_direct_loopback_call(request: web.Request) -> bool:

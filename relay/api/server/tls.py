@@ -53,12 +53,5 @@ def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
     return context
 
 
-def trusts_all_cas_of_earlier_context(current: ssl.SSLContext, earlier: ssl.SSLContext) -> bool:
-    """Return whether the current context trusts every CA that an earlier one trusted."""
-    return current is earlier or set(earlier.get_ca_certs(binary_form=True)) <= set(
-        current.get_ca_certs(binary_form=True)
-    )
-
-
 def _reason(error: OSError) -> str:
     return getattr(error, "reason", None) or error.strerror or type(error).__name__
