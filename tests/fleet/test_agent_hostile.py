@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,9 +21,7 @@ from relay.fleet.topology import command_exchange_name
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
-    AGENT_USER,
     HUB,
-    HUB_USER,
     SCOPE,
     STRANGER,
     HubSide,
@@ -33,7 +30,6 @@ from tests.fleet.hub_side import (
     make_order,
 )
 from tests.rabbitmq import Broker
-from tests.raw_amqp import RefusedError
 
 KEY = command_key(SCOPE, "vm-0")
 
@@ -104,40 +100,6 @@ async def connected(broker: Broker, user: str) -> AsyncIterator[aio_pika.abc.Abs
     connection = await aio_pika.connect(broker.amqp_url(user))
     async with connection:
         yield await connection.channel()
-
-
-async def queue_of_agent(broker: Broker) -> str:
-    """Return the name of the agent's queue."""
-    listed = await asyncio.to_thread(broker.ctl, "list_queues", "name")
-    (name,) = [line for line in listed.splitlines() if line.startswith("amq.gen-")]
-    return name
-
-
-async def test_a_message_that_is_put_into_the_queue_of_an_agent_is_refused(
-    target: Target,
-) -> None:
-    """The default exchange leads to every queue. Here even the hub's own user sends it."""
-    queue = await queue_of_agent(target.hub.broker)
-    for user in (HUB_USER, STRANGER, AGENT_USER):
-        try:
-            await target.hub.publish(target.body(), queue, user=user, exchange="")
-        except RefusedError:
-            assert user == AGENT_USER
-    await target.assert_unmoved()
-
-
-async def test_another_exchange_that_is_bound_to_the_queue_gives_no_orders(
-    target: Target,
-) -> None:
-    """A queue is exclusive, so only its own connection can bind it. An exchange can be bound."""
-    commands = command_exchange_name(target.hub.exchange)
-    async with connected(target.hub.broker, STRANGER) as channel:
-        detour = await channel.declare_exchange("detour", "topic", auto_delete=True)
-        target_exchange = await channel.get_exchange(commands, ensure=False)
-        await target_exchange.bind(detour, "#")
-        await target.hub.publish(target.body(), KEY, user=HUB_USER, exchange="detour")
-        await target_exchange.unbind(detour, "#")
-    await target.assert_unmoved()
 
 
 async def test_an_order_of_the_hub_that_somebody_replays_as_a_dead_letter_is_refused(

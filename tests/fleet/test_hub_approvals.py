@@ -135,25 +135,6 @@ async def test_the_routing_key_chooses_the_scope(hub: HubOnBus, scope: str, othe
     assert await hub.votes(event) == {scope: 1, other: 0}
 
 
-async def test_one_message_id_for_two_scopes_is_no_repeat(hub: HubOnBus) -> None:
-    event, decision = await hub.schedule(A, B)
-    for scope in (A, B):
-        await hub.bus.send(decision, "same id", key=f"approve.{scope}")
-    answers: list[tuple[str, str]] = []
-
-    def are_both_answered() -> bool:
-        answers[:] = [
-            (answer["type"].split(".", 2)[2], answer["scope"])
-            for answer in hub.bus.events
-            if answer.get("causationid") == "same id"
-        ]
-        return len(answers) == 2
-
-    await eventually(are_both_answered)
-    assert answers == [("approval.recorded.v1", A), ("approval.refused.v1", B)]
-    assert await hub.votes(event) == {A: 1, B: 0}
-
-
 async def test_a_right_to_one_scope_gives_no_way_to_another(hub: HubOnBus) -> None:
     """The broker refuses the key, but some versions accept it in a CC header. The hub never."""
     event, decision = await hub.schedule(A, B)

@@ -82,14 +82,6 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
     assert (agent.user, agent.name, agent.first_heard) == ("other-user", "Web_1", NOON)
 
 
-def test_agents_with_equal_names_in_two_scopes_are_two_agents() -> None:
-    roster = Roster()
-    roster.note_message_except_pulse(sender("web_1"), "web_1", at(0))
-    roster.note_message_except_pulse(sender("web_1", "other"), "web_1", at(5))
-    assert roster.scopes == {SCOPE, "other"}
-    assert [agent.last_heard for agent in roster] == [at(0), at(5)]
-
-
 def test_an_agent_is_fresh_until_two_pulses_are_lost() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
@@ -201,13 +193,6 @@ def test_without_a_pulse_the_relay_word_names_the_machine_in_both_notations(
     agent = roster.note_message_except_pulse(sender(relay), relay, at(0))
     assert agent.is_named_in(["x", resource])
     assert not agent.is_named_in(["prod.vmss_19", "prod_vmss_1", "vmss_18"])
-
-
-def test_with_a_pulse_only_its_names_count() -> None:
-    roster = Roster()
-    agent = pulse(roster, "relay-of-web", 0, names=("web.1",))
-    assert agent.is_named_in(["WEB.1"])
-    assert not agent.is_named_in(["web_1", "relay-of-web"])
 
 
 @pytest.mark.parametrize(
