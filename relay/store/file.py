@@ -43,6 +43,7 @@ _BUSY_TIMEOUT = 5000  # milliseconds
 _READ_SIZE = 2**20  # bytes
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
+_SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE type != 'trigger' AND sql IS NOT NULL"
 _log = logging.getLogger(__name__)
 
 
@@ -235,6 +236,7 @@ def _connect_to_checked_or_new_file(
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
         if version:
+            _require_schema(connection)
             _load(connection, EventKeyFormat(with_scope=identity.is_hub))
         else:
             for statement in _schema_statements():
@@ -281,6 +283,17 @@ def _connect_and_retry_once_if_unusable(
                 while file.read(_READ_SIZE):
                     pass
     return _connect_to_checked_or_new_file(path, identity)
+
+
+def _require_schema(connection: sqlite3.Connection) -> None:
+    """Check that the tables are those of `schema.sql`: a flipped bit gives a column a new name."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        for statement in _schema_statements():
+            fresh.execute(statement)
+        found, expected = ({*each.execute(_SCHEMA)} for each in (connection, fresh))
+    # The relay works without its triggers, too: they only forbid it to change the journal.
+    if missing := expected - found:
+        raise _UnusableFileError(f"is corrupt (it has another {' '.join(min(missing)[:2])})")
 
 
 def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:

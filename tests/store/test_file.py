@@ -407,7 +407,7 @@ def test_the_file_of_another_version_is_refused_and_left_alone(tmp_path: Path) -
         "UPDATE sqlite_sequence SET seq = 0 WHERE name = 'entry'",
         "UPDATE entry SET recorded = '2026x'",
         "UPDATE journal SET hash = CAST(hash AS BLOB)",
-        "ALTER TABLE occurrence RENAME COLUMN first_seen TO first_sefn",
+        "ALTER TABLE journal RENAME COLUMN at TO au",
     ],
 )
 def test_a_file_is_set_aside_if_the_relay_cannot_read_what_it_needs_at_its_start(
