@@ -512,3 +512,45 @@ async def test_what_the_destination_does_not_need_any_more_is_superseded_and_no_
         assert second.state == "delivered"
         (status, _) = relay.dispatcher.status()
         assert (status.failing, status.reason) == (False, None)
+
+
+@pytest.mark.parametrize("skew", [-1e12, 1e12, math.inf])
+async def test_a_clock_that_is_far_off_is_no_error_of_the_sink(tmp_path: Path, skew: float) -> None:
+    """The header Date can name the year 9999."""
+
+    async def accepts_early(_: CloudEvent) -> Receipt:
+        return Receipt(204, skew=skew)
+
+    far = ScriptedSink(accepts_early)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.record_event("E-1")
+        await eventually(lambda: bool(far.delivered))
+        await relay.settle()
+        (delivery,) = await relay.deliveries("bus")
+        assert (delivery.state, delivery.attempts) == ("delivered", 1)
+
+
+@pytest.mark.parametrize("reported", [Receipt(response="\udc80"), Rejected("\udc80")], ids=ascii)
+async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_characters(
+    tmp_path: Path, reported: Receipt | Exception
+) -> None:
+    """Names of files can hold them."""
+
+    async def answer(_: CloudEvent) -> Receipt:
+        if isinstance(reported, Exception):
+            raise reported
+        return reported
+
+    far, other = ScriptedSink(answer), ScriptedSink()
+    async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
+        await relay.record_event("E-1")
+        await eventually(lambda: bool(far.attempts and other.delivered))
+        await relay.settle()
+        (attempt,) = await relay.attempts("bus")
+        is_rejected = isinstance(reported, Rejected)
+        assert attempt[1:] == (
+            "parked" if is_rejected else "delivered",
+            None,
+            "?" if is_rejected else None,
+        )
+        assert {delivery.state for delivery in await relay.deliveries("chat")} == {"delivered"}

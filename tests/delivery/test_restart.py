@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -318,3 +319,61 @@ async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice
         task.cancel()
         await asyncio.wait({task})
         assert sorted(event.id for event in far.delivered) == told
+
+
+async def test_what_was_taken_before_an_orderly_stop_is_not_sent_again(tmp_path: Path) -> None:
+    """Also what was taken while the store was busy, and not written down yet."""
+    go, busy = asyncio.Event(), threading.Event()
+
+    async def when_told(_: CloudEvent) -> Receipt:
+        await go.wait()
+        return Receipt()
+
+    far = ScriptedSink(when_told, concurrency=20)
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        for number in range(20):
+            await relay.record_event(f"E-{number}")
+        await eventually(lambda: far.in_flight == 20)
+        relay.store.submit(lambda _: busy.wait(10))
+        go.set()
+        await eventually(lambda: len(far.delivered) == 20)
+        relay.task.cancel()
+        await asyncio.wait({relay.task})
+        busy.set()
+    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
+        await relay.settle()
+        assert len(far.delivered) == 20
+
+
+async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    """Else it would wait for ever, and hold up StartRequests and pruning."""
+    chat = ScriptedSink()
+    async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
+        await relay.store.transact(lambda tx: tx.record(cloudevent(), NOW, to=["nobody"]))
+        await relay.settle()
+        assert not relay.task.done()
+    async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
+        assert [delivery.state for delivery in await relay.deliveries("nobody")] == ["parked"]
+
+
+async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Path) -> None:
+    """Not even where the sink has stale: drop: somebody asked for it."""
+
+    async def no_scheduled(event: CloudEvent) -> Receipt:
+        if event.name == "event.scheduled":
+            raise Rejected("no")
+        return Receipt()
+
+    chat = ScriptedSink(no_scheduled)
+    async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
+        await relay.record_event("E-1")
+        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await relay.dispatcher.set_state("chat", "paused", None)
+        await relay.record_event("E-1", "event.started")
+        chat.answer = accepts
+        assert await relay.redeliver(1, NOW)
+        await relay.dispatcher.set_state("chat", "on", None)
+        await eventually(lambda: len(chat.delivered) == 2)
+        assert chat.names() == ["event.started", "event.scheduled"]

@@ -67,3 +67,12 @@ async def test_a_stop_and_a_failure_wait_for_no_pause(tmp_path: Path) -> None:
         results.record_delivery(3, DELIVERED, lambda: None)
         results.submit()
         assert await delivered_count(store) == 2
+
+
+async def test_a_single_delivery_is_recorded_after_the_pause(tmp_path: Path) -> None:
+    async with store_with_entries(tmp_path) as (store, _):
+        results = ResultRecorder(store, pause=0.001)
+        written = asyncio.Event()
+        results.record_delivery(1, DELIVERED, written.set)
+        await asyncio.wait_for(written.wait(), 60)
+        assert await delivered_count(store) == 1

@@ -203,3 +203,42 @@ async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path:
         assert await relay.redeliver(parked.id, clock.now())
         await relay.forward(0)
         assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]
+
+
+async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_once(
+    tmp_path: Path,
+) -> None:
+    """Without a NotBefore ahead, the first 401 parks each entry. No entry waits for a probe."""
+    clock = ManualClock()
+    drain = patient_sink(clock, refuses)
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        for number in range(4):
+            await relay.record_event(f"E-{number}", "event.ended")
+        await relay.forward(3600)
+
+        async def refused(_: CloudEvent) -> Receipt:
+            raise Deferred("it answered 401", failure="slow", status=401)
+
+        drain.answer = refused
+        await relay.forward(331)
+        assert [delivery.state for delivery in await relay.deliveries("drain")] == ["parked"] * 4
+
+
+async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
+    tmp_path: Path,
+) -> None:
+    """It is no probe: each refusal would release all other entries to a receiver that is down."""
+    clock = ManualClock()
+
+    async def refused_or_down(event: CloudEvent) -> Receipt:
+        if event.subject == "E-0":
+            raise Deferred("it answered 401", failure="slow", status=401)
+        raise Deferred("it answered 503", status=503)
+
+    drain = patient_sink(clock, refused_or_down)
+    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
+        for number in range(6):
+            await relay.record_event(f"E-{number}", not_before=600)
+        await relay.forward(500)
+        assert min(gaps(drain.times("E-0"))) >= 45
+        assert len(drain.attempts) < 200
