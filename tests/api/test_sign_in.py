@@ -186,28 +186,33 @@ async def test_an_answer_in_another_browser_signs_nobody_in(desk: Desk) -> None:
     assert b"Begin again" in answer.body
 
 
-@pytest.mark.parametrize(
-    "tossed",
-    ["x=1 {}", "x=1\t{}", "x {}", "\u2000{}", "\xa0{}", "{0}; {0}", "x=a,{}"],
-)
 async def test_a_cookie_that_another_host_of_the_domain_can_set_counts_for_nothing(
-    desk: Desk, tossed: str
+    desk: Desk,
 ) -> None:
     """Browsers keep the prefix from other hosts, but not what a lenient parser takes for it."""
-    attacker, victim = desk.browser(), desk.browser()
-    await attacker.sign_in()
-    cookie = f"{SESSION_COOKIE}={attacker.cookies[SESSION_COOKIE]}"
-    headers = {**OWN_PAGE, "Cookie": tossed.format(cookie)}
-    assert await vote(victim, headers) == 401
-    answer = await victim.call("GET", "/v1/session", headers=headers)
-    assert (answer.json, victim.received) == (NOBODY, [])
-    query = await attacker.begin()
-    cookie = f"{PENDING_COOKIE}={attacker.cookies[PENDING_COOKIE]}"
-    answered = urlencode({"code": desk.entra.issue_code(query), "state": query["state"]})
-    end = f"/sign-in/callback?{answered}"
-    answer = await victim.call("GET", end, headers={"Cookie": tossed.format(cookie)})
-    assert (answer.status, victim.has_session_cookie) == (403, False)
-    assert await voters(desk.relay) == []
+    for tossed in (
+        "x=1 {}",
+        "x=1\t{}",
+        "x {}",
+        "\u2000{}",
+        "\xa0{}",
+        "{0}; {0}",
+        "x=a,{}",
+    ):
+        attacker, victim = desk.browser(), desk.browser()
+        await attacker.sign_in()
+        cookie = f"{SESSION_COOKIE}={attacker.cookies[SESSION_COOKIE]}"
+        headers = {**OWN_PAGE, "Cookie": tossed.format(cookie)}
+        assert await vote(victim, headers) == 401
+        answer = await victim.call("GET", "/v1/session", headers=headers)
+        assert (answer.json, victim.received) == (NOBODY, [])
+        query = await attacker.begin()
+        cookie = f"{PENDING_COOKIE}={attacker.cookies[PENDING_COOKIE]}"
+        answered = urlencode({"code": desk.entra.issue_code(query), "state": query["state"]})
+        end = f"/sign-in/callback?{answered}"
+        answer = await victim.call("GET", end, headers={"Cookie": tossed.format(cookie)})
+        assert (answer.status, victim.has_session_cookie) == (403, False)
+        assert await voters(desk.relay) == []
 
 
 async def test_cookies_of_other_programs_do_not_hide_that_of_the_session(desk: Desk) -> None:
@@ -250,28 +255,36 @@ async def test_an_answer_of_another_issuer_is_refused(desk: Desk) -> None:
     assert answer.status == 303
 
 
-@pytest.mark.parametrize(
-    "query", ["code=a&code=b", "code=", "", "code=%C3%A5", f"code={'a' * 4097}"]
-)
-async def test_an_answer_without_exactly_one_code_is_refused(desk: Desk, query: str) -> None:
-    browser = desk.browser()
-    state = (await browser.begin())["state"]
-    answer = await browser.call("GET", f"/sign-in/callback?state={state}&{query}")
-    assert (answer.status, browser.has_session_cookie) == (400, False)
-    assert desk.entra.calls_of("token") == []
+async def test_an_answer_without_exactly_one_code_is_refused(desk: Desk) -> None:
+    for query in (
+        "code=a&code=b",
+        "code=",
+        "",
+        "code=%C3%A5",
+        f"code={'a' * 4097}",
+    ):
+        browser = desk.browser()
+        state = (await browser.begin())["state"]
+        answer = await browser.call("GET", f"/sign-in/callback?state={state}&{query}")
+        assert (answer.status, browser.has_session_cookie) == (400, False)
+        assert desk.entra.calls_of("token") == []
 
 
-@pytest.mark.parametrize(
-    "query", ["", "state=", "state=%F0%00", "state={0}&state={0}", "state={0}x"]
-)
-async def test_an_answer_without_the_right_state_is_refused(desk: Desk, query: str) -> None:
-    browser = desk.browser()
-    begun = await browser.begin()
-    code = desk.entra.issue_code(begun)
-    path = f"/sign-in/callback?code={code}&{query.format(begun['state'])}"
-    answer = await browser.call("GET", path)
-    assert (answer.status, browser.has_session_cookie) == (403, False)
-    assert desk.entra.calls_of("token") == []
+async def test_an_answer_without_the_right_state_is_refused(desk: Desk) -> None:
+    for query in (
+        "",
+        "state=",
+        "state=%F0%00",
+        "state={0}&state={0}",
+        "state={0}x",
+    ):
+        browser = desk.browser()
+        begun = await browser.begin()
+        code = desk.entra.issue_code(begun)
+        path = f"/sign-in/callback?code={code}&{query.format(begun['state'])}"
+        answer = await browser.call("GET", path)
+        assert (answer.status, browser.has_session_cookie) == (403, False)
+        assert desk.entra.calls_of("token") == []
 
 
 # --- the target
@@ -313,9 +326,8 @@ async def test_a_sign_in_that_another_site_begins_is_refused(desk: Desk) -> None
 # --- the ID token
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+async def test_an_id_token_with_wrong_claims_signs_nobody_in(desk: Desk) -> None:
+    for changes, reason in (
         ({"iss": None}, "MissingRequiredClaimError"),
         ({"nonce": None}, "nonce"),
         ({"nonce": 7}, "nonce"),
@@ -324,17 +336,13 @@ async def test_a_sign_in_that_another_site_begins_is_refused(desk: Desk) -> None
         ({"roles": None}, "none of the application roles"),
         ({"roles": None, "groups": ["Approver"]}, "groups in the token give no rights"),
         ({"_claim_names": {"roles": "src1"}}, "there are too many"),
-    ],
-)
-async def test_an_id_token_with_wrong_claims_signs_nobody_in(
-    desk: Desk, changes: dict[str, Any], reason: str
-) -> None:
-    desk.entra.changes = changes
-    browser = desk.browser()
-    answer = await browser.sign_in()
-    assert (answer.status, browser.has_session_cookie) == (403, False)
-    assert reason in answer.body.decode()
-    assert await browser.session() == NOBODY
+    ):
+        desk.entra.changes = changes
+        browser = desk.browser()
+        answer = await browser.sign_in()
+        assert (answer.status, browser.has_session_cookie) == (403, False)
+        assert reason in answer.body.decode()
+        assert await browser.session() == NOBODY
 
 
 async def test_groups_beside_a_role_neither_help_nor_harm(desk: Desk) -> None:
@@ -523,9 +531,8 @@ async def test_a_session_has_the_rights_of_the_roles(desk: Desk) -> None:
         assert (await browser.call("GET", "/v1/events")).status == 200
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+async def test_a_call_that_the_relay_s_own_page_does_not_make_is_403(desk: Desk) -> None:
+    for headers in (
         {},
         {"X-Requested-With": "imds-relay"},
         {"Sec-Fetch-Site": "same-origin"},
@@ -537,18 +544,14 @@ async def test_a_session_has_the_rights_of_the_roles(desk: Desk) -> None:
         {**OWN_PAGE, "Origin": "null"},
         {"X-Requested-With": "imds-relay", "Origin": "http://127.0.0.1:1"},
         {"X-Requested-With": "imds-relay", "Origin": "{origin}", "Sec-Fetch-Site": "cross-site"},
-    ],
-)
-async def test_a_call_that_the_relay_s_own_page_does_not_make_is_403(
-    desk: Desk, headers: dict[str, str]
-) -> None:
-    browser = desk.browser()
-    await browser.sign_in()
-    sent = {name: value.format(origin=desk.origin) for name, value in headers.items()}
-    assert await vote(browser, sent) == 403
-    assert (await browser.call("POST", "/sign-out", headers=sent)).status == 403
-    assert await voters(desk.relay) == []
-    assert (await browser.session())["principal"] == principal(ANN)
+    ):
+        browser = desk.browser()
+        await browser.sign_in()
+        sent = {name: value.format(origin=desk.origin) for name, value in headers.items()}
+        assert await vote(browser, sent) == 403
+        assert (await browser.call("POST", "/sign-out", headers=sent)).status == 403
+        assert await voters(desk.relay) == []
+        assert (await browser.session())["principal"] == principal(ANN)
 
 
 async def test_a_call_of_the_relay_s_own_page_counts_in_every_browser(desk: Desk) -> None:

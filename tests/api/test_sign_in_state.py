@@ -229,6 +229,21 @@ def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:
     assert all(sessions.find(cookie) for cookie in cookies[1:])
 
 
+def test_a_person_has_few_sessions_and_the_oldest_gives_way() -> None:
+    sessions = Sessions(ManualClock())
+    nothing = Rights(frozenset())
+    of_ben = sessions.begin(Caller("entra:ben", "http", nothing), None, 3600.0)
+    cookies = [
+        sessions.begin(Caller("entra:ann", "http", nothing), None, 3600.0)
+        for _ in range(MAX_SESSIONS_OF_PRINCIPAL + 1)
+    ]
+    assert [sessions.find(cookie) is None for cookie in cookies] == [
+        True,
+        *[False] * MAX_SESSIONS_OF_PRINCIPAL,
+    ]
+    assert sessions.find(of_ben) is not None
+
+
 def test_either_clock_ends_a_session() -> None:
     """A clock that is set back lengthens none, and neither does a machine that was suspended."""
     for wall, elapsed in ((SESSION_LIFETIME, 0.0), (-SESSION_LIFETIME, SESSION_LIFETIME)):
