@@ -206,6 +206,31 @@ async def test_nobody_may_speak_for_anybody_else(defined: Broker) -> None:
             )
 
 
+async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(
+    defined: Broker,
+) -> None:
+    """The policies limit waiting approvals, and keep what a consumer rejects."""
+    output = await asyncio.to_thread(defined.ctl, "list_queues", "--vhost", VHOST, "name", "policy")
+    policies = dict(line.split("\t") for line in output.splitlines())
+    assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == (
+        "approvals",
+        "consumers",
+        "",
+    )
+    async with channel_of(defined, "admin") as channel:
+        await channel.default_exchange.publish(
+            aio_pika.Message(b"no event"), EXAMPLE_QUEUE, timeout=60
+        )
+        await (await _got(await channel.get_queue(EXAMPLE_QUEUE))).reject(requeue=False)
+        assert (await _taken(await channel.get_queue(f"{MAIN}.dead"))).body == b"no event"
+
+
+async def _got(queue: AbstractQueue) -> AbstractIncomingMessage:
+    message = await queue.get(timeout=60)
+    assert message is not None
+    return message
+
+
 async def test_guest_is_not_let_in(defined: Broker) -> None:
     with pytest.raises(ProbableAuthenticationError):
         await aio_pika.connect(defined.amqp_url("guest"), timeout=60)

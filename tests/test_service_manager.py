@@ -182,3 +182,36 @@ async def test_without_a_service_manager_nothing_runs(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
     async with reporting(tmp_path, environment={"NOTIFY_SOCKET": ""}):
         assert asyncio.all_tasks() == before
+
+
+async def test_nothing_is_ready_before_it_is(manager: Listener, tmp_path: Path) -> None:
+    async with reporting(tmp_path, environment=LIFE) as (is_up, _):
+        for _ in range(3):
+            assert await manager.receive() == ["WATCHDOG=1"]
+        is_up.set()
+        await manager.receive_until("READY=1")
+
+
+async def test_the_watchdog_of_this_very_process_hears_of_it(
+    manager: Listener, tmp_path: Path
+) -> None:
+    async with reporting(tmp_path, environment=LIFE | {"WATCHDOG_PID": str(os.getpid())}):
+        assert await manager.receive() == ["WATCHDOG=1"]
+
+
+async def test_a_full_socket_is_waited_for_and_holds_up_nothing_else(
+    manager: Listener, tmp_path: Path
+) -> None:
+    """Systemd may be busy for a while. A start that it never hears of would be a failed start."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as filler:
+        filler.setblocking(False)
+        filler.connect(str(tmp_path / "notify"))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filler.send(b"FILLED=1")
+    async with reporting(tmp_path) as (is_up, _):
+        is_up.set()
+        for _ in range(10):
+            await asyncio.sleep(0)  # the loop goes on
+        messages = await manager.receive_until("READY=1")
+    assert {line for message in messages[:-1] for line in message} == {"FILLED=1"}
