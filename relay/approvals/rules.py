@@ -185,8 +185,6 @@ class Quorum(Section):
     """How long a vote counts; until NotBefore where left out."""
     close_before: BoundedDuration = 0.0
     """How long before NotBefore voting closes."""
-    execution_expires: PositiveDuration | None = None
-    """How long a granted approval may wait to be sent; then its votes no longer count."""
     remind: PositiveDuration | None = None
     """How long before NotBefore one reminder is sent if votes are missing; null: none is."""
 

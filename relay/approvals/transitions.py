@@ -100,12 +100,6 @@ def _vote_void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | No
         return "changed"
     if status.is_decision_expired(vote) or status.is_past_not_before:
         return "expired"
-    # The votes of a grant that was not sent in time must not grant again.
-    if not vote.dry_run and any(
-        grant.revision == vote.revision and _is_grant_expired(grant, status)
-        for grant in status.grants
-    ):
-        return "expired"
     return None
 
 
@@ -135,25 +129,9 @@ def _open_grant_failure_cause(grant: Grant, status: ApprovalStatus) -> str | Non
         return "the event changed before a StartRequest was accepted"
     if status.is_past_not_before:
         return "NotBefore passed before a StartRequest was accepted"
-    if _is_grant_expired(grant, status):
-        return "the approval was not sent within its execution_expires"
     if not status.is_rule_satisfied_apart_from_holds:
         return "the approval expired, or the rules changed, before a StartRequest was accepted"
     return None
-
-
-def grant_expires_at(grant: Grant, status: ApprovalStatus) -> datetime | None:
-    """When a grant that waits to be sent expires; None: never."""
-    if grant.state != "granted" or grant.dry_run:
-        return None
-    if status.quorum is None or status.quorum.execution_expires is None:
-        return None
-    return grant.granted_at + timedelta(seconds=status.quorum.execution_expires)
-
-
-def _is_grant_expired(grant: Grant, status: ApprovalStatus) -> bool:
-    expiry = grant_expires_at(grant, status)
-    return expiry is not None and status.now >= expiry
 
 
 def _plan_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
@@ -241,7 +219,6 @@ def moment_before_votes_or_grants_expired(status: ApprovalStatus) -> datetime | 
         for decision in status.decisions
         if decision.decision == "approve"
     ]
-    moments += [grant_expires_at(grant, status) for grant in status.grants]
     if status.decisions or status.grants:
         moments.append(status.not_before)
     past = [moment for moment in moments if moment is not None and moment <= status.now]
@@ -276,7 +253,6 @@ def _add_limits_that_blocked(transition: Transition, before: ApprovalStatus) -> 
 def next_change_at(status: ApprovalStatus) -> datetime | None:
     """When a transition can become due by time alone; None: never."""
     moments = [status.decision_expires_at(decision) for decision in status.decisions]
-    moments += [grant_expires_at(grant, status) for grant in status.grants]
     has_open_grant = any(grant.is_open for grant in status.grants)
     if status.decisions or has_open_grant:
         moments.append(status.not_before)

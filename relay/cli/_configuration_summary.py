@@ -126,8 +126,6 @@ def describe_rule_approval(rule: Rule) -> str:
         text += f", each good for {format_duration(quorum.expires)}"
     if quorum.close_before:
         text += f", until {format_duration(quorum.close_before)} before NotBefore"
-    if quorum.execution_expires is not None:
-        text += f"; sent within {format_duration(quorum.execution_expires)} or void"
     if quorum.remind is not None:
         text += f"; reminder {format_duration(quorum.remind)} before NotBefore"
     return text

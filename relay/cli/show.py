@@ -125,9 +125,6 @@ def _approval_state_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str
         yield "nobody yet", f"speaks for {join_names(explanation['uncoveredResources'])}"
     if explanation["required"] and explanation["closes"]:
         yield "voting", f"closes {format_local_time(explanation['closes'])}"
-    if explanation["lapses"]:
-        lapses = format_local_time(explanation["lapses"])
-        yield "granted", f"and void unless it is sent until {lapses}"
     waits = describe_limit_waits(explanation)
     if waits is not None:
         yield "waits for", waits

@@ -470,22 +470,6 @@ def test_a_limit_does_not_keep_a_vote_alive_and_the_end_says_for_what_it_waited(
         assert approvals.events("approval.granted") == []
 
 
-def test_a_grant_that_waits_too_long_says_for_which_limit(tmp_path: Path) -> None:
-    rule = {"name": "all", "approve": _VOTE["approve"] | {"execution_expires": "1m"}}
-    with approvals_with(tmp_path, DATABASES, rule=rule) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=B)
-        approvals.record_document(started(A), B)
-        approvals.clock.advance(60)
-        approvals.apply_transitions()
-        reason = approvals.data("startrequest.failed")["reason"]
-        assert reason == (
-            "the approval was not sent within its execution_expires; it waits for limit databases "
-            "(at most 1 machine at once): db-1 has the slots"
-        )
-        assert approvals.data("approval.voided")["waitedFor"][0]["limit"] == "databases"
-
-
 def test_a_rehearsal_counts_its_own_grants(tmp_path: Path) -> None:
     with approvals_with(tmp_path, DATABASES) as approvals:
         approvals.set_mode("dry-run")

@@ -38,7 +38,7 @@ _BY_TWO = {**_REBOOTS, "approve": {"votes": 2, "from": ["group:team"], "expires"
 _BY_CAROL = {**_REBOOTS, "approve": {"votes": 1, "from": ["client:carol"]}}
 _SOON = {
     **_REBOOTS,
-    "approve": {"votes": 1, "from": ["group:team", "client:carol"], "execution_expires": "30s"},
+    "approve": {"votes": 1, "from": ["group:team", "client:carol"]},
 }
 _TEAM = {"team": ["client:alice", "client:bob"]}
 _LIMIT = [{"name": "one", "max": 1, "rest": "20s"}]

@@ -1,4 +1,4 @@
-"""Hours, each_resource, people with several principals, and execution_expires."""
+"""Hours, each_resource, and people with several principals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import Refusal, find_decision_refusal
 from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import Hours, Rule, client_principals_of_same_person
-from relay.approvals.transitions import can_claim_grant, due_transitions, next_change_at
 from relay.events.build import common_event_data
 from tests.approvals.builders import (
     ApprovalFile,
     build_caller,
     build_decision,
     build_event,
-    build_grant,
     build_request,
     build_status,
 )
@@ -428,7 +426,7 @@ def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> No
                 "rules": [
                     {
                         "name": "r",
-                        "approve": {"votes": 1, "from": ["client:a"], "execution_expires": "3651d"},
+                        "approve": {"votes": 1, "from": ["client:a"], "expires": "3651d"},
                     }
                 ]
             },
@@ -438,53 +436,3 @@ def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> No
 def test_rules_that_can_never_be_met_are_an_error(words: str, section: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=words):
         ApprovalsSettings.model_validate(section)
-
-
-# --- execution_expires
-
-SOON = of({"votes": 1, "from": ["client:alice"], "execution_expires": "60s"})
-
-
-def test_a_grant_past_execution_expires_is_not_claimed_and_its_votes_are_void(
-    tmp_path: Path,
-) -> None:
-    approvals = ApprovalFile(tmp_path / "relay.db", SOON)
-    approvals.record_document(build_event())
-    assert approvals.submit(by="alice").body["state"] == "granted"
-    approvals.clock.advance(59)
-    assert approvals.apply_transitions() == NOON + timedelta(seconds=60)
-    assert can_claim_grant(approvals.grants[0], approvals.status())
-    approvals.clock.advance(1)
-    assert not can_claim_grant(approvals.grants[0], approvals.status())
-    approvals.apply_transitions()
-    assert approvals.event_names() == [
-        "approval.recorded",
-        "approval.granted",
-        "approval.voided",
-        "startrequest.failed",
-    ]
-    assert [voided.data["why"] for voided in approvals.events("approval.voided")] == ["expired"]
-    assert approvals.submit(by="alice").body["state"] == "granted"
-    approvals.close()
-
-
-def test_execution_expires_does_not_apply_after_the_claim() -> None:
-    status = build_status(
-        build_event(),
-        build_decision(),
-        grants=[build_grant("sent", rule="all")],
-        settings=SOON,
-        now=61.0,
-    )
-    assert due_transitions(status) == []
-    assert can_claim_grant(status.grants[0], status)
-
-
-def test_execution_expires_is_a_next_change() -> None:
-    status = build_status(
-        build_event(due=None),
-        build_decision(),
-        grants=[build_grant("granted", of=build_event(due=None), rule="all")],
-        settings=SOON,
-    )
-    assert next_change_at(status) == NOON + timedelta(seconds=60)

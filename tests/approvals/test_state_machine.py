@@ -57,7 +57,7 @@ _WINDOW = {
 }
 _TIMED = [
     _USUAL[0],
-    _WINDOW | {"approve": {"votes": 1, "from": ["group:team"], "execution_expires": "45s"}},
+    _WINDOW | {"approve": {"votes": 1, "from": ["group:team"]}},
     _USUAL[1],
 ]
 _PRINCIPALS = {"ann": ["client:alice", "client:carol", "mtls:ann.internal"]}

@@ -173,7 +173,7 @@ async def test_an_approval_that_was_not_sent_in_time_vanishes_from_every_message
             "rules": [
                 {
                     "name": "short",
-                    "approve": {"from": ["client:alice"], "votes": 1, "execution_expires": "2m"},
+                    "approve": {"from": ["client:alice"], "votes": 1, "expires": "2m"},
                 }
             ]
         }

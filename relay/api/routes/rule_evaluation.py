@@ -25,7 +25,7 @@ from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.rules import Rule
 from relay.approvals.standing_holds import latest_ending_hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
-from relay.approvals.transitions import grant_expires_at, remind_at
+from relay.approvals.transitions import remind_at
 from relay.events.data_types import LimitWait, StandingHoldInForce
 from relay.store import Mode, TrackedEvent
 from relay.store.transaction import Transaction
@@ -66,8 +66,6 @@ class ApprovalEvaluation(TypedDict):
     standingHolds: list[StandingHoldInForce]
     """The standing holds that keep this relay from starting the event."""
     holdMeans: str
-    lapses: str | None
-    """RFC 3339: when the grant expires if no StartRequest is sent."""
     waitingFor: list[LimitWait]
     """The limits that alone keep this relay from starting the event."""
     limitMeans: str
@@ -94,7 +92,6 @@ def _make_approval_evaluation(
 ) -> ApprovalEvaluation:
     approvals, data = call.relay.gate.engine, occurrence.data
     status = approvals.status(tx, occurrence, call.relay.clock.now())
-    grant = status.active_grant
     return ApprovalEvaluation(
         eventId=data["eventId"],
         revision=data["revision"],
@@ -121,7 +118,6 @@ def _make_approval_evaluation(
             "list[StandingHoldInForce]", latest_ending_hold_summaries(status.active_standing_holds)
         ),
         holdMeans=hold_caveat(status),
-        lapses=rfc3339_or_null(grant_expires_at(grant, status) if grant is not None else None),
         waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
         limitMeans=LIMIT_NOTICE,
         reminder=rfc3339_or_null(remind_at(status)),

@@ -14,10 +14,7 @@ from datetime import datetime, timedelta
 
 from relay.approvals.standing_holds import next_in_force_change_for_display
 from relay.approvals.status import ApprovalStatus
-from relay.approvals.transitions import grant_expires_at
 
-_TIME_TO_FAIL_GRANT = timedelta(seconds=1)
-"""The gate fails an expired grant a moment after its end."""
 _TIME_TO_FREE_SLOT = timedelta(seconds=1)
 """The gate gives a slot that a limit frees to another event a moment later."""
 _MINUTES_PER_DAY = 24 * 60
@@ -53,10 +50,6 @@ def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     for wait in status.waiting_for:
         if wait.until is not None:
             yield wait.until + _TIME_TO_FREE_SLOT
-    for grant in status.grants:
-        expires_at = grant_expires_at(grant, status)
-        if expires_at is not None:
-            yield expires_at + _TIME_TO_FAIL_GRANT
 
 
 def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
