@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from relay.approvals.engine import MAX_REFUSALS
+from relay.signature import MAX_AGE, MAX_AHEAD
+from relay.store import StoreSettings
 from relay.store.journal import read_all_rows
+from relay.store.retention import prune_all_tables
 from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_caller, build_request
 
 
@@ -193,3 +196,18 @@ def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: ApprovalFile)
     approvals.crash()
     assert list(read_all_rows(approvals.connection)) == rows_before
     assert approvals.grants == []
+
+
+def test_a_request_id_is_known_across_restarts_for_longer_than_a_signature_is_valid(
+    approvals: ApprovalFile,
+) -> None:
+    """A clock ahead of ours makes a signature valid for longer."""
+    approvals.record_document(REBOOT)
+    first = approvals.submit(by="alice", request_id="msg_1")
+    approvals.clock.advance(MAX_AGE + MAX_AHEAD + 1)
+    short_retention = StoreSettings.model_validate({"retain": "1ms", "audit_retain": "1ms"})
+    approvals.transact(lambda tx: prune_all_tables(tx, short_retention, approvals.clock.now()))
+    approvals.crash()
+    again = approvals.submit(by="alice", request_id="msg_1")
+    assert (again.status, again.body, again.repeat) == (first.status, first.body, True)
+    assert approvals.submit(by="alice", request_id="msg_1", digest="another body").status == 409

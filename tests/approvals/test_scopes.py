@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import SourceUnavailable
-from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
+from tests.approvals.builders import USER_REBOOT, build_event
 from tests.approvals.running_gate import (
     TIMEOUT,
     ScopeOfFleet,
@@ -41,57 +41,6 @@ async def test_a_scope_that_hangs_delays_no_other(tmp_path: Path) -> None:
         await harness.wait_for_events("startrequest.accepted", 4)
         assert (hangs_in_read.sent, hangs_in_flight.sent) == ([("E-1",)], [("E-1",)])
         assert works.sent == [("E-1",), ("E-2",)]
-
-
-async def test_each_claim_is_about_the_event_of_its_scope(tmp_path: Path) -> None:
-    """The scopes have the same EventId."""
-    clock = ManualClock()
-    scopes = [
-        ScopeOfFleet(clock, name, build_event(event_source="User", due=due), agents=[f"vm-{name}"])
-        for name, due in (("a", 600), ("b", 700))
-    ]
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        await harness.wait_for_events("startrequest.accepted", 2)
-        rows = {row.event_key: row for row in harness.journal() if row.kind == "claim"}
-        notes = {note["agent"]: note for note in harness.claim_notes()}
-        for scope in scopes:
-            (claim,) = scope.claims
-            assert claim.grant.revision == scope.document[0].revision
-            assert claim.journal_head.position == rows[f"e-1@{scope.scope}"].position
-            assert notes[f"vm-{scope.scope}"]["revision"] == claim.grant.revision
-
-
-async def test_a_hold_in_one_scope_stops_no_start_request_in_another(tmp_path: Path) -> None:
-    clock = ManualClock()
-    held, other = scopes = [ScopeOfFleet(clock, name, REDEPLOY) for name in ("a", "b")]
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        assert (await harness.submit("hold", "eve", REDEPLOY, scope="a")).status == 202
-        for name in ("a", "b"):
-            assert (await harness.submit(of=REDEPLOY, scope=name)).status == 202
-        (accepted,) = await harness.wait_for_events("startrequest.accepted")
-        assert (accepted.attributes["scope"], held.sent, other.sent) == ("b", [], [("E-1",)])
-
-
-@pytest.mark.parametrize("answered", ["a", "b"])
-async def test_a_start_request_stays_in_flight_whatever_happens_in_another_scope(
-    tmp_path: Path, answered: str
-) -> None:
-    clock = ManualClock()
-    scopes = {name: ScopeOfFleet(clock, name) for name in ("a", "b")}
-    async with running_hub(tmp_path, clock, *scopes.values()) as harness:
-        for scope in scopes.values():
-            scope.may_answer.clear()
-            scope.document = (USER_REBOOT,)
-            await scope.poll()
-            await eventually(lambda scope=scope: bool(scope.sent))
-        for name in scopes:
-            assert (await harness.submit("hold", "eve", USER_REBOOT, scope=name)).status == 409
-        scopes.pop(answered).may_answer.set()
-        await harness.wait_for_events("startrequest.accepted")
-        for name, scope in scopes.items():
-            assert (await harness.submit("hold", "eve", USER_REBOOT, scope=name)).status == 409
-            scope.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted", 2)
 
 
 # --- failures
@@ -132,9 +81,6 @@ async def test_each_scope_has_pauses_of_its_own(
             await harness.wait_for_events("startrequest.accepted", 3)
     warnings = [text for text in caplog.messages if text.startswith("cannot send")]
     assert [text.partition("in scope ")[2][0] for text in warnings] == ["a", "b", "c"]
-
-
-# --- what it costs
 
 
 # --- the end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 
@@ -290,7 +292,10 @@ async def test_the_level_decides_which_lines_there_are(azure: Simulator, tmp_pat
     async with start_process(
         "run", cwd=folder, more={"IMDS_RELAY_TELEMETRY__LEVEL": "debug"}
     ) as relay:
-        await read_until(relay.stderr, " debug ")
+        log = await read_until(relay.stderr, " runs; ")
+        (url,) = re.findall(r"listens on (http://\S+)", log)
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz"):
+            await read_until(relay.stderr, " debug ")
 
 
 async def test_a_reader_of_the_log_that_stalls_does_not_stop_the_relay(

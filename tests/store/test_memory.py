@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from relay.events.model import ScheduledEvent
-from relay.store import FirstAnswer, StoreSettings
-from relay.store.retention import prune_all_tables
+from relay.store import FirstAnswer
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from tests.builders import DATA
@@ -144,14 +143,3 @@ def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
             other.key for other in tx.occurrences.events_first_seen_in_same_document(occurrence)
         ]
         assert found == list(together)
-
-
-def test_a_first_answer_is_kept_for_a_day_though_deliveries_are_kept_for_a_minute(
-    tx: Transaction,
-) -> None:
-    """Otherwise a callback could be replayed during the 300 s that its signature is valid."""
-    for request_id, age in (("old", timedelta(hours=25)), ("new", timedelta(minutes=10))):
-        tx.answers.add("client:a", request_id, "d", 202, {}, NOW - age)
-    prune_all_tables(tx, StoreSettings(retain=60.0), NOW)
-    assert tx.answers.find("client:a", "new") == FirstAnswer("d", 202, {})
-    assert tx.answers.find("client:a", "old") is None
