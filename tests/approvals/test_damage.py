@@ -15,7 +15,7 @@ from relay.store import StoreSettings
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
-from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_event
+from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.clocks import NOON
 
 OTHER = build_event("E-2", event_type="Freeze")
@@ -82,6 +82,18 @@ def test_approvals_of_an_event_are_off_if_its_rows_are_not_those_that_were_writt
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(told) == 1
     assert "approvals of event e-1 are off: journal: " in told[0].getMessage()
+
+
+@pytest.mark.parametrize("change", ["UPDATE journal SET hash = 'x'", "DELETE FROM journal"])
+def test_an_automatic_rule_starts_nothing_whose_hold_was_changed_or_removed(
+    approvals: ApprovalFile, change: str
+) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.record_document(USER_REBOOT, OTHER)
+    by_hand(approvals, f"{change} WHERE {{vote}}")
+    approvals.apply_transitions()
+    assert [claim.event_id for claim in approvals.claim()] in ([], ["E-2"])
 
 
 def test_a_row_that_is_in_the_chain_and_cannot_be_read_turns_approvals_of_its_event_off(

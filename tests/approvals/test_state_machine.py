@@ -95,13 +95,12 @@ class Requirement:
 
     people: int
     vote_lifetime: timedelta | None = timedelta(minutes=2)
-    sent_within: timedelta | None = None
 
 
 def requirement(rules: str, now: datetime) -> Requirement:
-    """The window of `timed` needs one person and a prompt StartRequest; otherwise it needs two."""
+    """The window of `timed` needs one person; otherwise it needs two."""
     if rules == "timed" and _OPENS <= now < _CLOSES:
-        return Requirement(1, None, timedelta(seconds=45))
+        return Requirement(1, None)
     return Requirement(1 if rules == "lenient" else 2)
 
 
@@ -300,31 +299,11 @@ class Approvals(RuleBasedStateMachine):
         }
         model.holds = {holder: until for holder, until in model.holds.items() if until > now}
         over = model.seen.not_before_time is not None and now >= model.seen.not_before_time
-        within = (
-            requirement(self.ruleset, now).sent_within
-            if self.ruleset != "none" and model.seen.event_type == "Reboot"
-            else None
-        )
-        waiting = [
-            grant
-            for grant in self.approvals.status(of).grants
-            if grant.state == "granted" and not grant.dry_run
-        ]
-        automatic = model.seen.event_source == "User"
-        expired_revisions = {
-            grant.revision
-            for grant in waiting
-            if within is not None and not automatic and now >= grant.granted_at + within
-        }
         model.votes = {
             voter: vote
             for voter, vote in model.votes.items()
             if vote.revision in in_flight
-            or (
-                model.counts_until(vote, self.ruleset, now) > now
-                and not over
-                and vote.revision not in expired_revisions
-            )
+            or (model.counts_until(vote, self.ruleset, now) > now and not over)
         }
 
     def _settle_all(self) -> None:
@@ -603,14 +582,10 @@ class Approvals(RuleBasedStateMachine):
         }
         assert claim.grant.approval_id in granted_ids
         if model.seen.event_source != "User":
-            self._check_quorum(claim, about_revision, now)
+            self._check_quorum(about_revision, now)
 
-    def _check_quorum(
-        self, claim: ClaimedGrant, journal: list[tuple[str, dict[str, Any]]], now: datetime
-    ) -> None:
+    def _check_quorum(self, journal: list[tuple[str, dict[str, Any]]], now: datetime) -> None:
         required = requirement(self.ruleset, now)
-        if required.sent_within is not None and not claim.grant.attempts:
-            assert now < claim.grant.granted_at + required.sent_within
         voters = {
             data["principal"]
             for kind, data in journal
