@@ -226,10 +226,10 @@ class Approvals:
         known = self._cache.folded.get(event_key)
         if not afresh and known is not None and (known.position, known.hash) == newest:
             return known
-        is_grown = known is not None and self._journal.holds(known.position, known.hash)
-        if not is_grown:  # the row is gone: by a rollback, or somebody removed it
-            self._cache.whole = range(0)
-        if known is None or known.damage is not None or not is_grown:
+        if known is not None and not self._journal.holds(known.position, known.hash):
+            self._cache.whole = range(0)  # the row is gone: by a rollback, or somebody removed it
+            known = None
+        if known is None or known.damage is not None:
             known = NOTHING
         folded = self._fold(event_key, known, newest)
         if afresh and known is not NOTHING and self._fold(event_key, NOTHING, newest) != folded:
@@ -312,10 +312,6 @@ class Approvals:
             ),
             reminded=tuple(each for each in folded.reminded if is_about(each[0])),
         )
-
-    def grants_of(self, occurrences: Iterable[TrackedEvent]) -> dict[int, tuple[Grant, ...]]:
-        """Return every grant of these occurrences, by the id of the occurrence."""
-        return {each.id: self.of_occurrence(each).grants for each in occurrences}
 
     def grants_by_key(self, event_keys: Sequence[str]) -> dict[str, tuple[Grant, ...]]:
         """Return every grant of the newest occurrence of each event that has any rows."""

@@ -119,6 +119,8 @@ class StandingHolds:
         by_id, position = dict(known.by_id), known.position
         try:
             for row in self._journal.verified_rows(STANDING_HOLD_ROWS, after=known.position):
+                if not position:  # nothing is known yet
+                    self._journal.require_no_gap(row.position, self._journal.head().position)
                 position = row.position
                 _apply(by_id, row)
         except StoreError as error:

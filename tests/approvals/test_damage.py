@@ -131,6 +131,17 @@ def test_rows_that_change_while_the_relay_runs_are_seen_before_the_start_request
     assert "approvals of event e-1 are off: journal: " in caplog.text
 
 
+def test_approvals_are_off_if_a_standing_hold_was_removed_while_the_relay_was_stopped(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.hold_ahead(match={"resources": ["web-*"]})
+    approvals.hold_ahead()
+    approvals.record_document(OTHER)
+    by_hand(approvals, "DELETE FROM journal WHERE position = 2")
+    approvals.apply_transitions()
+    assert (approvals.grants, approvals.claim()) == ([], [])
+
+
 @pytest.mark.parametrize(
     "change",
     [
