@@ -22,11 +22,12 @@ BOMB = gzip.compress(b"\0" * (64 * 1024 * 1024), compresslevel=9)
 async def _fail(running: Trial) -> None:
     """Let the webhook answer with an error, or not at all for longer than a delivery may take."""
     if running.chance.random() < 0.2:
-        running.box.answers_after = 2 * FAILS_FOR
+        running.box.may_answer.clear()
     else:
         running.box.status = running.chance.choice(STATUSES)
     await asyncio.sleep(FAILS_FOR)
-    running.box.status, running.box.answers_after = 204, 0.0
+    running.box.status = 204
+    running.box.may_answer.set()
     # 410 means that nobody wants more, so the relay disables the sink until somebody resumes it.
     await running.resume("drain")
     await running.load.wait_until_busy(1)

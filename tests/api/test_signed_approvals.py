@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
+from tests import hostile
 from tests.api.running_relay import OTHER_SECRET, SECRET, Response, RunningRelay
 
 
@@ -108,9 +110,15 @@ async def test_a_key_is_no_signature_and_a_signature_is_no_key(relay: RunningRel
 async def test_a_signed_malformed_body_is_400_and_a_wrong_field_422(
     relay: RunningRelay,
 ) -> None:
-    assert (await relay.post_callback(b"{")).status == 400
-    answer = await relay.post_callback(_body(relay, revision=None))
-    assert (answer.status, answer.json["field"]) == (422, "revision")
+    for body in (*hostile.NO_OBJECTS, *hostile.REPEATED_KEYS):
+        signed = body.isascii()  # the library signs text only
+        assert (await relay.post_callback(body)).status == (400 if signed else 401)
+    relay.clock.freeze_monotonic()
+    for field, value in hostile.WRONG_FIELDS:
+        relay.clock.offset += 1.0
+        wrong = hostile.with_wrong_field(relay.decision_body(), field, value)
+        answer = await relay.post_callback(json.dumps(wrong).encode())  # in ASCII
+        assert (answer.status, answer.json["field"]) == (422, field), value
 
 
 def _capture(

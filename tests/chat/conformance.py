@@ -7,7 +7,6 @@ a platform.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,6 +40,7 @@ from tests.approvals.builders import build_event as make_event
 from tests.background_tasks import BackgroundTasks
 from tests.chat.wall_platform import RecordingRelay
 from tests.eventually import eventually
+from tests.hostile import NO_OBJECTS
 
 TIMEOUT = 60.0
 """Seconds, generous for a slow machine."""
@@ -51,18 +51,11 @@ HOSTILE = (
 )
 """A description or reason that must mention nobody and link nowhere."""
 HOSTILE_BODIES = (
-    b"",
+    *NO_OBJECTS,
     b"{}",
-    b"[]",
-    b"1e999",
     b"payload=%7B%22type%22%3A%22block_actions%22%7D",
-    b"\xff\xfe",
-    b"[" * 10_000,
-    b'{"context":' * 2000 + b"1" + b"}" * 2000,
     b'{"user_id":"\\ud800"}',
     b'{"type":"dialog_submission","user_id":"a',
-    '{"user_id":"a"}'.encode("utf-16"),
-    gzip.compress(b"{}"),
 )
 
 

@@ -46,6 +46,12 @@ def name_of(event: dict[str, Any]) -> str:
     return str(event["type"]).removeprefix("io.imdsrelay.").removesuffix(".v1")
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True)
 class Inbox:
     """A webhook receiver that verifies signatures with the reference library.
@@ -55,8 +61,8 @@ class Inbox:
 
     url: str = ""
     status: int = 204
-    answers_after: float = 0.0
-    """Seconds."""
+    may_answer: asyncio.Event = field(default_factory=_set_event)
+    """A test that clears it keeps the answers back."""
     events: list[dict[str, Any]] = field(default_factory=list)
     forged: int = 0
     on_event: Callable[[dict[str, Any]], None] | None = None
@@ -94,7 +100,7 @@ class Inbox:
             self.headers.append(dict(request.headers))
             if self.on_event is not None:
                 self.on_event(event)
-        await asyncio.sleep(self.answers_after)
+        await self.may_answer.wait()
         return web.Response(status=status)
 
 

@@ -155,7 +155,7 @@ async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
         inbox() as new,
         reloadable_relay(tmp_path, sinks=[webhook(old.url)]) as relay,
     ):
-        old.answers_after = 3.0
+        old.may_answer.clear()
         first = relay.schedule()
         await eventually(lambda: len(old.events) == 1)
         relay.azure.start(first)  # waits behind the delivery that is in flight
@@ -165,6 +165,7 @@ async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
         second = relay.schedule()  # is recorded while the old sink ends its delivery
         await eventually(lambda: _has(relay.told("event.scheduled"), 2))
         assert not reload.done()
+        old.may_answer.set()
         await reload
         await eventually(lambda: len(new.events) == 2)
         assert old.types_of(first.event_id) == ["event.scheduled"]
@@ -182,11 +183,15 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
         inbox() as other,
         reloadable_relay(tmp_path, sinks=[webhook(gone.url)]) as relay,
     ):
-        gone.status, gone.answers_after = 410, 1.0
+        gone.status = 410
+        gone.may_answer.clear()
         relay.schedule()
         worker = relay.running.relay.dispatcher.get_worker("drain")
         await eventually(lambda: worker.is_trying)
-        await relay.reload(sinks=[webhook(other.url)])
+        reload = asyncio.create_task(relay.reload(sinks=[webhook(other.url)]))
+        await eventually(lambda: len(relay.loads) == 1)
+        gone.may_answer.set()
+        await reload
         stored = await relay.running.relay.store.read(
             lambda tx: tx.deliveries.sink_states_with_reasons()
         )
