@@ -48,7 +48,6 @@ TEARDOWN_SECONDS = 120.0
 _OWN_BROKER = re.compile(r"\b(own_broker|_private_node): ")
 GROUPS = {
     "private RabbitMQ of agents": (_OWN_BROKER, "fleet/test_agent"),
-    "private RabbitMQ of the fleet": (_OWN_BROKER, "fleet/"),
     "private RabbitMQ of journeys": (_OWN_BROKER, "journey/"),
     "private RabbitMQ": (_OWN_BROKER, ""),
     "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), ""),
