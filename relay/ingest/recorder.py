@@ -13,10 +13,10 @@ event is gone, the VM has rebooted since.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
-
-import orjson
+from itertools import count
+from typing import Any
 
 from relay.events.build import (
     EndOutcome,
@@ -35,13 +35,8 @@ from relay.events.model import (
     compare_event,
     diff_events_with_document,
 )
-from relay.store import EventKeyFormat, Grant
-from relay.store.occurrences import (
-    AppearedEventToStore,
-    ChangedEventToStore,
-    LiveRow,
-    OccurrenceOutcomeRow,
-)
+from relay.events.timestamps import format_sortable
+from relay.store import EventKeyFormat, Grant, TrackedEvent
 from relay.store.transaction import Transaction
 
 CHANGES_PER_STEP = 256
@@ -63,8 +58,10 @@ class SuccessfulPoll:
 
 @dataclass(frozen=True, slots=True)
 class EventSighting:
-    """A state of an event that was seen. ``incarnation`` is that of the document."""
+    """A state of an event of a scope was seen. ``incarnation`` is that of the document."""
 
+    scope: str
+    at: datetime
     event: ScheduledEvent
     incarnation: int | None
 
@@ -76,23 +73,16 @@ class EventSighting:
 
 @dataclass(frozen=True, slots=True)
 class EventDeparture:
-    """An event has left the documents of all VMs.
+    """An event has left the documents of all VMs of a scope.
 
     ``gap`` and ``rebooted`` are as in `FactsAboutEndedEvent`.
     """
 
+    scope: str
+    at: datetime
     lowercase_event_id: str
     gap: bool
     rebooted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class EventSightingOrDeparture:
-    """What became known about an event of a scope, and when it was seen."""
-
-    scope: str
-    at: datetime
-    what: EventSighting | EventDeparture
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,72 +96,51 @@ class Recorder:
     origin: Origin
     boot_id: str | None
     resource_names: frozenset[str] | None
-    _events_by_data: dict[str, ScheduledEvent] = field(
-        default_factory=dict, init=False, compare=False
-    )
-    """The events of the live rows, by the text of their data, so that each is parsed once.
-
-    The text alone says what the event is, so an entry stays right if a transaction is rolled back.
-    The next poll drops the entries that are not live any more.
-    """
 
     def record(self, tx: Transaction, poll: SuccessfulPoll) -> int:
         """Work for the store: record every change and the new snapshot. Return the change count."""
-        live = tx.occurrences.live_rows()
-        events = self._parse_live_rows_with_cache(live)
+        live = {each.key: each for each in tx.occurrences.live_occurrences()}
+        events = {key: each.event for key, each in live.items()}
         changes = diff_events_with_document(events.values(), poll.document)
-        rows = {row.key: row for row in live}
         for first in range(0, len(changes), CHANGES_PER_STEP):
             found = [
                 _FoundChange(change, self.origin, poll.at, poll.document.incarnation, gap=poll.gap)
                 for change in changes[first : first + CHANGES_PER_STEP]
             ]
-            self._record_changes(tx, found, rows, poll.at)
-        for row in live:
-            if row.boot_id != self.boot_id and not _may_explain_reboot(
-                tx, row.key, events[row.key], poll.at
+            self._record_changes(tx, found, live, poll.at)
+        for key, each in live.items():
+            if each.boot_id != self.boot_id and not _may_explain_reboot(
+                tx, key, events[key], poll.at
             ):
-                tx.occurrences.set_occurrence_boot_id(row.id, self.boot_id)
+                tx.occurrences.set_occurrence_boot_id(each.id, self.boot_id)
         return len(changes)
 
     def record_observations(
-        self, tx: Transaction, news: Sequence[EventSightingOrDeparture], now: datetime
+        self, tx: Transaction, news: Sequence[EventSighting | EventDeparture], now: datetime
     ) -> int:
         """Work for the store: record news of events in their order. Return the change count."""
-        count = 0
+        changes = 0
         for step in _batch_distinct_events(tx.keys, news):
-            rows = {row.key: row for row in tx.occurrences.live_rows_for_event_keys(list(step))}
+            live = {each.key: each for each in tx.occurrences.live_with_keys(list(step))}
             found = [
                 change
                 for key, item in step.items()
-                if (change := _compare_observation_to_live_row(item, rows.get(key), self.origin))
-                is not None
+                if (change := _find_change(item, live.get(key), self.origin)) is not None
             ]
-            if found:
-                self._record_changes(tx, found, rows, now)
-            count += len(found)
-        self._events_by_data.clear()  # only `record` uses it
-        return count
-
-    def _parse_live_rows_with_cache(self, live: Sequence[LiveRow]) -> dict[str, ScheduledEvent]:
-        """Return the events of these rows by key. Only those that are not known are parsed."""
-        known = self._events_by_data.copy()
-        self._events_by_data.clear()
-        for row in live:
-            self._events_by_data[row.data] = known.get(row.data) or _parse_stored_event(row.data)
-        return {row.key: self._events_by_data[row.data] for row in live}
+            self._record_changes(tx, found, live, now)
+            changes += len(found)
+        return changes
 
     def _record_changes(
         self,
         tx: Transaction,
         found: Sequence[_FoundChange],
-        live: Mapping[str, LiveRow],
+        live: Mapping[str, TrackedEvent],
         now: datetime,
     ) -> None:
-        """Update the snapshot, and record a CloudEvent for each change.
-
-        ``live`` holds the rows of the events by their keys.
-        """
+        """Update the snapshot, and record a CloudEvent for each change."""
+        if not found:
+            return
         transitions = [transition_digest(item.change, item.origin) for item in found]
         keys = [
             tx.keys.make_key(item.origin.scope, item.change.event.lowercase_event_id)
@@ -179,22 +148,22 @@ class Recorder:
         ]
         counts = tx.journal.counts_by_transition(transitions)
         grants = tx.approvals.grants_by_key([key for key in keys if key in live])
-        first = tx.head().position + 1
-        new: list[AppearedEventToStore] = []
-        changed: list[ChangedEventToStore] = []
-        ended: list[OccurrenceOutcomeRow] = []
+        numbers = tx.occurrences.newest_occurrence_numbers(keys)
+        ids = count(tx.occurrences.next_id())
         events: list[tuple[CloudEvent, str]] = []
-        for item, key, transition in zip(found, keys, transitions, strict=True):
-            change = item.change
-            row = live.get(key)
-            row_grants = grants.get(key, ())
+        occurrences: list[TrackedEvent] = []
+        positions = count(tx.head().position + 1)
+        for item, key, transition, position in zip(
+            found, keys, transitions, positions, strict=False
+        ):
+            change, before, of_key = item.change, live.get(key), grants.get(key, ())
             outcome: EndOutcome | None = None
-            if row is not None and change.kind == "ended":
-                data = orjson.loads(row.data)
-                evidence = self._gather_end_evidence(item, row, row_grants)
-                outcome = determine_outcome(change.event, evidence, item.at)
-            else:
-                data = common_event_data(change.event, item.incarnation)
+            data = common_event_data(change.event, item.incarnation)
+            if before is not None and change.kind == "ended":
+                data = before.data
+                outcome = determine_outcome(
+                    change.event, self._gather_end_evidence(item, before, of_key), item.at
+                )
             event = change_event(
                 change,
                 item.origin,
@@ -202,40 +171,39 @@ class Recorder:
                 data=data,
                 transition=transition,
                 previous_count=counts.get(transition, 0),
-                approved_by_relay=any(grant.state == "accepted" for grant in row_grants),
+                approved_by_relay=any(grant.state == "accepted" for grant in of_key),
                 outcome=outcome,
             )
             events.append((event, transition))
-            if row is not None and outcome is not None:
-                ended.append(OccurrenceOutcomeRow(item.at, row.id, outcome.outcome, event.id))
+            at = format_sortable(item.at)
+            state: dict[str, Any] = {
+                "data": data,
+                "revision": data["revision"],
+                "live": outcome is None,
+                "last_changed": at,
+                "outcome": outcome and outcome.outcome,
+                "last_event_id": event.id,
+            }
+            if before is not None:
+                occurrences.append(replace(before, **state))
                 continue
-            text = orjson.dumps(data).decode()
-            self._events_by_data[text] = change.event
-            revision = data["revision"]
-            if row is not None:
-                changed.append(ChangedEventToStore(item.at, row.id, text, revision, event.id))
-            else:
-                new.append(
-                    AppearedEventToStore(
-                        item.at,
-                        item.origin.scope,
-                        key,
-                        text,
-                        revision,
-                        event.id,
-                        position=first + len(events) - 1,
-                    )
+            occurrences.append(
+                TrackedEvent(
+                    id=next(ids),
+                    scope=item.origin.scope,
+                    key=key,
+                    number=numbers.get(key, 0) + 1,
+                    position=position,
+                    boot_id=self.boot_id,
+                    first_seen=at,
+                    **state,
                 )
-        if new:
-            tx.occurrences.add_appeared_events(new, self.boot_id)
-        if changed:
-            tx.occurrences.store_changed_occurrences(changed)
-        if ended:
-            tx.occurrences.store_occurrences_as_ended(ended)
+            )
+        tx.occurrences.save(occurrences)
         tx.record_all(events, now)
 
     def _gather_end_evidence(
-        self, found: _FoundChange, row: LiveRow, grants: Sequence[Grant]
+        self, found: _FoundChange, before: TrackedEvent, grants: Sequence[Grant]
     ) -> FactsAboutEndedEvent:
         event = found.change.event
         start_sent = any(grant.may_have_been_accepted for grant in grants)
@@ -243,7 +211,7 @@ class Recorder:
         if rebooted is None:
             rebooted = (
                 self.boot_id is not None
-                and row.boot_id not in (None, self.boot_id)
+                and before.boot_id not in (None, self.boot_id)
                 and (event.event_type or "").lower() in _REBOOT_TYPES
                 and self.resource_names is not None
                 and names_this_vm(event.resources, self.resource_names)
@@ -267,12 +235,12 @@ class _FoundChange:
 
 
 def _batch_distinct_events(
-    keys: EventKeyFormat, news: Sequence[EventSightingOrDeparture]
-) -> Iterator[dict[str, EventSightingOrDeparture]]:
+    keys: EventKeyFormat, news: Sequence[EventSighting | EventDeparture]
+) -> Iterator[dict[str, EventSighting | EventDeparture]]:
     """Yield the news by event key, in steps that hold each event at most once."""
-    step: dict[str, EventSightingOrDeparture] = {}
+    step: dict[str, EventSighting | EventDeparture] = {}
     for item in news:
-        key = keys.make_key(item.scope, item.what.lowercase_event_id)
+        key = keys.make_key(item.scope, item.lowercase_event_id)
         if key in step or len(step) == CHANGES_PER_STEP:
             yield step
             step = {}
@@ -281,20 +249,19 @@ def _batch_distinct_events(
         yield step
 
 
-def _compare_observation_to_live_row(
-    news: EventSightingOrDeparture, row: LiveRow | None, origin: Origin
+def _find_change(
+    news: EventSighting | EventDeparture, known: TrackedEvent | None, origin: Origin
 ) -> _FoundChange | None:
     """Return what news changes; None if the snapshot says the same already."""
-    origin, at = origin.copy_for_scope(news.scope), news.at
-    before = _parse_stored_event(row.data) if row is not None else None
-    if isinstance(news.what, EventSighting):
-        change = compare_event(before, news.what.event)
-        return None if change is None else _FoundChange(change, origin, at, news.what.incarnation)
+    origin = origin.copy_for_scope(news.scope)
+    before = known.event if known is not None else None
+    if isinstance(news, EventSighting):
+        change = compare_event(before, news.event)
+        return change if change is None else _FoundChange(change, origin, news.at, news.incarnation)
     if before is None:
         return None
-    return _FoundChange(
-        Change("ended", before, {}), origin, at, gap=news.what.gap, rebooted=news.what.rebooted
-    )
+    ended = Change("ended", before, {})
+    return _FoundChange(ended, origin, news.at, gap=news.gap, rebooted=news.rebooted)
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | None) -> bool:
@@ -316,10 +283,6 @@ def _may_explain_reboot(tx: Transaction, key: str, event: ScheduledEvent, now: d
             grant.may_have_been_accepted for grant in tx.approvals.grants_by_key([key]).get(key, ())
         )
     )
-
-
-def _parse_stored_event(data: str) -> ScheduledEvent:
-    return ScheduledEvent.from_cloudevent_data(orjson.loads(data))
 
 
 def _has_not_before_passed(event: ScheduledEvent, now: datetime) -> bool:

@@ -10,62 +10,26 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import datetime
-from typing import NamedTuple
 
 import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
 from relay.store import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
-from relay.store.rows import PageLimit, bulk_insert, parse_page, parse_rows
+from relay.store.rows import (
+    PageLimit,
+    bulk_insert,
+    next_autoincrement_id,
+    parse_page,
+    parse_rows,
+)
 
 MAX_KEYS = 10_000
 """Keys in one query: SQLite takes no more than 32,766 values."""
 _OCCURRENCE = TypeAdapter(TrackedEvent)
-
-
-class LiveRow(NamedTuple):
-    """The columns of a live occurrence with which new states are compared. ``data`` is JSON."""
-
-    id: int
-    key: str
-    data: str
-    boot_id: str | None
-
-
-class AppearedEventToStore(NamedTuple):
-    """An event that appeared.
-
-    ``event_id`` is the id of the CloudEvent that reports it, ``position`` where that is journaled.
-    """
-
-    at: datetime
-    scope: str
-    key: str
-    data: str
-    revision: str
-    event_id: str
-    position: int
-
-
-class ChangedEventToStore(NamedTuple):
-    """The new state of a live occurrence, and the id of the CloudEvent that reports it."""
-
-    at: datetime
-    occurrence: int
-    data: str
-    revision: str
-    event_id: str
-
-
-class OccurrenceOutcomeRow(NamedTuple):
-    """The outcome of a live occurrence that ended, and the id of the CloudEvent."""
-
-    at: datetime
-    occurrence: int
-    outcome: str
-    event_id: str
+_COLUMNS = ", ".join(each.name for each in fields(TrackedEvent))
 
 
 class Occurrences:
@@ -78,19 +42,6 @@ class Occurrences:
     def live_occurrences(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
         return self._select_occurrences("INDEXED BY occurrence_live WHERE live ORDER BY id")
-
-    def live_rows(self) -> list[LiveRow]:
-        """Return the same as `live_occurrences`, with the columns that a comparison needs.
-
-        It is one row of SQLite: the thread gives the interpreter to another one with each row.
-        """
-        rows = self._connection.execute(
-            "SELECT json_group_array(json_array(id, key, data, boot_id)) "
-            # Without its index, SQLite would read every event that ended, too.
-            "FROM (SELECT id, key, data, boot_id FROM occurrence INDEXED BY occurrence_live "
-            "WHERE live ORDER BY id)"
-        ).fetchone()
-        return [LiveRow(*row) for row in orjson.loads(rows[0])]
 
     def count_live_by_type_and_status(self) -> list[tuple[str | None, str | None, int]]:
         """Return the EventTypes and EventStatuses of live events, and how many have both."""
@@ -122,15 +73,6 @@ class Occurrences:
             format_sortable(since),
             format_sortable(until),
         )
-
-    def live_rows_for_event_keys(self, event_keys: Sequence[str]) -> list[LiveRow]:
-        """Return the live occurrences with these keys, with the columns of `live_rows`."""
-        rows = self._connection.execute(
-            "SELECT id, key, data, boot_id FROM occurrence INDEXED BY occurrence_live "  # noqa: S608  # our own text
-            f"WHERE live AND key IN ({', '.join('?' * len(event_keys))})",
-            event_keys,
-        )
-        return [LiveRow(*row) for row in rows]
 
     def find_newest_occurrence(self, event_key: str) -> TrackedEvent | None:
         """Return the newest occurrence of an event."""
@@ -250,32 +192,37 @@ class Occurrences:
         )
         return parse_page(_OCCURRENCE, rows, ("data",), limit)
 
-    def add_appeared_events(
-        self, rows: Sequence[AppearedEventToStore], boot_id: str | None
-    ) -> None:
-        """Add events that appeared, in their order."""
-        numbers = self.newest_occurrence_numbers([row.key for row in rows])
+    def next_id(self) -> int:
+        """Return the id of the next new occurrence."""
+        return next_autoincrement_id(self._connection, "occurrence")
+
+    def save(self, occurrences: Sequence[TrackedEvent]) -> None:
+        """Add new occurrences, in their order, and store the new state of known ones."""
         bulk_insert(
             self._connection,
-            "occurrence "
-            "(scope, key, number, data, revision, live, boot_id, first_seen, last_changed, "
-            "position, last_event_id)",
+            f"occurrence ({_COLUMNS})",
             [
                 (
-                    row.scope,
-                    row.key,
-                    numbers.get(row.key, 0) + 1,
-                    row.data,
-                    row.revision,
-                    1,
-                    boot_id,
-                    format_sortable(row.at),
-                    format_sortable(row.at),
-                    row.position,
-                    row.event_id,
+                    each.id,
+                    each.scope,
+                    each.key,
+                    each.number,
+                    each.position,
+                    orjson.dumps(each.data).decode(),
+                    each.revision,
+                    each.live,
+                    each.boot_id,
+                    each.first_seen,
+                    each.last_changed,
+                    each.outcome,
+                    each.last_event_id,
                 )
-                for row in rows
+                for each in occurrences
             ],
+            upsert="ON CONFLICT (id) DO UPDATE SET data = excluded.data, "
+            "revision = excluded.revision, live = excluded.live, "
+            "last_changed = excluded.last_changed, "
+            "outcome = excluded.outcome, last_event_id = excluded.last_event_id",
         )
 
     def newest_occurrence_numbers(self, keys: Sequence[str]) -> dict[str, int]:
@@ -287,30 +234,6 @@ class Occurrences:
                 f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
                 keys,
             ).fetchall()
-        )
-
-    def store_changed_occurrences(self, rows: Sequence[ChangedEventToStore]) -> None:
-        """Store the new states of live occurrences."""
-        self._connection.execute(
-            "WITH changed AS (SELECT json_extract(value, '$[0]') AS at, "
-            "json_extract(value, '$[1]') AS id, json_extract(value, '$[2]') AS data, "
-            "json_extract(value, '$[3]') AS revision, json_extract(value, '$[4]') AS event "
-            "FROM json_each(?)) "
-            "UPDATE occurrence SET data = changed.data, revision = changed.revision, "
-            "last_changed = changed.at, last_event_id = changed.event FROM changed "
-            "WHERE occurrence.id = changed.id",
-            (_rows_to_json([(format_sortable(at), *row) for at, *row in rows]),),
-        )
-
-    def store_occurrences_as_ended(self, rows: Sequence[OccurrenceOutcomeRow]) -> None:
-        """Store that live occurrences left the document."""
-        self._connection.execute(
-            "WITH ended AS (SELECT json_extract(value, '$[0]') AS at, "
-            "json_extract(value, '$[1]') AS id, json_extract(value, '$[2]') AS outcome, "
-            "json_extract(value, '$[3]') AS event FROM json_each(?)) "
-            "UPDATE occurrence SET live = 0, outcome = ended.outcome, last_changed = ended.at, "
-            "last_event_id = ended.event FROM ended WHERE occurrence.id = ended.id",
-            (_rows_to_json([(format_sortable(at), *row) for at, *row in rows]),),
         )
 
     def set_occurrence_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
@@ -338,11 +261,6 @@ class Occurrences:
 
     def _select_occurrence_rows(self, where: str, *values: object) -> sqlite3.Cursor:
         return self._connection.execute(
-            "SELECT id, scope, key, number, position, data, revision, live, boot_id, "  # noqa: S608  # our own text
-            f"first_seen, last_changed, outcome, last_event_id FROM occurrence {where}",
+            f"SELECT {_COLUMNS} FROM occurrence {where}",  # noqa: S608  # our own text
             values,
         )
-
-
-def _rows_to_json(rows: Sequence[object]) -> str:
-    return orjson.dumps(rows).decode()

@@ -77,18 +77,22 @@ def next_autoincrement_id(connection: sqlite3.Connection, table: str) -> int:
 
 
 def bulk_insert(
-    connection: sqlite3.Connection, into: str, rows: Sequence[tuple[object, ...]]
+    connection: sqlite3.Connection,
+    into: str,
+    rows: Sequence[tuple[object, ...]],
+    *,
+    upsert: str = "",
 ) -> None:
     """Insert the rows in their order.
 
     Each statement releases the interpreter lock and has to take it again, so fewer are faster.
-    ``into`` is the table, with the columns in parentheses if not all are given. It is part of the
-    statement and must be our own text.
+    ``into`` is the table, with the columns in parentheses if not all are given, and ``upsert`` what
+    becomes of a row that is there already. Both must be our own text.
     """
     for first in range(0, len(rows), MAX_ROWS_PER_STATEMENT):
         chunk = rows[first : first + MAX_ROWS_PER_STATEMENT]
         placeholders = f"({', '.join('?' * len(chunk[0]))})"
         connection.execute(
-            f"INSERT INTO {into} VALUES {', '.join([placeholders] * len(chunk))}",  # noqa: S608  # our own text
+            f"INSERT INTO {into} VALUES {', '.join([placeholders] * len(chunk))} {upsert}",  # noqa: S608  # our own text
             [value for row in chunk for value in row],
         )

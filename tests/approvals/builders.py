@@ -26,7 +26,7 @@ from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder, SuccessfulPoll
+from relay.ingest.recorder import EventSighting, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
 from relay.store.approvals import FoldCache
 from relay.store.file import StateFile, open_state_file
@@ -325,7 +325,7 @@ class ApprovalFile:
     def record_in_scopes(self, event: ScheduledEvent, *scopes: str) -> None:
         """Record that a hub sees an event in some scopes."""
         now = self.clock.now()
-        news = [EventSightingOrDeparture(scope, now, EventSighting(event, 1)) for scope in scopes]
+        news = [EventSighting(scope, now, event, 1) for scope in scopes]
         self.transact(lambda tx: self.recorder.record_observations(tx, news, now))
         self.apply_transitions()
 

@@ -26,7 +26,6 @@ from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import (
     EventDeparture,
     EventSighting,
-    EventSightingOrDeparture,
     Recorder,
     SuccessfulPoll,
 )
@@ -140,14 +139,13 @@ class ScopeOfFleet(Azure):
     async def poll(self) -> None:
         """Record the document as the hub does from the reports of its agents."""
         keys, now = {event.lowercase_event_id for event in self.document}, self._clock.now()
-        gone = [
-            EventDeparture(key, gap=False, rebooted=False) for key in sorted(self._live_keys - keys)
+        news: list[EventSighting | EventDeparture] = [
+            *(EventSighting(self.scope, now, event, 1) for event in self.document),
+            *(
+                EventDeparture(self.scope, now, key, gap=False, rebooted=False)
+                for key in sorted(self._live_keys - keys)
+            ),
         ]
-        found: list[EventSighting | EventDeparture] = [
-            *(EventSighting(event, 1) for event in self.document),
-            *gone,
-        ]
-        news = [EventSightingOrDeparture(self.scope, now, item) for item in found]
         self._live_keys = keys
         await self.store.transact(
             lambda tx: self._recorder.record_observations(tx, news, now), fail_open=True

@@ -36,7 +36,7 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import Pulse, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
+from relay.ingest.recorder import EventDeparture, EventSighting, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import NOTHING, EventApprovals, fold
 from relay.store.file import open_for_reading
@@ -381,7 +381,7 @@ class Hub:
         now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
         self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
         histories = self.histories.setdefault(scope, {})
-        news: list[EventSightingOrDeparture] = []
+        news: list[EventSighting | EventDeparture] = []
         for key, word in list(split_pulse_by_event(agent.relay, pulse, histories)):
             history, found = apply_word_to_history(
                 histories.get(key),
@@ -456,10 +456,10 @@ class Hub:
             await self.settle()
 
 
-def _to_record(scope: str, key: str, news: News, now: datetime) -> EventSightingOrDeparture:
+def _to_record(scope: str, key: str, news: News, now: datetime) -> EventSighting | EventDeparture:
     if isinstance(news, EventAppeared | EventChanged):
-        return EventSightingOrDeparture(scope, now, EventSighting(news.event, None))
-    return EventSightingOrDeparture(scope, now, EventDeparture(key, news.gap, news.rebooted))
+        return EventSighting(scope, now, news.event, None)
+    return EventDeparture(scope, now, key, news.gap, news.rebooted)
 
 
 @asynccontextmanager

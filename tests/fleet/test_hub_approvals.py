@@ -16,7 +16,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
-from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder
+from relay.ingest.recorder import EventSighting, Recorder
 from tests.api.running_relay import make_event
 from tests.eventually import eventually
 from tests.journey.bus import Bus, define_users, unused_exchange
@@ -42,7 +42,7 @@ class HubOnBus:
         self._count += 1
         event = make_event(event_id=f"E-{self._count}")
         store, now = self.running.relay.store, SystemClock().now()
-        news = [EventSightingOrDeparture(scope, now, EventSighting(event, 1)) for scope in scopes]
+        news = [EventSighting(scope, now, event, 1) for scope in scopes]
         recorder = Recorder(Origin("hub", "hub-1"), None, None)
         await store.transact(lambda tx: recorder.record_observations(tx, news, now))
         return event, {

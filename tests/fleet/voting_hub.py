@@ -22,7 +22,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.votes import MachineVoteSubmitter
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest.recorder import EventSighting, EventSightingOrDeparture, Recorder
+from relay.ingest.recorder import EventSighting, Recorder
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
 from relay.store.file import open_for_reading
 from relay.store.journal import read_all_rows, verify_journal
@@ -82,7 +82,7 @@ class VotingHub:
         """Record what the document of a scope shows."""
         recorder = Recorder(HUB, None, None)
         now = self.clock.now()
-        news = [EventSightingOrDeparture(scope, now, EventSighting(event, 1)) for event in events]
+        news = [EventSighting(scope, now, event, 1) for event in events]
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
     async def vote(

@@ -6,18 +6,17 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
-from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.events.timestamps import format_sortable
+from relay.store import StateFileScopeAndVm, StoreSettings, TrackedEvent
 from relay.store.file import StateFile, open_state_file
 from relay.store.journal import Journal
-from relay.store.occurrences import AppearedEventToStore, ChangedEventToStore, OccurrenceOutcomeRow
 from relay.store.sqlite import Store, Work, open_store
 from relay.store.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent
@@ -93,35 +92,40 @@ def add_occurrence(
     at: datetime,
 ) -> None:
     """Store that an EventId appeared."""
-    text = orjson.dumps(data).decode()
-    position = tx.head().position + 1
-    rows = [
-        AppearedEventToStore(at, IDENTITY.scope, key, text, data["revision"], event.id, position)
-    ]
-    tx.occurrences.add_appeared_events(rows, boot_id)
+    time = format_sortable(at)
+    newest = tx.occurrences.newest_occurrence_numbers([key])
+    new = TrackedEvent(
+        id=tx.occurrences.next_id(),
+        scope=IDENTITY.scope,
+        key=key,
+        number=newest.get(key, 0) + 1,
+        position=tx.head().position + 1,
+        data=dict(data),
+        revision=data["revision"],
+        live=True,
+        boot_id=boot_id,
+        first_seen=time,
+        last_changed=time,
+        outcome=None,
+        last_event_id=event.id,
+    )
+    tx.occurrences.save([new])
 
 
 def update_occurrence(
-    tx: Transaction, key: str, data: Mapping[str, Any], event: CloudEvent, at: datetime
+    tx: Transaction, key: str, event: CloudEvent, at: datetime, **state: Any
 ) -> None:
     """Store the new state of a live event."""
-    text = orjson.dumps(data).decode()
-    tx.occurrences.store_changed_occurrences(
-        [ChangedEventToStore(at, _live_id(tx, key), text, data["revision"], event.id)]
-    )
+    (before,) = tx.occurrences.live_with_keys([key])
+    changed = {"last_changed": format_sortable(at), "last_event_id": event.id, **state}
+    tx.occurrences.save([replace(before, **changed)])
 
 
 def end_occurrence(
     tx: Transaction, key: str, outcome: str, event: CloudEvent, at: datetime
 ) -> None:
     """Store that a live event left the document."""
-    tx.occurrences.store_occurrences_as_ended(
-        [OccurrenceOutcomeRow(at, _live_id(tx, key), outcome, event.id)]
-    )
-
-
-def _live_id(tx: Transaction, key: str) -> int:
-    return next(row.id for row in tx.occurrences.live_rows() if row.key == key)
+    update_occurrence(tx, key, event, at, live=False, outcome=outcome)
 
 
 def connection_of(tx: Transaction) -> sqlite3.Connection:

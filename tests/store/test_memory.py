@@ -56,7 +56,8 @@ def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
         numbered_event(1).id,
     )
     assert live.event == ScheduledEvent.from_cloudevent_data(data())
-    update_occurrence(tx, "e", data(revision="2", eventStatus="Started"), numbered_event(2), LATER)
+    started = data(revision="2", eventStatus="Started")
+    update_occurrence(tx, "e", numbered_event(2), LATER, data=started, revision="2")
     tx.occurrences.set_occurrence_boot_id(live.id, "boot-2")
     changed = tx.occurrences.require_occurrence(live.id)
     assert (changed.revision, changed.event.is_started, changed.boot_id, changed.last_event_id) == (

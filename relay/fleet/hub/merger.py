@@ -2,8 +2,8 @@
 
 A `AgentWordAboutEvent` is what one agent says about one event. `relay.fleet.hub.merge` makes the
 history of the event and at most one `News` of it. Each `News` becomes an
-`EventSightingOrDeparture`, from which `Recorder` records an ``event.*``, as it does for what a
-poller sees.
+`EventSighting` or `EventDeparture`, from which `Recorder` records an ``event.*``, as it does for
+what a poller sees.
 
 One batch is merged and recorded after the other. A batch changes the memory only after the state
 file has it.
@@ -42,7 +42,7 @@ from relay.fleet.hub.merge import (
     forget_agent,
     wait_again_for_agents,
 )
-from relay.ingest.recorder import EventDeparture, EventSighting, EventSightingOrDeparture, Recorder
+from relay.ingest.recorder import EventDeparture, EventSighting, Recorder
 from relay.store import EventKeyFormat
 from relay.store.fleet import SightingRow
 from relay.store.sqlite import Store
@@ -76,7 +76,7 @@ class _UnsavedMerges:
     """New histories, and what is to be recorded because of them."""
 
     histories: dict[EventName, EventHistory] = field(default_factory=dict)
-    news: list[EventSightingOrDeparture] = field(default_factory=list)
+    news: list[EventSighting | EventDeparture] = field(default_factory=list)
     relay_events: Sequence[CloudEvent] = ()
     forgotten: tuple[str, str] | None = None
     """The scope and relay word of an agent that is gone for good."""
@@ -95,11 +95,11 @@ class _UnsavedMerges:
             case None:
                 pass
             case EventEnded():
-                departure = EventDeparture(event_id, news.gap, news.rebooted)
-                self.news.append(EventSightingOrDeparture(scope, news.seen, departure))
+                self.news.append(
+                    EventDeparture(scope, news.seen, event_id, news.gap, news.rebooted)
+                )
             case _:
-                sighting = EventSighting(news.event, incarnation)
-                self.news.append(EventSightingOrDeparture(scope, news.seen, sighting))
+                self.news.append(EventSighting(scope, news.seen, news.event, incarnation))
 
 
 class EventMerger:
@@ -297,8 +297,8 @@ class EventMerger:
         for scope in scopes:
             self._on_change(scope)
         for news in batch.news:
-            if isinstance(news.what, EventDeparture):
-                self._on_ended((news.scope, news.what.lowercase_event_id))
+            if isinstance(news, EventDeparture):
+                self._on_ended((news.scope, news.lowercase_event_id))
         if self._histories.ending:
             self._timer_wake.set()
 
