@@ -136,7 +136,7 @@ class MessagePlanner:
                 occurrence = tx.occurrences.require_occurrence(occurrence_id)
                 position = tx.journal.position_of_last_change_of_event(occurrence.key)
                 if position is not None:
-                    tx.add_redelivery_entry(position, sink, now)
+                    tx.deliver_again(position, sink, now)
 
         await self.store.transact(work, fail_open=True)
 
@@ -241,7 +241,7 @@ class MessagePlanner:
         )
         end = tx.journal.position_of_last_change_of_event(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
-            tx.add_redelivery_entry(end, sink.name, self.clock.now())
+            tx.deliver_again(end, sink.name, self.clock.now())
 
 
 def _find_occurrence_at_event_time(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:

@@ -388,4 +388,4 @@ def _add_new_sink_with_live_events(tx: Transaction, sink: SinkSettings, now: dat
     for occurrence in tx.occurrences.live_occurrences():
         position = tx.journal.position_of_last_change_of_event(occurrence.key)
         if position is not None and wants(sink, tx.journal.require_event_at_position(position)):
-            tx.add_entry_for_new_sink(position, sink.name, now)
+            tx.deliver_again(position, sink.name, now)

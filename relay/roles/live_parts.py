@@ -253,24 +253,17 @@ class DecidingParts(LiveParts):
         )
         now = self.clock.now()
         reconcile = self._dispatcher.reconcile_work(now)
-        before = self.config
+        # What was submitted before goes to the sinks of before.
+        self.store.use_route(partial(matching_sinks, sinks=config.sinks))
 
         def change(tx: Transaction) -> SinkStates:
             states = reconcile(tx)
             if has_changed_rules:
                 tx.messages.refresh_all(now)
-            self.store.apply_memory_change_with_undo(
-                partial(self._use_route_and_rules, config),
-                undo=partial(self._use_route_and_rules, before),
-            )
+            self._engine.use_settings(config.approvals, config.api.resources_by_client_principal)
             return states
 
         return replacement, self.store.submit(change, fail_open=True)
-
-    def _use_route_and_rules(self, config: Config) -> None:
-        """Change the route and the rules. Only the work of the store calls this."""
-        self.store.use_route(partial(matching_sinks, sinks=config.sinks))
-        self._engine.use_settings(config.approvals, config.api.resources_by_client_principal)
 
     def _configure_chat_and_amqp_callers(self, config: Config) -> None:
         """Take the callers of chats and of RabbitMQ from a configuration."""

@@ -301,8 +301,7 @@ class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
     ``event_key`` is made by an `EventKeyFormat`; None if it is about no event of Azure.
-    ``event`` is None if it is not in memory. ``is_new`` is False if the event was journaled
-    earlier, and only the entries are new.
+    ``event`` is None if it is not in memory.
     """
 
     position: int
@@ -311,4 +310,3 @@ class RecordedEvent:
     event_key: str | None
     event: CloudEvent | None
     entries: tuple[Entry, ...]
-    is_new: bool = True

@@ -102,6 +102,8 @@ class Deliveries:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self.redelivered: list[Entry] = []
+        """The entries that wait again, or that a sink gets about an event recorded earlier."""
         self._next_id: int | None = None  # read once: nobody else writes during a transaction
 
     # --- entries
@@ -230,23 +232,23 @@ class Deliveries:
 
     # --- dead letters
 
-    def redeliver_dead_letter(self, entry_id: int, at: datetime) -> Entry | None:
+    def redeliver_dead_letter(self, entry_id: int, at: datetime) -> bool:
         """Make a dead letter wait again, as if it had been recorded at ``at``.
 
-        Return None if there is no such dead letter or its sink no longer exists.
+        Return False if there is no such dead letter or its sink no longer exists.
         """
         changed = self._connection.execute(
             "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, redelivered = ? "
             "WHERE id = ? AND state = 'parked' AND sink IN (SELECT name FROM sink)",
             (format_sortable(at), entry_id),
         ).rowcount
-        if not changed:
-            return None
-        rows = self._connection.execute(
-            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
-            (entry_id,),
-        )
-        return next(_entries_from_rows(rows))
+        if changed:
+            rows = self._connection.execute(
+                f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
+                (entry_id,),
+            )
+            self.redelivered += _entries_from_rows(rows)
+        return bool(changed)
 
     def redeliver_matching_dead_letters(
         self,
@@ -256,27 +258,27 @@ class Deliveries:
         after: int,
         until: datetime,
         limit: int,
-    ) -> list[Entry]:
+    ) -> tuple[list[int], int]:
         """Make the oldest matching dead letters wait again, at most ``limit``.
 
-        They have ids above ``after`` and became dead letters by ``until``.
+        They have ids above ``after`` and became dead letters by ``until``. Return their ids and how
+        many are left.
         """
-        rows = self._connection.execute(
-            f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id LIMIT :limit",  # noqa: S608  # our own text
-            _dead_letter_filter_bind_values(dead_letters, after, until) | {"limit": limit},
-        ).fetchall()
-        entries = [self.redeliver_dead_letter(entry_id, at) for (entry_id,) in rows]
-        return [entry for entry in entries if entry is not None]
-
-    def count_matching_dead_letters(
-        self, dead_letters: DeadLetterFilter, *, after: int, until: datetime
-    ) -> int:
-        """Return how many dead letters `redeliver_matching_dead_letters` would redeliver."""
-        row = self._connection.execute(
-            f"SELECT count(*) FROM entry WHERE {_DEAD_LETTER_CONDITION}",  # noqa: S608  # our own text
-            _dead_letter_filter_bind_values(dead_letters, after, until),
-        ).fetchone()
-        return int(row[0])
+        ids = [
+            entry_id
+            for (entry_id,) in self._connection.execute(
+                f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id",  # noqa: S608  # our own text
+                asdict(dead_letters)
+                | {
+                    "since": dead_letters.since and format_sortable(dead_letters.since),
+                    "after": after,
+                    "until": format_sortable(until),
+                },
+            )
+        ]
+        for entry_id in ids[:limit]:
+            self.redeliver_dead_letter(entry_id, at)
+        return ids[:limit], len(ids[limit:])
 
     def count_dead_letters_by_sink(self) -> dict[str, int]:
         """Return how many dead letters each sink has. Sinks without one are left out."""
@@ -405,10 +407,3 @@ def _entries_from_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
             next_at=moment(next_at) if next_at is not None else None,
             recorded=moment(at),
         )
-
-
-def _dead_letter_filter_bind_values(
-    dead_letters: DeadLetterFilter, after: int, until: datetime
-) -> dict[str, object]:
-    since = format_sortable(dead_letters.since) if dead_letters.since is not None else None
-    return asdict(dead_letters) | {"since": since, "after": after, "until": format_sortable(until)}

@@ -22,13 +22,12 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
 from relay.store import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import FoldCache
@@ -39,8 +38,8 @@ T = TypeVar("T")
 Work = Callable[[Transaction], T]
 """What is done in one transaction. It may run more than once, after what it did was rolled back.
 
-So what else it changes must be right after a rollback, too, as a cache is, or a count of refusals
-that may be too high. A change that is not goes through `Store.apply_memory_change_with_undo`.
+So what else it changes must be right after a rollback, too, as a cache is, a count of refusals
+that may be too high, or rules by which earlier work is then judged as well.
 """
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
@@ -77,24 +76,17 @@ class Listeners:
     """Called with the reason if the file cannot be written, and with None when it can again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _UndoableChange:
-    """What work changed outside the file."""
-
-    apply: Callable[[], object]
-    undo: Callable[[], object]
-
-
 @dataclass(slots=True, eq=False)
 class _Job:
     """One piece of work that waits or ran. `Store` alone makes it.
 
-    ``fail_mode`` says what happens to it while the file cannot be written. After it ran, either
-    ``error`` or ``result`` is set, and ``recorded`` and ``redelivered`` hold what the listeners
-    must get.
+    ``route`` is that of the moment of submission. ``fail_mode`` says what happens to the job while
+    the file cannot be written. After it ran, either ``error`` or ``result`` is set, and
+    ``recorded`` and ``redelivered`` hold what the listeners must get.
     """
 
     work: Work[Any]
+    route: Route
     fail_mode: Literal["open", "closed", "read"]
     future: asyncio.Future[Any] | None = None
     result: Any = None
@@ -122,6 +114,7 @@ class _Job:
 
         Raises sqlite3.Error if the file is at fault.
         """
+        transaction.route = self.route
         try:
             self.result = self.work(transaction)
         except Exception as error:  # whoever submitted the work gets it
@@ -130,7 +123,7 @@ class _Job:
             self.error = error
             return False
         self.error = None
-        self.recorded, self.redelivered = transaction.pop_recorded_and_redelivered()
+        self.recorded, self.redelivered = transaction.pop_results()
         return True
 
 
@@ -153,30 +146,14 @@ class Store:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._uncommitted: sqlite3.Connection | None = None  # while the file cannot be written
-        self._uncommitted_work: list[Work[Any]] = []  # that changed something
-        self._uncommitted_changes: list[_UndoableChange] = []  # by that work
-        self._changes: list[_UndoableChange] = []  # by the transaction that runs, or ran last
+        self._uncommitted_work: list[tuple[Work[Any], Route]] = []  # that changed something
         self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
         self._thread.start()
 
     def use_route(self, route: Route) -> None:
-        """Let this function say from now on which sinks want an event.
-
-        Once the store is in use, only an `apply_memory_change_with_undo` may call it.
-        """
+        """Let this function say which sinks want an event, for all work submitted from now on."""
         self._route = route
-
-    def apply_memory_change_with_undo(
-        self, apply: Callable[[], object], *, undo: Callable[[], object]
-    ) -> None:
-        """Change what work depends on, for the work that comes after. Only work may call this.
-
-        Work can run more than once. Before the work that came earlier runs again, ``undo`` is
-        called, so that it runs as it did the first time.
-        """
-        apply()
-        self._changes.append(_UndoableChange(apply, undo))
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
         """Queue work; jobs run in the order of submission.
@@ -207,7 +184,7 @@ class Store:
             error = StoreUnavailable("the state file was closed: the relay is stopping")
             future.set_exception(error)
         else:
-            self._jobs.put(_Job(work, fail_mode, future))
+            self._jobs.put(_Job(work, self._route, fail_mode, future))
         return future
 
     async def close(self) -> None:
@@ -239,9 +216,13 @@ class Store:
             )
             reason = f"the thread of the state file has failed: {error!r}"
             self._set_write_error(reason)
-            self._fail_given_jobs(jobs, reason)
-            while is_open and (job := self._jobs.get()) is not None:
-                self._fail_given_jobs([job], reason)
+            while True:
+                for job in jobs:
+                    job.error = StoreUnavailable(reason)
+                self._publish_results(jobs)
+                if not is_open or (next_job := self._jobs.get()) is None:
+                    break
+                jobs = [next_job]
         finally:
             self._roll_back_uncommitted()
             self._state_file.close()
@@ -279,7 +260,7 @@ class Store:
         # A commit that fails rolls back, and all work must be repeated.
         is_hopeless = bool(self._uncommitted_work) and not is_last and self._is_disk_full()
         if not is_hopeless and self._commit_uncommitted():
-            self._uncommitted, self._uncommitted_work, self._uncommitted_changes = None, [], []
+            self._uncommitted, self._uncommitted_work = None, []
             self._set_write_error(None)
         elif self._uncommitted_work:
             with contextlib.suppress(sqlite3.Error):  # the next job tries again, and reports it
@@ -320,16 +301,11 @@ class Store:
         """Do in a new transaction what was done in one that was lost, or in a copy."""
         self._roll_back_uncommitted()
         self._uncommitted = connection
-        for change in reversed(self._uncommitted_changes):
-            change.undo()
-        self._uncommitted_changes = []
-        for work in self._uncommitted_work.copy():
-            job = _Job(work, "open")
-            self._changes = []
+        for done in self._uncommitted_work.copy():
+            job = _Job(*done, "open")
             job.run_in_savepoint(connection, self._make_transaction(connection))
-            self._uncommitted_changes += self._changes
             if job.error is not None:
-                self._uncommitted_work.remove(work)
+                self._uncommitted_work.remove(done)
                 _log.error(
                     "what was sent from memory could not be recorded afterwards",
                     exc_info=job.error,
@@ -339,7 +315,6 @@ class Store:
         """Run jobs in one transaction on the file. Return whether it could be written."""
         connection = self._state_file.connection
         began = time.monotonic()
-        self._changes = []
         try:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
@@ -347,34 +322,19 @@ class Store:
             transaction = self._make_transaction(connection)
             if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
-                self._undo_memory_changes()
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
                     job.run_in_savepoint(connection, self._make_transaction(connection))
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             _roll_back(connection)
-            self._undo_memory_changes()
             self._set_write_error(str(error))
             return False
         self.commit_seconds.observe(time.monotonic() - began)
         return True
 
-    def _undo_memory_changes(self) -> None:
-        while self._changes:
-            self._changes.pop().undo()
-
     def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(
-            connection,
-            self._sink_names_for_event,
-            self._state_file.keys,
-            cache=self._fold_cache,
-        )
-
-    def _sink_names_for_event(self, event: CloudEvent) -> Iterable[str]:
-        # The route can change between two pieces of work in one transaction.
-        return self._route(event)
+        return Transaction(connection, self._route, self._state_file.keys, cache=self._fold_cache)
 
     def _run_without_commit(self, jobs: list[_Job]) -> None:
         """Refuse jobs that fail closed. Run the others in a transaction that stays open."""
@@ -383,7 +343,6 @@ class Store:
                 reason = f"the state file cannot be written: {self.write_error}"
                 job.error = StoreUnavailable(reason)
                 continue
-            self._changes = []
             try:
                 connection = self._begin_uncommitted()
                 before = connection.total_changes
@@ -395,9 +354,8 @@ class Store:
                     f"the state file can be neither written nor read: {self.write_error}; {error}"
                 )
                 continue
-            if job.error is None and (self._changes or connection.total_changes != before):
-                self._uncommitted_work.append(job.work)
-            self._uncommitted_changes += self._changes
+            if job.error is None and connection.total_changes != before:
+                self._uncommitted_work.append((job.work, job.route))
 
     def _begin_uncommitted(self) -> sqlite3.Connection:
         """Return the connection whose transaction has what was done since the last commit.
@@ -441,11 +399,6 @@ class Store:
             raise
         return copy
 
-    def _fail_given_jobs(self, jobs: Sequence[_Job], reason: str) -> None:
-        for job in jobs:
-            job.error = StoreUnavailable(reason)
-        self._publish_results(jobs)
-
     def _set_write_error(self, reason: str | None) -> None:
         was_writable, self.write_error = self.write_error is None, reason
         if was_writable != (reason is None):
@@ -467,7 +420,10 @@ class Store:
         for job in jobs:
             if job.error is None:
                 try:
-                    self._call_listeners(job)
+                    for on_recorded in self.listeners.recorded if job.recorded else ():
+                        on_recorded(job.recorded)
+                    for on_redelivered in self.listeners.redelivered if job.redelivered else ():
+                        on_redelivered(job.redelivered)
                 except Exception as error:  # noqa: BLE001  # whoever submitted the work gets it
                     job.error = error
             if job.future is None or job.future.done():
@@ -476,14 +432,6 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.result)
-
-    def _call_listeners(self, job: _Job) -> None:
-        if job.recorded:
-            for on_recorded in self.listeners.recorded:
-                on_recorded(job.recorded)
-        if job.redelivered:
-            for on_redelivered in self.listeners.redelivered:
-                on_redelivered(job.redelivered)
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

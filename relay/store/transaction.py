@@ -9,11 +9,9 @@ tells its listeners of the events and entries once they are on disk.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
-from itertools import count
 
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
@@ -21,7 +19,7 @@ from relay.store import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, 
 from relay.store.answers import Answers
 from relay.store.approvals import Approvals, FoldCache
 from relay.store.chat_messages import ChatMessages
-from relay.store.deliveries import DeadLetterFilter, Deliveries
+from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables
 from relay.store.journal import Journal
 from relay.store.occurrences import Occurrences
@@ -41,9 +39,9 @@ class Transaction:
     """One transaction, handed to each piece of work that the store runs in it.
 
     A change of the document needs `journal`, `occurrences` and `deliveries`. The objects of the
-    other tables are made when work asks for them. ``recorded`` and ``redelivered`` collect the
-    results of the current piece of work. The store hands them to its listeners once they are on
-    disk.
+    other tables are made when work asks for them. ``recorded`` and ``deliveries.redelivered``
+    collect the results of the current piece of work. The store hands them to its listeners once
+    they are on disk. ``route`` is that of the piece of work.
     """
 
     def __init__(
@@ -56,13 +54,12 @@ class Transaction:
     ) -> None:
         self._connection = connection
         self._cache = cache if cache is not None else FoldCache()
-        self._route = route
+        self.route = route
         self.keys = keys
         self.journal = Journal(connection)
         self.occurrences = Occurrences(connection, keys)
         self.deliveries = Deliveries(connection)
         self.recorded: list[RecordedEvent] = []
-        self.redelivered: list[Entry] = []
 
     @cached_property
     def approvals(self) -> Approvals:
@@ -89,10 +86,10 @@ class Transaction:
         """What a hub knows of its agents."""
         return FleetTables(self._connection)
 
-    def pop_recorded_and_redelivered(self) -> tuple[list[RecordedEvent], list[Entry]]:
+    def pop_results(self) -> tuple[list[RecordedEvent], list[Entry]]:
         """Return and clear the results of the piece of work that has just ended."""
-        results = self.recorded, self.redelivered
-        self.recorded, self.redelivered = [], []
+        results = self.recorded, self.deliveries.redelivered
+        self.recorded, self.deliveries.redelivered = [], []
         return results
 
     @property
@@ -126,135 +123,82 @@ class Transaction:
         to: Iterable[str] | None = None,
     ) -> None:
         """Record events, each with its transition, in their order; see `record`."""
+        keys = [self._event_key(event) for event, _ in events]
         positions = self.journal.append_all(
             at,
             [
-                (event.name, self._make_event_key_of_cloudevent(event), transition, event.body)
-                for event, transition in events
+                (event.name, key, transition, event.body)
+                for (event, transition), key in zip(events, keys, strict=True)
             ],
         )
-        routed = [
-            (event, position, self._route(event) if to is None else to)
-            for (event, _), position in zip(events, positions, strict=True)
-        ]
-        self.recorded += self._add_delivery_entries(routed, at)
-
-    def add_entry_for_new_sink(self, position: int, sink: str, at: datetime) -> None:
-        """Make an entry for a sink that is new, about an event that was recorded earlier.
-
-        No listener hears of it: nothing has happened. The sink's worker reads what waits.
-        """
-        event = self.journal.require_event_at_position(position)
-        self.recorded += [
-            replace(recorded, is_new=False)
-            for recorded in self._add_delivery_entries([(event, position, [sink])], at)
-        ]
-
-    def add_redelivery_entry(self, position: int, sink: str, at: datetime) -> None:
-        """Make another entry for a sink about an event that it got before."""
-        event = self.journal.require_event_at_position(position)
-        for recorded in self._add_delivery_entries([(event, position, [sink])], at):
-            self.redelivered += recorded.entries
-
-    def redeliver_dead_letter(self, entry_id: int, at: datetime) -> bool:
-        """Make a dead letter wait again.
-
-        Return False if there is no such dead letter or its sink no longer exists.
-        """
-        entry = self.deliveries.redeliver_dead_letter(entry_id, at)
-        if entry is not None:
-            self.redelivered.append(entry)
-        return entry is not None
-
-    def redeliver_matching_dead_letters(
-        self,
-        dead_letters: DeadLetterFilter,
-        at: datetime,
-        *,
-        after: int,
-        until: datetime,
-        limit: int,
-    ) -> tuple[list[int], int]:
-        """Make the oldest matching dead letters wait again, at most ``limit``.
-
-        Return their ids and how many are left. For ``after`` and ``until`` see
-        `Deliveries.redeliver_matching_dead_letters`.
-        """
-        entries = self.deliveries.redeliver_matching_dead_letters(
-            dead_letters, at, after=after, until=until, limit=limit
-        )
-        self.redelivered.extend(entries)
-        ids = [entry.id for entry in entries]
-        remaining = self.deliveries.count_matching_dead_letters(
-            dead_letters, after=max(ids, default=after), until=until
-        )
-        return ids, remaining
-
-    def _add_delivery_entries(
-        self, events: Iterable[tuple[CloudEvent, int, Iterable[str]]], at: datetime
-    ) -> list[RecordedEvent]:
-        """Make an entry for each sink of each event, which comes with its position."""
-        ids = count(self.deliveries.next_autoincrement_entry_id())
-        room = MAX_EVENTS_IN_RESULTS - len(self.recorded)
-        recorded = [
-            self._build_recorded_event_and_entries(
-                event, position, sinks, at, ids, in_memory=index < room
+        new: list[Entry] = []
+        first_id = self.deliveries.next_autoincrement_entry_id()
+        for (event, _), key, position in zip(events, keys, positions, strict=True):
+            has_room = len(self.recorded) < MAX_EVENTS_IN_RESULTS
+            sinks = self.route(event) if to is None else to
+            entries = [
+                self._build_entry(entry_id, event, position, sink, at, in_memory=has_room)
+                for entry_id, sink in enumerate(sinks, first_id + len(new))
+            ]
+            new += entries
+            self.recorded.append(
+                RecordedEvent(
+                    position, event.id, event.name, key, event if has_room else None, tuple(entries)
+                )
             )
-            for index, (event, position, sinks) in enumerate(events)
-        ]
-        self.deliveries.add_entries(entry for event in recorded for entry in event.entries)
-        return recorded
+        self.deliveries.add_entries(new)
 
-    def _build_recorded_event_and_entries(
+    def deliver_again(self, position: int, sink: str, at: datetime) -> None:
+        """Make another entry for a sink about an event that was recorded earlier."""
+        event = self.journal.require_event_at_position(position)
+        entry_id = self.deliveries.next_autoincrement_entry_id()
+        entry = self._build_entry(entry_id, event, position, sink, at, in_memory=False)
+        self.deliveries.add_entries([entry])
+        self.deliveries.redelivered.append(entry)
+
+    def _build_entry(
         self,
+        entry_id: int,
         event: CloudEvent,
         position: int,
-        sinks: Iterable[str],
+        sink: str,
         at: datetime,
-        ids: Iterator[int],
         *,
         in_memory: bool,
-    ) -> RecordedEvent:
-        key = self._make_event_key_of_cloudevent(event)
-        ordering_key = key
-        if ordering_key is None:
-            ordering_key = f"{self._ordering_prefix_without_event(event)}/{event.subject or ''}"
-        not_before = parse_timestamp(event.data.get("notBefore"))
-        event_in_memory = event if in_memory else None
-        entries = tuple(
-            Entry(
-                id=next(ids),
-                sink=sink,
-                position=position,
-                ordering_key=ordering_key,
-                type=event.name,
-                event_key=key,
-                not_before=not_before,
-                attempts=0,
-                next_at=None,
-                recorded=at,
-                event=event_in_memory,
-            )
-            for sink in sinks
+    ) -> Entry:
+        key = self._event_key(event)
+        return Entry(
+            id=entry_id,
+            sink=sink,
+            position=position,
+            ordering_key=key if key is not None else self._ordering_key_without_event(event),
+            type=event.name,
+            event_key=key,
+            not_before=parse_timestamp(event.data.get("notBefore")),
+            attempts=0,
+            next_at=None,
+            recorded=at,
+            event=event if in_memory else None,
         )
-        return RecordedEvent(position, event.id, event.name, key, event_in_memory, entries)
 
-    def _make_event_key_of_cloudevent(self, event: CloudEvent) -> str | None:
+    def _event_key(self, event: CloudEvent) -> str | None:
         """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
         if not is_about_event(event.name):
             return None
         return self.keys.make_key(event.scope, event.subject or "")
 
-    def _ordering_prefix_without_event(self, event: CloudEvent) -> str:
-        """Return what the ordering key of a CloudEvent that is about no event begins with.
+    def _ordering_key_without_event(self, event: CloudEvent) -> str:
+        """Return the ordering key of a CloudEvent that is about no event.
 
         A ``relay.*`` with the same key replaces an older one. Those about a standing hold keep
         their order.
         """
-        if not event.name.startswith("relay."):
-            return event.name.partition(".")[0]
-        # A hub records what many relays say about themselves.
-        return f"{event.name}/{event.attributes['source']}" if self.keys.with_scope else event.name
+        prefix = event.name
+        if not prefix.startswith("relay."):
+            prefix = prefix.partition(".")[0]
+        elif self.keys.with_scope:  # a hub records what many relays say about themselves
+            prefix = f"{prefix}/{event.attributes['source']}"
+        return f"{prefix}/{event.subject or ''}"
 
     def stored_approval_mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""

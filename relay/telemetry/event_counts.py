@@ -63,8 +63,6 @@ class EventCounts:
     def count_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
         """Count events that were recorded."""
         for recorded in events:
-            if not recorded.is_new:
-                continue
             name, event = recorded.name, recorded.event
             if name.startswith("event."):
                 # Of more than a thousand events at once, the rest is not in memory.

@@ -38,7 +38,7 @@ class RecordedEventLogger:
 
     def schedule_log_lines(self, events: Sequence[RecordedEvent]) -> None:
         """Write the lines of these events soon. Those that were recorded earlier are not new."""
-        self._untold.extend(event for event in events if event.is_new)
+        self._untold.extend(events)
         self._schedule_write()
 
     def write_remaining_lines(self) -> None:

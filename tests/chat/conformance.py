@@ -210,9 +210,7 @@ async def posts_an_event_once(
             lambda tx: tx.journal.position_of_last_change_of_event(EVENT_ID.lower())
         )
         assert position is not None
-        await relay.store.transact(
-            lambda tx: tx.add_redelivery_entry(position, "chat", relay.clock.now())
-        )
+        await relay.store.transact(lambda tx: tx.deliver_again(position, "chat", relay.clock.now()))
         await relay.settle()
         assert receiver.messages() == [text]
 

@@ -128,7 +128,9 @@ class RunningDispatcher:
 
     async def redeliver(self, entry_id: int, at: datetime) -> bool:
         """Redeliver a dead letter; return whether there was one."""
-        return await self.store.transact(lambda tx: tx.redeliver_dead_letter(entry_id, at))
+        return await self.store.transact(
+            lambda tx: tx.deliveries.redeliver_dead_letter(entry_id, at)
+        )
 
     async def attempts(self, sink: str) -> list[tuple[Any, ...]]:
         """Entry, outcome, status and reason of a sink's attempts, in order."""

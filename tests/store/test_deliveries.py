@@ -274,10 +274,9 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
         LATER,
     )
     tx.deliveries.store_final_state(bus.id, "parked", "given up", LATER)
-    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER) == replace(
-        bus, attempts=1, recorded=LATER
-    )
-    assert tx.deliveries.waiting_entries("bus") == [replace(bus, attempts=1, recorded=LATER)]
+    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER)
+    assert tx.deliveries.redelivered == [replace(bus, attempts=1, recorded=LATER)]
+    assert tx.deliveries.waiting_entries("bus") == tx.deliveries.redelivered
     (delivery,) = tx.deliveries.page(sink="bus")
     assert (delivery.state, delivery.recorded, delivery.settled, delivery.next_at) == (
         "waiting",
@@ -292,8 +291,8 @@ def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) ->
     bus, _ = record(tx, 1)
     if state != "waiting":
         tx.deliveries.store_final_state(bus.id, state, None, NOW)
-    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER) is None
-    assert tx.deliveries.redeliver_dead_letter(bus.id + 99, LATER) is None
+    assert not tx.deliveries.redeliver_dead_letter(bus.id, LATER)
+    assert not tx.deliveries.redeliver_dead_letter(bus.id + 99, LATER)
     assert tx.deliveries.page(sink="bus")[0].state == state
 
 
@@ -320,7 +319,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     ]
     assert tx.deliveries.sink_states_with_reasons() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
-    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER) is None, (
+    assert not tx.deliveries.redeliver_dead_letter(bus.id, LATER), (
         "no sink would send it, and it would wait for ever"
     )
 
@@ -401,44 +400,25 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
             )
     until = NOW + timedelta(hours=1)
 
-    def redelivered_ids(**criteria: Any) -> list[int]:
-        letter_filter = DeadLetterFilter(**criteria)
-        tx.deliveries._connection.execute("SAVEPOINT before")  # noqa: SLF001  # undone below
-        ids = [
-            entry.id
-            for entry in tx.deliveries.redeliver_matching_dead_letters(
-                letter_filter, LATER, after=0, until=until, limit=100
-            )
-        ]
-        tx.deliveries._connection.execute("ROLLBACK TO before")  # noqa: SLF001  # the same
-        assert tx.deliveries.count_matching_dead_letters(
-            letter_filter, after=0, until=until
-        ) == len(ids)
-        return ids
+    def redeliver(limit: int, *, after: int = 0, **criteria: Any) -> tuple[list[int], int]:
+        return tx.deliveries.redeliver_matching_dead_letters(
+            DeadLetterFilter(**criteria), LATER, after=after, until=until, limit=limit
+        )
 
-    assert redelivered_ids() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert redelivered_ids(sink="chat") == [2, 4, 6, 8]
-    assert redelivered_ids(type="event.started") == [7, 8]
-    assert redelivered_ids(event_key="e-2") == [3, 4]
-    assert redelivered_ids(since=NOW + timedelta(minutes=3)) == [5, 6, 7, 8]
-    assert redelivered_ids(
-        sink="bus", since=NOW + timedelta(minutes=3), type="event.scheduled"
-    ) == [5]
-    first = tx.deliveries.redeliver_matching_dead_letters(
-        DeadLetterFilter(), LATER, after=0, until=until, limit=3
-    )
-    assert [entry.id for entry in first] == [1, 2, 3]
+    late = NOW + timedelta(minutes=3)
+    for criteria, ids in (
+        ({}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"sink": "chat"}, [2, 4, 6, 8]),
+        ({"type": "event.started"}, [7, 8]),
+        ({"event_key": "e-2"}, [3, 4]),
+        ({"since": late}, [5, 6, 7, 8]),
+        ({"sink": "bus", "since": late, "type": "event.scheduled"}, [5]),
+    ):
+        connection_of(tx).execute("SAVEPOINT before")
+        assert redeliver(100, **criteria) == (ids, 0)
+        connection_of(tx).execute("ROLLBACK TO before")
+    assert redeliver(3) == ([1, 2, 3], 5)
     tx.deliveries.store_final_state(1, "parked", "no, again", until + timedelta(seconds=1))
-    assert [
-        entry.id
-        for entry in tx.deliveries.redeliver_matching_dead_letters(
-            DeadLetterFilter(), LATER, after=0, until=until, limit=2
-        )
-    ] == [4, 5]
+    assert redeliver(2, after=3) == ([4, 5], 3)
     tx.deliveries.remove_sink_making_entries_dead_letters("chat", "gone", LATER)
-    assert [
-        entry.id
-        for entry in tx.deliveries.redeliver_matching_dead_letters(
-            DeadLetterFilter(), LATER, after=5, until=until, limit=9
-        )
-    ] == [7]
+    assert redeliver(9, after=5) == ([7], 0)

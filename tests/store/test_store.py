@@ -243,27 +243,21 @@ async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path
         assert await store.transact(lambda tx: tx.pop_last_read_at_of_previous_run()) is None
 
 
-async def test_work_that_runs_again_finds_what_it_depends_on_as_it_was_the_first_time(
+async def test_work_goes_to_the_sinks_of_its_submission_also_if_it_runs_again(
     tmp_path: Path,
 ) -> None:
     def fail(_: Transaction) -> None:
         raise LookupError("a mistake in this work")
 
     async with open_store_in(tmp_path) as store:
-        rules = ["earlier"]
         release = threading.Event()
-        blocked = store.submit_read(lambda _: release.wait())
-        before = store.submit(lambda _: rules[-1])
-        store.submit(
-            lambda _: store.apply_memory_change_with_undo(
-                lambda: rules.append("new"), undo=rules.pop
-            )
-        )
+        store.submit_read(lambda _: release.wait(10))
+        before = store.submit(record_event(1))
+        store.use_route(lambda _: ("other",))
         failing = store.submit(fail)  # so that all run again
-        after = store.submit(lambda _: rules[-1])
+        after = store.submit(record_event(2))
         release.set()
-        await blocked
-        assert (await before, await after) == ("earlier", "new")
-        assert rules == ["earlier", "new"]
+        assert (await before, await after) == (1, 2)
         with pytest.raises(LookupError):
             await failing
+    assert read_column(tmp_path / "relay.db", "SELECT sink FROM entry") == ["bus", "other"]

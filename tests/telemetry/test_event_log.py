@@ -137,7 +137,7 @@ async def test_a_new_sink_that_gets_old_events_tells_nothing(tmp_path: Path, tol
         story = RecordedEventLogger()
         story.subscribe_to_store(store)
         await store.transact(lambda tx: record_pings(tx, 1))
-        await store.transact(lambda tx: tx.add_entry_for_new_sink(1, "new", NOON))
+        await store.transact(lambda tx: tx.deliver_again(1, "new", NOON))
     story.write_remaining_lines()
     assert [fields["position"] for fields in told.fields()] == [1]
 

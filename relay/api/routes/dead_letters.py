@@ -103,7 +103,9 @@ async def _redeliver(call: Call) -> RedeliveredDeadLetter:
     if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
         raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
     now = relay.clock.now()
-    if not await relay.store.transact(lambda tx: tx.redeliver_dead_letter(dead_letter.id, now)):
+    if not await relay.store.transact(
+        lambda tx: tx.deliveries.redeliver_dead_letter(dead_letter.id, now)
+    ):
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return RedeliveredDeadLetter(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
 
@@ -133,7 +135,7 @@ async def _redeliver_page_of_matching(call: Call) -> BulkRedeliveryResult:
     )
     until = body.until or now
     ids, left = await relay.store.transact(
-        lambda tx: tx.redeliver_matching_dead_letters(
+        lambda tx: tx.deliveries.redeliver_matching_dead_letters(
             condition, now, after=body.after, until=until, limit=PAGE_SIZE
         )
     )
