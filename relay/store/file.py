@@ -61,22 +61,21 @@ class StateFile:
     keys: EventKeyFormat = SINGLE_SCOPE
 
     def close(self) -> None:
-        """Close the file, so that another relay can open it, even on a full disk."""
+        """Close the file, so that another relay can open it, even on a full disk.
+
+        The last connection to close deletes the log and its index, except if it can only read. To
+        create them again needs room on the disk, so a reader closes last and they stay. The log
+        must be empty: otherwise it would spoil an older copy put in the place of the file.
+        """
         with contextlib.ExitStack() as after_connection:
             with contextlib.suppress(sqlite3.Error, StoreError):
-                self._truncate_write_ahead_log()
-                reader = open_for_reading(self.path)
-                after_connection.enter_context(contextlib.closing(reader))
+                self.connection.execute("PRAGMA busy_timeout = 0")
+                is_busy = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                if not is_busy:
+                    reader = open_for_reading(self.path)
+                    after_connection.enter_context(contextlib.closing(reader))
             self.connection.close()
         self.lock.close()
-
-    def _truncate_write_ahead_log(self) -> None:
-        # The last connection to close deletes the log and its index, except if it can only read. To
-        # create them again needs room on the disk, so a reader closes last and they stay. The log
-        # must be empty: otherwise it would spoil an older copy put in the place of the file.
-        self.connection.execute("PRAGMA busy_timeout = 0")
-        if self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-            raise StoreError("another process has the file open, so the log stays anyway")
 
 
 class _UnusableFileError(Exception):
@@ -99,17 +98,7 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
     path = Path(os.path.realpath(path))  # one log and one lock, whatever link leads to it
     lock = _take_lock(path)
     try:
-        try:
-            connection, trusted = _connect_and_retry_once_if_unusable(path, identity)
-        except _UnusableFileError as problem:
-            set_aside_as = _set_aside(path, now)
-            _log.warning(
-                "the state file %s %s. It was renamed to %s, and a fresh file begins",
-                path,
-                problem,
-                set_aside_as,
-            )
-            connection, trusted = _connect_to_checked_or_new_file(path, identity)
+        connection, trusted = _open_or_set_aside(path, identity, now)
     except Exception as error:
         lock.close()
         if isinstance(error, sqlite3.Error | OSError | _UnusableFileError):
@@ -185,44 +174,63 @@ def _take_lock(path: Path) -> sqlite3.Connection:
     # The lock is an exclusive transaction on a second database beside the file. This works on every
     # platform, and the kernel releases it with the process. Other programs, such as the audit, can
     # still read the state file itself.
+    lock = None
     try:
         _require_own_folder(path.parent)
         ensure_private_file(lock_path(path))
         lock = sqlite3.connect(
             lock_path(path), isolation_level=None, timeout=LOCK_TIMEOUT, check_same_thread=False
         )
-    except (sqlite3.Error, OSError) as error:
-        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise _folder_error(path, text) from error
-    try:
         if lock.execute("PRAGMA page_count").fetchone()[0] == 0:
             # With a first page, later locks write nothing and work on a full disk.
             lock.execute("PRAGMA user_version = 1")
         lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.Error as error:
-        lock.close()
-        if result_code(error) == sqlite3.SQLITE_BUSY:
+    except (sqlite3.Error, OSError) as error:
+        if lock is not None:
+            lock.close()
+        if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_BUSY:
             raise StoreLocked(
                 f"another relay holds {path}: stop it, or give this one a store.path of its own"
             ) from error
-        raise _folder_error(path, _error_text(error)) from error
+        raise StoreError(
+            f"store.path: expected a folder that can be written, {path.parent}: "
+            f"{_error_text(error)}"
+        ) from error
     return lock
 
 
-def _folder_error(path: Path, text: str) -> StoreError:
-    return StoreError(f"store.path: expected a folder that can be written, {path.parent}: {text}")
-
-
-def _connect_to_checked_or_new_file(
-    path: Path, identity: StateFileScopeAndVm
+def _open_or_set_aside(
+    path: Path, identity: StateFileScopeAndVm, now: datetime
 ) -> tuple[sqlite3.Connection, bool]:
-    """Open and check the file and create its tables; return also whether it is trusted.
+    """Open the file, or a fresh one in the place of one that cannot be used; see `_open`."""
+    try:
+        return _open(path, identity)
+    except _UnusableFileError:
+        # SQLite calls a file corrupt if a page cannot be read: its disk can have failed for a
+        # moment. If it still fails, this raises OSError.
+        for part in (path, path.with_name(f"{path.name}-wal")):
+            with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
+                while file.read(_READ_SIZE):
+                    pass
+    try:
+        return _open(path, identity)
+    except _UnusableFileError as problem:
+        _log.warning(
+            "the state file %s %s. It was renamed to %s, and a fresh file begins",
+            path,
+            problem,
+            _set_aside(path, now),
+        )
+    return _open(path, identity)
 
-    Raises _UnusableFileError, StoreError, sqlite3.Error.
+
+def _open(path: Path, identity: StateFileScopeAndVm) -> tuple[sqlite3.Connection, bool]:
+    """Open the file and read what the relay needs of it, or create its tables.
+
+    Return also whether it is trusted. Raises _UnusableFileError, StoreError, sqlite3.Error.
     """
     ensure_private_file(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    corrupt_codes = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
     try:
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT}")
         # Without this, SQLite can write to the file in the middle of a transaction. A full disk
@@ -231,20 +239,17 @@ def _connect_to_checked_or_new_file(
         # A savepoint must not need room on a full disk, either.
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA foreign_keys = ON")
-        version = _check_file_and_get_version(connection, identity)
+        is_new = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if not is_new:
+            _check_owner(connection, identity)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
-        if version:
+        if is_new:
+            _create_tables(connection, path, identity)
+        else:
             _require_schema(connection)
             _load(connection, EventKeyFormat(with_scope=identity.is_hub))
-        else:
-            for statement in _schema_statements():
-                connection.execute(statement)
-            _write_initial_meta(
-                connection, "off" if _was_set_aside_before(path) else "on", identity
-            )
-        corrupt_codes.remove(sqlite3.SQLITE_ERROR)  # from here on it is a mistake in our SQL
         # This changes nothing, but fails if the file can only be read.
         connection.execute("UPDATE meta SET value = '' WHERE key = ''")
         owner = get_meta(connection, "vm_id")
@@ -253,36 +258,20 @@ def _connect_to_checked_or_new_file(
         connection.execute("COMMIT")
     except Exception as error:
         connection.close()
-        # A UnicodeDecodeError is about names in a broken schema.
-        is_corrupt = isinstance(error, VALUE_ERRORS)
-        if isinstance(error, sqlite3.Error):
-            is_corrupt = (
-                result_code(error) in corrupt_codes
-                or _is_text_decoding_error(error)
-                or _is_read_only_by_damage(path, error)
-            )
-        if is_corrupt:
+        if isinstance(error, VALUE_ERRORS) or (
+            isinstance(error, sqlite3.Error) and _is_damage(path, error)
+        ):
             raise _UnusableFileError(f"is corrupt ({error})") from error
         raise
     return connection, identity.vm_id is not None or owner is None
 
 
-def _connect_and_retry_once_if_unusable(
-    path: Path, identity: StateFileScopeAndVm
-) -> tuple[sqlite3.Connection, bool]:
-    """Open the file again if it seems unusable: its disk can have failed for a moment.
-
-    SQLite calls a file corrupt if a page cannot be read. Raises what
-    `_connect_to_checked_or_new_file` raises, and OSError if the disk still fails.
-    """
-    try:
-        return _connect_to_checked_or_new_file(path, identity)
-    except _UnusableFileError:
-        for part in (path, path.with_name(f"{path.name}-wal")):
-            with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
-                while file.read(_READ_SIZE):
-                    pass
-    return _connect_to_checked_or_new_file(path, identity)
+def _is_damage(path: Path, error: sqlite3.Error) -> bool:
+    """Whether this error is about what the file holds: SQL that no column of ours fits, too."""
+    code = result_code(error)
+    if code == sqlite3.SQLITE_READONLY:  # SQLite says so, too, if the header is broken
+        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
 
 
 def _require_schema(connection: sqlite3.Connection) -> None:
@@ -317,16 +306,9 @@ def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
         fleet.sightings([occurrence.key for occurrence in live])
 
 
-def _check_file_and_get_version(
-    connection: sqlite3.Connection, identity: StateFileScopeAndVm
-) -> int:
-    """Return the schema version; 0 if the file is still empty.
-
-    Raises _UnusableFileError, StoreError, sqlite3.Error, UnicodeDecodeError.
-    """
+def _check_owner(connection: sqlite3.Connection, identity: StateFileScopeAndVm) -> None:
+    """Raise _UnusableFileError or StoreError if the file is not this relay's, or is damaged."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-        return 0
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise _UnusableFileError("is the database of another program")
     if version == 0:  # nobody writes this: a bit was flipped
@@ -349,19 +331,22 @@ def _check_file_and_get_version(
     is_hub = get_meta(connection, "role") == "hub"
     if is_hub != identity.is_hub:
         raise _UnusableFileError(f"belongs to a {'hub' if is_hub else 'relay that is no hub'}")
-    return int(version)
 
 
-def _write_initial_meta(
-    connection: sqlite3.Connection, mode: Mode, identity: StateFileScopeAndVm
+def _create_tables(
+    connection: sqlite3.Connection, path: Path, identity: StateFileScopeAndVm
 ) -> None:
+    for statement in _schema_statements():
+        connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.execute("INSERT INTO meta VALUES ('mode', ?)", (mode,))
+    # Approvals stay off even if a crash came before the fresh file, or if it was deleted since.
+    was_set_aside = any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
+    connection.execute("INSERT INTO meta VALUES ('mode', ?)", ("off" if was_set_aside else "on",))
     connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
     if identity.is_hub:
         connection.execute("INSERT INTO meta VALUES ('role', 'hub')")
-    if mode == "off":
+    if was_set_aside:
         _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 
 
@@ -378,20 +363,6 @@ def _error_text(error: Exception) -> str:
     return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
-def _is_text_decoding_error(error: sqlite3.Error) -> bool:
-    # Python's own module raises this, without a result code, for a text that is not UTF-8.
-    return not hasattr(error, "sqlite_errorcode") and "decode" in str(error)
-
-
-def _is_read_only_by_damage(path: Path, error: sqlite3.Error) -> bool:
-    # SQLite can call a file read-only because its header is broken.
-    return (
-        result_code(error) == sqlite3.SQLITE_READONLY
-        and os.access(path, os.W_OK)
-        and os.access(path.parent, os.W_OK)
-    )
-
-
 def _set_aside(path: Path, now: datetime) -> Path:
     timestamp = now.strftime("%Y%m%dT%H%M%S.%fZ")
     new_path = path.with_name(f"{path.name}.set-aside-{timestamp}")
@@ -400,11 +371,6 @@ def _set_aside(path: Path, now: datetime) -> Path:
         with contextlib.suppress(FileNotFoundError):
             part.rename(new_path.with_name(new_path.name + suffix))
     return new_path
-
-
-def _was_set_aside_before(path: Path) -> bool:
-    # So approvals stay off even if a crash came before the fresh file, or if it was deleted since.
-    return any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
 
 
 def _schema_statements() -> list[str]:
