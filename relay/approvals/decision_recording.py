@@ -179,7 +179,7 @@ def record_start_answer(
     occurrence = tx.occurrences.require_occurrence(grant.occurrence)
     if grant.dry_run or state == "sent":
         note = {"granted": grant.id, "state": state, "status": http_status}
-        tx.journal.append_non_event_row(at, "answer", note, event_key=occurrence.key)
+        tx.note(at, "answer", note, occurrence.key)
         return
     answered = next(
         each for each in tx.approvals.of_occurrence(occurrence).grants if each.id == grant.id

@@ -39,7 +39,7 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_hold_engine import expire_standing_holds
 from relay.approvals.standing_holds import has_hours, is_about
-from relay.approvals.status import ApprovalStatus, InFlight, first_matching_rule
+from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import (
     CreateGrant,
     Transition,
@@ -83,7 +83,12 @@ class ApprovalEngine:
         one slot.
         """
         self.origin = origin
-        self.in_flight: InFlight = frozenset()
+        self.in_flight: set[tuple[int, int]] = set()
+        """The StartRequests that are being sent now, as `ApprovalStatus` has them. The sender adds
+        them, and their answers take them away."""
+        self.next_change: datetime | None = None
+        """When a transition can be due by time alone, or earlier; None: never. What is rolled back
+        can leave it too early, which costs one check."""
         self.unrecorded_refusals = Counter[str]()
         """Refusals beyond `MAX_REFUSALS`, by decision."""
         self._refusals = TokenBuckets(MAX_REFUSALS / 60, MAX_REFUSALS)
@@ -154,7 +159,7 @@ class ApprovalEngine:
             now=now,
             people=self.settings.people,
             resources_by_client=self._client_resources,
-            in_flight=self.in_flight,
+            in_flight=frozenset(self.in_flight),
             standing_holds=self._standing_holds_about(tx, occurrence) if occurrence.live else (),
             is_reminded=self._have_reminders
             and any(revision == occurrence.revision for _, revision in approvals.reminded),
@@ -283,6 +288,20 @@ class ApprovalEngine:
 
     # --- transitions
 
+    def follow_up(self, tx: Transaction, now: datetime) -> None:
+        """Record what follows from what this transaction has recorded (`Store.follow_up`)."""
+        if tx.changed is not None and not (self.acts_unasked or tx.approvals.exist()):
+            return
+        keys = None if tx.changed is None else sorted(tx.changed)
+        moment = self.apply_due_transitions(tx, now, keys)
+        known = [each for each in (moment, self.next_change) if each is not None]
+        self.next_change = min(known, default=None)
+
+    def check_all(self, tx: Transaction, now: datetime) -> None:
+        """Apply every transition that is due: the time has come for one, or the rules changed."""
+        self.next_change = self.apply_due_transitions(tx, now)
+        tx.changed = set()
+
     def apply_due_transitions(
         self, tx: Transaction, now: datetime, event_keys: Sequence[str] | None = None
     ) -> datetime | None:
@@ -309,13 +328,14 @@ class ApprovalEngine:
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         if self._limits is not None:
             # What waited for slots that are free now is granted, first in line first.
-            for occurrence_id in self._limits.grantable_occurrences(tx, now, self.in_flight):
+            in_flight = frozenset(self.in_flight)
+            for occurrence_id in self._limits.grantable_occurrences(tx, now, in_flight):
                 self._apply_event_transitions(
                     tx, tx.occurrences.require_occurrence(occurrence_id), now
                 )
-            moment = self._limits.next_slot_free_at(tx, now, self.in_flight)
+            moment = self._limits.next_slot_free_at(tx, now, in_flight)
             moments += [moment] if moment is not None else []
-            self._limits.refresh_messages(tx, now, self.in_flight, event_keys)
+            self._limits.refresh_messages(tx, now, in_flight, event_keys)
         return min(moments, default=None)
 
     def _apply_event_transitions(
@@ -415,6 +435,7 @@ class ApprovalEngine:
         several events can be due to one of them. After that, and after any other error, the claims
         remain, and the gate sends them again after another fresh read.
         """
+        self.in_flight.difference_update((claim.grant.id, claim.attempt_number) for claim in claims)
         state: GrantState = "accepted"
         if error is not None:
             is_final = isinstance(error, SourceRefused) and len(claims) == 1

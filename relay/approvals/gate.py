@@ -1,18 +1,16 @@
-"""Takes requests of callers, and runs what follows from them.
+"""Takes requests of callers, and sends what was granted.
 
-Each request is work for the store, in which `engine` decides it. Beside that, `Gate.run` has two
-tasks: it applies the transitions that are due, and it sends what was granted (`start_requests`).
-Events are checked for
-transitions when they change, and when time alone makes one due.
+Each request is work for the store, in which `engine` decides it. What follows from a change,
+whoever recorded it, is recorded in the same transaction (`Store.follow_up`). So `Gate.run` has two
+tasks: it checks all events when time alone makes a transition due, and it sends what was granted
+(`start_requests`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from relay.approvals import StartRequestPort
 from relay.approvals.engine import ApprovalEngine
@@ -23,7 +21,7 @@ from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
 from relay.log_fields import log_extra
-from relay.store import Mode, RecordedEvent, StandingHold
+from relay.store import Mode, StandingHold
 from relay.store.rows import PageLimit
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
@@ -52,20 +50,12 @@ class Gate:
         self.engine = engine
         self._store = store
         self._clock = clock
-        self._sender = StartRequestSender(
-            engine,
-            store,
-            port,
-            clock,
-            names_this_vm,
-            on_sent=self._check_transitions_soon,
-        )
-        self._transitions_wake = asyncio.Event()
-        self._changed_keys: set[str] | None = None
-        """The events for which a transition can be due now; None: all."""
-        self._no_transition_possible = False
-        """Whether no transition can be due before somebody decides something."""
-        store.listeners.recorded.append(self._check_transitions_on_recorded)
+        self._sender = StartRequestSender(engine, store, port, clock, names_this_vm)
+        self._wake = asyncio.Event()
+        self._must_check_all = True
+        store.follow_up = lambda tx: engine.follow_up(tx, clock.now())
+        store.listeners.recorded.append(lambda _: self._wake.set())
+        store.listeners.write_error_changed.append(self._on_write_error)
 
     async def submit(self, request: DecisionRequest) -> DecisionAnswer:
         """Decide one request; the decision is on disk when this returns.
@@ -143,28 +133,18 @@ class Gate:
 
     def wake(self) -> None:
         """Check for due transitions and grants of all events now: something has changed."""
-        self._changed_keys = None
-        self._no_transition_possible = False
-        self._transitions_wake.set()
-        self._sender.check_scopes_soon()
+        self._must_check_all = True
+        self._wake.set()
+        self._sender.check_all()
 
     def restart_tell_first_waits(self) -> None:
         """Wait for the notices of every open grant as after a start: there are new sinks."""
         self._sender.restart_tell_first_waits()
 
-    def _check_transitions_on_recorded(self, events: Sequence[RecordedEvent]) -> None:
-        """Check the events that changed. Where nobody has decided anything, none needs a check."""
-        if any(not event.name.startswith(("event.", "relay.")) for event in events):
-            self._no_transition_possible = False
-        keys = {event.event_key for event in events if event.event_key is not None}
-        if keys and not self._no_transition_possible:
-            self._check_transitions_soon(keys)
-
-    def _check_transitions_soon(self, keys: Iterable[str]) -> None:
-        """Check soon whether a transition is due for these events."""
-        if self._changed_keys is not None:
-            self._changed_keys.update(keys)
-        self._transitions_wake.set()
+    def _on_write_error(self, reason: str | None) -> None:
+        """While the file could not be written, nothing followed from what was recorded."""
+        if reason is None:
+            self.wake()
 
     async def stop_start_requests(self, within: float) -> None:
         """Claim no grant any more, and return when no StartRequest is in flight.
@@ -176,49 +156,32 @@ class Gate:
     async def run(self) -> None:
         """Apply transitions and send StartRequests until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._apply_transitions_when_due(), name="approvals: transitions")
+            group.create_task(self._check_when_time_comes(), name="approvals: transitions")
             group.create_task(self._sender.run(), name="approvals: StartRequests")
 
-    async def _apply_transitions_when_due(self) -> None:
-        next_change: datetime | None = None
+    async def _check_when_time_comes(self) -> None:
         checked_at = self._clock.now()
         while True:
-            self._transitions_wake.clear()
-            now = self._clock.now()
-            if now < checked_at or (next_change is not None and next_change <= now):
-                self._changed_keys = None  # the time may have come, or come back, for any event
-            checked_at = now
-            keys, self._changed_keys = self._changed_keys, set()
-            try:
-                moment, is_any_possible = await self._store.transact(
-                    partial(self._apply_due_transitions_in_transaction, keys)
-                )
-            except StoreUnavailable:
-                self._changed_keys = None
-                timeout: float | None = RETRY_DELAY
-            else:
-                moments = [moment] if keys is None else [moment, next_change]
-                next_change = min((each for each in moments if each is not None), default=None)
-                if not self._transitions_wake.is_set():
-                    self._no_transition_possible = not is_any_possible
-                self._sender.check_limited_or_held_scopes_soon()
-                timeout = None
-                if next_change is not None:
-                    seconds = (next_change - self._clock.now()).total_seconds()
-                    timeout = min(seconds, MAX_TIMER)
-            await wait_for_event(self._transitions_wake, self._clock, timeout)
-
-    def _apply_due_transitions_in_transaction(
-        self, keys: set[str] | None, tx: Transaction
-    ) -> tuple[datetime | None, bool]:
-        """Apply the transitions of these events (None: of all) that are due.
-
-        Return when the next can be due by time alone, and whether any can ever be due for any
-        event, unless somebody decides something.
-        """
-        event_keys = sorted(keys) if keys is not None else None
-        next_change = self.engine.apply_due_transitions(tx, self._clock.now(), event_keys)
-        return (
-            next_change,
-            self.engine.acts_unasked or tx.approvals.exist(),
-        )
+            self._wake.clear()
+            before, checked_at = checked_at, self._clock.now()
+            due = self.engine.next_change
+            if (
+                self._must_check_all
+                or checked_at < before  # the time may have come, or come back, for any event
+                or (due is not None and due <= checked_at)
+            ):
+                self._must_check_all = False
+                try:
+                    await self._store.transact(
+                        lambda tx: self.engine.check_all(tx, self._clock.now())
+                    )
+                except StoreUnavailable:
+                    self._must_check_all = True
+                    await wait_for_event(self._wake, self._clock, RETRY_DELAY)
+                    continue
+                self._sender.check_waiting()
+                due = self.engine.next_change
+            timeout: float | None = None
+            if due is not None:
+                timeout = min((due - self._clock.now()).total_seconds(), MAX_TIMER)
+            await wait_for_event(self._wake, self._clock, timeout)

@@ -1,4 +1,4 @@
-"""Sends a StartRequest for what was granted: one at a time in each scope, and scopes side by side.
+"""Sends a StartRequest for what was granted: one task for each scope with an open grant.
 
 The steps of each StartRequest
 (docs/guarantees.md#every-startrequest-follows-from-the-journal):
@@ -8,15 +8,15 @@ The steps of each StartRequest
 3. Check everything again and claim the grants, in one transaction.
 4. Send it, and record the answer.
 
-A scope has a task only from step 2 on, and during the pause after a failure. So a scope that hangs
-delays no other, and a scope without an open grant costs nothing.
+The task of a scope knows its tries. It ends with the last open grant, so a scope without one costs
+nothing, and a scope that hangs delays no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -40,7 +40,7 @@ NOTICE_CHECK_INTERVAL = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StoredOpenGrant:
+class _OpenGrant:
     """An open grant as the store has it."""
 
     grant: Grant
@@ -53,8 +53,8 @@ class _StoredOpenGrant:
 
 
 @dataclass(slots=True)
-class _GrantSendingState:
-    """What the sender knows of a grant while it is open."""
+class _Tries:
+    """What is known of a grant while it is open."""
 
     first_seen: float
     """By the monotonic clock."""
@@ -65,48 +65,54 @@ class _GrantSendingState:
 
 
 @dataclass(slots=True)
-class _ScopeSendingState:
-    """What the sender knows of a scope while a grant is open there."""
+class _Scope:
+    """What its task knows of a scope."""
 
     name: str
-    is_sending: bool = False
-    """Whether a task reads, claims, sends, or pauses after a failure."""
-    grants: dict[int, _GrantSendingState] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a StartRequest may be due."""
+    can_be_freed: bool = False
+    """Whether a grant waited for a limit or a standing hold when the task looked last."""
+    tries: dict[int, _Tries] = field(default_factory=dict)
+    """By the id of each open grant."""
     turns: int = 0
     failures: int = 0
     """StartRequests in a row that nobody executed, or that IMDS neither accepted nor refused."""
     unreached_agents: set[str | None] = field(default_factory=set)
     """To whom a StartRequest could not be delivered, without a pause since then."""
 
-    def keep_only_grants(self, grants: Iterable[Grant], monotonic: float) -> None:
-        """Keep what is known of these grants, and forget all others."""
-        self.grants = {
-            grant.id: self.grants.get(grant.id) or _GrantSendingState(monotonic) for grant in grants
-        }
-
-    def take_next_grants(
-        self, ready: Sequence[_StoredOpenGrant], max_events_per_start_request: int
-    ) -> list[_StoredOpenGrant]:
-        """Return those of the grants for which the next StartRequest goes.
+    def take_next_grants(self, ready: Sequence[_OpenGrant], most: int) -> list[_OpenGrant]:
+        """Return at most so many of the grants: for them the next StartRequest goes.
 
         Those that waited longest since their last try come first. So a grant that fails again and
         again delays no other for long.
         """
-        by_turn = sorted(ready, key=lambda each: self.grants[each.grant.id].last_turn)
-        if by_turn and self.grants[by_turn[0].grant.id].is_unshared:
-            max_events_per_start_request = 1
+        by_turn = sorted(ready, key=lambda each: self.tries[each.grant.id].last_turn)
+        if self.tries[by_turn[0].grant.id].is_unshared:
+            most = 1
         else:
-            by_turn = [each for each in by_turn if not self.grants[each.grant.id].is_unshared]
-        batch = by_turn[:max_events_per_start_request]
+            by_turn = [each for each in by_turn if not self.tries[each.grant.id].is_unshared]
         self.turns += 1
-        for each in batch:
-            self.grants[each.grant.id].last_turn = self.turns
-        return batch
+        for each in by_turn[:most]:
+            self.tries[each.grant.id].last_turn = self.turns
+        return by_turn[:most]
 
-    def reset_failures(self) -> None:
-        """Forget the failures: IMDS has answered."""
-        self.failures = 0
+    def pause_after(self, error: SourceError, agent: str | None) -> float:
+        """Count a StartRequest that failed; return how many seconds to pause."""
+        if isinstance(error, StartRequestNotDelivered) and agent not in self.unreached_agents:
+            self.unreached_agents.add(agent)
+            return 0.0
         self.unreached_agents.clear()
+        if self.failures == 0:
+            _log.warning(
+                "cannot send a StartRequest in scope %s, will try again: %s",
+                self.name,
+                error.reason,
+                extra=log_extra(scope=self.name, agent=agent, reason=error.reason),
+            )
+        delay = min(RETRY_DELAY * 2.0**self.failures, MAX_RETRY_DELAY)
+        self.failures += 1
+        return max(delay, error.retry_after or 0.0)
 
 
 class StartRequestSender:
@@ -119,64 +125,60 @@ class StartRequestSender:
         port: StartRequestPort,
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
-        on_sent: Callable[[Iterable[str]], None],
     ) -> None:
-        """``names_this_vm`` says whether the resources of an event include this VM.
-
-        ``on_sent`` is called with the keys of events whose StartRequest is not in flight any more.
-        """
+        """``names_this_vm`` says whether the resources of an event include this VM."""
         self._engine = engine
         self._store = store
         self._port = port
         self._clock = clock
         self._names_this_vm = names_this_vm
-        self._on_sent = on_sent
-        self._scopes: dict[str, _ScopeSendingState] = {}
-        """The scopes where a grant is open."""
-        self._scopes_to_check: set[str] | None = None
-        """The scopes where a StartRequest may be due; None: all."""
-        self._waiting_scopes: set[str] = set()
-        """The scopes where at the last check a grant waited for a limit or a standing hold."""
-        self._wake = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+        self._scopes: dict[str, _Scope] = {}
+        """The scopes that have a task."""
+        self._must_read_all = asyncio.Event()
+        self._must_read_all.set()
         self._is_stopping = False
-        store.listeners.recorded.append(self._check_granted_scopes_soon)
+        store.listeners.recorded.append(self._on_recorded)
 
-    def check_scopes_soon(self, scopes: Iterable[str] | None = None) -> None:
-        """Check soon whether a StartRequest is due in these scopes; None: in all."""
-        if scopes is None:
-            self._scopes_to_check = None
-        elif self._scopes_to_check is not None:
-            self._scopes_to_check.update(scopes)
-        self._wake.set()
+    def check_all(self) -> None:
+        """Look for open grants in all scopes: something has changed."""
+        for scope in self._scopes.values():
+            scope.wake.set()
+        self._must_read_all.set()
+
+    def check_waiting(self) -> None:
+        """Let the scopes look again where a grant waits for a limit or a standing hold."""
+        for scope in self._scopes.values():
+            if scope.can_be_freed:
+                scope.wake.set()
 
     def restart_tell_first_waits(self) -> None:
         """Give the notices of every open grant ``tell_first`` again: there are new sinks."""
         now = self._clock.monotonic()
         for scope in self._scopes.values():
-            for grant in scope.grants.values():
-                grant.first_seen = now
+            for tries in scope.tries.values():
+                tries.first_seen = now
 
-    def check_limited_or_held_scopes_soon(self) -> None:
-        """Check soon whether a grant that waited for a limit or a standing hold can go."""
-        scopes, self._waiting_scopes = self._waiting_scopes, set()
-        if scopes:
-            self.check_scopes_soon(scopes)
-
-    def _check_granted_scopes_soon(self, events: Sequence[RecordedEvent]) -> None:
-        """Check the scopes where a grant is new, and those with an open grant that changed."""
-        scopes: set[str] = set()
+    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         for recorded in events:
-            is_grant = recorded.name == "approval.granted"
-            if recorded.event_key is None or not (is_grant or self._scopes):
+            if recorded.event_key is None:
                 continue
             if recorded.event is None:  # it is not in memory
-                self.check_scopes_soon()
+                self.check_all()
                 return
-            scope = recorded.event.attributes["scope"]
-            if is_grant or scope in self._scopes:
-                scopes.add(scope)
-        if scopes:
-            self.check_scopes_soon(scopes)
+            name = recorded.event.scope
+            if name in self._scopes:
+                self._scopes[name].wake.set()
+            elif recorded.name == "approval.granted":
+                self._begin(name)
+        self.check_waiting()
+
+    def _begin(self, name: str) -> None:
+        if self._group is not None:  # otherwise `run` reads what is open first
+            scope = self._scopes[name] = _Scope(name)
+            self._group.create_task(
+                self._serve(scope), name=f"approvals: StartRequests in scope {name}"
+            )
 
     async def stop_start_requests(self, within: float) -> None:
         """Claim nothing more, and return when no StartRequest is in flight.
@@ -190,98 +192,76 @@ class StartRequestSender:
 
     async def run(self) -> None:
         """Send grants as soon as they may go, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._wake.clear()
-                try:
-                    waiting = await self._start_sending_turns(group)
-                except StoreUnavailable:
-                    await self._clock.sleep(RETRY_DELAY)
-                    continue
-                timeout = NOTICE_CHECK_INTERVAL if waiting else None
-                await wait_for_event(self._wake, self._clock, timeout)
-                self.check_scopes_soon(waiting)
-
-    async def _start_sending_turns(self, group: asyncio.TaskGroup) -> set[str]:
-        """Start a task for each scope to check where a StartRequest is due.
-
-        Return the scopes where grants only wait for their notices. Raises StoreUnavailable.
-        """
-        scopes, self._scopes_to_check = self._scopes_to_check, set()
-        # They are checked at the end of their turns. What is read now can be outdated until then.
-        sending = {name for name, scope in self._scopes.items() if scope.is_sending}
-        if scopes is not None:
-            scopes -= sending
-            if not scopes:
-                return set()
         try:
-            found = await self._store.read(partial(self._find_open_grants, scopes))
+            async with asyncio.TaskGroup() as self._group:
+                while True:
+                    await self._must_read_all.wait()
+                    await self._begin_open_scopes()
+        finally:
+            self._group = None
+
+    async def _begin_open_scopes(self) -> None:
+        self._must_read_all.clear()
+        try:
+            open_grants = await self._store.read(lambda tx: tx.approvals.open_grants())
         except StoreUnavailable:
-            self.check_scopes_soon(scopes)
-            raise
-        grants_by_scope: dict[str, list[_StoredOpenGrant]] = {}
-        for each in found:
-            grants_by_scope.setdefault(each.occurrence.scope, []).append(each)
-        self._waiting_scopes.update(each.occurrence.scope for each in found if each.can_be_freed)
-        for name in scopes if scopes is not None else self._scopes.keys() - sending:
-            if name not in grants_by_scope:
-                self._scopes.pop(name, None)
-        waiting: set[str] = set()
-        for name, open_grants in grants_by_scope.items():
-            if name not in sending:
-                scope = self._scopes.setdefault(name, _ScopeSendingState(name))
-                scope.keep_only_grants(
-                    (each.grant for each in open_grants), self._clock.monotonic()
-                )
-                if not self._start_sending_turn_if_due(scope, open_grants, group):
-                    waiting.add(name)
-        return waiting
+            self._must_read_all.set()
+            await self._clock.sleep(RETRY_DELAY)
+            return
+        for name in {occurrence.scope for _, occurrence in open_grants} - self._scopes.keys():
+            self._begin(name)
 
-    def _start_sending_turn_if_due(
-        self,
-        scope: _ScopeSendingState,
-        open_grants: Sequence[_StoredOpenGrant],
-        group: asyncio.TaskGroup,
-    ) -> bool:
-        """Start a task if a StartRequest is due; return False if grants only wait for notices."""
-        allowed = [each for each in open_grants if not each.is_stopped]
-        ready = [
-            each
-            for each in allowed
-            if not each.has_waiting_notices
-            or self._has_notice_delivery_wait_timed_out(scope, each.grant)
-        ]
-        if ready and not self._is_stopping:
-            scope.is_sending = True
-            group.create_task(
-                self._run_sending_turn(
-                    scope, scope.take_next_grants(ready, self._port.max_events_per_start_request)
-                ),
-                name=f"approvals: StartRequest in scope {scope.name}",
-            )
-            return True
-        return not allowed or self._is_stopping
+    # --- one scope
 
-    def _find_open_grants(
-        self, scopes: Iterable[str] | None, tx: Transaction
-    ) -> list[_StoredOpenGrant]:
-        """Return the open grants of these scopes; None: of all."""
+    async def _serve(self, scope: _Scope) -> None:
+        """Send StartRequests for the grants of a scope until none is open."""
+        while True:
+            scope.wake.clear()
+            try:
+                found = await self._store.read(partial(self._find_open_grants, scope.name))
+            except StoreUnavailable:
+                await self._clock.sleep(RETRY_DELAY)
+                continue
+            if not found and not scope.wake.is_set():
+                del self._scopes[scope.name]
+                return
+            scope.can_be_freed = any(each.can_be_freed for each in found)
+            now = self._clock.monotonic()
+            scope.tries = {
+                each.grant.id: scope.tries.get(each.grant.id) or _Tries(now) for each in found
+            }
+            allowed = [each for each in found if not each.is_stopped and not self._is_stopping]
+            ready = [
+                each
+                for each in allowed
+                if not each.has_waiting_notices or self._has_told_long_enough(scope, each.grant)
+            ]
+            if ready:
+                pause = await self._send_next(scope, ready)
+                if pause:
+                    await self._clock.sleep(pause)
+            elif allowed:
+                await wait_for_event(scope.wake, self._clock, NOTICE_CHECK_INTERVAL)
+            else:
+                await scope.wake.wait()
+
+    def _find_open_grants(self, scope: str, tx: Transaction) -> list[_OpenGrant]:
         now, is_on = self._clock.now(), self._engine.effective_approval_mode(tx) == "on"
         found = []
-        for grant, occurrence in tx.approvals.open_grants(scopes):
+        for grant, occurrence in tx.approvals.open_grants(scope):
             status = self._engine.status(tx, occurrence, now) if is_on else None
             can_be_freed = status is not None and bool(
                 status.waiting_for or status.active_standing_holds
             )
             is_stopped = status is None or can_be_freed or bool(status.active_holds)
-            has_waiting_notices = not is_stopped and self._has_undelivered_notices(tx, occurrence)
             found.append(
-                _StoredOpenGrant(
+                _OpenGrant(
                     grant=grant,
                     occurrence=occurrence,
                     is_stopped=is_stopped,
                     can_be_freed=can_be_freed,
-                    has_waiting_notices=has_waiting_notices,
+                    has_waiting_notices=not is_stopped
+                    and self._has_undelivered_notices(tx, occurrence),
                 )
             )
         return found
@@ -295,29 +275,14 @@ class StartRequestSender:
         is_ours = self._names_this_vm(occurrence.event.resources)
         return is_ours and tx.deliveries.is_event_waiting(occurrence.key)
 
-    def _has_notice_delivery_wait_timed_out(self, scope: _ScopeSendingState, grant: Grant) -> bool:
+    def _has_told_long_enough(self, scope: _Scope, grant: Grant) -> bool:
         """Whether the notices about the event have had ``tell_first``."""
-        waited = self._clock.monotonic() - scope.grants[grant.id].first_seen
+        waited = self._clock.monotonic() - scope.tries[grant.id].first_seen
         return waited >= self._engine.settings.tell_first
 
-    # --- one scope
-
-    async def _run_sending_turn(
-        self, scope: _ScopeSendingState, batch: Sequence[_StoredOpenGrant]
-    ) -> None:
-        """Send one StartRequest for the grants that still hold, and pause if it failed."""
-        try:
-            pause = await self._refresh_events_send_and_choose_pause(scope, batch)
-            if pause:
-                await self._clock.sleep(pause)
-        finally:
-            scope.is_sending = False
-            self.check_scopes_soon([scope.name])
-
-    async def _refresh_events_send_and_choose_pause(
-        self, scope: _ScopeSendingState, batch: Sequence[_StoredOpenGrant]
-    ) -> float:
-        """Return how many seconds to pause before the next turn."""
+    async def _send_next(self, scope: _Scope, ready: Sequence[_OpenGrant]) -> float:
+        """Send one StartRequest for the grants that still hold; return how long to pause."""
+        batch = scope.take_next_grants(ready, self._port.max_events_per_start_request)
         grants = [each.grant for each in batch]
         try:
             await self._port.refresh_events_of_grants(scope.name, grants)
@@ -328,13 +293,13 @@ class StartRequestSender:
             agent = self._port.choose_agent(scope.name, grants)
             is_sent = await self._claim_and_send(scope, batch, agent)
         except SourceError as error:
-            return _count_scope_failure_and_choose_pause(error, scope, agent)
+            return scope.pause_after(error, agent)
         except StoreUnavailable:
             return RETRY_DELAY
         return 0.0 if is_sent else NOTICE_CHECK_INTERVAL  # a transition will record why
 
     async def _claim_and_send(
-        self, scope: _ScopeSendingState, batch: Sequence[_StoredOpenGrant], agent: str | None
+        self, scope: _Scope, batch: Sequence[_OpenGrant], agent: str | None
     ) -> bool:
         """Return whether a grant could be claimed.
 
@@ -346,7 +311,7 @@ class StartRequestSender:
         # is on disk, because transitions run at any time. It takes effect with the claim, which
         # counts the attempt.
         attempts = {(each.grant.id, each.grant.attempts + 1) for each in batch}
-        self._engine.in_flight |= attempts
+        self._engine.in_flight.update(attempts)
         try:
             claims = await self._store.transact(
                 partial(self._claim_ready_grants, scope, batch, agent)
@@ -354,29 +319,24 @@ class StartRequestSender:
             if claims:
                 await self._send(scope, claims)
         finally:
-            self._engine.in_flight -= attempts
-            self._on_sent(each.occurrence.key for each in batch)
+            self._engine.in_flight.difference_update(attempts)
         return bool(claims)
 
     def _claim_ready_grants(
-        self,
-        scope: _ScopeSendingState,
-        batch: Sequence[_StoredOpenGrant],
-        agent: str | None,
-        tx: Transaction,
+        self, scope: _Scope, batch: Sequence[_OpenGrant], agent: str | None, tx: Transaction
     ) -> list[ClaimedGrant]:
         # The fresh read may have added notices about these events.
         ready = [
             each.grant
             for each in batch
-            if self._has_notice_delivery_wait_timed_out(scope, each.grant)
+            if self._has_told_long_enough(scope, each.grant)
             or not self._has_undelivered_notices(
                 tx, tx.occurrences.require_occurrence(each.grant.occurrence)
             )
         ]
         return self._engine.claim_grants(tx, ready, self._clock.now(), agent=agent)
 
-    async def _send(self, scope: _ScopeSendingState, claims: Sequence[ClaimedGrant]) -> None:
+    async def _send(self, scope: _Scope, claims: Sequence[ClaimedGrant]) -> None:
         """Send one StartRequest and record its answer.
 
         Raises SourceError if IMDS neither accepted nor refused it.
@@ -388,18 +348,20 @@ class StartRequestSender:
             await self._port.send_start_request(scope.name, claims)
         except SourceError as error:
             answer = error
-        if answer is None or (isinstance(answer, SourceRefused) and len(claims) == 1):
-            scope.reset_failures()
-        elif isinstance(answer, SourceRefused):
+        is_refused = isinstance(answer, SourceRefused)
+        if answer is None or is_refused:
+            scope.failures = 0
+            scope.unreached_agents.clear()
+        if is_refused and len(claims) > 1:
             # One wrong event can be the reason for the 400.
             for claim in claims:
-                scope.grants[claim.grant.id].is_unshared = True
+                scope.tries[claim.grant.id].is_unshared = True
         # The StartRequest was sent, so its answer counts even if the file cannot be written.
         now = self._clock.now()
         await self._store.transact(
             lambda tx: self._engine.record_start_answers(tx, claims, answer, now), fail_open=True
         )
-        if answer is not None and not isinstance(answer, SourceRefused):
+        if answer is not None and not is_refused:
             raise answer
 
 
@@ -421,23 +383,3 @@ def _log_before_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
             position=claim.journal_head.position,
         ),
     )
-
-
-def _count_scope_failure_and_choose_pause(
-    error: SourceError, scope: _ScopeSendingState, agent: str | None
-) -> float:
-    """Return how many seconds a scope pauses after a StartRequest that failed."""
-    if isinstance(error, StartRequestNotDelivered) and agent not in scope.unreached_agents:
-        scope.unreached_agents.add(agent)
-        return 0.0
-    scope.unreached_agents.clear()
-    if scope.failures == 0:
-        _log.warning(
-            "cannot send a StartRequest in scope %s, will try again: %s",
-            scope.name,
-            error.reason,
-            extra=log_extra(scope=scope.name, agent=agent, reason=error.reason),
-        )
-    delay = min(RETRY_DELAY * 2.0**scope.failures, MAX_RETRY_DELAY)
-    scope.failures += 1
-    return max(delay, error.retry_after or 0.0)

@@ -401,17 +401,16 @@ class Approvals:
             self._cache.watched = {key for (key,) in rows if self.of_key(key).is_open}
         return self._cache.watched
 
-    def open_grants(self, scopes: Iterable[str] | None = None) -> list[tuple[Grant, TrackedEvent]]:
+    def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
         """Return the grants whose StartRequest has no final answer, with their occurrences.
 
-        Grants of dry runs are left out. ``scopes``: only consider the events of these.
+        Grants of dry runs are left out. ``scope``: only consider its events.
         """
-        wanted = None if scopes is None else frozenset(scopes)
         return sorted(
             (
                 (grant, occurrence)
                 for occurrence in self.occurrences_to_check(all_live=False)
-                if wanted is None or occurrence.scope in wanted
+                if scope in (None, occurrence.scope)
                 for grant in self.of_occurrence(occurrence).grants
                 if grant.is_open and not grant.dry_run
             ),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -99,7 +99,7 @@ class Journal:
         return range(head.position + 1, position + 1)
 
     def append_non_event_row(
-        self, at: datetime, kind: str, facts: dict[str, Any], *, event_key: str | None = None
+        self, at: datetime, kind: str, facts: Mapping[str, Any], *, event_key: str | None = None
     ) -> None:
         """Append a row that is not a CloudEvent, such as a claim."""
         self.append_all(at, [(kind, event_key, None, orjson.dumps(facts))])

@@ -7,7 +7,8 @@ store with `open_store`. While the file cannot be written, three kinds of work d
   and `Store.transact` run work by default.
 - Work that *fails open* (events, deliveries; ``fail_open=True``) runs in a transaction that stays
   open: SQLite keeps the pages that it changes in memory, and reads all others from the file. Its
-  results go out at once. The transaction is committed once the file can be written again.
+  results go out at once, and nothing follows from them yet. The transaction is committed once the
+  file can be written again.
 - Work that only *reads* (`Store.read`, `Store.submit_read`) sees what is in that transaction.
 """
 
@@ -32,7 +33,7 @@ from relay.histogram import Histogram
 from relay.store import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import FoldCache
 from relay.store.file import StateFile, open_state_file, result_code
-from relay.store.transaction import Route, Transaction
+from relay.store.transaction import FollowUp, Route, Transaction
 
 T = TypeVar("T")
 Work = Callable[[Transaction], T]
@@ -123,7 +124,7 @@ class _Job:
             self.error = error
             return False
         self.error = None
-        self.recorded, self.redelivered = transaction.pop_results()
+        self.recorded, self.redelivered = transaction.finish()
         return True
 
 
@@ -139,6 +140,9 @@ class Store:
         self.commit_seconds = Histogram(_COMMIT_BOUNDS)
         """How long transactions on the file took, with all work in them."""
         self.listeners = Listeners()
+        self.follow_up: FollowUp | None = None
+        """Records in each transaction on the file what follows from what was recorded there. It is
+        left out while the file cannot be written: approvals fail closed."""
         self._state_file = state_file
         self._route = route
         self._loop = asyncio.get_running_loop()
@@ -319,12 +323,13 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
-            transaction = self._make_transaction(connection)
+            transaction = self._make_transaction(connection, self.follow_up)
             if not all(job.attempt(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
-                    job.run_in_savepoint(connection, self._make_transaction(connection))
+                    transaction = self._make_transaction(connection, self.follow_up)
+                    job.run_in_savepoint(connection, transaction)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             _roll_back(connection)
@@ -333,8 +338,16 @@ class Store:
         self.commit_seconds.observe(time.monotonic() - began)
         return True
 
-    def _make_transaction(self, connection: sqlite3.Connection) -> Transaction:
-        return Transaction(connection, self._route, self._state_file.keys, cache=self._fold_cache)
+    def _make_transaction(
+        self, connection: sqlite3.Connection, follow_up: FollowUp | None = None
+    ) -> Transaction:
+        return Transaction(
+            connection,
+            self._route,
+            self._state_file.keys,
+            cache=self._fold_cache,
+            follow_up=follow_up,
+        )
 
     def _run_without_commit(self, jobs: list[_Job]) -> None:
         """Refuse jobs that fail closed. Run the others in a transaction that stays open."""

@@ -8,10 +8,12 @@ tells its listeners of the events and entries once they are on disk.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
@@ -26,8 +28,11 @@ from relay.store.occurrences import Occurrences
 from relay.store.rows import get_meta
 from relay.store.standing_holds import StandingHolds
 
+_log = logging.getLogger(__name__)
 Route = Callable[[CloudEvent], Iterable[str]]
 """Returns the names of the sinks that want an event."""
+FollowUp = Callable[["Transaction"], object]
+"""Records what follows from what a transaction has recorded."""
 MAX_EVENTS_IN_RESULTS = 1000
 """Events that the results of one piece of work hold.
 
@@ -51,8 +56,11 @@ class Transaction:
         keys: EventKeyFormat = SINGLE_SCOPE,
         *,
         cache: FoldCache | None = None,
+        follow_up: FollowUp | None = None,
     ) -> None:
+        """``follow_up`` records what follows from each piece of work; None: nothing does."""
         self._connection = connection
+        self._follow_up = follow_up
         self._cache = cache if cache is not None else FoldCache()
         self.route = route
         self.keys = keys
@@ -60,6 +68,9 @@ class Transaction:
         self.occurrences = Occurrences(connection, keys)
         self.deliveries = Deliveries(connection)
         self.recorded: list[RecordedEvent] = []
+        self.changed: set[str] | None = set()
+        """The keys of the events about which the current piece of work has recorded something;
+        None: it has recorded something about all events."""
 
     @cached_property
     def approvals(self) -> Approvals:
@@ -86,11 +97,39 @@ class Transaction:
         """What a hub knows of its agents."""
         return FleetTables(self._connection)
 
-    def pop_results(self) -> tuple[list[RecordedEvent], list[Entry]]:
-        """Return and clear the results of the piece of work that has just ended."""
+    def finish(self) -> tuple[list[RecordedEvent], list[Entry]]:
+        """Record what follows from the piece of work that has ended; return its results."""
+        if self.changed != set() and self._follow_up is not None:
+            self._record_what_follows(self._follow_up)
         results = self.recorded, self.deliveries.redelivered
-        self.recorded, self.deliveries.redelivered = [], []
+        self.recorded, self.deliveries.redelivered, self.changed = [], [], set()
         return results
+
+    def _record_what_follows(self, follow_up: FollowUp) -> None:
+        """If that fails, the work stays: approvals can stop, notices go out."""
+        recorded = len(self.recorded)
+        self._connection.execute("SAVEPOINT follow_up")
+        try:
+            follow_up(self)
+        except sqlite3.Error:
+            raise
+        except Exception:  # noqa: BLE001  # a fault in approvals must not cost a notice
+            _log.exception("cannot record what follows from a change")
+            self._connection.execute("ROLLBACK TO follow_up")
+            del self.recorded[recorded:]
+            # They know the end of the journal, and the next id.
+            redelivered = self.deliveries.redelivered
+            self.journal, self.deliveries = Journal(self._connection), Deliveries(self._connection)
+            self.deliveries.redelivered = redelivered
+            for name in ("approvals", "standing_holds"):
+                self.__dict__.pop(name, None)
+        self._connection.execute("RELEASE follow_up")
+
+    def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
+        """Append a row about an event that is no CloudEvent."""
+        self.journal.append_non_event_row(at, kind, content, event_key=event_key)
+        if self.changed is not None:
+            self.changed.add(event_key)
 
     @property
     def total_row_changes(self) -> int:
@@ -134,6 +173,10 @@ class Transaction:
         new: list[Entry] = []
         first_id = self.deliveries.next_autoincrement_entry_id()
         for (event, _), key, position in zip(events, keys, positions, strict=True):
+            if event.name.startswith("standing-hold."):
+                self.changed = None
+            elif key is not None and self.changed is not None:
+                self.changed.add(key)
             has_room = len(self.recorded) < MAX_EVENTS_IN_RESULTS
             sinks = self.route(event) if to is None else to
             entries = [
@@ -208,6 +251,7 @@ class Transaction:
         """Turn approvals on or off, and journal who did it."""
         self.set_meta("mode", mode)
         self.journal.append_non_event_row(at, "mode", {"mode": mode, "principal": principal})
+        self.changed = None
         self.messages.refresh_all(at)
 
     def set_last_read_at(self, moment: datetime) -> None:

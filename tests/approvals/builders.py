@@ -407,9 +407,7 @@ class ApprovalFile:
 
     def set_in_flight(self, *claims: ClaimedGrant) -> None:
         """Set which StartRequests are being sent, as the gate does."""
-        self.engine.in_flight = frozenset(
-            (claim.grant.id, claim.grant.attempts + 1) for claim in claims
-        )
+        self.engine.in_flight = {(claim.grant.id, claim.grant.attempts + 1) for claim in claims}
 
     def answer(self, claims: list[ClaimedGrant], error: SourceError | None) -> None:
         """Record what IMDS answered; None is 200."""

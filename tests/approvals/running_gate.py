@@ -344,4 +344,6 @@ def trace(store: Store) -> list[str]:
 
 def start_request_tasks() -> list[str]:
     """Return the names of the tasks that send StartRequests in a scope."""
-    return [task.get_name() for task in asyncio.all_tasks() if "StartRequest in" in task.get_name()]
+    return [
+        task.get_name() for task in asyncio.all_tasks() if "StartRequests in" in task.get_name()
+    ]

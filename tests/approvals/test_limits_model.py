@@ -233,9 +233,7 @@ class Limits(RuleBasedStateMachine):
         if fresh:
             self._read()
         grants = self.approvals.transact(open_grants)
-        self.approvals.engine.in_flight = frozenset(
-            (grant.id, grant.attempts + 1) for grant in grants
-        )
+        self.approvals.engine.in_flight = {(grant.id, grant.attempts + 1) for grant in grants}
         self.claims = self.approvals.claim()
         in_order = sorted(self.claims, key=lambda claim: (not _is_repeat(claim), claim.grant.id))
         for number, claim in enumerate(in_order, start=1):

@@ -148,7 +148,7 @@ class ReloadedAndRestarted(RuleBasedStateMachine):
         claims = []
         for each in self.both:
             grants = each.transact(open_grants)
-            each.engine.in_flight = frozenset((grant.id, grant.attempts + 1) for grant in grants)
+            each.engine.in_flight = {(grant.id, grant.attempts + 1) for grant in grants}
             claims.append(each.claim())
             each.set_in_flight(*claims[-1])
         assert [claim.event_id for claim in claims[0]] == [claim.event_id for claim in claims[1]]

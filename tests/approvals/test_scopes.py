@@ -102,7 +102,7 @@ async def test_a_kill_in_the_middle_leaves_nothing_behind_and_loses_no_grant(
         await harness.settle()
         assert len(start_request_tasks()) == 3
     assert start_request_tasks() == []
-    assert harness.gate.engine.in_flight == frozenset()
+    assert harness.gate.engine.in_flight == set()
     again = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")]
     async with running_hub(tmp_path, clock, *again) as harness:
         accepted = await harness.wait_for_events("startrequest.accepted", 3)

@@ -282,7 +282,7 @@ class Scopes(RuleBasedStateMachine):
     async def _crash(self) -> None:
         await self.stack.aclose()
         assert start_request_tasks() == []
-        assert self.harness.gate.engine.in_flight == frozenset()
+        assert self.harness.gate.engine.in_flight == set()
         await self._open()
 
     @precondition(lambda self: self.mode == "on")
@@ -300,19 +300,20 @@ class Scopes(RuleBasedStateMachine):
         for _ in range(30):
             if scope.answer is not None:
                 await self._answer(scope, None)
-            elif self._pauses(scope):
+            elif self._unsent(scope):
                 await self._advance(1)
-            else:
-                break
-        for event in scope.document:
-            is_due = event.not_before_time is not None and self.clock.now() < event.not_before_time
-            is_automatic = (event.event_source, event.event_status) == ("User", "Scheduled")
-            if is_due and is_automatic and (scope.scope, event.event_id) not in self.held:
-                answered = (event.event_id, event.revision) in scope.final_answers
-                assert answered, "a grant was not sent"
+        assert not self._unsent(scope), "a grant was not sent"
 
-    def _pauses(self, scope: _CheckedScope) -> bool:
-        return any(name.endswith(f"scope {scope.scope}") for name in start_request_tasks())
+    def _unsent(self, scope: _CheckedScope) -> bool:
+        """Whether an event may start whose StartRequest has no final answer."""
+        return any(
+            (event.event_source, event.event_status) == ("User", "Scheduled")
+            and event.not_before_time is not None
+            and self.clock.now() < event.not_before_time
+            and (scope.scope, event.event_id) not in self.held
+            and (event.event_id, event.revision) not in scope.final_answers
+            for event in scope.document
+        )
 
     @invariant()
     def what_is_in_flight_is_what_was_sent(self) -> None:

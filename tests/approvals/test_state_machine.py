@@ -533,9 +533,7 @@ class Approvals(RuleBasedStateMachine):
         grants = self.approvals.transact(open_grants)
         grants = [grant for grant in grants if grant.id in self.unshared][:1] or grants
         self._read()
-        self.approvals.engine.in_flight = frozenset(
-            (grant.id, grant.attempts + 1) for grant in grants
-        )
+        self.approvals.engine.in_flight = {(grant.id, grant.attempts + 1) for grant in grants}
         self.claims_in_flight = self.approvals.transact(
             lambda tx: self.approvals.engine.claim_grants(tx, grants, self.clock.now())
         )

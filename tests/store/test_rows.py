@@ -20,7 +20,7 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
         for batch in range(2):
             tx = Transaction(file.connection, lambda _: ("bus", "chat"))
             tx.record_all([(event, f"t{event.id}") for event in events], NOW)
-            recorded, _ = tx.pop_results()
+            recorded, _ = tx.finish()
             assert [recorded_event.event for recorded_event in recorded] == events
             assert [recorded_event.position for recorded_event in recorded] == list(
                 range(batch * len(events) + 1, (batch + 1) * len(events) + 1)
@@ -47,7 +47,7 @@ def test_the_results_of_a_burst_hold_the_first_events_and_entries_for_all(tmp_pa
         tx = Transaction(file.connection, lambda _: ("bus",))
         for first in range(0, len(events), 100):
             tx.record_all([(event, None) for event in events[first : first + 100]], NOW)
-        recorded, _ = tx.pop_results()
+        recorded, _ = tx.finish()
         kept = [*events[:MAX_EVENTS_IN_RESULTS], *[None] * 20]
         assert [recorded_event.event for recorded_event in recorded] == kept
         assert [entry.event for event in recorded for entry in event.entries] == kept
@@ -62,9 +62,9 @@ def test_a_piece_of_work_hands_out_what_it_said_and_not_what_others_did(tmp_path
         tx = Transaction(file.connection, lambda _: ("bus",))
         for number in range(3):
             tx.record(numbered_event(number), NOW)
-            (recorded_event,), _ = tx.pop_results()
+            (recorded_event,), _ = tx.finish()
             assert (recorded_event.position, [entry.id for entry in recorded_event.entries]) == (
                 number + 1,
                 [number + 1],
             )
-        assert tx.pop_results() == ([], [])
+        assert tx.finish() == ([], [])
