@@ -15,44 +15,33 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 _Strict = with_config({"extra": "forbid"})
 
 
-def _described_field(description: str) -> Any:
+def _says(description: str) -> Any:
     return Field(description=description)
 
 
-_EventId = Annotated[
-    str, _described_field("Azure's identifier, in its original case; compare without case")
-]
+_EventId = Annotated[str, _says("Azure's identifier, in its original case; compare without case")]
 _Type = Annotated[
-    str | None,
-    _described_field("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure"),
+    str | None, _says("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure")
 ]
-_Status = Annotated[
-    str | None, _described_field("Scheduled or Started, or a later addition of Azure")
-]
-_ResourceType = Annotated[
-    str | None, _described_field("VirtualMachine, or a later addition of Azure")
-]
+_Status = Annotated[str | None, _says("Scheduled or Started, or a later addition of Azure")]
+_ResourceType = Annotated[str | None, _says("VirtualMachine, or a later addition of Azure")]
 _NotBefore = Annotated[
     str | None,
-    _described_field(
-        "RFC 3339: Azure does not start the event before this time; null once it has started"
-    ),
+    _says("RFC 3339: Azure does not start the event before this time; null once it has started"),
 ]
-_Description = Annotated[str | None, _described_field("Azure's description, for people")]
-_Source = Annotated[str | None, _described_field("Platform or User, or a later addition of Azure")]
+_Description = Annotated[str | None, _says("Azure's description, for people")]
+_Source = Annotated[str | None, _says("Platform or User, or a later addition of Azure")]
 _Duration = Annotated[
-    int | None, _described_field("announced length of the interruption in seconds; null: unknown")
+    int | None, _says("announced length of the interruption in seconds; null: unknown")
 ]
 _Incarnation = Annotated[
     int | None,
-    _described_field(
-        "DocumentIncarnation of the last document that held the event; a hint, it can decrease"
-    ),
+    _says("DocumentIncarnation of the last document that held the event; a hint, it can decrease"),
 ]
-_Resources = _described_field("names of all machines that the event concerns")
+_Resources = _says("names of all machines that the event concerns")
 _CHANGED_TEXT = "name as in data, mapped to the value before; "
 _ApprovedByRelay = Annotated[
-    bool, _described_field("IMDS has accepted a StartRequest of this relay for the event")
+    bool, _says("IMDS has accepted a StartRequest of this relay for the event")
 ]
 
 
@@ -70,9 +59,7 @@ class EventData(TypedDict):
     eventSource: _Source
     durationSeconds: _Duration
     documentIncarnation: _Incarnation
-    revision: Annotated[
-        str, _described_field("names this state of the event; approvals refer to it")
-    ]
+    revision: Annotated[str, _says("names this state of the event; approvals refer to it")]
 
 
 @_Strict
@@ -80,7 +67,7 @@ class UpdatedData(EventData):
     """The changes of a known event."""
 
     changed: Annotated[
-        dict[str, Any], _described_field(f"{_CHANGED_TEXT}never revision or documentIncarnation")
+        dict[str, Any], _says(f"{_CHANGED_TEXT}never revision or documentIncarnation")
     ]
 
 
@@ -89,8 +76,7 @@ class StartedData(EventData):
     """The event has started."""
 
     changed: Annotated[
-        dict[str, Any],
-        _described_field(f"{_CHANGED_TEXT}empty if the event was first seen as Started"),
+        dict[str, Any], _says(f"{_CHANGED_TEXT}empty if the event was first seen as Started")
     ]
     approvedByRelay: _ApprovedByRelay
 
@@ -101,10 +87,10 @@ class EndedData(EventData):
 
     outcome: Annotated[
         Literal["completed", "canceled", "unknown"],
-        _described_field("how the event ended, as far as this relay saw"),
+        _says("how the event ended, as far as this relay saw"),
     ]
     evidence: Annotated[
-        Literal["observed", "rebooted", "none"], _described_field("what the outcome is based on")
+        Literal["observed", "rebooted", "none"], _says("what the outcome is based on")
     ]
     approvedByRelay: _ApprovedByRelay
 
@@ -112,7 +98,7 @@ class EndedData(EventData):
 class _AboutEvent(TypedDict):
     eventId: Annotated[
         str,
-        _described_field(
+        _says(
             "Azure's identifier; for an unknown event as the caller wrote it, "
             "and the other fields are null"
         ),
@@ -126,20 +112,16 @@ class _AboutEvent(TypedDict):
     eventSource: _Source
     durationSeconds: _Duration
     documentIncarnation: _Incarnation
-    revision: Annotated[str | None, _described_field("names the state that the decision is about")]
+    revision: Annotated[str | None, _says("names the state that the decision is about")]
 
 
 _DryRun = Annotated[
-    bool,
-    _described_field(
-        "true if approvals.dry_run is on and no StartRequest will follow; else absent"
-    ),
+    bool, _says("true if approvals.dry_run is on and no StartRequest will follow; else absent")
 ]
 
 
 _Ended = Annotated[
-    list[str],
-    _described_field("approvalId of each decision that counts no more because of this one"),
+    list[str], _says("approvalId of each decision that counts no more because of this one")
 ]
 
 
@@ -147,22 +129,20 @@ _Ended = Annotated[
 class LimitWait(TypedDict):
     """A limit of approvals.limits for which an event waits."""
 
-    limit: Annotated[str, _described_field("name of the limit")]
-    max: Annotated[int, _described_field("how many machines may go at once")]
+    limit: Annotated[str, _says("name of the limit")]
+    max: Annotated[int, _says("how many machines may go at once")]
     machines: Annotated[
-        list[str],
-        _described_field("machines that take its slots; those of another scope as scope/name"),
+        list[str], _says("machines that take its slots; those of another scope as scope/name")
     ]
     behind: Annotated[
         str | None,
-        _described_field(
+        _says(
             "the event that comes first: its EventId, on a hub <EventId>@<scope>; null if no slot "
             "is free"
         ),
     ]
     until: Annotated[
-        str | None,
-        _described_field("RFC 3339: when time alone frees a slot; null if that is not known"),
+        str | None, _says("RFC 3339: when time alone frees a slot; null if that is not known")
     ]
 
 
@@ -170,15 +150,15 @@ class LimitWait(TypedDict):
 class StandingHoldInForce(TypedDict):
     """A standing hold that keeps this relay from starting an event."""
 
-    holdId: Annotated[str, _described_field("identifies the standing hold")]
-    principal: Annotated[str, _described_field("who made it")]
-    until: Annotated[str, _described_field("RFC 3339: when it expires")]
-    reason: Annotated[str, _described_field("the reason that its author gave")]
+    holdId: Annotated[str, _says("identifies the standing hold")]
+    principal: Annotated[str, _says("who made it")]
+    until: Annotated[str, _says("RFC 3339: when it expires")]
+    reason: Annotated[str, _says("the reason that its author gave")]
 
 
 _HoldsInForce = Annotated[
     list[StandingHoldInForce],
-    _described_field(
+    _says(
         "the standing holds that keep this relay from starting the event, if there are any; Azure "
         "proceeds at NotBefore regardless"
     ),
@@ -189,30 +169,26 @@ _HoldsInForce = Annotated[
 class ApprovalData(_AboutEvent):
     """A decision about an event, and the event at that time."""
 
-    approvalId: Annotated[str, _described_field("identifies the decision, as in the response")]
-    decision: Annotated[
-        Literal["approve", "hold", "release"], _described_field("the requested decision")
-    ]
+    approvalId: Annotated[str, _says("identifies the decision, as in the response")]
+    decision: Annotated[Literal["approve", "hold", "release"], _says("the requested decision")]
     principal: Annotated[
         str,
-        _described_field(
+        _says(
             "who decided: client:<name>, local:<user>, vm:<scope>/<relay>, "
             "slack:<team>/<user> and so on, rule:<name> or relay"
         ),
     ]
     channel: Annotated[
         str,
-        _described_field(
+        _says(
             "how the decision arrived: http, callback, amqp, local, fleet, slack, "
             "mattermost, rule or relay"
         ),
     ]
-    reason: Annotated[str | None, _described_field("the reason that the caller gave")]
-    votes: Annotated[int, _described_field("votes that count now; 0 for an automatic rule")]
-    required: Annotated[
-        int, _described_field("votes that the rule requires; 0 for an automatic rule")
-    ]
-    rule: Annotated[str | None, _described_field("name of the rule that matches the event")]
+    reason: Annotated[str | None, _says("the reason that the caller gave")]
+    votes: Annotated[int, _says("votes that count now; 0 for an automatic rule")]
+    required: Annotated[int, _says("votes that the rule requires; 0 for an automatic rule")]
+    rule: Annotated[str | None, _says("name of the rule that matches the event")]
     dryRun: NotRequired[_DryRun]
 
 
@@ -222,15 +198,14 @@ class RecordedData(ApprovalData):
 
     expires: NotRequired[
         Annotated[
-            str | None,
-            _described_field("RFC 3339: when the decision stops counting; null: at NotBefore"),
+            str | None, _says("RFC 3339: when the decision stops counting; null: at NotBefore")
         ]
     ]
     ended: NotRequired[_Ended]
     notice: NotRequired[
         Annotated[
             str,
-            _described_field(
+            _says(
                 "only of a hold after an earlier StartRequest: Azure may have accepted that one, "
                 "and the hold stops further ones"
             ),
@@ -239,7 +214,7 @@ class RecordedData(ApprovalData):
     waitingFor: NotRequired[
         Annotated[
             list[LimitWait],
-            _described_field(
+            _says(
                 "the limits for which the event waits, if only they keep it from being granted; "
                 "Azure proceeds at NotBefore regardless"
             ),
@@ -252,7 +227,7 @@ class RecordedData(ApprovalData):
 class RefusedData(ApprovalData):
     """A request of an authenticated caller that was refused."""
 
-    refusal: Annotated[str, _described_field("the reason, as in the response")]
+    refusal: Annotated[str, _says("the reason, as in the response")]
 
 
 @_Strict
@@ -261,13 +236,12 @@ class VoidedData(_AboutEvent):
 
     why: Annotated[
         Literal["changed", "expired", "ended"],
-        _described_field("the event changed, the votes expired, or the event ended"),
+        _says("the event changed, the votes expired, or the event ended"),
     ]
     ended: NotRequired[_Ended]
     waitedFor: NotRequired[
         Annotated[
-            list[LimitWait],
-            _described_field("the limits for which the event waited until the votes expired"),
+            list[LimitWait], _says("the limits for which the event waited until the votes expired")
         ]
     ]
     dryRun: NotRequired[_DryRun]
@@ -277,19 +251,18 @@ class VoidedData(_AboutEvent):
 class ReminderData(_AboutEvent):
     """Votes are missing, and NotBefore is near."""
 
-    votes: Annotated[int, _described_field("votes that count now")]
-    required: Annotated[int, _described_field("votes that the rule requires")]
-    missing: Annotated[int, _described_field("how many more votes are needed at least")]
-    rule: Annotated[str, _described_field("name of the rule that matches the event")]
+    votes: Annotated[int, _says("votes that count now")]
+    required: Annotated[int, _says("votes that the rule requires")]
+    missing: Annotated[int, _says("how many more votes are needed at least")]
+    rule: Annotated[str, _says("name of the rule that matches the event")]
     mayVote: Annotated[
-        list[str],
-        _described_field("principals, or patterns over machines, whose votes would count"),
+        list[str], _says("principals, or patterns over machines, whose votes would count")
     ]
     uncoveredResources: Annotated[
-        list[str], _described_field("machines that nobody has voted for yet, with each_resource")
+        list[str], _says("machines that nobody has voted for yet, with each_resource")
     ]
-    closes: Annotated[str, _described_field("RFC 3339: when voting closes")]
-    runbook: Annotated[str | None, _described_field("the runbook of the rule; null: it has none")]
+    closes: Annotated[str, _says("RFC 3339: when voting closes")]
+    runbook: Annotated[str | None, _says("the runbook of the rule; null: it has none")]
     dryRun: NotRequired[_DryRun]
 
 
@@ -297,17 +270,17 @@ class ReminderData(_AboutEvent):
 class DurationCondition(TypedDict, total=False):
     """Bounds on the announced length, both included."""
 
-    min: Annotated[str, _described_field("such as 8s")]
-    max: Annotated[str, _described_field("such as 8s")]
+    min: Annotated[str, _says("such as 8s")]
+    max: Annotated[str, _says("such as 8s")]
 
 
 HoldHours = TypedDict(  # "from" is a keyword
     "HoldHours",
     {
-        "days": Annotated[list[str], _described_field("mon, tue, wed, thu, fri, sat, sun")],
-        "from": Annotated[str, _described_field("the first minute, such as 08:00")],
-        "to": Annotated[str, _described_field("the first minute after the hours")],
-        "zone": Annotated[str, _described_field("the time zone of the hours")],
+        "days": Annotated[list[str], _says("mon, tue, wed, thu, fri, sat, sun")],
+        "from": Annotated[str, _says("the first minute, such as 08:00")],
+        "to": Annotated[str, _says("the first minute after the hours")],
+        "zone": Annotated[str, _says("the time zone of the hours")],
     },
     total=False,
 )
@@ -321,8 +294,8 @@ class HoldConditions(TypedDict, total=False):
     event_type: list[str]
     event_source: list[str]
     duration: DurationCondition
-    resources: Annotated[list[str], _described_field("patterns; one matching resource is enough")]
-    scope: Annotated[list[str], _described_field("patterns over the scope's name")]
+    resources: Annotated[list[str], _says("patterns; one matching resource is enough")]
+    scope: Annotated[list[str], _says("patterns over the scope's name")]
     time: HoldHours
 
 
@@ -330,50 +303,48 @@ class HoldConditions(TypedDict, total=False):
 class StandingHoldData(TypedDict):
     """A hold by conditions and for a time."""
 
-    holdId: Annotated[str, _described_field("identifies the standing hold")]
-    match: Annotated[HoldConditions, _described_field("which events it holds, also later ones")]
+    holdId: Annotated[str, _says("identifies the standing hold")]
+    match: Annotated[HoldConditions, _says("which events it holds, also later ones")]
     within: NotRequired[
         Annotated[
             list[list[str]],
-            _described_field(
+            _says(
                 "only if its author may not decide for every resource: it holds events whose "
                 "resources all match a pattern of each list"
             ),
         ]
     ]
-    starts: Annotated[str, _described_field("RFC 3339: from when it holds")]
-    ends: Annotated[str, _described_field("RFC 3339: until when it holds")]
-    principal: Annotated[str, _described_field("who made it")]
-    channel: Annotated[str, _described_field("how it arrived: http or local")]
-    reason: Annotated[str, _described_field("the reason that its author gave")]
-    created: Annotated[str, _described_field("RFC 3339: when it was made")]
-    notice: Annotated[str, _described_field("what it does not stop, for people")]
+    starts: Annotated[str, _says("RFC 3339: from when it holds")]
+    ends: Annotated[str, _says("RFC 3339: until when it holds")]
+    principal: Annotated[str, _says("who made it")]
+    channel: Annotated[str, _says("how it arrived: http or local")]
+    reason: Annotated[str, _says("the reason that its author gave")]
+    created: Annotated[str, _says("RFC 3339: when it was made")]
+    notice: Annotated[str, _says("what it does not stop, for people")]
 
 
 @_Strict
 class EndedStandingHoldData(StandingHoldData):
     """A standing hold that somebody ended early."""
 
-    endedBy: Annotated[str, _described_field("who ended it")]
-    endReason: Annotated[str | None, _described_field("the reason that they gave")]
+    endedBy: Annotated[str, _says("who ended it")]
+    endReason: Annotated[str | None, _says("the reason that they gave")]
 
 
 @_Strict
 class StartRequestData(_AboutEvent):
     """The result of a StartRequest."""
 
-    approvalId: Annotated[str, _described_field("that of the approval.granted that it follows")]
-    status: Annotated[
-        int | None, _described_field("HTTP status of the last response; null if there was none")
-    ]
-    attempts: Annotated[int, _described_field("how often the StartRequest was sent")]
-    reason: Annotated[str | None, _described_field("why the relay gave up")]
+    approvalId: Annotated[str, _says("that of the approval.granted that it follows")]
+    status: Annotated[int | None, _says("HTTP status of the last response; null if there was none")]
+    attempts: Annotated[int, _says("how often the StartRequest was sent")]
+    reason: Annotated[str | None, _says("why the relay gave up")]
 
 
 @_Strict
 class RelayData(TypedDict):
     """A state of the relay itself or of one sink."""
 
-    sink: Annotated[str | None, _described_field("the sink that the event is about; null if none")]
-    reason: Annotated[str, _described_field("what happened, for people")]
-    count: Annotated[int, _described_field("how many entries or messages the event is about")]
+    sink: Annotated[str | None, _says("the sink that the event is about; null if none")]
+    reason: Annotated[str, _says("what happened, for people")]
+    count: Annotated[int, _says("how many entries or messages the event is about")]

@@ -25,6 +25,11 @@ EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 EVENT_SOURCES = ("Platform", "User")
 """The EventSources that Azure documents. It may add others."""
 
+_FIELDS_OF_CONDITIONS = {
+    "event_type": "eventType",
+    "event_source": "eventSource",
+    "duration": "durationSeconds",
+}
 _PATTERN_PART = re.compile(r"\[!?+\]?+[^\]]*\]|.", re.DOTALL)
 """A set of characters, or one character."""
 
@@ -133,13 +138,16 @@ def matches(
     does not meet a ``resources`` condition. Otherwise (sinks) one matching resource is enough, and
     an event without resources meets the condition.
     """
+    names, patterns = data.get("resources") or (), match.resources
     return (
         _is_one_of(match.event_type, data.get("eventType"))
         and _is_one_of(match.event_source, data.get("eventSource"))
-        and _is_duration_within(match.duration, data.get("durationSeconds"))
+        and _is_within(match.duration, data.get("durationSeconds"))
         and (match.scope is None or matches_any_pattern(match.scope, scope))
-        and _resources_match(
-            match.resources, data.get("resources") or (), every_resource=every_resource
+        and (
+            covers_all_resources(patterns, names)
+            if patterns is None or every_resource
+            else not names or any(matches_any_pattern(patterns, name) for name in names)
         )
     )
 
@@ -150,17 +158,13 @@ def event_may_meet_conditions(match: Match, data: Mapping[str, Any], scope: str)
     For whoever would rather stop too much than too little (standing holds): an unknown type, source
     or duration matches, one matching resource is enough, and so is an event without resources.
     """
-    return (
-        _is_unknown_or_one_of(match.event_type, data.get("eventType"))
-        and _is_unknown_or_one_of(match.event_source, data.get("eventSource"))
-        and _is_duration_unknown_or_within(match.duration, data.get("durationSeconds"))
-        and (match.scope is None or matches_any_pattern(match.scope, scope))
-        and _resources_match(match.resources, data.get("resources") or (), every_resource=False)
-    )
-
-
-def _is_unknown_or_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
-    return value is None or _is_one_of(allowed, value)
+    unknown = {
+        condition: None
+        for condition, field in _FIELDS_OF_CONDITIONS.items()
+        if data.get(field) is None
+    }
+    known = match.model_copy(update=unknown) if unknown else match
+    return matches(known, data, scope, every_resource=False)
 
 
 def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
@@ -169,20 +173,7 @@ def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
     return value is not None and value.lower() in {name.lower() for name in allowed}
 
 
-def _is_duration_unknown_or_within(bounds: DurationRange | None, seconds: float | None) -> bool:
-    return seconds is None or _is_duration_within(bounds, seconds)
-
-
-def _is_duration_within(bounds: DurationRange | None, seconds: float | None) -> bool:
+def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:
     if bounds is None:
         return True
     return seconds is not None and bounds.min <= seconds <= bounds.max
-
-
-def _resources_match(
-    patterns: tuple[str, ...] | None, resources: Iterable[str], *, every_resource: bool
-) -> bool:
-    if patterns is None or every_resource:
-        return covers_all_resources(patterns, resources)
-    names = tuple(resources)
-    return not names or any(matches_any_pattern(patterns, name) for name in names)
