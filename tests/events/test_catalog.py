@@ -21,6 +21,7 @@ from relay.events.model import Document, diff_events_with_document
 from tests.documented import blocks
 from tests.events.strategies import DOCUMENTS
 from tests.events.test_build import AT, ORIGIN
+from tests.events.test_cloudevent import assert_the_sdk_reads
 
 FORMATS = FormatChecker(())
 
@@ -126,7 +127,9 @@ def test_a_schema_minds_every_wrong_value(kind: EventDefinition) -> None:
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_every_event_that_is_made_meets_its_schema(old: Document, new: Document) -> None:
+def test_every_event_that_is_made_meets_its_schema_and_the_sdk_reads_it(
+    old: Document, new: Document
+) -> None:
     for change in diff_events_with_document(old.events, new):
         said = change_event(
             change,
@@ -138,6 +141,7 @@ def test_every_event_that_is_made_meets_its_schema(old: Document, new: Document)
             outcome=EndOutcome("unknown", "none") if change.kind == "ended" else None,
         )
         STRICT[said.name].validate(written(said))
+        assert_the_sdk_reads(said)
 
 
 # --- what is written from them

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -102,29 +101,6 @@ def test_changed_holds_each_field_that_differs_with_its_value_before(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "kind", "changed"),
-    [
-        (None, {"event_status": "Started"}, "started", {}),
-        ({}, {"event_status": "Started"}, "started", {"eventStatus": "Scheduled"}),
-        (
-            {"event_status": "Started"},
-            {"event_status": "Started", "duration": 9},
-            "updated",
-            {"durationSeconds": 5},
-        ),
-        ({"event_status": "Started"}, {}, "updated", {"eventStatus": "Started"}),
-        ({}, {"resources": ("WestNO_0",)}, "updated", {"resources": ["WestNO_0", "WestNO_1"]}),
-    ],
-)
-def test_a_start_is_told_once(
-    before: dict[str, Any] | None, after: dict[str, Any], kind: str, changed: dict[str, Any]
-) -> None:
-    previous = () if before is None else (make_event(**before),)
-    (change,) = diff_events_with_document(previous, Document(1, (make_event(**after),)))
-    assert (change.kind, change.changed) == (kind, changed)
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {"event_type": "Reboot"},
@@ -153,17 +129,3 @@ def test_what_an_approver_does_not_decide_about_leaves_the_revision(
     changes: dict[str, Any],
 ) -> None:
     assert make_event(**changes).revision == make_event().revision
-
-
-@pytest.mark.parametrize(
-    ("not_before", "moment"),
-    [
-        ("2022-04-11T22:26:58Z", datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)),
-        ("soon", None),
-        (None, None),
-    ],
-)
-def test_not_before_is_a_moment_if_it_can_be_read(
-    not_before: str | None, moment: datetime | None
-) -> None:
-    assert make_event(not_before=not_before).not_before_time == moment

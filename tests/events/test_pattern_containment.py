@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.match import are_patterns_inside, is_pattern_inside, matches_any_pattern
+from relay.events.match import is_pattern_inside, matches_any_pattern
 
 _PATTERNS = st.text("ab*?[!]-", max_size=7)
 _NAMES = st.text("ab-[]!", max_size=6)
@@ -48,12 +48,6 @@ def test_a_pattern_inside_another(pattern: str, cover: str) -> None:
 )
 def test_a_pattern_that_can_match_more_is_not_inside(pattern: str, cover: str) -> None:
     assert not is_pattern_inside(pattern, cover)
-
-
-def test_each_pattern_needs_a_cover() -> None:
-    assert are_patterns_inside(["db-1", "web-*"], ["web-*", "db-*"])
-    assert not are_patterns_inside(["db-1", "x"], ["web-*", "db-*"])
-    assert not are_patterns_inside(["db-1"], [])
 
 
 @given(pattern=_PATTERNS, cover=_PATTERNS, name=_NAMES)

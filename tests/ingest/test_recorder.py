@@ -90,22 +90,6 @@ def test_a_life_is_told_in_its_order_over_restarts(approval_file: ApprovalFile) 
     assert not approval_file.status().occurrence.live
 
 
-def test_an_ended_event_is_told_as_it_was_last_seen(approval_file: ApprovalFile) -> None:
-    record(approval_file, REBOOT)
-    record(approval_file, STARTED)
-    last = approval_file.events()[-1].data
-    record(approval_file, incarnation=8)
-    ended = approval_file.events("event.ended")[0].data
-    assert {
-        key: ended[key]
-        for key in ("eventStatus", "resources", "notBefore", "revision", "documentIncarnation")
-    } == {
-        key: last[key]
-        for key in ("eventStatus", "resources", "notBefore", "revision", "documentIncarnation")
-    }
-    assert "changed" not in ended
-
-
 def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_own(
     approval_file: ApprovalFile,
 ) -> None:
@@ -253,27 +237,6 @@ COMPLETED, CANCELED, UNKNOWN = (
     ("unknown", "none"),
 )
 REBOOTED = ("completed", "rebooted")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "event", "elapsed", "gap"),
-    [
-        (COMPLETED, STARTED, 0, True),
-        (CANCELED, REBOOT, 899.9, False),
-        (UNKNOWN, REBOOT, 900, False),
-        (UNKNOWN, REBOOT, 0, True),
-    ],
-)
-def test_how_an_event_ended_that_nobody_touched(
-    approval_file: ApprovalFile,
-    outcome: tuple[str, str],
-    event: ScheduledEvent,
-    elapsed: float,
-    gap: bool,
-) -> None:
-    record(approval_file, event)
-    approval_file.clock.advance(elapsed)
-    assert outcome_after_end(approval_file, gap=gap) == outcome
 
 
 @pytest.mark.parametrize(

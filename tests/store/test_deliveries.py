@@ -78,31 +78,6 @@ def test_entries_that_wait_share_what_is_equal(tx: Transaction) -> None:
     assert {entry.recorded.tzinfo for entry in waiting} == {UTC}
 
 
-@pytest.mark.parametrize("sink", [None, "chat"])
-def test_settled_entries_make_it_no_slower_to_read_what_waits(
-    tx: Transaction, sink: str | None
-) -> None:
-    """They are kept for 30 days."""
-    steps = 0
-
-    def count() -> None:
-        nonlocal steps
-        steps += 1
-
-    record(tx, 0)
-    steps_of_reads = []
-    for number in (1, 200):
-        for settled in range(number, 2 * number):
-            for entry in record(tx, settled):
-                tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
-        steps = 0
-        connection_of(tx).set_progress_handler(count, 1)
-        assert len(tx.deliveries.waiting_entries(sink)) == (2 if sink is None else 1)
-        connection_of(tx).set_progress_handler(None, 0)
-        steps_of_reads.append(steps)
-    assert steps_of_reads[1] < 2 * steps_of_reads[0]
-
-
 def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transaction) -> None:
     """The gate calls `is_event_waiting`.
 
@@ -110,15 +85,11 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
     """
     bus, chat = record(tx, 1, subject="E")
     record(tx, 2, "relay.ping", "E")
+    record(tx, 3, "approval.refused", "E")
     assert tx.deliveries.is_event_waiting("e")
     tx.deliveries.store_final_state(bus.id, "delivered", None, NOW)
     assert tx.deliveries.is_event_waiting("e")
     tx.deliveries.store_final_state(chat.id, "parked", "no", NOW)
-    assert not tx.deliveries.is_event_waiting("e")
-
-
-def test_refusals_do_not_hold_up_the_start_of_their_event(tx: Transaction) -> None:
-    record(tx, 1, "approval.refused", "E")
     assert not tx.deliveries.is_event_waiting("e")
 
 
@@ -322,14 +293,6 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     assert not tx.deliveries.redeliver_dead_letter(bus.id, LATER), (
         "no sink would send it, and it would wait for ever"
     )
-
-
-def test_the_state_of_a_sink_is_remembered_with_its_reason(tx: Transaction) -> None:
-    tx.deliveries.set_sink_state("bus", "disabled", "it answered 410")
-    assert tx.deliveries.sink_states_with_reasons() == {
-        "bus": ("disabled", "it answered 410"),
-        "chat": ("on", None),
-    }
 
 
 def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transaction) -> None:

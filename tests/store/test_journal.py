@@ -65,20 +65,6 @@ def test_what_was_written_verifies(tmp_path: Path) -> None:
             assert verify_journal(connection, head) == (heads[-1], ROWS)
 
 
-def test_an_empty_journal_verifies(tmp_path: Path) -> None:
-    with open_file_in(tmp_path / "relay.db") as file:
-        assert verify_journal(file.connection) == (GENESIS, 0)
-        assert verify_journal(file.connection, GENESIS) == (GENESIS, 0)
-
-
-def test_positions_and_hashes_are_those_of_the_documentation(tmp_path: Path) -> None:
-    """``journalhead`` is position and hash. Consumers store it as text."""
-    with filled(tmp_path / "relay.db") as (connection, heads):
-        assert [row.position for row in read_all_rows(connection)] == list(range(1, ROWS + 1))
-        assert str(heads[-1]) == f"{ROWS}:{heads[-1].hash}"
-        assert len(heads[-1].hash) == 64
-
-
 TEXTS = st.sampled_from(["", "x", "2026-04-11T22:26:59.000000Z", "event.ended", "\x00", "ä"])
 CHANGES = st.one_of(
     st.tuples(st.sampled_from(["at", "kind", "event_key", "transition"]), TEXTS),

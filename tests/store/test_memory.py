@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from relay.events.model import ScheduledEvent
 from relay.store import FirstAnswer
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
@@ -22,7 +21,6 @@ from tests.store.open_store import (
     end_occurrence,
     numbered_event,
     open_file_in,
-    update_occurrence,
 )
 
 LATER = NOW + timedelta(minutes=1)
@@ -38,43 +36,6 @@ def tx(tmp_path: Path) -> Iterator[Transaction]:
 def data(**changes: Any) -> dict[str, Any]:
     """Return the data of an ``event.*`` CloudEvent."""
     return {**DATA, "eventId": "E", **changes}
-
-
-def test_an_event_appears_changes_and_leaves(tx: Transaction) -> None:
-    add_occurrence(tx, "e", data(), "boot-1", numbered_event(1), NOW)
-    (live,) = tx.occurrences.live_occurrences()
-    assert (live.key, live.number, live.data, live.revision, live.live) == (
-        "e",
-        1,
-        data(),
-        data()["revision"],
-        True,
-    )
-    assert (live.boot_id, live.outcome, live.last_event_id) == (
-        "boot-1",
-        None,
-        numbered_event(1).id,
-    )
-    assert live.event == ScheduledEvent.from_cloudevent_data(data())
-    started = data(revision="2", eventStatus="Started")
-    update_occurrence(tx, "e", numbered_event(2), LATER, data=started, revision="2")
-    tx.occurrences.set_occurrence_boot_id(live.id, "boot-2")
-    changed = tx.occurrences.require_occurrence(live.id)
-    assert (changed.revision, changed.event.is_started, changed.boot_id, changed.last_event_id) == (
-        "2",
-        True,
-        "boot-2",
-        numbered_event(2).id,
-    )
-    assert (changed.first_seen, changed.last_changed) == (
-        "2026-04-11T22:26:58.000000Z",
-        "2026-04-11T22:27:58.000000Z",
-    )
-    end_occurrence(tx, "e", "completed", numbered_event(3), LATER)
-    assert tx.occurrences.live_occurrences() == []
-    ended = tx.occurrences.find_newest_occurrence("e")
-    assert ended is not None
-    assert (ended.live, ended.outcome, ended.data["eventStatus"]) == (False, "completed", "Started")
 
 
 def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -> None:

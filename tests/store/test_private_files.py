@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import StoreError, StoreLocked
+from relay.errors import StoreError
 from relay.store.file import lock_path
 from relay.store.journal import Journal
 from tests.store.open_store import append_row, open_file_in, read_column
@@ -105,23 +105,6 @@ def wait_until_locked(file: Path, *, by: int | None = None) -> None:
     while pattern.search(Path("/proc/locks").read_text()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_second_start_leaves_the_lock_of_the_first_in_force(tmp_path: Path) -> None:
-    """To close a file releases this process's locks on it: the relay must not open the lock."""
-    path = tmp_path / "relay.db"
-    start = """
-import sys
-from pathlib import Path
-from tests.store.open_store import open_file_in
-with open_file_in(Path(sys.argv[1])):
-    pass
-"""
-    with open_file_in(path):
-        with pytest.raises(StoreLocked), open_file_in(path):
-            pass
-        done = subprocess.run([sys.executable, "-c", start, path], check=False, capture_output=True)
-        assert b"another relay holds" in done.stderr
 
 
 def test_a_relay_that_starts_waits_for_a_doctor_who_reads_the_lock(tmp_path: Path) -> None:

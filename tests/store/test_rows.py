@@ -54,17 +54,3 @@ def test_the_results_of_a_burst_hold_the_first_events_and_entries_for_all(tmp_pa
         assert [recorded_event.id for recorded_event in recorded] == [event.id for event in events]
         tx.record(events[0], NOW)
         assert tx.recorded[0].event == events[0]
-
-
-def test_a_piece_of_work_hands_out_what_it_said_and_not_what_others_did(tmp_path: Path) -> None:
-    """Both run in the same transaction. Head and ids continue."""
-    with open_file_in(tmp_path / "relay.db") as file:
-        tx = Transaction(file.connection, lambda _: ("bus",))
-        for number in range(3):
-            tx.record(numbered_event(number), NOW)
-            (recorded_event,), _ = tx.finish()
-            assert (recorded_event.position, [entry.id for entry in recorded_event.entries]) == (
-                number + 1,
-                [number + 1],
-            )
-        assert tx.finish() == ([], [])
