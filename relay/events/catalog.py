@@ -127,18 +127,6 @@ _TEXT_ATTRIBUTES = (
     "causationid",
     "partitionkey",
 )
-_REQUIRED = (
-    "specversion",
-    "id",
-    "type",
-    "source",
-    "time",
-    "datacontenttype",
-    "dataschema",
-    "scope",
-    "relay",
-    "data",
-)
 
 
 def cloudevent_schema(definition: EventDefinition) -> dict[str, Any]:
@@ -165,13 +153,13 @@ def cloudevent_schema(definition: EventDefinition) -> dict[str, Any]:
         "journalhead": {"type": "string", "pattern": "^[0-9]+:[0-9a-f]{64}$"},
         "data": data,
     }
-    required = [*_REQUIRED]
-    if not definition.name.startswith("event."):
-        required.append("journalhead")
-    if is_about_event(definition.name):
-        required += ["subject", "correlationid", "partitionkey"]
-    elif not definition.name.startswith("relay."):
-        required.append("subject")
+    optional = {"eventtype", "eventsource", "outcome", "causationid", "notbefore"}
+    if definition.name.startswith("event."):
+        optional.add("journalhead")
+    if not is_about_event(definition.name):
+        optional |= {"correlationid", "partitionkey"}
+    if definition.name.startswith("relay."):
+        optional.add("subject")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{dataschema(definition.name)}:cloudevent",
@@ -179,6 +167,6 @@ def cloudevent_schema(definition: EventDefinition) -> dict[str, Any]:
         "description": definition.when,
         "type": "object",
         "properties": properties,
-        "required": required,
+        "required": [name for name in properties if name not in optional],
         "$defs": definitions,
     }

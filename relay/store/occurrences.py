@@ -22,8 +22,8 @@ from relay.store.rows import (
     PageLimit,
     bulk_insert,
     next_autoincrement_id,
-    parse_page,
     parse_rows,
+    take_page,
 )
 
 MAX_KEYS = 10_000
@@ -190,7 +190,10 @@ class Occurrences:
         rows = self._select_occurrence_rows(
             f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
         )
-        return parse_page(_OCCURRENCE, rows, ("data",), limit)
+        # Only the rows of the page are parsed.
+        rows.row_factory = sqlite3.Row
+        page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
+        return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
 
     def next_id(self) -> int:
         """Return the id of the next new occurrence."""

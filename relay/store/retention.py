@@ -12,10 +12,11 @@ does in one transaction, with the limits of `StoreSettings`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
@@ -32,21 +33,13 @@ that is sent again later never has its effect twice."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PrunedJournalAndDeadLetterCounts:
-    """How many rows of the journal were deleted, and how many dead letters over the limit.
-
-    The dead letters are counted by their type.
-    """
-
-    journal_rows: int = 0
-    dead_letters: Counter[str] = field(default_factory=Counter)
-
-
 def prune_all_tables(
     tx: Transaction, settings: StoreSettings, now: datetime
-) -> PrunedJournalAndDeadLetterCounts:
-    """Work for the store: delete what is older than the settings allow."""
+) -> tuple[int, Counter[str]]:
+    """Work for the store: delete what is older than the settings allow.
+
+    Return how many rows of the journal went, and how many dead letters over the limit, by type.
+    """
     delivery_limit = now - timedelta(seconds=settings.retain)
     audit_limit = now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
@@ -57,7 +50,7 @@ def prune_all_tables(
     tx.approvals.forget_what_was_read()
     tx.messages.prune()
     tx.fleet.prune_orphaned_sightings()
-    return PrunedJournalAndDeadLetterCounts(journal_rows, dead_letters)
+    return journal_rows, dead_letters
 
 
 async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) -> None:
@@ -68,7 +61,17 @@ async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) ->
     """
     lost: Counter[str] = Counter()
     while True:
-        dead_letters = await _prune_tables_and_count_dead_letters(store, clock.now())
+        now, journal_rows, dead_letters = clock.now(), 0, Counter[str]()
+        with contextlib.suppress(StoreUnavailable):
+            journal_rows, dead_letters = await store.transact(
+                partial(prune_all_tables, settings=store.settings, now=now)
+            )
+        if journal_rows:
+            _log.info(
+                "deleted %d rows of the journal that were older than store.audit_retain; "
+                "a checkpoint remains",
+                journal_rows,
+            )
         if dead_letters:
             lost += dead_letters
             types = ", ".join(f"{count} {type_}" for type_, count in sorted(lost.items()))
@@ -78,18 +81,3 @@ async def prune_forever(store: Store, clock: Clock, report: RecordRelayEvent) ->
             )
             report("relay.dead-lettered", reason, count=lost.total())
         await clock.sleep(PRUNE_INTERVAL)
-
-
-async def _prune_tables_and_count_dead_letters(store: Store, now: datetime) -> Counter[str]:
-    """Return how many dead letters over the limit were deleted, by their type."""
-    try:
-        result = await store.transact(lambda tx: prune_all_tables(tx, store.settings, now))
-    except StoreUnavailable:
-        return Counter()
-    if result.journal_rows:
-        _log.info(
-            "deleted %d rows of the journal that were older than store.audit_retain; "
-            "a checkpoint remains",
-            result.journal_rows,
-        )
-    return result.dead_letters

@@ -50,20 +50,6 @@ def take_page(
     return page, False
 
 
-def parse_page(
-    adapter: TypeAdapter[T], rows: sqlite3.Cursor, long_columns: Sequence[str], limit: PageLimit
-) -> tuple[list[T], bool]:
-    """Return the first rows as dataclasses, see `parse_rows`, and whether there are more.
-
-    The size of a row is that of its ``long_columns``. Only the rows of the page are parsed.
-    """
-    rows.row_factory = sqlite3.Row
-    page, has_more = take_page(
-        rows, lambda row: sum(len(row[name]) for name in long_columns), limit
-    )
-    return [adapter.validate_python(dict(row)) for row in page], has_more
-
-
 def get_meta(connection: sqlite3.Connection, key: str) -> str | None:
     """Return one value of the table ``meta``."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, timedelta
@@ -14,7 +13,7 @@ import pytest
 from relay.store import Attempt, Entry, EntryState, StoreSettings
 from relay.store.deliveries import DeadLetterFilter, Delivery
 from relay.store.journal import verify_journal
-from relay.store.retention import PrunedJournalAndDeadLetterCounts, prune_all_tables
+from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
 from tests.store.open_store import NOW, connection_of, numbered_event, open_file_in
 
@@ -307,30 +306,22 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
         tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
     tx.answers.add("client:a", "1", "d", 202, {}, NOW)
 
-    assert (
-        prune_all_tables(tx, settings, NOW + timedelta(hours=23))
-        == PrunedJournalAndDeadLetterCounts()
-    )
+    assert prune_all_tables(tx, settings, NOW + timedelta(hours=23)) == (0, {})
     assert len(tx.deliveries.page()) == 4
     assert tx.answers.find("client:a", "1") is not None
 
-    assert (
-        prune_all_tables(tx, settings, NOW + timedelta(days=2))
-        == PrunedJournalAndDeadLetterCounts()
-    )
+    assert prune_all_tables(tx, settings, NOW + timedelta(days=2)) == (0, {})
     assert [delivery.id for delivery in tx.deliveries.page()] == [waits[0].id]
     assert tx.answers.find("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
-    assert (
-        prune_all_tables(tx, settings, NOW + timedelta(days=11))
-        == PrunedJournalAndDeadLetterCounts()
-    ), "the oldest row is still to be sent"
+    eleven_days = NOW + timedelta(days=11)
+    assert prune_all_tables(tx, settings, eleven_days) == (0, {}), (
+        "the oldest row is still to be sent"
+    )
     assert tx.journal.require_event_at_position(1).id == numbered_event(1).id
     tx.deliveries.store_final_state(waits[0].id, "delivered", None, NOW)
-    assert prune_all_tables(
-        tx, settings, NOW + timedelta(days=11)
-    ) == PrunedJournalAndDeadLetterCounts(journal_rows=2)
+    assert prune_all_tables(tx, settings, eleven_days) == (2, {})
     assert verify_journal(connection_of(tx)) == (tx.head(), 0)
     assert tx.head().position == 2
     assert record(tx, 3)[0].position == 3
@@ -345,10 +336,8 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
         tx.deliveries.store_final_state(entry.id, "parked", "no", NOW)
     tx.deliveries.store_final_state(others[0].id, "delivered", None, NOW)
     settings = StoreSettings(dead_letters=3)
-    assert prune_all_tables(tx, settings, LATER) == PrunedJournalAndDeadLetterCounts(
-        dead_letters=Counter({"event.scheduled": 2})
-    )
-    assert prune_all_tables(tx, settings, LATER) == PrunedJournalAndDeadLetterCounts()
+    assert prune_all_tables(tx, settings, LATER) == (0, {"event.scheduled": 2})
+    assert prune_all_tables(tx, settings, LATER) == (0, {})
     kept_ids = {delivery.id for delivery in tx.deliveries.page()}
     assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
 
