@@ -316,9 +316,7 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
     eleven_days = NOW + timedelta(days=11)
-    assert prune_all_tables(tx, settings, eleven_days) == (0, {}), (
-        "the oldest row is still to be sent"
-    )
+    assert prune_all_tables(tx, settings, eleven_days) == (0, {}), "the oldest is yet to be sent"
     assert tx.journal.require_event_at_position(1).id == numbered_event(1).id
     tx.deliveries.store_final_state(waits[0].id, "delivered", None, NOW)
     assert prune_all_tables(tx, settings, eleven_days) == (2, {})

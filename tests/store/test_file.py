@@ -319,9 +319,9 @@ def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off
     for file in tmp_path.glob("relay.db*"):
         if "set-aside" not in file.name:
             file.unlink()  # a crash between the two steps leaves this
-    with open_file_in(path) as file:
+    with open_file_in(path) as opened:
         assert mode(path) == "off"
-        file.connection.execute("UPDATE meta SET value = 'on' WHERE key = 'mode'")
+        opened.connection.execute("UPDATE meta SET value = 'on' WHERE key = 'mode'")
     with open_file_in(path):
         pass
     assert mode(path) == "on", "the switch of an operator outlives the next start"
@@ -389,7 +389,7 @@ def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:
                 with pytest.raises(StoreLocked, match="another relay holds"):
                     open_state_file(tmp_path / name, identity, NOW)
         # To close a file releases this process's locks on it: no try may have opened the lock.
-        second = [sys.executable, "-c", HOLD, path]
+        second = [sys.executable, "-c", HOLD, str(path)]
         done = subprocess.run(second, check=False, capture_output=True, stdin=subprocess.DEVNULL)
         assert b"another relay holds" in done.stderr
         assert not set_aside(path)
