@@ -19,7 +19,6 @@ import contextlib
 import logging
 import queue
 import secrets
-import shutil
 import sqlite3
 import threading
 import time
@@ -45,8 +44,6 @@ that may be too high, or rules by which earlier work is then judged as well.
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
 """Seconds between two tries to write a file that could not be written."""
-MIN_ROOM = 2**16
-"""Bytes on the disk. With less, nothing is committed after a failure."""
 _COMMIT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 """Seconds: the buckets of transactions."""
 _log = logging.getLogger(__name__)
@@ -253,17 +250,16 @@ class Store:
 
     def _execute_jobs(self, jobs: list[_Job], *, is_last: bool) -> None:
         if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
-            self._try_to_recover(is_last=is_last)
+            self._try_to_recover()
         is_uncommitted = self._uncommitted is not None or bool(self._uncommitted_work)
         if is_uncommitted or not self._commit_jobs(jobs):
             self._run_without_commit(jobs)
         self._publish_results(jobs)
 
-    def _try_to_recover(self, *, is_last: bool) -> None:
+    def _try_to_recover(self) -> None:
         began = time.monotonic()
-        # A commit that fails rolls back, and all work must be repeated.
-        is_hopeless = bool(self._uncommitted_work) and not is_last and self._is_disk_full()
-        if not is_hopeless and self._commit_uncommitted():
+        # A commit that fails rolls back, and all work must be repeated: not too often.
+        if self._commit_uncommitted():
             self._uncommitted, self._uncommitted_work = None, []
             self._set_write_error(None)
         elif self._uncommitted_work:
@@ -271,11 +267,6 @@ class Store:
                 self._begin_uncommitted()
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
-
-    def _is_disk_full(self) -> bool:
-        with contextlib.suppress(OSError):
-            return shutil.disk_usage(self._state_file.path.parent).free < MIN_ROOM
-        return False
 
     def _commit_uncommitted(self) -> bool:
         """Write to the file what is not in it yet; return whether that was possible."""

@@ -177,23 +177,6 @@ def counted(runs: list[int], number: int) -> Work[int]:
     return work
 
 
-@pytest.mark.parametrize("disk", ["full disk"], indirect=True)
-async def test_what_was_sent_while_the_disk_was_full_is_written_and_not_done_again(
-    disk: Disk,
-) -> None:
-    runs: list[int] = []
-    async with open_listened_store(disk.folder) as (store, notified):
-        disk.fill()
-        for number in (1, 3):
-            await store.transact(counted(runs, number), fail_open=True)
-        assert runs == [1, 1, 3], "the first ran in the commit that failed, too"
-        disk.free()
-        await eventually(lambda: store.write_error is None)
-        assert runs == [1, 1, 3]
-        assert len(notified.recorded) == 2
-    assert chain_holds(disk.folder / "relay.db") == 2
-
-
 @pytest.mark.parametrize("disk", ["limit"], indirect=True)
 async def test_a_try_to_write_that_fails_repeats_in_order_what_changed_something(
     disk: Disk,
