@@ -14,7 +14,7 @@ from aio_pika.abc import DeliveryMode
 from pamqp.commands import Basic
 
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
-from relay.events.routing_words import routing_word
+from relay.events.names import routing_word
 
 MAX_TEXT_BYTES = 255
 """Bytes of a short string in AMQP, and of a header that AMQP 1.0 clients still see as text."""

@@ -16,8 +16,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from relay.approvals.principals import VM_PREFIX
-from relay.events.machine_name_variants import add_underscore_prefixed_names, other_instance_names
-from relay.events.routing_words import relay_word
+from relay.events.names import add_underscore_prefixed_names, other_instance_names, relay_word
 
 _PRINCIPAL = re.compile(rf"{VM_PREFIX}:(?P<scope>[a-z0-9-]{{1,80}})/(?P<relay>[a-z0-9_-]{{1,80}})")
 """One machine."""

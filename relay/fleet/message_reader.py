@@ -20,7 +20,7 @@ from relay.amqp.message_verification import UnusableMessage
 from relay.events.build import Origin, relay_event
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, event_name
-from relay.events.routing_words import relay_word
+from relay.events.names import relay_word
 from relay.fleet.messages import (
     MAX_BODY_BYTES,
     MESSAGES,

@@ -3,7 +3,7 @@
 Agents publish under keys such as ``pulse.<scope>.<relay>``. The hub publishes for one agent under
 ``to.<scope>.<relay>``, and for all agents of a scope under ``scope.<scope>``. The last word is the
 *relay word*: the name of the relay in the characters of a routing key
-(`relay.events.routing_words`).
+(`relay.events.names`).
 
 Only the RabbitMQ user and the routing key say which relay a message is about. RabbitMQ checks both
 against the rights in `relay.fleet.rabbitmq_definitions`. This module checks them again on arrival,
@@ -24,7 +24,7 @@ from aiormq.abc import DeliveredMessage
 from relay.amqp.message_verification import UnusableMessage, require_publishing_user
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.events.routing_words import relay_word, routing_word
+from relay.events.names import relay_word, routing_word
 from relay.fleet.settings import TrustDomain
 
 AgentMessageKind = Literal["event", "relay", "pulse", "vote", "start"]

@@ -23,7 +23,7 @@ from relay.amqp.topology import (
     dead_letters_topology,
 )
 from relay.events.build import Origin
-from relay.events.routing_words import relay_word
+from relay.events.names import relay_word
 from relay.fleet.routing import command_key, hub_state_key
 
 HUB = "hub"

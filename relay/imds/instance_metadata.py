@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError, SourceUnavailable
-from relay.events.machine_name_variants import add_underscore_prefixed_names, other_instance_names
+from relay.events.names import add_underscore_prefixed_names, other_instance_names
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
 from relay.log_once import LogOnce

@@ -20,7 +20,7 @@ from relay.clock import Clock, wait_for_event
 from relay.errors import Rejected, Superseded
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.events.routing_words import relay_word
+from relay.events.names import relay_word
 from relay.events.timestamps import parse_timestamp
 from relay.fleet.messages import HubScopeState
 from relay.fleet.routing import report_key

@@ -20,9 +20,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.events.machine_name_variants import add_underscore_prefixed_names, other_instance_names
 from relay.events.model import ScheduledEvent
-from relay.events.routing_words import relay_word
+from relay.events.names import add_underscore_prefixed_names, other_instance_names, relay_word
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
 from relay.store.fleet import AgentRow

@@ -1,13 +1,17 @@
-"""The names under which one machine of a scale set can stand in ``Resources``. Pure.
+"""The names of machines and relays, as events and routing keys hold them. Pure.
 
-A relay finds itself by them, and approvals and the hub find the machine that a relay runs on. See
-docs/protocol.md#names-of-resources.
+A machine of a scale set stands in ``Resources`` under one of several names. A relay finds itself by
+them, and approvals and the hub find the machine that a relay runs on
+(docs/protocol.md#names-of-resources). A hub knows an agent only by the word that its name is in a
+routing key of RabbitMQ, so the rights of machines are compared by it too.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+_MAX_RELAY_WORD_BYTES = 80
 
 
 def other_instance_names(name: str, scale_set: str | None = None) -> Iterator[str]:
@@ -37,3 +41,13 @@ def _encode_base36(number: int) -> str:
         number, digit = divmod(number, 36)
         digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
     return digits
+
+
+def routing_word(text: str, max_bytes: int) -> str:
+    """Return a text as a word of a routing key: lower case, of ``[a-z0-9_-]``, never empty."""
+    return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:max_bytes] or "none"
+
+
+def relay_word(name: str) -> str:
+    """Return the name of a relay as a word of a routing key."""
+    return routing_word(name, _MAX_RELAY_WORD_BYTES)
