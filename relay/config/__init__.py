@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.resources
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +25,12 @@ from relay.config.document import (
     line_of,
     read_document,
 )
-from relay.config.file_lookup import DEFAULT_PATHS, find_trusted_file
+from relay.config.file_lookup import DEFAULT_PATHS, find_file, find_trusted_file
 from relay.config.kinds import sink_modules
-from relay.config.log_format import find_log_format
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInputs, describe_errors
 from relay.errors import ConfigError
+from relay.telemetry import LogFormat
 
 __all__ = [
     "AGENT_EXAMPLE",
@@ -96,3 +97,20 @@ def load(
         is_empty=file is not None and not document,
         lines={key: line for key, line in lines.items() if line is not None},
     )
+
+
+def find_log_format(
+    path: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> LogFormat:
+    """Return ``telemetry.log``, or text if that cannot be read. Raises no ConfigError.
+
+    ``imds-relay run`` calls it before `load`, so that errors in the configuration are logged in the
+    form that the operator asked for.
+    """
+    form = environment.get("IMDS_RELAY_TELEMETRY__LOG")
+    file = find_file(path, environment)
+    if form is None and file is not None:
+        with suppress(ConfigError):
+            telemetry = read_document(file).get("telemetry")
+            form = telemetry.get("log") if isinstance(telemetry, dict) else None
+    return "json" if form == "json" else "text"

@@ -50,7 +50,7 @@ from relay.sinks import SinkSettings
 from relay.store import JournalHead, StateFileScopeAndVm
 from relay.store.journal import GENESIS
 from relay.store.sqlite import Store, open_store
-from relay.telemetry.event_log import RecordedEventLogger, log_cloud_event
+from relay.telemetry.lines import log_cloud_event, log_recorded_events
 
 if TYPE_CHECKING:
     from relay.amqp.approval_consumer import ApprovalConsumer
@@ -103,10 +103,8 @@ async def open_store_with_log(
     is whose state file it must be.
     """
     route = partial(matching_sinks, sinks=tuple(sinks))
-    event_log = RecordedEventLogger()
-    stack.callback(event_log.write_remaining_lines)  # after the store is closed
     store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
-    event_log.subscribe_to_store(store)
+    store.listeners.recorded.append(log_recorded_events)
     record = make_relay_event_recorder(store, origin, clock)
 
     def report_write_error_change(reason: str | None) -> None:

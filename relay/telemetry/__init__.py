@@ -1,9 +1,8 @@
 """What the relay reports to its operator: the log and the metrics.
 
-`log` sets up the log of the process. `event_log` writes a line for each event that the store
-recorded, which `lines` makes. `metrics` defines the metrics and hands their values to the
-Prometheus client, and `event_counts` counts recorded events for them. This module has
-the section ``telemetry`` of the configuration.
+`log` sets up the log of the process. `lines` writes a line for each event that the store recorded.
+`metrics` defines the metrics and hands their values to the Prometheus client, and `event_counts`
+counts recorded events for them. This module has the section ``telemetry`` of the configuration.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The log line of each recorded event: its level, its sentence and its fields.
 
-docs/log.md lists the lines that `LINES` describes.
+`log_recorded_events` listens to the store, so each event is told once, after its commit. A replay
+after a restart records nothing, so it tells nothing again. docs/log.md lists the lines that `LINES`
+describes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any
 from relay.approvals.standing_holds import describe_conditions
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import duration_text
-from relay.log_fields import LogFields
+from relay.log_fields import LogFields, log_extra
+from relay.store import RecordedEvent
 
 MAX_RESOURCES = 20
 """Machines that the fields of a line name."""
@@ -38,6 +41,7 @@ EVERY_LINE = ("type", "id", "position")
 """Fields of the line of every event, besides those of its definition."""
 _SINK_FIELDS = ("sink", *_ABOUT_RELAY, "reason", "count")
 _FROM_ATTRIBUTES = frozenset(_ABOUT_RELAY)
+_log = logging.getLogger("relay.story")
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,3 +335,23 @@ def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
     fields |= {"id": event.id, "position": position}
     level = definition.level if isinstance(definition.level, int) else definition.level(data)
     return Line(level, definition.sentence(data), LogFields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields
+
+
+def log_recorded_events(events: Sequence[RecordedEvent]) -> None:
+    """Write the line of each event. One that is not in memory has a short line."""
+    for recorded in events:
+        try:
+            if recorded.event is not None:
+                log_cloud_event(recorded.event, recorded.position)
+                continue
+            fields = log_extra(type=recorded.name, id=recorded.id, position=recorded.position)
+            _log.info("%s of %s was recorded", recorded.name, recorded.event_key, extra=fields)
+        except Exception:  # noqa: BLE001  # a line that cannot be made must not end the relay
+            _log.exception("internal error: the line of %s cannot be made", recorded.name)
+
+
+def log_cloud_event(event: CloudEvent, position: int | None) -> None:
+    """Write the line of an event. It has no position if it could not be recorded."""
+    line = log_line_of_event(event, position)
+    if _log.isEnabledFor(line.level):
+        _log.log(line.level, "%s", line.message, extra={"fields": line.fields})

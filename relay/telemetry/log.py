@@ -13,7 +13,10 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
+from queue import Full, Queue
 from types import TracebackType
 from typing import Any
 
@@ -23,8 +26,8 @@ from yarl import URL
 
 from relay.telemetry import TelemetrySettings
 
-MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""Bytes of lines that wait for the reader of standard error. Further ones are lost and counted."""
+MAX_WAITING_LINES = 4096
+"""Lines that wait for the reader of standard error. Further ones are lost and counted."""
 FLUSH_TIMEOUT = 0.5
 """Seconds that the end of the process waits for that reader."""
 MAX_TEXT = 2000
@@ -110,87 +113,80 @@ def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     )
 
 
-class StderrHandler(logging.Handler):
-    """Hands lines to a thread that writes them to standard error."""
+class StderrHandler(QueueHandler):
+    """Queues finished lines for a thread that writes them to standard error."""
+
+    queue: Queue[bytes]
+    listener: _Writer
 
     def __init__(self, descriptor: int | None = None) -> None:
-        super().__init__()
+        super().__init__(Queue(MAX_WAITING_LINES))
         self.descriptor = sys.stderr.fileno() if descriptor is None else descriptor
-        self._change = threading.Condition()
-        self._lines: list[bytes] = []
-        self._size = 0  # bytes of the lines, and of those that are being written
         self._lost = 0
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._write_forever, name="log", daemon=True)
-        self._thread.start()
+        self.listener = _Writer(self.queue, self.descriptor)
+        self.listener.start()
 
     @override
-    def emit(self, record: logging.LogRecord) -> None:
+    def prepare(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(errors="backslashreplace")
+
+    @override
+    def enqueue(self, record: Any) -> None:  # what `prepare` returned
         try:
-            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
-        except Exception as error:  # noqa: BLE001  # a wrong call must not end the caller
-            line = self._format_failure_line(record, error)
-        with self._change:
-            if self._is_closed:
-                return
-            if self._size + len(line) > MAX_WAITING_BYTES:
-                self._lost += 1
-                return
-            self._lines.append(line)
-            self._size += len(line)
-            if len(self._lines) == 1:
-                self._change.notify_all()
+            if self._lost:
+                self.queue.put_nowait(
+                    self._own_line(
+                        "%d lines are missing here: nobody read standard error", self._lost
+                    )
+                )
+                self._lost = 0
+            self.queue.put_nowait(record)
+        except Full:
+            self._lost += 1
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        # A wrong call must not end the caller.
+        error = type(sys.exception()).__name__
+        place = (record.filename, record.lineno, error)
+        self.enqueue(self._own_line("a line at %s:%d could not be written: %s", *place))
+
+    def _own_line(self, message: str, *args: object) -> bytes:
+        return self.prepare(
+            logging.LogRecord(_log.name, logging.WARNING, __file__, 0, message, args, None)
+        )
 
     @override
     def flush(self) -> None:
         """Wait until all lines are written, but not for long."""
-        with self._change:
-            self._change.wait_for(lambda: not self._size, FLUSH_TIMEOUT)
+        with self.queue.all_tasks_done:
+            self.queue.all_tasks_done.wait_for(
+                lambda: not self.queue.unfinished_tasks, FLUSH_TIMEOUT
+            )
 
     @override
     def close(self) -> None:
         self.flush()
-        with self._change:
-            self._is_closed = True
-            self._change.notify_all()
+        with suppress(Full):
+            self.listener.enqueue_sentinel()  # `stop` would wait for the reader
         super().close()
 
-    def _format_failure_line(self, record: logging.LogRecord, error: Exception) -> bytes:
-        failure = logging.LogRecord(
-            _log.name,
-            logging.ERROR,
-            record.pathname,
-            record.lineno,
-            "a line at %s:%d could not be written: %s",
-            (record.filename, record.lineno, type(error).__name__),
-            None,
-        )
-        return f"{self.format(failure)}\n".encode(errors="backslashreplace")
 
-    # --- on the thread
+class _Writer(QueueListener):
+    """Writes lines to a file descriptor, on a thread."""
 
-    def _write_forever(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._lines or self._is_closed)
-                if not self._lines:
-                    return
-                lines, self._lines = self._lines, []
-            self._write(b"".join(lines))
-            with self._change:
-                self._size = sum(map(len, self._lines))
-                lost, self._lost = self._lost, 0
-                self._change.notify_all()
-            if lost:
-                _log.warning("%d lines are missing here: nobody read standard error", lost)
+    def __init__(self, lines: Queue[bytes], descriptor: int) -> None:
+        super().__init__(lines)
+        self._descriptor = descriptor
 
-    def _write(self, content: bytes) -> None:
-        """Write everything, or drop it if nobody can read it any more."""
-        while content:
+    @override
+    def handle(self, record: Any) -> None:
+        """Write a line, or drop it if nobody can read it any more."""
+        while record:
             try:
-                content = content[os.write(self.descriptor, content) :]
+                record = record[os.write(self._descriptor, record) :]
             except BlockingIOError:  # another program made the pipe non-blocking
-                select.select((), (self.descriptor,), ())
+                select.select((), (self._descriptor,), ())
             except OSError:
                 return
 

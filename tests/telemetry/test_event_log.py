@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.approvals.engine import MAX_REFUSALS
 from relay.events.build import Origin, relay_event
 from relay.simulator import Plan
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
-from relay.telemetry.event_log import RecordedEventLogger
+from relay.telemetry.lines import log_recorded_events
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
@@ -116,61 +113,20 @@ async def test_a_sink_that_fails_and_recovers_is_told_with_its_reason(
     assert states == [("paused", LOCAL_PRINCIPAL), ("on", LOCAL_PRINCIPAL)]
 
 
-async def test_a_flood_of_refusals_is_a_few_lines(tmp_path: Path, told: Told) -> None:
-    """Of more than a hundred refusals the rest are no events; they have lines of their own."""
-    async with running_relay(
-        tmp_path, rules=[{"name": "one", "approve": {"votes": 1, "from": ["client:alice"]}}]
-    ) as relay:
-        event = await relay.announce()
-        for _ in range(MAX_REFUSALS + 10):
-            await relay.run("approve", event.event_id, "--yes")
-    refused = [fields for fields in told.fields() if fields.get("type") == "approval.refused"]
-    assert MAX_REFUSALS <= len(refused) < MAX_REFUSALS + 10
-    assert {fields["principal"] for fields in refused} == {LOCAL_PRINCIPAL}
-
-
-async def test_a_new_sink_that_gets_old_events_tells_nothing(tmp_path: Path, told: Told) -> None:
-    clock = ManualClock()
-    owner = StateFileScopeAndVm("west", None)
-    settings = StoreSettings(path=tmp_path / "relay.db")
-    async with open_store(settings, owner, clock, lambda _: ()) as store:
-        story = RecordedEventLogger()
-        story.subscribe_to_store(store)
-        await store.transact(lambda tx: record_pings(tx, 1))
-        await store.transact(lambda tx: tx.deliver_again(1, "new", NOON))
-    story.write_remaining_lines()
-    assert [fields["position"] for fields in told.fields()] == [1]
-
-
-async def test_more_events_than_fit_in_memory_are_told_in_their_order(
+async def test_events_are_told_in_their_order_and_once_however_many(
     tmp_path: Path, told: Told
 ) -> None:
-    count = MAX_EVENTS_IN_RESULTS + 300
-    owner = StateFileScopeAndVm("west", None)
-    settings = StoreSettings(path=tmp_path / "relay.db")
-    async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
-        story = RecordedEventLogger()
-        story.subscribe_to_store(store)
-        await store.transact(lambda tx: record_pings(tx, count))
-        await store.transact(lambda tx: record_pings(tx, 1))
-        await eventually(lambda: len(told.fields()) == count + 1)
-    assert [fields["position"] for fields in told.fields()] == list(range(1, count + 2))
-    assert {fields["reason"] for fields in told.fields()} == {"asked for by a test"}
-
-
-async def test_what_is_left_at_the_end_is_told_though_the_store_is_closed(
-    tmp_path: Path, told: Told
-) -> None:
+    """Those that do not fit in memory have short lines. A new sink that gets all tells nothing."""
     count = MAX_EVENTS_IN_RESULTS + 3
     owner = StateFileScopeAndVm("west", None)
     settings = StoreSettings(path=tmp_path / "relay.db")
     async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
-        story = RecordedEventLogger()
-        story.subscribe_to_store(store)
+        store.listeners.recorded.append(log_recorded_events)
         await store.transact(lambda tx: record_pings(tx, count))
-    story.write_remaining_lines()
-    await asyncio.sleep(0)
-    assert sequence_of(told.fields()) == list(range(1, count + 1))
+        await store.transact(lambda tx: tx.deliver_again(1, "new", NOON))
+    assert [fields["position"] for fields in told.fields()] == list(range(1, count + 1))
+    assert {fields["type"] for fields in told.fields()} == {"relay.ping"}
+    assert sum("reason" in fields for fields in told.fields()) == MAX_EVENTS_IN_RESULTS
 
 
 def record_pings(tx: Transaction, count: int) -> None:
@@ -185,8 +141,3 @@ def record_pings(tx: Transaction, count: int) -> None:
         head=str(tx.head()),
     )
     tx.record_all([(event, None)] * count, NOON)
-
-
-def sequence_of(lines: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the positions that lines name, each once."""
-    return sorted({fields["position"] for fields in lines})
