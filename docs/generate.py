@@ -159,6 +159,7 @@ def _decision_examples() -> Iterator[CloudEvent]:
         "principal": "client:db-drain",
         "channel": "http",
         "reason": "drained",
+        "ticket": "CHG-7",
         "votes": 1,
         "required": 2,
         "rule": "databases",
@@ -168,12 +169,14 @@ def _decision_examples() -> Iterator[CloudEvent]:
         "principal": "client:alice",
         "channel": "callback",
         "reason": None,
+        "ticket": None,
         "votes": 2,
     }
     refused = {
         **vote,
         "principal": "client:intern",
         "reason": None,
+        "ticket": None,
         "refusal": "the rule databases takes no vote of client:intern",
     }
     accepted: dict[str, Any] = {

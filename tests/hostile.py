@@ -58,6 +58,7 @@ WRONG_FIELDS: tuple[tuple[str, Any], ...] = (
     ("revision", "x" * 129),
     ("reason", "x" * 1001),
     ("scope", "x" * 81),
+    *(("ticket", value) for value in ("", "a\nb", "x" * 65, *_NO_TEXT)),
     ("votes", 2),
     ("principal", "client:operator"),
     ("channel", "local"),

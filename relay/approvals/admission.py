@@ -287,7 +287,7 @@ def build_decision(
         principal=request.caller.principal,
         channel=request.caller.channel,
         revision=request.revision,
-        reason=request.reason,
+        remarks=request.remarks,
         at=request.at,
         expires=request.at + timedelta(seconds=lifetime) if lifetime is not None else None,
         dry_run=status.mode == "dry-run",

@@ -27,6 +27,7 @@ from relay.approvals.transitions import (
     VoidVotes,
 )
 from relay.events.build import Origin, approval_or_startrequest_event
+from relay.events.remarks import NO_REMARKS
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Grant, GrantState, Mode, RecordedEvent
 from relay.store.transaction import Transaction
@@ -75,7 +76,7 @@ def record_decision(
         "decision": decision.decision,
         "principal": decision.principal,
         "channel": decision.channel,
-        "reason": decision.reason,
+        **decision.remarks,
         **status_with_decision.vote_count_json_fields,
         **late_hold_notice_field(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
@@ -117,7 +118,7 @@ def record_refusal(
         "decision": request.decision,
         "principal": request.caller.principal,
         "channel": request.caller.channel,
-        "reason": request.reason,
+        **request.remarks,
         **votes,
         "refusal": reason,
     }
@@ -231,7 +232,7 @@ def _release_expired_hold(
         principal="relay",
         channel="relay",
         revision=status.occurrence.revision,
-        reason=f"the hold of {hold.principal} expired; {HOLD_NOTICE}",
+        remarks={**NO_REMARKS, "reason": f"the hold of {hold.principal} expired; {HOLD_NOTICE}"},
         at=status.now,
         expires=None,
         dry_run=status.mode == "dry-run",
@@ -282,7 +283,7 @@ def _create_grant(
         "decision": "approve",
         "principal": vote.principal if vote is not None else f"rule:{rule.name}",
         "channel": vote.channel if vote is not None else "rule",
-        "reason": vote.reason if vote is not None else None,
+        **(vote.remarks if vote is not None else NO_REMARKS),
         **status.vote_count_json_fields,
     }
     _record_event(

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 import orjson
 from pydantic import Field, ValidationError
 
+from relay.events.remarks import NO_REMARKS, Remarks, remarks_in
 from relay.validation import RequestBody, first_error_path_and_message
 
+_NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]+$"
 DecisionKind = Literal["approve", "hold", "release"]
 Right = Literal["read", "approve", "hold", "operate"]
 
@@ -54,7 +56,7 @@ class DecisionRequest:
     revision: str
     """The state of the event that the caller saw."""
     at: datetime
-    reason: str | None = None
+    remarks: Remarks = field(default_factory=lambda: NO_REMARKS)
     scope: str | None = None
     """The scope that the body names."""
     arrival_scope: str | None = None
@@ -109,13 +111,15 @@ class DecisionBody(RequestBody):
     """The body of ``POST /v1/approvals``, of a signed callback, and of a message."""
 
     # An unknown EventId becomes the CloudEvents subject, which allows no control characters.
-    eventId: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")  # noqa: N815  # the API's name
+    eventId: str = Field(min_length=1, max_length=256, pattern=_NO_CONTROLS)  # noqa: N815  # the API's name
     """The EventId; compared without case."""
     decision: DecisionKind
     revision: str = Field(min_length=1, max_length=128)
     """The revision of the state that the approver saw."""
     reason: str | None = Field(default=None, max_length=1000)
     """For the audit."""
+    ticket: str | None = Field(default=None, min_length=1, max_length=64, pattern=_NO_CONTROLS)
+    """The change or ticket that allows the decision, for the audit: CHG-1234."""
     scope: str | None = Field(default=None, max_length=80)
     """Guards against a request that reached the wrong relay."""
 
@@ -137,7 +141,7 @@ class DecisionBody(RequestBody):
             decision=self.decision,
             revision=self.revision,
             at=at,
-            reason=self.reason,
+            remarks=remarks_in(self.model_dump()),
             scope=self.scope,
             arrival_scope=arrival_scope,
             request_id=request_id,

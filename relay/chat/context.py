@@ -29,6 +29,7 @@ from relay.chat import AnswerableChatSettings
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
 from relay.events.match import matches
+from relay.events.remarks import NO_REMARKS
 from relay.sinks import SinkSettings
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
@@ -135,7 +136,7 @@ class ChatDecisionSubmitter:
             decision=decision,
             revision=revision,
             at=self._clock.now(),
-            reason=reason,
+            remarks={**NO_REMARKS, "reason": reason},
             request_id=request_id,
             digest=hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest(),
         )

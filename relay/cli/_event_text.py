@@ -13,6 +13,7 @@ from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.standing_holds import describe_conditions
 from relay.cli._output import format_local_time, join_names, pluralize
 from relay.events.cloudevent import event_name
+from relay.events.remarks import describe_remarks
 from relay.events.timestamps import duration_text
 
 
@@ -123,7 +124,8 @@ def _cloudevent_details(family: str, data: Mapping[str, Any]) -> Iterator[object
 
 
 def _approval_event_details(data: Mapping[str, Any]) -> Iterator[object]:
-    yield from map(data.get, ("decision", "refusal", "why", "reason"))
+    yield from map(data.get, ("decision", "refusal", "why"))
+    yield from describe_remarks(data)
     if data.get("required"):
         yield vote_count(data)
     if "missing" in data:

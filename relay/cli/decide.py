@@ -36,6 +36,12 @@ Revision = Annotated[
         help="The state that is meant. Default: the current one, which is shown.",
     ),
 ]
+Ticket = Annotated[
+    str | None,
+    typer.Option(
+        "--ticket", metavar="TICKET", help="The change or ticket that allows it, such as CHG-1234."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -45,17 +51,15 @@ async def decide(
     decision: Literal["approve", "hold", "release"],
     *,
     revision: str | None = None,
-    reason: str | None,
+    **remarks: str | None,
 ) -> dict[str, Any]:
     """Send a decision about this or another state of the event. Return the relay's answer."""
-    body = {
+    body = {name: text for name, text in remarks.items() if text} | {
         "eventId": event["eventId"],
         "decision": decision,
         "revision": revision or event["revision"],
         "scope": event["scope"],
     }
-    if reason:
-        body["reason"] = reason
     answer: dict[str, Any] = await relay.post("approvals", body=body)
     return answer
 
@@ -67,6 +71,7 @@ async def approve(
     *,
     revision: Revision = None,
     reason: Reason = None,
+    ticket: Ticket = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +88,7 @@ async def approve(
     _print_event_to_approve(shown)
     if not yes and sys.stdin.isatty() and not _is_confirmed():
         raise CommandFailed("nothing was approved")
-    answer = await decide(relay, shown, "approve", revision=revision, reason=reason)
+    answer = await decide(relay, shown, "approve", revision=revision, reason=reason, ticket=ticket)
     if as_json:
         print_json(answer)
         return
@@ -136,6 +141,7 @@ async def hold(
     *,
     revision: Revision = None,
     reason: Reason = None,
+    ticket: Ticket = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep this relay from approving an event, whatever rules and votes say.
@@ -144,7 +150,7 @@ async def hold(
     approve.
     """
     shown = await get_event(relay, event)
-    answer = await decide(relay, shown, "hold", revision=revision, reason=reason)
+    answer = await decide(relay, shown, "hold", revision=revision, reason=reason, ticket=ticket)
     print_to_stderr(AZURE_PROCEEDS)
     if "notice" in answer:
         print_to_stderr(f"Note: {answer['notice']}.")
@@ -167,11 +173,12 @@ async def release(
     *,
     revision: Revision = None,
     reason: Reason = None,
+    ticket: Ticket = None,
     as_json: AsJson = False,
 ) -> None:
     """End a hold. Rules and votes are weighed again."""
     shown = await get_event(relay, event)
-    answer = await decide(relay, shown, "release", revision=revision, reason=reason)
+    answer = await decide(relay, shown, "release", revision=revision, reason=reason, ticket=ticket)
     if as_json:
         print_json(answer)
         return

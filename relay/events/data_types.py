@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
+from relay.events.remarks import Remarks
+
 _Strict = with_config({"extra": "forbid"})
 
 
@@ -166,7 +168,7 @@ _HoldsInForce = Annotated[
 
 
 @_Strict
-class ApprovalData(_AboutEvent):
+class ApprovalData(_AboutEvent, Remarks):
     """A decision about an event, and the event at that time."""
 
     approvalId: Annotated[str, _says("identifies the decision, as in the response")]
@@ -185,7 +187,6 @@ class ApprovalData(_AboutEvent):
             "mattermost, rule or relay"
         ),
     ]
-    reason: Annotated[str | None, _says("the reason that the caller gave")]
     votes: Annotated[int, _says("votes that count now; 0 for an automatic rule")]
     required: Annotated[int, _says("votes that the rule requires; 0 for an automatic rule")]
     rule: Annotated[str | None, _says("name of the rule that matches the event")]

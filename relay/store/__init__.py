@@ -21,6 +21,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, delivery_priority
 from relay.events.model import ScheduledEvent
+from relay.events.remarks import Remarks
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -165,7 +166,7 @@ class Decision:
     principal: str
     channel: str
     revision: str
-    reason: str | None
+    remarks: Remarks
     at: datetime
     expires: datetime | None
     dry_run: bool

@@ -18,6 +18,7 @@ import orjson
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
+from relay.events.remarks import remarks_in
 from relay.events.timestamps import parse_timestamp
 from relay.store import Decision, Grant, TrackedEvent
 from relay.store.journal import APPROVAL_ROWS, Journal
@@ -108,7 +109,7 @@ def decision_of(position: int, event: CloudEvent) -> Decision:
         principal=data["principal"],
         channel=data["channel"],
         revision=data["revision"],
-        reason=data["reason"],
+        remarks=remarks_in(data),
         at=_time_of(event),
         expires=parse_timestamp(data["expires"]),
         dry_run="dryRun" in data,

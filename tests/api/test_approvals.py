@@ -43,14 +43,18 @@ async def test_the_decision_is_on_disk_before_the_answer(
     )
 
 
-async def test_a_recorded_vote_has_principal_channel_and_reason(relay: RunningRelay) -> None:
-    await relay.decide(reason="drained")
+async def test_a_recorded_vote_has_principal_channel_reason_and_ticket(
+    relay: RunningRelay,
+) -> None:
+    await relay.decide(reason="drained", ticket="CHG-7")
     (recorded,) = await relay.recorded_events("approval.recorded")
     data = recorded["data"]
-    assert (data["principal"], data["channel"], data["reason"], data["decision"]) == (
+    names = ("principal", "channel", "reason", "ticket", "decision")
+    assert tuple(data[name] for name in names) == (
         "client:alice",
         "http",
         "drained",
+        "CHG-7",
         "approve",
     )
 

@@ -61,7 +61,7 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
 
 
 async def test_one_event_has_history_votes_and_deliveries_too(relay: RunningRelay) -> None:
-    approval_id = (await relay.decide(reason="drained")).json["approvalId"]
+    approval_id = (await relay.decide(reason="drained", ticket="CHG-7")).json["approvalId"]
     await eventually(lambda: len(relay.sinks["box"].delivered) == 2)
     listed = (await relay.call("GET", "/v1/events")).json["items"][0]
     details = await _settled(relay)
@@ -82,6 +82,8 @@ async def test_one_event_has_history_votes_and_deliveries_too(relay: RunningRela
         "principal": "client:alice",
         "channel": "http",
         "revision": make_event().revision,
+        "reason": "drained",
+        "ticket": "CHG-7",
         "counts": True,
     }
     newest, oldest = deliveries

@@ -25,13 +25,11 @@ def _body(relay: RunningRelay, decision: str = "approve", **changes: object) -> 
 
 
 async def test_a_signed_callback_is_a_vote_of_its_client(relay: RunningRelay) -> None:
-    answer = await relay.post_callback(_body(relay))
+    answer = await relay.post_callback(_body(relay, ticket="CHG-7"))
     assert (answer.status, answer.json["state"]) == (202, "pending")
     (recorded,) = await relay.recorded_events("approval.recorded")
-    assert (recorded["data"]["principal"], recorded["data"]["channel"]) == (
-        "client:drain",
-        "callback",
-    )
+    said = [recorded["data"][name] for name in ("principal", "channel", "ticket")]
+    assert said == ["client:drain", "callback", "CHG-7"]
 
 
 async def test_the_webhook_id_identifies_a_repeat_over_http_too(relay: RunningRelay) -> None:

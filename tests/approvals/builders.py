@@ -25,6 +25,7 @@ from relay.errors import SourceError
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
+from relay.events.remarks import NO_REMARKS, remarks_in
 from relay.events.timestamps import format_rfc3339
 from relay.ingest.recorder import EventSighting, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
@@ -118,7 +119,8 @@ def build_request(
         "revision": of.revision,
         "digest": "d",
         "event_id": of.event_id,
-    } | changes
+        "remarks": remarks_in(changes),
+    } | {name: value for name, value in changes.items() if name not in NO_REMARKS}
     channel = "amqp" if "message_id" in changes else "http"
     caller = build_caller(by, channel=channel) if isinstance(by, str) else by
     return DecisionRequest(caller=caller, decision=decision, at=at, **fields)
@@ -171,7 +173,7 @@ def build_decision(
         "principal": f"client:{by}",
         "channel": "http",
         "revision": (of or build_event()).revision,
-        "reason": None,
+        "remarks": NO_REMARKS,
         "at": NOON,
         "expires": NOON + timedelta(seconds=expires) if expires is not None else None,
         "dry_run": False,

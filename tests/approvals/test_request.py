@@ -26,6 +26,7 @@ WHOLE: dict[str, Any] = {
     "decision": "approve",
     "revision": "r",
     "reason": "drained",
+    "ticket": "CHG-1",
     "scope": "prod",
 }
 
@@ -39,7 +40,7 @@ def test_a_body_becomes_the_request_of_its_caller() -> None:
         request.event_id,
         request.decision,
         request.revision,
-        request.reason,
+        *request.remarks.values(),
         request.scope,
     ) == tuple(WHOLE.values())
     assert (request.caller, request.at, request.request_id, request.message_id) == (

@@ -14,7 +14,7 @@ from tests.clocks import NOON
 
 def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
-    first = approvals.submit(reason="drained")
+    first = approvals.submit(reason="drained", ticket="CHG-7")
     assert (first.status, first.body) == (
         202,
         {
@@ -43,6 +43,7 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalF
         "principal": "client:alice",
         "channel": "http",
         "reason": "drained",
+        "ticket": "CHG-7",
         "expires": format_rfc3339(NOON + timedelta(minutes=5)),
         "votes": 1,
         "required": 2,

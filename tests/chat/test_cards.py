@@ -480,7 +480,7 @@ def test_the_thread_tells_of_a_limit(tmp_path: Path) -> None:
 def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
     book = ApprovalFile(tmp_path / "relay.db")
     book.record_document(build_event())
-    book.submit("hold", "bob", reason="backup runs")
+    book.submit("hold", "bob", reason="backup runs", ticket="CHG-7")
     book.submit("release", "bob")
     book.submit("approve", "alice")
     book.submit("approve", build_caller("eve"))
@@ -489,7 +489,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
     book.record_document()
     assert thread_lines(book) == [
         "12:00: Azure announced a Reboot of db-1.",
-        "12:00: client:bob put it on hold (“backup runs”).",
+        "12:00: client:bob put it on hold (“backup runs”, ticket CHG-7).",
         "12:00: client:bob released the hold.",
         "12:00: client:alice voted to approve, 1 of 2.",
         "12:00: client:eve tried to approve, refused: rule databases takes votes from others only.",

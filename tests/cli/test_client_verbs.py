@@ -89,7 +89,7 @@ async def test_events_prints_one_page_and_says_that_there_are_more(relay: Runnin
 
 async def test_show_tells_history_votes_and_deliveries(relay: RunningRelay) -> None:
     event = await relay.announce()
-    await relay.run("approve", event.event_id, "--yes", "--reason", "drained")
+    await relay.run("approve", event.event_id, "--yes", "--reason", "drained", "--ticket", "CHG-7")
     shown = (await relay.run("show", event.event_id.lower())).out
     for text in (
         event.event_id,
@@ -100,7 +100,8 @@ async def test_show_tells_history_votes_and_deliveries(relay: RunningRelay) -> N
         assert text in shown
     assert re.search(rf"approve +{LOCAL_PRINCIPAL} +local +counts\n", shown)
     assert re.search(
-        rf"approval\.recorded +{LOCAL_PRINCIPAL} +approve, drained, 1 of 2 votes\n", shown
+        rf"approval\.recorded +{LOCAL_PRINCIPAL} +approve, drained, ticket CHG-7, 1 of 2 votes\n",
+        shown,
     )
     assert re.search(r"event\.scheduled +drain +delivered +1", shown)
 

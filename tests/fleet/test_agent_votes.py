@@ -83,11 +83,11 @@ async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_a_local_program_gets_the_answer_of_the_hub(running: Rig) -> None:
-    call = asyncio.create_task(running.vote(reason="drained"))
+    call = asyncio.create_task(running.vote(reason="drained", ticket="CHG-7"))
     (vote,) = await running.hub.wait_for(VoteMessage)
     assert vote.request_id == "id-1"
     assert vote.user == f"local:{getpass.getuser()}"
-    assert vote.body == {**BODY, "reason": "drained"}
+    assert vote.body == {**BODY, "reason": "drained", "ticket": "CHG-7"}
     received = running.hub.reports[0]
     assert (received.key, received.user) == (f"vote.{SCOPE}.vm-0", AGENT_USER)
     await running.hub.answer_vote(vote, 202, RECORDED)

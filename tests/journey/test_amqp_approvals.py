@@ -46,7 +46,7 @@ async def coming(system: System) -> tuple[Event, dict[str, Any]]:
 async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(system: System) -> None:
     """Its answers name it as their cause, down to what Azure said; nothing is left in the queue."""
     event, decision = await system.schedule_reboot()
-    await system.bus.send({**decision, "reason": "drained"}, "right")
+    await system.bus.send({**decision, "reason": "drained", "ticket": "CHG-7"}, "right")
     await system.sim.wait_until_approved(event, within=60)
     await system.bus.wait_for_event("startrequest.accepted", event)
     for name in ("approval.recorded", "approval.granted", "startrequest.accepted"):
@@ -54,11 +54,8 @@ async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(syst
             "right"
         ]
     data = system.bus.events_of_type("approval.recorded", event)[0]["data"]
-    assert (data["principal"], data["channel"], data["reason"]) == (
-        "client:drain",
-        "amqp",
-        "drained",
-    )
+    said = [data[name] for name in ("principal", "channel", "reason", "ticket")]
+    assert said == ["client:drain", "amqp", "drained", "CHG-7"]
     assert (await system.bus.waiting())[0] == 0
 
 

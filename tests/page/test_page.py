@@ -415,8 +415,9 @@ async def test_the_log_follows_and_can_be_narrowed(page: Page, relay: RunningRel
     await show(page, relay, "log")
     lines = page.locator("#log li")
     await expect(lines).to_have_count(1)  # what was recorded before the page was opened
-    await relay.decide(reason="drained")
-    await expect(lines.first).to_contain_text("client:alice voted to approve, 1 of 2 (“drained”)")
+    await relay.decide(reason="drained", ticket="CHG-7")
+    said = "client:alice voted to approve, 1 of 2 (“drained”, ticket CHG-7)"
+    await expect(lines.first).to_contain_text(said)
     await page.get_by_label("Show").select_option("Azure")
     await expect(lines).to_have_count(1)
     await expect(lines).to_contain_text("Azure announced it")

@@ -203,7 +203,8 @@ function changes(data) {
 export function tell(event) {
   const data = event.data ?? {}, name = eventName(event);
   const dry = data.dryRun ? " It is a dry run." : "";
-  const reason = data.reason ? ` (“${data.reason}”)` : "";
+  const said = [data.reason && `“${data.reason}”`, data.ticket && `ticket ${data.ticket}`].filter(Boolean).join(", ");
+  const reason = said && ` (${said})`;
   switch (name) {
     case "event.scheduled":
       return { icon: "bell", tone: "note", text: `Azure announced it${data.notBefore ? ` for ${value("notBefore", data.notBefore)}` : ""}.` };

@@ -27,6 +27,7 @@ from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_fields
 from relay.chat.cards.buttons import decisions_available_to_caller
 from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
+from relay.events.remarks import Remarks
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, TrackedEvent
 from relay.store.rows import PageLimit
@@ -94,7 +95,7 @@ class CloudEventDocument(TypedDict):
     data: dict[str, Any]
 
 
-class RecordedDecision(TypedDict):
+class RecordedDecision(Remarks, TypedDict):
     """A vote, hold or release that was accepted."""
 
     approvalId: str
@@ -282,6 +283,7 @@ def _event_details(
                 principal=decision.principal,
                 channel=decision.channel,
                 revision=decision.revision,
+                **decision.remarks,
                 at=format_rfc3339(decision.at),
                 counts=decision.approval_id in in_force,
             )

@@ -23,6 +23,7 @@ from relay.chat.cards.wording import (
 )
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
+from relay.events.remarks import describe_remarks
 from relay.events.timestamps import parse_timestamp
 from relay.store import TrackedEvent
 
@@ -191,12 +192,13 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
         quorum = f"{votes} votes" if data["required"] else "no votes needed"
         return (f"Approved by rule {data['rule']}: {quorum}.{dry_run}",)
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
-    reason = f" (“{data['reason']}”)" if data["reason"] else ""
+    remarks = ", ".join(describe_remarks(data, quote="“{}”"))
+    said = f" ({remarks})" if remarks else ""
     notice = f" {sentence(data['notice'])}" if "notice" in data else ""
     waits = (
         f" It is approved{_limit_waits_clause(data, 'waitingFor')}." if "waitingFor" in data else ""
     )
-    text = f" {_DECISIONS[data['decision']]}{count}{reason}.{waits}{notice}"
+    text = f" {_DECISIONS[data['decision']]}{count}{said}.{waits}{notice}"
     return (principal, text, *standing_holds_text(data), dry_run)
 
 

@@ -74,7 +74,7 @@ def _approvals_request_body(request: DecisionRequest) -> dict[str, Any]:
         "eventId": request.event_id,
         "decision": request.decision,
         "revision": request.revision,
-        "reason": request.reason,
+        **request.remarks,
         "scope": request.scope,
     }
     return {name: value for name, value in body.items() if value is not None}
