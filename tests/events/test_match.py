@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.events.match import Match, matches, matches_any_pattern
+from relay.events.match import Match, is_pattern_inside, matches, matches_any_pattern
 
 TYPES, SOURCES = ["Freeze", "Reboot", "Redeploy"], ["Platform", "User"]
 NAMES = ["db-1", "DB-2", "web-1"]
@@ -169,3 +169,53 @@ def test_a_condition_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> N
     """An empty list would match nothing, or everything: nobody knows which was meant."""
     with pytest.raises(ValidationError):
         match_of(wrong)
+
+
+_PATTERNS = st.text("ab*?[!]-", max_size=7)
+_NAMES = st.text("ab-[]!", max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cover"),
+    [
+        ("db-1", "db-*"),
+        ("DB-1", "db-*"),
+        ("db-*", "DB-*"),
+        ("db-1*", "db-*"),
+        ("db-?", "db-*"),
+        ("db-[12]", "db-?"),
+        ("db-[12]", "db-[12]"),
+        ("db-1", "db-[12]"),
+        ("a*b*c", "a*c"),
+        ("*", "**"),
+        ("**", "*"),
+    ],
+)
+def test_a_pattern_inside_another(pattern: str, cover: str) -> None:
+    assert is_pattern_inside(pattern, cover)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cover"),
+    [
+        ("*", "db-*"),
+        ("d*", "db-*"),
+        ("db-*", "db-?"),
+        ("db-?", "db-1"),
+        ("*-1", "db-*"),
+        ("db-[123]", "db-[12]"),
+        ("[]", "?"),
+        ("*", "?*"),
+        ("web-1", "db-*"),
+    ],
+)
+def test_a_pattern_that_can_match_more_is_not_inside(pattern: str, cover: str) -> None:
+    assert not is_pattern_inside(pattern, cover)
+
+
+@given(pattern=_PATTERNS, cover=_PATTERNS, name=_NAMES)
+def test_what_a_pattern_inside_another_matches_the_other_matches(
+    pattern: str, cover: str, name: str
+) -> None:
+    if matches_any_pattern([pattern], name) and is_pattern_inside(pattern, cover):
+        assert matches_any_pattern([cover], name)

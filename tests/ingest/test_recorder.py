@@ -66,12 +66,7 @@ def test_a_change_is_told_and_the_snapshot_moves_on_together(approval_file: Appr
         occurrence.last_event_id,
         occurrence.boot_id,
         occurrence.first_seen,
-    ) == (
-        REBOOT,
-        event.id,
-        BOOT_ID,
-        "2026-04-11T12:00:00.000000Z",
-    )
+    ) == (REBOOT, event.id, BOOT_ID, "2026-04-11T12:00:00.000000Z")
 
 
 def test_a_life_is_told_in_its_order_over_restarts(approval_file: ApprovalFile) -> None:

@@ -278,10 +278,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     assert [
         (delivery.id, delivery.state, delivery.reason)
         for delivery in tx.deliveries.page(sink="bus")
-    ] == [
-        (delivered.id, "delivered", None),
-        (bus.id, "parked", "it is gone"),
-    ]
+    ] == [(delivered.id, "delivered", None), (bus.id, "parked", "it is gone")]
     assert [delivery.id for delivery in tx.deliveries.waiting_entries()] == [
         chat.id,
         chat.id + 2,

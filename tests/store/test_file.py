@@ -86,10 +86,7 @@ def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
             read_column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key"),
             strict=True,
         )
-    ) == {
-        "scope": IDENTITY.scope,
-        "vm_id": IDENTITY.vm_id,
-    }
+    ) == {"scope": IDENTITY.scope, "vm_id": IDENTITY.vm_id}
 
 
 def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -57,10 +57,7 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
                 [entry.sink for entry in recorded_event.entries],
             )
             for recorded_event in notified
-        ] == [
-            (1, numbered_event(1).id, ["bus", "chat"]),
-            (2, numbered_event(2).id, []),
-        ]
+        ] == [(1, numbered_event(1).id, ["bus", "chat"]), (2, numbered_event(2).id, [])]
         bus, chat = notified[0].entries
         waiting = await store.read(lambda tx: tx.deliveries.waiting_entries())
         assert waiting == [replace(entry, event=None) for entry in (bus, chat)]
