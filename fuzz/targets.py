@@ -25,7 +25,7 @@ from relay.amqp.message_verification import UnusableMessage
 from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from relay.chat import CallbackRefused
 from relay.chat.platforms.mattermost import clicks as mattermost_clicks
-from relay.chat.platforms.slack import requests as slack_requests
+from relay.chat.platforms.slack import members as slack_members
 from relay.cli._server_sent_events import EventStreamParser
 from relay.config import load
 from relay.errors import ConfigError, DocumentError
@@ -114,8 +114,8 @@ def chat(data: bytes) -> None:
             mattermost_clicks.user_of_trigger(parsed.trigger_id)
     with suppress(ValueError):
         payload = orjson.loads(data)
-        for parse in (slack_requests.parse_click, slack_requests.parse_command):
-            with suppress(slack_requests.Unreadable):
+        for parse in (slack_members.parse_click, slack_members.parse_command):
+            with suppress(slack_members.Unreadable):
                 str(parse(payload)).encode()
 
 

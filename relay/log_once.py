@@ -1,9 +1,12 @@
-"""Logs a state when it changes, and not each time that it is seen."""
+"""Logs that say a thing once: a state when it changes, a warning once in a minute."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+
+from relay.clock import Clock
+from relay.log_fields import log_extra
 
 
 class LogOnce:
@@ -20,3 +23,36 @@ class LogOnce:
         if self._last != (level, message, args):
             self._last = (level, message, args)
             self._logger.log(level, message, *args, stacklevel=2, extra=extra)
+
+
+LOG_INTERVAL = 60.0
+"""Seconds before the same warning is logged again."""
+MAX_WARNINGS = 20
+"""Different warnings in that time; more are not logged. Some platforms do not prove who clicked."""
+
+
+class ThrottledLog:
+    """Logs warnings of one sink, each text at most once per interval.
+
+    Unlike `LogOnce`, it logs a refusal again on another day, and it does not log
+    every click of two people who take turns.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Clock, sink_name: str) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._sink_name = sink_name
+        self._logged_at: dict[str, float] = {}
+
+    def warning(self, text: str) -> None:
+        """Log a warning about the sink."""
+        now = self._clock.monotonic()
+        self._logged_at = {
+            logged_text: logged_at
+            for logged_text, logged_at in self._logged_at.items()
+            if now - logged_at < LOG_INTERVAL
+        }
+        if text not in self._logged_at and len(self._logged_at) < MAX_WARNINGS:
+            self._logged_at[text] = now
+            extra = log_extra(sink=self._sink_name)
+            self._logger.warning("sink %s: %s", self._sink_name, text, extra=extra)

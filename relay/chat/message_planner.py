@@ -21,8 +21,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.chat.cards.buttons import keep_buttons_within_sink_rights, page_link
 from relay.chat.cards.card import Card, Text
 from relay.chat.cards.deadlines import next_refresh_time
-from relay.chat.cards.event_card import event_card
-from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.cards.timeline import (
     history_lines,
     missing_votes_reminder_text,

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.chat.cards.card import Card
-from relay.chat.cards.event_card import event_card
-from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service

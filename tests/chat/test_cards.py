@@ -20,8 +20,7 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card
 from relay.chat.cards.deadlines import next_refresh_time, time_left, time_left_changes_at
-from relay.chat.cards.event_card import event_card
-from relay.chat.cards.grouped_card import MAX_LISTED_EVENTS, grouped_card
+from relay.chat.cards.event_card import MAX_LISTED_EVENTS, event_card, grouped_card
 from relay.chat.cards.timeline import RELAY_EVENTS, timeline_line
 from relay.chat.cards.wording import (
     MAX_NAMES,

@@ -15,10 +15,9 @@ from relay.chat import MessageGone
 from relay.chat.cards.card import Card, PrincipalRef
 from relay.chat.context import ChatDecisionSubmitter
 from relay.chat.platforms.mattermost import diagnose
-from relay.chat.platforms.mattermost.api import MattermostApi
-from relay.chat.platforms.mattermost.members import Members, NotEligible
+from relay.chat.platforms.mattermost.api import MattermostApi, Settings
+from relay.chat.platforms.mattermost.clicks import Members, NotEligible
 from relay.chat.platforms.mattermost.posts import Channel, UserNames
-from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock, SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session

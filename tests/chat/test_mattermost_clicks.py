@@ -17,9 +17,8 @@ import pytest
 
 from relay import signature
 from relay.chat import CallbackRefused
-from relay.chat.platforms.mattermost.clicks import TokenKind, read_token
-from relay.chat.platforms.mattermost.members import eligibility_problem
-from relay.chat.throttled_log import MAX_WARNINGS
+from relay.chat.platforms.mattermost.clicks import TokenKind, eligibility_problem, read_token
+from relay.log_once import MAX_WARNINGS
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_relay import (
     MattermostRelay,

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
-from relay.chat.platforms.mattermost.markdown import (
+from relay.chat.platforms.mattermost.posts import (
     MAX_MESSAGE_LENGTH,
     attachments,
     escape,

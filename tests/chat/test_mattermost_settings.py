@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.chat.platforms.mattermost.settings import Settings
+from relay.chat.platforms.mattermost.api import Settings
 from relay.config import Config
 from tests.chat.mattermost_server import SECRET, TOKEN
 

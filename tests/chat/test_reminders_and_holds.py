@@ -11,11 +11,10 @@ from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
 from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
 from relay.chat.cards.card import Card
-from relay.chat.cards.event_card import event_card
-from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms.apprise import card_text
-from relay.chat.platforms.mattermost.markdown import attachments
-from relay.chat.platforms.slack.blocks import card_message as slack_message
+from relay.chat.platforms.mattermost.posts import attachments
+from relay.chat.platforms.slack.messages import card_message as slack_message
 from relay.chat.platforms.teams.card import card_message as teams_message
 from tests.approvals.builders import ORIGIN, build_caller, build_event, build_status
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements

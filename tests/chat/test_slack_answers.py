@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button
-from relay.chat.platforms.slack.blocks import button_value
-from relay.chat.platforms.slack.members import Workspace, membership_refusal
-from relay.chat.platforms.slack.requests import (
+from relay.chat.platforms.slack.members import (
     ButtonDecision,
     Unreadable,
+    Workspace,
+    membership_refusal,
     parse_click,
     parse_command,
 )
+from relay.chat.platforms.slack.messages import button_value
 from relay.simulator import VM, Setup, Simulator
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_relay import ANN, VOTERS, announced_reboot

@@ -11,10 +11,9 @@ import pytest
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
-from relay.chat.platforms.slack.api import REMEDIES, WebApi
-from relay.chat.platforms.slack.channel import Channel
+from relay.chat.platforms.slack.api import REMEDIES, Settings, WebApi
 from relay.chat.platforms.slack.members import Members
-from relay.chat.platforms.slack.settings import Settings
+from relay.chat.platforms.slack.messages import Channel
 from relay.clock import SystemClock
 from relay.errors import Deferred, Rejected
 from relay.net.http import open_session

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from relay.chat.platforms import slack as slack_platform
+from relay.chat.platforms.slack.api import Settings
 from relay.chat.platforms.slack.manifest import SCOPES, manifest
-from relay.chat.platforms.slack.settings import Settings
 from relay.clock import SystemClock
 from tests.chat.slack_server import (
     APP_TOKEN,

@@ -13,9 +13,8 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from relay.chat.platforms.slack.answers import Answers, Reply
-from relay.chat.platforms.slack.api import WebApi
-from relay.chat.platforms.slack.settings import Settings
+from relay.chat.platforms.slack.api import Settings, WebApi
+from relay.chat.platforms.slack.clicks import Answers, Reply
 from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.clock import SystemClock
 from relay.net.http import open_session

@@ -11,8 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.chat.platforms import teams
-from relay.chat.platforms.teams.settings import Settings
-from relay.chat.platforms.teams.workflow import WorkflowWebhook
+from relay.chat.platforms.teams import Settings, WorkflowWebhook
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session

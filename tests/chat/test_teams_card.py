@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from relay.chat.cards.card import Card, PrincipalRef
-from relay.chat.cards.event_card import event_card
-from relay.chat.cards.grouped_card import grouped_card
+from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms.teams.card import (
     card_message,

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import PrincipalRef, Text, Tone
-from relay.chat.cards.text import join_texts
+from relay.chat.cards.card import PrincipalRef, Text, Tone, join_texts
 from relay.events.timestamps import duration_text
 
 MAX_NAMES = 10

@@ -26,8 +26,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from relay.chat import ChatSettings, MessageGone
-from relay.chat.cards.card import Card, Text, Tone
-from relay.chat.cards.text import on_one_line, render
+from relay.chat.cards.card import Card, Text, Tone, on_one_line, render
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock

@@ -1,8 +1,8 @@
 """Mattermost: a bot keeps one message per event current in one channel.
 
-People answer with links or, if configured, with buttons. `settings` is the platform's section of
-the configuration, `api` calls the server, `posts` renders and posts cards, `clicks` takes
-decisions, and `members` knows from whom.
+People answer with links or, if configured, with buttons. `api` has the platform's section of the
+configuration and calls the server, `posts` renders and posts cards, and `clicks` takes decisions
+and knows from whom.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing_extensions import override
 from relay.chat import CallbackRefused, CallbackReply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
-from relay.chat.platforms.mattermost.api import MattermostApi
+from relay.chat.platforms.mattermost.api import MattermostApi, Settings
 from relay.chat.platforms.mattermost.clicks import Clicks
 from relay.chat.platforms.mattermost.posts import Channel
-from relay.chat.platforms.mattermost.settings import Settings
 from relay.clock import Clock
 from relay.doctor_findings import Finding, failure, ok
 from relay.errors import Deferred
@@ -48,7 +47,7 @@ async def connect(
     async with open_session() as session:
         api = MattermostApi(session, settings, clock)
         clicks = Clicks(settings, context, api, clock) if settings.approve_in_chat else None
-        channel = Channel(api, clock, clicks)
+        channel = Channel(api, clock, clicks.integration if clicks is not None else None)
         sink = MattermostSink(settings, context, channel, clock, in_chat=clicks is not None)
         sink.clicks = clicks
         async with sink.refreshing():

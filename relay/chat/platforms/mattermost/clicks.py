@@ -8,37 +8,40 @@ things:
 - Where: the post must be one that this sink made, about that event.
 - Who: the server opens a dialog only for a fresh trigger id that it signed for the person who
   clicked, and shows the dialog to that person only. So nobody else gets the dialog's token, and a
-  forged click ends there.
+  forged click ends there. The server also confirms that this is an active member of the channel:
+  guests, bots and people of other servers must not decide, whatever the rules say.
 
 Source: https://developers.mattermost.com/integrate/plugins/interactive-messages/
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import logging
+import re
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from relay.approvals.request import DecisionKind
+from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat import CallbackRefused, CallbackReply
+from relay.chat import CallbackRefused, CallbackReply, raise_deferred_if_secret_unusable
 from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
 from relay.chat.cards.card import Button
-from relay.chat.context import ChatContext
-from relay.chat.platforms.mattermost.api import MattermostApi
-from relay.chat.platforms.mattermost.markdown import render_markdown
-from relay.chat.platforms.mattermost.members import Members, NotDecided, NotEligible
-from relay.chat.platforms.mattermost.settings import Settings
-from relay.chat.throttled_log import ThrottledLog
+from relay.chat.context import ChatContext, ChatDecisionSubmitter
+from relay.chat.platforms.mattermost import api as mattermost_api
+from relay.chat.platforms.mattermost.api import MattermostApi, Settings
+from relay.chat.platforms.mattermost.posts import render_markdown
 from relay.clock import Clock
-from relay.errors import Deferred, StoreUnavailable
+from relay.errors import Deferred, RelayError, StoreUnavailable
+from relay.log_once import ThrottledLog
 
 BUTTON_LIFETIME = 14 * 86400
 """Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
@@ -188,10 +191,7 @@ class Clicks:
         self._callback_url = f"{context.public_url}/v1/chat/{settings.name}"
 
     def integration(self, button: Button) -> dict[str, Any]:
-        """Return what a button contains. The server does not show it to anybody.
-
-        Raises ValueError if there is no key.
-        """
+        """Return what a button contains. The server does not show it to anybody."""
         token = ActionToken(
             kind="button",
             sink=self._settings.name,
@@ -202,7 +202,8 @@ class Clicks:
             expires_at=self._now() + BUTTON_LIFETIME,
             nonce=secrets.token_urlsafe(12),
         )
-        proof = token.sign(self._settings.signing_key())
+        with raise_deferred_if_secret_unusable("secret"):
+            proof = token.sign(self._settings.signing_key())
         return {"url": self._callback_url, "context": {"proof": proof}}
 
     async def handle(self, body: bytes) -> CallbackReply:
@@ -315,3 +316,113 @@ class Clicks:
 
     def _now(self) -> int:
         return int(self._clock.now().timestamp())
+
+
+CHECK_LIFETIME = 30.0
+"""Seconds for which a successful check of a person is reused."""
+MAX_CHECKED = 1000
+_TEAM_ID = re.compile(r"[a-z0-9]{26}")
+
+
+class NotDecided(RelayError):
+    """Why nothing was decided. Only the person who clicked sees it."""
+
+
+class NotEligible(NotDecided):
+    """The person must not decide."""
+
+
+class Members:
+    """Knows the members of a sink's channel, and remembers who may decide."""
+
+    def __init__(self, api: MattermostApi, settings: Settings, clock: Clock) -> None:
+        self._api = api
+        self._settings = settings
+        self._clock = clock
+        self._team: tuple[str, float] = ("", 0.0)
+        """The team of the channel, and until when to believe it."""
+        self._eligible_until: dict[str, float] = {}
+
+    async def caller(self, user_id: str, decisions: ChatDecisionSubmitter) -> Caller:
+        """Return the caller that may submit decisions for a person.
+
+        The server is not asked about a person whom no rule names. Raises NotEligible, and Deferred
+        if the server does not answer.
+        """
+        seconds = mattermost_api.LOOKUP_TIMEOUT
+        try:
+            async with asyncio.timeout(seconds):
+                principal = f"mattermost:{await self._team_id()}/{user_id}"
+                caller = decisions.caller(principal, self._settings)
+                if caller is None:
+                    raise NotEligible(
+                        "You are not among those who decide here: nothing was decided. "
+                        f"Your principal is `{principal}`."
+                    )
+                await self._check(user_id)
+        except TimeoutError:
+            raise Deferred(
+                f"expected Mattermost to identify a person within {seconds:g} s, it did not answer"
+            ) from None
+        return caller
+
+    async def _team_id(self) -> str:
+        team_id, expires_at = self._team
+        now = self._clock.monotonic()
+        if team_id and now < expires_at:
+            return team_id
+        found = (await self._fetch(f"channels/{self._settings.channel}")).get("team_id")
+        if not isinstance(found, str) or _TEAM_ID.fullmatch(found) is None:
+            raise NotEligible(
+                "Nobody can decide here: this channel belongs to no team, as direct messages do "
+                "not, and a vote names a team."
+            )
+        self._team = (found, now + CHECK_LIFETIME)
+        return found
+
+    async def _check(self, user_id: str) -> None:
+        now = self._clock.monotonic()
+        if now < self._eligible_until.get(user_id, now):
+            return
+        channel_id = self._settings.channel
+        user = await self._fetch(f"users/{user_id}")
+        member = await self._fetch(f"channels/{channel_id}/members/{user_id}")
+        problem = eligibility_problem(user, member, user_id=user_id, channel_id=channel_id)
+        if problem is not None:
+            raise NotEligible(f"{problem}: nothing was decided.")
+        if len(self._eligible_until) >= MAX_CHECKED:
+            self._eligible_until.clear()
+        self._eligible_until[user_id] = now + CHECK_LIFETIME
+
+    async def _fetch(self, path: str) -> Mapping[str, Any]:
+        """Return an object of the API; an empty one if it does not exist. Raises Deferred."""
+        response = await self._api.call("GET", path)
+        if response.ok and isinstance(response.json, dict):
+            return response.json
+        if response.http.status == 404:  # HTTP
+            return {}
+        raise self._api.delivery_error(response)
+
+
+def eligibility_problem(
+    user: Mapping[str, Any], member: Mapping[str, Any], *, user_id: str, channel_id: str
+) -> str | None:
+    """Return why a person must not decide; None for an eligible person. Pure.
+
+    ``user`` and ``member`` are the objects that the server returned for the user and for the
+    membership in the channel. A missing or unclear field counts against the person, except for
+    ``is_bot``, ``remote_id`` and ``scheme_guest``, which the server may omit.
+    """
+    if user.get("id") != user_id or user.get("delete_at") != 0:
+        return "Your account is not an active one of this server"
+    if user.get("is_bot", False) is not False or user.get("remote_id"):
+        return "Only people of this server can decide, no bots and nobody of another server"
+    roles = user.get("roles")
+    if not isinstance(roles, str) or "system_guest" in roles.split():
+        return "Guests cannot decide"
+    if member.get("user_id") != user_id or member.get("channel_id") != channel_id:
+        return "You are not a member of this channel"
+    channel_roles = str(member.get("roles")).split()
+    if member.get("scheme_guest", False) is not False or "channel_guest" in channel_roles:
+        return "Guests cannot decide"
+    return None

@@ -1,20 +1,171 @@
-"""Posts, edits and replies in one channel of Mattermost, and the names of people in them."""
+"""Posts, edits and replies in one channel of Mattermost.
+
+Texts of others cannot mention anybody, link anywhere or format anything. Everything is in
+attachments, and ``message`` stays empty: the server's time limit for edits applies to ``message``
+only, and so does the mark "(edited)".
+
+Sources: https://developers.mattermost.com/integrate/reference/message-attachments/ and
+https://developers.mattermost.com/integrate/plugins/interactive-messages/
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relay.chat import raise_deferred_if_secret_unusable
-from relay.chat.cards.card import Button, Card, PrincipalRef, Text
+from relay.chat.cards.card import (
+    Button,
+    Card,
+    PrincipalRef,
+    Text,
+    Tone,
+    cut,
+    on_one_line,
+    one_line,
+    render,
+)
 from relay.chat.platforms.mattermost.api import MattermostApi
-from relay.chat.platforms.mattermost.clicks import Clicks
-from relay.chat.platforms.mattermost.markdown import attachments, thread_message
 from relay.clock import Clock
 from relay.errors import Deferred
+
+MAX_MESSAGE_LENGTH = 16383
+"""Characters of a post's ``message`` (Mattermost, ``PostMessageMaxRunesV2``)."""
+MAX_TITLE_LENGTH = 300
+"""Characters of a title or footer, before they are escaped."""
+MAX_TEXT_LENGTH = 3000
+"""Characters of any other text in an attachment, before they are escaped."""
+_MAX_NAME_LENGTH = 64
+_MAX_PRINCIPAL_LENGTH = 128
+_LINE_LENGTHS = (1500, 500, 150)
+"""Characters of each line of a reply. The first length is used at which the reply is accepted."""
+_COLORS: dict[Tone, str] = {
+    "waiting": "#F0A30A",
+    "held": "#8C5BD6",
+    "approved": "#2E9E6B",
+    "running": "#1C58D9",
+    "over": "#8B8FA7",
+}
+_ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
+_ESCAPED = re.compile(r"[\\`*\[\]|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# The server finds mentions, hashtags, emojis and bare URLs after it has removed backslashes. A
+# space without width stops it.
+_SEPARATED = re.compile(r"[@#&~<]|:(?=\S)|www(?=\d{0,3}\.)|\.(?=[A-Za-z]{2,}/)", re.IGNORECASE)
+_BLOCK_MARKER = re.compile(r"(?=[-+>=]|\d{1,9}[.)])")
+
+Json = dict[str, Any]
+Names = Mapping[str, str]
+"""User names by principal."""
+Integration = Callable[[Button], Json]
+"""Returns what the server calls when somebody clicks a button."""
+
+
+def attachments(card: Card, names: Names, integration: Integration | None) -> list[Json]:
+    """Return the attachments that show a card."""
+    numbers = itertools.count(1)
+    paragraphs = [render_markdown(text, names) for text in (card.summary, *card.notes)]
+    paragraphs.append(_links(card.buttons))
+    paragraphs += [
+        f"Runbook of rule [{escape(rule, starts_line=False)}]({url})" for rule, url in card.runbooks
+    ]
+    title = cut(on_one_line(card.title), MAX_TITLE_LENGTH)
+    common = {"fallback": title, "color": _COLORS[card.tone]}
+    main = {
+        **common,
+        "title": escape(title),
+        "text": _paragraphs(paragraphs),
+        "fields": [
+            {"title": label, "value": render_markdown(text, names), "short": False}
+            for label, text in card.facts
+        ],
+        "footer": escape(cut(card.footer, MAX_TITLE_LENGTH)),
+        "actions": _actions(card.buttons, integration, numbers),
+    }
+    lines = [
+        {
+            **common,
+            "text": _paragraphs([render_markdown(line.text, names), _links(line.buttons)]),
+            "actions": _actions(line.buttons, integration, numbers),
+        }
+        for line in card.lines
+    ]
+    return [main, *lines]
+
+
+def thread_message(lines: Sequence[Text], names: Names) -> str:
+    """Return the message of a reply. Long lines are cut if the reply would be too long."""
+    message = ""
+    for limit in _LINE_LENGTHS:
+        message = "\n".join(render_markdown(line, names, limit=limit) for line in lines)
+        if len(message) <= MAX_MESSAGE_LENGTH:
+            return message
+    return message[:MAX_MESSAGE_LENGTH]
+
+
+def render_markdown(text: Text, names: Names, *, limit: int = MAX_TEXT_LENGTH) -> str:
+    """Return a text as Markdown, with times in UTC.
+
+    People are shown by name if ``names`` has their principal. Nobody is mentioned.
+    """
+
+    def person(principal: str) -> str:
+        if principal in names:
+            return f"**{escape(cut(names[principal], _MAX_NAME_LENGTH))}**"
+        return f"`{cut(on_one_line(principal).replace('`', chr(39)), _MAX_PRINCIPAL_LENGTH)}`"
+
+    rendered = render(
+        one_line(text, limit), words=lambda words: escape(words, starts_line=False), person=person
+    ).strip()
+    return _ZERO_WIDTH_SPACE + rendered if _BLOCK_MARKER.match(rendered) else rendered
+
+
+def escape(text: str, *, starts_line: bool = True) -> str:
+    """Return Markdown that shows a text literally, on one line."""
+    text = on_one_line(text)
+    if starts_line:
+        text = text.lstrip()
+    text = _ESCAPED.sub(r"\\\g<0>", text)
+    text = _SEPARATED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
+    if starts_line and _BLOCK_MARKER.match(text):
+        return _ZERO_WIDTH_SPACE + text
+    return text
+
+
+def _actions(
+    buttons: Sequence[Button], integration: Integration | None, numbers: Iterator[int]
+) -> list[Json]:
+    """Return the buttons that decide in the chat.
+
+    The server requires that ids are unique in a post, and of letters and digits.
+    """
+    return [
+        {
+            "id": f"{button.decision}{next(numbers)}",
+            "type": "button",
+            "name": button.label,
+            "style": "primary" if button.decision == "approve" else "default",
+            "integration": integration(button),
+        }
+        for button in buttons
+        if button.url is None and integration is not None
+    ]
+
+
+def _links(buttons: Sequence[Button]) -> str:
+    """Return links for the decisions that a page takes: Mattermost's buttons open no pages."""
+    return " · ".join(
+        f"**[{escape(button.label)}]({button.url})**"
+        for button in buttons
+        if button.url is not None
+    )
+
+
+def _paragraphs(paragraphs: Sequence[str]) -> str:
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
 
 NAME_LIFETIME = 3600.0
 """Seconds for which a name is shown before it is looked up again."""
@@ -27,13 +178,13 @@ _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
 class Channel:
     """The `relay.chat.live_message.ChatPlatform` of one channel.
 
-    ``clicks`` is None if nobody decides in the chat.
+    ``integration`` is None if nobody decides in the chat.
     """
 
-    def __init__(self, api: MattermostApi, clock: Clock, clicks: Clicks | None) -> None:
+    def __init__(self, api: MattermostApi, clock: Clock, integration: Integration | None) -> None:
         self._api = api
         self._names = UserNames(api, clock)
-        self._clicks = clicks
+        self._integration = integration
         # The server compares ids of pending posts across channels.
         self._session_id = secrets.token_hex(8)
 
@@ -73,11 +224,6 @@ class Channel:
     def _pending_post_id(self, content: object) -> str:
         """Return the id by which the server recognizes a repeated post for half a minute."""
         return hashlib.sha256(f"{self._session_id}\n{content!r}".encode()).hexdigest()
-
-    def _integration(self, button: Button) -> dict[str, Any]:
-        assert self._clicks is not None  # noqa: S101  # otherwise every button has a link
-        with raise_deferred_if_secret_unusable("secret"):
-            return self._clicks.integration(button)
 
 
 class UserNames:

@@ -1,7 +1,8 @@
 """Slack: one message per event, kept current; people answer with buttons or links.
 
-`settings` is the platform's section of the configuration, `blocks` renders cards, `channel` posts,
-`socket_mode` receives clicks and commands, and `answers` does what they ask for.
+`api` has the platform's section of the configuration and calls Slack, `messages` renders and posts
+cards, `socket_mode` receives clicks and commands, `clicks` does what they ask for, and `members`
+knows who may.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from relay.chat import ChatSink
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink, background_task_until_exit
-from relay.chat.platforms.slack.answers import Answers
-from relay.chat.platforms.slack.api import WebApi
-from relay.chat.platforms.slack.channel import Channel
+from relay.chat.platforms.slack.api import Settings, WebApi
+from relay.chat.platforms.slack.clicks import Answers
 from relay.chat.platforms.slack.members import Members
-from relay.chat.platforms.slack.settings import Settings
+from relay.chat.platforms.slack.messages import Channel
 from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.clock import Clock
 from relay.doctor_findings import Finding, failure, ok

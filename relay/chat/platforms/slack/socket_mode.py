@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import aiohttp
 import orjson
 
-from relay.chat.platforms.slack.answers import Answers
 from relay.chat.platforms.slack.api import WebApi
+from relay.chat.platforms.slack.clicks import Answers
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.log_fields import log_extra

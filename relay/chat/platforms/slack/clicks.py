@@ -15,23 +15,24 @@ from urllib.parse import quote
 
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Text
-from relay.chat.cards.grouped_card import event_line
+from relay.chat.cards.event_card import event_line
 from relay.chat.context import ChatContext
-from relay.chat.platforms.slack.blocks import SlackMessage, list_message, text_message
-from relay.chat.platforms.slack.members import Members, NotAuthorized
-from relay.chat.platforms.slack.requests import (
+from relay.chat.platforms.slack.api import Settings
+from relay.chat.platforms.slack.members import (
     Actor,
     ButtonDecision,
     Click,
     Command,
+    Members,
+    NotAuthorized,
     Unreadable,
     parse_click,
     parse_command,
 )
-from relay.chat.platforms.slack.settings import Settings
-from relay.chat.throttled_log import ThrottledLog
+from relay.chat.platforms.slack.messages import SlackMessage, list_message, text_message
 from relay.clock import Clock
 from relay.errors import DeliveryError, StoreUnavailable
+from relay.log_once import ThrottledLog
 
 MAX_LISTED_EVENTS = 15
 """Events that a list names; the rest are counted."""
