@@ -93,8 +93,7 @@ class ChatMessages:
     def begin(self, sink: str, occurrences: Sequence[int], history_position: int) -> None:
         """Create the message in which a sink is about to show these events."""
         message = self._connection.execute(
-            "INSERT INTO message (sink, history_position) VALUES (?, ?)",
-            (sink, history_position),
+            "INSERT INTO message (sink, history_position) VALUES (?, ?)", (sink, history_position)
         ).lastrowid
         self._connection.executemany(
             "INSERT OR REPLACE INTO message_about VALUES (?, ?, ?)",

@@ -20,12 +20,7 @@ from pathlib import Path
 from typing import get_args
 
 from relay.errors import StoreError, StoreLocked
-from relay.files import (
-    create_private_folder,
-    current_user,
-    describe_os_error,
-    ensure_private_file,
-)
+from relay.files import create_private_folder, current_user, describe_os_error, ensure_private_file
 from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, SinkState, StateFileScopeAndVm
 from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables

@@ -18,13 +18,7 @@ from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
 from relay.store import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
-from relay.store.rows import (
-    PageLimit,
-    bulk_insert,
-    next_autoincrement_id,
-    parse_rows,
-    take_page,
-)
+from relay.store.rows import PageLimit, bulk_insert, next_autoincrement_id, parse_rows, take_page
 
 MAX_KEYS = 10_000
 """Keys in one query: SQLite takes no more than 32,766 values."""

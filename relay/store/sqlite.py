@@ -302,8 +302,7 @@ class Store:
             if job.error is not None:
                 self._uncommitted_work.remove(done)
                 _log.error(
-                    "what was sent from memory could not be recorded afterwards",
-                    exc_info=job.error,
+                    "what was sent from memory could not be recorded afterwards", exc_info=job.error
                 )
 
     def _commit_jobs(self, jobs: Sequence[_Job]) -> bool:
