@@ -115,7 +115,11 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
     except (StoreError, sqlite3.Error) as error:
         yield failure("state file", str(error), _SET_ASIDE_REMEDY)
         return
-    owner = _vm_or_scope_mismatch(meta, scope, vm_id)
+    owner = None
+    if vm_id is not None and "vm_id" in meta and meta["vm_id"].lower() != vm_id.lower():
+        owner = "VM"
+    elif scope is not None and meta.get("scope") != scope:
+        owner = f"scope ({meta.get('scope')})"
     if version != SCHEMA_VERSION:
         message = f"{path}: version {version}, this relay knows {SCHEMA_VERSION}"
         yield failure("state file", message, "run the relay that wrote it, or move it away")
@@ -128,14 +132,6 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
             "approvals", f"an operator has set them to {meta['mode']}", "imds-relay approvals on"
         )
     yield _check_lock(path)
-
-
-def _vm_or_scope_mismatch(meta: dict[str, str], scope: str | None, vm_id: str | None) -> str | None:
-    if vm_id is not None and "vm_id" in meta and meta["vm_id"].lower() != vm_id.lower():
-        return "VM"
-    if scope is not None and meta.get("scope") != scope:
-        return f"scope ({meta.get('scope')})"
-    return None
 
 
 def _check_lock(path: Path) -> Finding:

@@ -257,19 +257,10 @@ class Store:
         self._publish_results(jobs)
 
     def _try_to_recover(self) -> None:
-        began = time.monotonic()
-        # A commit that fails rolls back, and all work must be repeated: not too often.
-        if self._commit_uncommitted():
-            self._uncommitted, self._uncommitted_work = None, []
-            self._set_write_error(None)
-        elif self._uncommitted_work:
-            with contextlib.suppress(sqlite3.Error):  # the next job tries again, and reports it
-                self._begin_uncommitted()
-        elapsed = time.monotonic() - began
-        self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
+        """Write to the file what is not in it yet.
 
-    def _commit_uncommitted(self) -> bool:
-        """Write to the file what is not in it yet; return whether that was possible."""
+        A commit that fails rolls back, and all work must be repeated: so not too often.
+        """
         file = self._state_file.connection
         began = time.monotonic()
         try:
@@ -281,9 +272,15 @@ class Store:
             if self._uncommitted is file:
                 self._roll_back_uncommitted()
             self._set_write_error(str(error))
-            return False
-        self.commit_seconds.observe(time.monotonic() - began)
-        return True
+            if self._uncommitted_work:
+                with contextlib.suppress(sqlite3.Error):  # the next job tries again, and reports it
+                    self._begin_uncommitted()
+        else:
+            self.commit_seconds.observe(time.monotonic() - began)
+            self._uncommitted, self._uncommitted_work = None, []
+            self._set_write_error(None)
+        elapsed = time.monotonic() - began
+        self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)
 
     def _roll_back_uncommitted(self) -> None:
         if self._uncommitted is self._state_file.connection:

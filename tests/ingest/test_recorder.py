@@ -85,6 +85,16 @@ def test_a_life_is_told_in_its_order_over_restarts(approval_file: ApprovalFile) 
     assert not approval_file.status().occurrence.live
 
 
+def test_an_ended_event_is_told_as_it_was_last_seen(approval_file: ApprovalFile) -> None:
+    record(approval_file, REBOOT)
+    record(approval_file, STARTED)
+    last = approval_file.events()[-1].data
+    record(approval_file, incarnation=8)
+    (ended,) = approval_file.events("event.ended")
+    told = {name: value for name, value in ended.data.items() if name in last}
+    assert told == {name: value for name, value in last.items() if name != "changed"}
+
+
 def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_own(
     approval_file: ApprovalFile,
 ) -> None:
