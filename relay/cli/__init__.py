@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import Annotated
 
 import typer
@@ -37,10 +38,11 @@ A verb is a function of that name, or a typer.Typer if it has verbs of its own. 
 name too, or the one in `_MODULES`.
 """
 _MODULES: Mapping[str, str] = {
-    "explain": "show",
+    **dict.fromkeys(("keys", "schema"), "init"),
+    **dict.fromkeys(("events", "explain"), "show"),
     **dict.fromkeys(("approve", "hold", "release", "approvals"), "decide"),
     **dict.fromkeys(("dead_letters", "redeliver"), "deliveries"),
-    **dict.fromkeys(("ping", "pause", "resume"), "sink"),
+    **dict.fromkeys(("reload", "ping", "pause", "resume"), "operate"),
 }
 _COMPLETION = "_IMDS_RELAY_COMPLETE"
 """The variable with which a shell asks for completions."""
@@ -69,6 +71,10 @@ def make_app(verbs: Iterable[str] | None = None, *, completes: bool = True) -> t
                 )
                 if isinstance(verb, typer.Typer):
                     app.add_typer(verb, name=name, rich_help_panel=panel)
+                elif iscoroutinefunction(verb):
+                    from relay.cli.client import RelayCommand  # noqa: PLC0415  # `run` needs none
+
+                    app.command(name, cls=RelayCommand, rich_help_panel=panel)(verb)
                 else:
                     app.command(name, rich_help_panel=panel)(verb)
     return app

@@ -1,17 +1,16 @@
 """The arguments and options that several verbs share, as annotated types for typer.
 
 Typer learns the options of a verb from its signature, and the help text from its docstring.
-`set_default_verb` gives a group of verbs, such as ``holds``, those of a default.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 AllPages = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
@@ -52,21 +51,14 @@ def scope_query(scope: str | None) -> dict[str, str]:
     return {} if scope is None else {"scope": scope}
 
 
-def set_default_verb(group: typer.Typer, default: Callable[..., None]) -> None:
-    """Run ``default`` where a group of verbs is called without one of them.
+class DefaultGroup(TyperGroup):
+    """A group of verbs that means its first verb where none is named."""
 
-    The options and the help text of the group are then those of ``default``.
-    """
-
-    def run_default(context: typer.Context, **options: Any) -> None:
-        if context.invoked_subcommand is None:
-            default(**options)
-
-    context = inspect.Parameter(
-        "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-    )
-    run_default.__doc__ = inspect.getdoc(default)
-    run_default.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
-        [context, *inspect.signature(default).parameters.values()]
-    )
-    group.callback()(run_default)
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_option = bool(args) and args[0].startswith("-") and args[0] != "--help"
+        if (is_option or not args) and not ctx.resilient_parsing:
+            for verb in self.commands.keys() & {*args}:
+                raise typer.BadParameter(f"expected options behind the verb: {verb} {args[0]}")
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)

@@ -15,9 +15,9 @@ from typing import Annotated
 import orjson
 import typer
 
-from relay.cli._event_text import cloudevent_row
+from relay.cli._events import cloudevent_row
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import AsJson, ConfigFile, EventId
+from relay.cli._options import AsJson, ConfigFile, DefaultGroup, EventId
 from relay.cli._output import (
     format_local_time,
     pluralize,
@@ -35,8 +35,9 @@ from relay.store.file import open_for_reading
 from relay.store.journal import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
 
 audit = typer.Typer(
-    invoke_without_command=True,
-    help="Verify and show what was decided, from the journal of the state file.",
+    cls=DefaultGroup,
+    help="Verify and show what was decided, from the journal of the state file. "
+    "Without a verb: verify.",
 )
 
 ExpectedHead = Annotated[
@@ -55,21 +56,6 @@ StoreFile = Annotated[
         help="The state file itself, or a copy of it. No configuration is read then.",
     ),
 ]
-
-
-@audit.callback()
-def _verify_without_verb(
-    context: typer.Context, store: StoreFile = None, config: ConfigFile = None
-) -> None:
-    """Verify and show what was decided, from the state file. Without a verb: verify."""
-    verb = context.invoked_subcommand
-    if verb is None:
-        verify_chain_and_claims(store=store, config=config)
-    elif store is not None or config is not None:
-        # The verb would not see the option, and would read another file than the one meant.
-        raise typer.BadParameter(
-            f"expected --store and --config behind the verb: imds-relay audit {verb} --store FILE"
-        )
 
 
 @audit.command("verify")

@@ -2,28 +2,29 @@
 
 A verb calls the relay of ``--url`` with a key, or of a local socket: that of ``--socket``, else
 that of the configuration (`relay.config.relay_location`). Every failed call is an error with a
-sentence and an exit code. `with_client` turns an async function into a verb that has the options
-for this choice: typer learns them from the signature that it makes.
+sentence and an exit code. Each async function is a `RelayCommand`, which has the options for this
+choice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import os
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, ParamSpec
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import aiohttp
 import orjson
 import typer
+from typer.core import TyperCommand
+from typing_extensions import override
 from yarl import URL
 
 from relay.api.local_socket import (
@@ -38,8 +39,6 @@ from relay.config.relay_location import locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist
 from relay.net.tls import client_context_trusting_ca_file, default_context, explain_refusal
-
-P = ParamSpec("P")
 
 _option = functools.partial(typer.Option, rich_help_panel="Which relay")
 SocketFile = Annotated[
@@ -317,29 +316,42 @@ def find_socket(named: Path | None, config: Path | None) -> tuple[Path, dict[str
     return path, {STATE_FILE_HEADER: state_file_id(state_file)} if is_certain else {}
 
 
-def with_client(work: Callable[Concatenate[Client, P], Awaitable[None]]) -> Callable[..., None]:
-    """Make a verb of an async function whose first parameter is the client.
+class RelayCall(typer.Context):
+    """What the function of a verb gets that calls a relay."""
 
-    The verb has the function's other parameters and the options of `connect`. It connects, and runs
-    the function to its end.
+    @property
+    def relay(self) -> Client:
+        """The client of the chosen relay."""
+        client: Client = self.obj
+        return client
+
+
+class RelayCommand(TyperCommand):
+    """A verb that calls a relay: it connects, and runs an async function to its end.
+
+    It has the options of the function and those of `connect`.
     """
-    connection_options = inspect.signature(connect, eval_str=True).parameters
 
-    @functools.wraps(work)
-    def connect_and_run(**options: Any) -> None:
-        connection = {name: options.pop(name) for name in connection_options}
+    context_class = RelayCall
 
-        async def run() -> None:
-            async with connect(**connection) as client:
-                await work(client, **options)  # type: ignore[call-arg]  # typer read the signature
+    def __init__(self, *, params: Sequence[Any] = (), **settings: Any) -> None:
+        super().__init__(params=[*params, *_relay_options()], **settings)
 
-        asyncio.run(run())
+    @override
+    def invoke(self, ctx: Any) -> None:
+        options = {option.name: ctx.params.pop(option.name) for option in _relay_options()}
 
-    own_parameters = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
-    connect_and_run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
-        [*own_parameters, *connection_options.values()]
-    )
-    return connect_and_run
+        async def call() -> None:
+            async with connect(**options) as ctx.obj:
+                await super(RelayCommand, self).invoke(ctx)
+
+        asyncio.run(call())
+
+
+def _relay_options() -> Sequence[Any]:
+    verb = typer.Typer(add_completion=False)
+    verb.command()(connect)
+    return typer.main.get_command(verb).params
 
 
 def _origin(url: str) -> str:

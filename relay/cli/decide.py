@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from relay.cli._event_lookup import get_event
-from relay.cli._event_text import (
+from relay.cli._events import (
     describe_limit_waits,
     describe_standing_holds_in_force,
     event_fields,
+    get_event,
     vote_count,
 )
 from relay.cli._exit_codes import CommandFailed
@@ -25,7 +25,7 @@ from relay.cli._output import (
     print_lines,
     print_to_stderr,
 )
-from relay.cli.client import Client, with_client
+from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
 
 Revision = Annotated[
@@ -64,9 +64,8 @@ async def decide(
     return answer
 
 
-@with_client
 async def approve(
-    relay: Client,
+    call: RelayCall,
     event: EventId,
     *,
     revision: Revision = None,
@@ -84,11 +83,13 @@ async def approve(
             "standard input is no terminal, so nobody can be asked: give --revision for one state "
             "of the event, or --yes for its current state"
         )
-    shown = await get_event(relay, event)
+    shown = await get_event(call.relay, event)
     _print_event_to_approve(shown)
     if not yes and sys.stdin.isatty() and not _is_confirmed():
         raise CommandFailed("nothing was approved")
-    answer = await decide(relay, shown, "approve", revision=revision, reason=reason, ticket=ticket)
+    answer = await decide(
+        call.relay, shown, "approve", revision=revision, reason=reason, ticket=ticket
+    )
     if as_json:
         print_json(answer)
         return
@@ -134,9 +135,8 @@ def _is_confirmed() -> bool:
         signal.signal(signal.SIGINT, loop_handler)
 
 
-@with_client
 async def hold(
-    relay: Client,
+    call: RelayCall,
     event: EventId,
     *,
     revision: Revision = None,
@@ -149,8 +149,10 @@ async def hold(
     Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can still
     approve.
     """
-    shown = await get_event(relay, event)
-    answer = await decide(relay, shown, "hold", revision=revision, reason=reason, ticket=ticket)
+    shown = await get_event(call.relay, event)
+    answer = await decide(
+        call.relay, shown, "hold", revision=revision, reason=reason, ticket=ticket
+    )
     print_to_stderr(AZURE_PROCEEDS)
     if "notice" in answer:
         print_to_stderr(f"Note: {answer['notice']}.")
@@ -166,9 +168,8 @@ async def hold(
     )
 
 
-@with_client
 async def release(
-    relay: Client,
+    call: RelayCall,
     event: EventId,
     *,
     revision: Revision = None,
@@ -177,8 +178,10 @@ async def release(
     as_json: AsJson = False,
 ) -> None:
     """End a hold. Rules and votes are weighed again."""
-    shown = await get_event(relay, event)
-    answer = await decide(relay, shown, "release", revision=revision, reason=reason, ticket=ticket)
+    shown = await get_event(call.relay, event)
+    answer = await decide(
+        call.relay, shown, "release", revision=revision, reason=reason, ticket=ticket
+    )
     if as_json:
         print_json(answer)
         return
@@ -202,9 +205,8 @@ async def release(
             print_lines(state)
 
 
-@with_client
 async def approvals(
-    relay: Client,
+    call: RelayCall,
     mode: Literal["on", "dry-run", "off"],
     *,
     as_json: AsJson = False,
@@ -213,7 +215,7 @@ async def approvals(
 
     The relay remembers the mode. The stricter of this mode and the configuration applies.
     """
-    answer = await relay.put("approvals", "mode", body={"mode": mode})
+    answer = await call.relay.put("approvals", "mode", body={"mode": mode})
     if as_json:
         print_json(answer)
         return

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli._event_lookup import (
+from relay.cli._events import (
     expand_event_id_prefix_if_known,
     shorten_page_event_ids_on_terminal,
 )
@@ -22,7 +22,7 @@ from relay.cli._output import (
     print_to_stderr,
 )
 from relay.cli._tables import print_fields, print_page, print_table, show_progress_bar
-from relay.cli.client import Client, with_client
+from relay.cli.client import Client, RelayCall
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -32,9 +32,8 @@ from relay.suggestions import describe_choices
 _COLUMNS = ("id", "sink", "what", "event", "state", "when", "reason")
 
 
-@with_client
 async def deliveries(
-    relay: Client,
+    call: RelayCall,
     delivery: Annotated[
         str | None, typer.Argument(metavar="ID", help="An id of the list: shows its tries.")
     ] = None,
@@ -44,10 +43,10 @@ async def deliveries(
 ) -> None:
     """List what was sent and what waits, or show one delivery with its tries."""
     if delivery is None:
-        page = await relay.get_first_or_all_pages("deliveries", all_pages=all_pages)
+        page = await call.relay.get_first_or_all_pages("deliveries", all_pages=all_pages)
         print_deliveries(page, empty="nothing was sent", as_json=as_json)
         return
-    details = await relay.get_details_with_log(
+    details = await call.relay.get_details_with_log(
         "deliveries", delivery, log="log", all_pages=all_pages
     )
     if as_json:
@@ -99,18 +98,16 @@ def _delivery_row(delivery: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
-@with_client
 async def dead_letters(
-    relay: Client, *, all_pages: AllPages = False, as_json: AsJson = False
+    call: RelayCall, *, all_pages: AllPages = False, as_json: AsJson = False
 ) -> None:
     """List the deliveries that were given up, and why. `imds-relay redeliver` sends one again."""
-    page = await relay.get_first_or_all_pages("dead-letters", all_pages=all_pages)
+    page = await call.relay.get_first_or_all_pages("dead-letters", all_pages=all_pages)
     print_deliveries(page, empty="no dead letters", as_json=as_json)
 
 
-@with_client
 async def redeliver(
-    relay: Client,
+    call: RelayCall,
     dead_letter: Annotated[
         str | None,
         typer.Argument(
@@ -154,7 +151,7 @@ async def redeliver(
 ) -> None:
     """Send a dead letter again at once, or all that match every given option, oldest first."""
     if event is not None:
-        event = await expand_event_id_prefix_if_known(relay, event)
+        event = await expand_event_id_prefix_if_known(call.relay, event)
     conditions = {
         "sink": sink,
         "type": None if event_type is None else _parse_event_type(event_type),
@@ -167,10 +164,10 @@ async def redeliver(
     if is_by_id == is_by_options:
         raise typer.BadParameter("expected an id, or --sink, --type, --event, --since or --all")
     if dead_letter is not None:
-        await relay.post("dead-letters", dead_letter, "redeliver")
+        await call.relay.post("dead-letters", dead_letter, "redeliver")
         print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
         return
-    count = await _redeliver_in_batches(relay, selection)
+    count = await _redeliver_in_batches(call.relay, selection)
     print_lines(
         f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
         "see `imds-relay deliveries`"

@@ -1,26 +1,43 @@
-"""``fleet``: shows the agents of a hub. Its verb ``definitions`` has a module of its own."""
+"""``fleet``: shows the agents of a hub, and what a RabbitMQ must hold for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from yarl import URL
 
-from relay.cli._fleet_definitions import definitions
-from relay.cli._options import AsJson, Scope, scope_query, set_default_verb
-from relay.cli._output import format_local_time, pluralize, print_json, print_lines
+from relay.cli._options import AsJson, ConfigFile, DefaultGroup, Scope, scope_query
+from relay.cli._output import format_local_time, pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
-from relay.cli.client import Client, with_client
+from relay.cli.client import RelayCall, RelayCommand
+from relay.config import Config, load
+from relay.errors import ConfigError
+from relay.files import describe_os_error
+from relay.fleet.rabbitmq_definitions import (
+    SALT_BYTES,
+    AdditionalHubExchange,
+    HubUserWithAdditionalExchanges,
+    fleet_definitions,
+    hash_password,
+    is_password_hash,
+)
+from relay.fleet.settings import HubSettings
+from relay.sinks.rabbitmq import Settings as RabbitMQSettings
 
-fleet = typer.Typer(invoke_without_command=True)
-fleet.command("definitions")(definitions)
+fleet = typer.Typer(
+    cls=DefaultGroup,
+    help="Show the agents of a hub, and what their RabbitMQ needs. Without a verb: agents.",
+)
 
 
-@with_client
-async def roster(relay: Client, *, scope: Scope = None, as_json: AsJson = False) -> None:
+@fleet.command("agents", cls=RelayCommand)
+async def agents(call: RelayCall, *, scope: Scope = None, as_json: AsJson = False) -> None:
     """Show the agents of a hub: who they are, when they were heard, and who is silent."""
-    answer = await relay.get("fleet", **scope_query(scope))
+    answer = await call.relay.get("fleet", **scope_query(scope))
     if as_json:
         print_json(answer)
         return
@@ -32,9 +49,6 @@ async def roster(relay: Client, *, scope: Scope = None, as_json: AsJson = False)
     if rows:
         scopes = {agent["scope"] for agent in answer["agents"]}
         print_lines(f"{pluralize(len(rows), 'agent')} in {pluralize(len(scopes), 'scope')}")
-
-
-set_default_verb(fleet, roster)
 
 
 def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:
@@ -49,3 +63,219 @@ def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:
         None if offset is None else f"{offset:+.1f} s",
         None if poll_age is None else f"{poll_age:.0f} s before",
     )
+
+
+AsDefinitions = Annotated[
+    bool, typer.Option("--json", help="Print JSON for `rabbitmqctl import_definitions`.")
+]
+HubUser = Annotated[
+    str | None,
+    typer.Option(
+        "--hub-user", metavar="USER", help="The hub's user. Default: the user in fleet.url."
+    ),
+]
+PasswordHashes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--password-hash",
+        metavar="USER=HASH",
+        help="Also make this user; a hash as in exported definitions. Repeatable.",
+    ),
+]
+PasswordFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--password-file",
+        metavar="USER=FILE",
+        help="Also make this user with the password in the file. Repeatable.",
+    ),
+]
+AllUsers = Annotated[
+    bool,
+    typer.Option(
+        "--all-users",
+        help="Also make the other users, without a password. The import removes the password "
+        "of a user that exists.",
+    ),
+]
+
+
+@fleet.command()
+def definitions(
+    *,
+    config: ConfigFile = None,
+    hub_user: HubUser = None,
+    password_hash: PasswordHashes = None,
+    password_file: PasswordFiles = None,
+    all_users: AllUsers = False,
+    as_json: AsDefinitions = False,
+) -> None:
+    """Print the users' rights, exchanges and queues that a fleet needs on its RabbitMQ.
+
+    It reads the configuration of the hub, and calls nothing. The import replaces the rights that
+    these users have in the virtual host. Users that are not made must exist before.
+    """
+    loaded = load(config).config
+    settings = loaded.fleet
+    if not isinstance(settings, HubSettings):
+        raise ConfigError("expected the configuration of a hub, one with fleet.role: hub")
+    url = settings.broker_urls()[0]
+    user = hub_user or url.user
+    if user is None:
+        raise ConfigError("expected --hub-user, because fleet.url names no user")
+    if user in {domain.user for domain in settings.domains}:
+        raise ConfigError(f"--hub-user: expected a user of no domain, got {user!r}")
+    hashes = _password_hashes_from_options(password_hash or (), password_file or ())
+    unknown = sorted(hashes.keys() - {user, *(domain.user for domain in settings.domains)})
+    if unknown:
+        raise ConfigError(
+            f"expected passwords of users of this fleet, {', '.join(unknown)} is none"
+        )
+    answer = fleet_definitions(
+        settings,
+        _hub_account_with_other_exchanges(loaded, user, url),
+        _vhost_name(url),
+        hashes,
+        all_users=all_users,
+    )
+    if as_json:
+        print_json(answer)
+    else:
+        _print_tables(answer)
+    for warning in settings.overlap_warnings():
+        print_to_stderr(f"warning: {warning}")
+    if settings.declare is True:
+        print_to_stderr(
+            "the hub may make exchanges and queues, because fleet.declare is true: "
+            "after the import it needs only declare: passive, and fewer rights"
+        )
+
+
+def _hub_account_with_other_exchanges(
+    config: Config, user: str, url: URL
+) -> HubUserWithAdditionalExchanges:
+    """Return what else the hub's user does in the virtual host of the fleet.
+
+    A user has its rights in one place, so the import must not take these away.
+    """
+    sinks = tuple(
+        AdditionalHubExchange(exchange=sink.exchange, declare=sink.declare)
+        for sink in config.sinks
+        if isinstance(sink, RabbitMQSettings)
+        and _has_same_user_and_vhost(sink.broker_urls()[0], url)
+    )
+    amqp = config.approvals.amqp
+    approvals = None
+    if amqp is not None and _has_same_user_and_vhost(amqp.broker_urls()[0], url):
+        approvals = AdditionalHubExchange(
+            exchange=config.approval_answers_exchange, declare=amqp.declare
+        )
+    return HubUserWithAdditionalExchanges(user=user, sinks=sinks, approvals=approvals)
+
+
+def _has_same_user_and_vhost(one: URL, other: URL) -> bool:
+    return (one.host, one.user, _vhost_name(one)) == (other.host, other.user, _vhost_name(other))
+
+
+def _vhost_name(url: URL) -> str:
+    return url.path[1:] or "/"
+
+
+def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -> dict[str, str]:
+    """Return the hash of the password of each user that the two options name.
+
+    Raises ConfigError for an option or file that cannot be used, and for two passwords of a user.
+    """
+    found: dict[str, str] = {}
+    for option in hashes:
+        user, value = _split_user_option("--password-hash", option)
+        if not is_password_hash(value):
+            raise ConfigError(
+                f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
+            )
+        _add_user_hash_or_refuse_conflict(found, user, value)
+    for option in files:
+        user, value = _split_user_option("--password-file", option)
+        try:
+            password = Path(value).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = describe_os_error(error) if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"--password-file: {value}: {problem}") from None
+        if not password:
+            raise ConfigError(f"--password-file: {value}: expected a password, it is empty")
+        _add_user_hash_or_refuse_conflict(
+            found, user, hash_password(password, secrets.token_bytes(SALT_BYTES))
+        )
+    return found
+
+
+def _split_user_option(name: str, option: str) -> tuple[str, str]:
+    user, equals, value = option.partition("=")
+    if not (user and equals and value):
+        raise ConfigError(f"{name}: expected USER and a value with = between them")
+    return user, value
+
+
+def _add_user_hash_or_refuse_conflict(found: dict[str, str], user: str, value: str) -> None:
+    if found.setdefault(user, value) != value:
+        raise ConfigError(f"expected one password for {user}, got two")
+
+
+def _print_tables(answer: Mapping[str, Any]) -> None:
+    print_lines(f"virtual host {answer['vhosts'][0]['name']}", "")
+    made = {user["name"] for user in answer["users"]}
+    print_table(
+        ("user", "made", "may configure", "may write", "may read"),
+        [
+            (
+                entry["user"],
+                "yes" if entry["user"] in made else "no: it must exist",
+                entry["configure"],
+                entry["write"],
+                entry["read"],
+            )
+            for entry in answer["permissions"]
+        ],
+        empty="",
+    )
+    print_lines("")
+    print_table(
+        ("user", "at the exchange", "may write with the keys", "may bind the keys"),
+        [
+            (entry["user"], entry["exchange"], entry["write"], entry["read"])
+            for entry in answer["topic_permissions"]
+        ],
+        empty="",
+    )
+    print_lines("")
+    print_table(
+        ("exchange", "type", "arguments"),
+        [
+            (entry["name"], entry["type"], _format_amqp_arguments(entry["arguments"]))
+            for entry in answer["exchanges"]
+        ],
+        empty="",
+    )
+    print_lines("")
+    keys: dict[str, list[str]] = {}
+    for binding in answer["bindings"]:
+        keys.setdefault(binding["destination"], []).append(
+            f"{binding['source']} {binding['routing_key']}".rstrip()
+        )
+    print_table(
+        ("queue", "bound to", "arguments"),
+        [
+            (
+                entry["name"],
+                ", ".join(keys[entry["name"]]),
+                _format_amqp_arguments(entry["arguments"]),
+            )
+            for entry in answer["queues"]
+        ],
+        empty="",
+    )
+
+
+def _format_amqp_arguments(arguments: Mapping[str, Any]) -> str | None:
+    texts = (f"{name}={str(value).lower()}" for name, value in sorted(arguments.items()))
+    return ", ".join(texts) or None

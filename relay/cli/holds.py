@@ -14,10 +14,10 @@ import typer
 
 from relay.approvals.standing_holds import describe_conditions
 from relay.cli._exit_codes import CommandFailed, NotFound
-from relay.cli._options import AZURE_PROCEEDS, AllPages, AsJson, Reason, set_default_verb
+from relay.cli._options import AZURE_PROCEEDS, AllPages, AsJson, DefaultGroup, Reason
 from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_page
-from relay.cli.client import Client, with_client
+from relay.cli.client import Client, RelayCall, RelayCommand
 from relay.errors import ConfigError
 from relay.events.timestamps import format_rfc3339
 from relay.settings import parse_duration
@@ -75,26 +75,25 @@ EveryEvent = Annotated[
 ]
 HoldId = Annotated[str, typer.Argument(metavar="HOLD", help="Its id, or a unique beginning of it.")]
 
-holds = typer.Typer(invoke_without_command=True)
+holds = typer.Typer(
+    cls=DefaultGroup, help="List, add and end standing holds. Without a verb: list."
+)
 
 
-@with_client
+@holds.command("list", cls=RelayCommand)
 async def list_holds(
-    relay: Client, *, over: Over = False, all_pages: AllPages = False, as_json: AsJson = False
+    call: RelayCall, *, over: Over = False, all_pages: AllPages = False, as_json: AsJson = False
 ) -> None:
     """List standing holds: holds by conditions and for a time, also of events still to come.
 
     `imds-relay hold` holds one event that exists.
     """
     query = {"over": "true"} if over else {}
-    page = await relay.get_first_or_all_pages("standing-holds", all_pages=all_pages, **query)
+    page = await call.relay.get_first_or_all_pages("standing-holds", all_pages=all_pages, **query)
     columns = ("hold", "state", "from", "until", "by", "events", "reason")
     print_page(page, columns, _hold_row, empty="no standing holds", as_json=as_json)
     if page["items"] and not as_json:
         print_to_stderr(AZURE_PROCEEDS)
-
-
-set_default_verb(holds, list_holds)
 
 
 def _hold_row(hold: Mapping[str, Any]) -> tuple[object, ...]:
@@ -112,10 +111,9 @@ def _hold_row(hold: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
-@holds.command("add")
-@with_client
+@holds.command("add", cls=RelayCommand)
 async def add(
-    relay: Client,
+    call: RelayCall,
     *,
     reason: HoldReason,
     duration: For = None,
@@ -151,7 +149,9 @@ async def add(
             "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event"
         )
     times = _hold_times_from_options(starts, ends, duration)
-    hold = await relay.post("standing-holds", body={"match": conditions, "reason": reason, **times})
+    hold = await call.relay.post(
+        "standing-holds", body={"match": conditions, "reason": reason, **times}
+    )
     print_to_stderr(AZURE_PROCEEDS)
     if as_json:
         print_json(hold)
@@ -207,18 +207,17 @@ def _parse_iso_time_option(option: str, text: str) -> datetime:
         raise ConfigError(f"{option}: expected a time such as 2026-12-24T18:00") from None
 
 
-@holds.command("end")
-@with_client
+@holds.command("end", cls=RelayCommand)
 async def end(
-    relay: Client, hold: HoldId, *, reason: Reason = None, as_json: AsJson = False
+    call: RelayCall, hold: HoldId, *, reason: Reason = None, as_json: AsJson = False
 ) -> None:
     """End a standing hold early. Rules and votes are weighed again.
 
     Its author may, and whoever has the right operate.
     """
-    found = await _find_standing_hold_by_id_prefix(relay, hold)
+    found = await _find_standing_hold_by_id_prefix(call.relay, hold)
     body = {"reason": reason} if reason else {}
-    answer = await relay.post("standing-holds", found["holdId"], "end", body=body)
+    answer = await call.relay.post("standing-holds", found["holdId"], "end", body=body)
     if as_json:
         print_json(answer)
         return

@@ -1,22 +1,35 @@
-"""``init``: prints a configuration file to start from, or writes that of the service."""
+"""``init``, ``keys`` and ``schema`` print what a person or program starts from."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from relay.api.local_socket import SERVICE_SOCKET
+from relay.api.settings import KEY_PREFIX
+from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._output import print_lines
+from relay.cli._options import AsJson
+from relay.cli._output import print_json, print_lines
+from relay.cli._tables import print_table
 from relay.config import AGENT_EXAMPLE, DEFAULTS
 from relay.config.file_lookup import SERVICE_STORE, SYSTEM_FILE
 from relay.errors import ConfigError
+from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.files import describe_os_error
+from relay.settings import Name
+from relay.signature import PREFIX
+from relay.suggestions import closest
+from relay.validation import first_error_path_and_message
 
 SERVICE_GROUP = "imds-relay"
 """The group of the service, as its unit file and the file for systemd-sysusers name it."""
@@ -115,3 +128,112 @@ def initial_configuration() -> str:
 def agent_configuration() -> str:
     """Return the annotated configuration of an agent."""
     return AGENT_EXAMPLE.read_text(encoding="utf-8")
+
+
+_KEY_BYTES = 32
+
+
+def keys(
+    *,
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="The client's name in the printed lines.")
+    ] = "new-client",
+    as_json: AsJson = False,
+) -> None:
+    """Make a bearer key and a signing secret for a client, or for a webhook sink.
+
+    They are printed and stored nowhere. What is printed is YAML: all of it is a configuration, and
+    the lines for the client are comments in it.
+    """
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        _, problem = first_error_path_and_message(error)
+        raise typer.BadParameter(f"{problem}, got {name!r}", param_hint="--name") from None
+    key = make_random_bearer_key()
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    secret = new_signing_secret()
+    if as_json:
+        print_json({"key": key, "key_sha256": digest, "secret": secret})
+        return
+    print_lines(
+        f'# For relay.yaml. If it has api: and clients: already, add the lines from "- name" on\n'
+        f"# below its clients:, in place of a [] there.\n"
+        f"api:\n"
+        f"  clients:\n"
+        f'    - name: "{name}"\n'
+        f'      key_sha256: "{digest}"\n'
+        f'      secrets: ["{secret}"]\n'
+        f"      can: [read, approve, hold]\n"
+        f"\n"
+        f"# For {name} alone: its key for the API, and the secret with which it signs callbacks.\n"
+        f"#   key:    {key}\n"
+        f"#   secret: {secret}\n"
+        f"# With the key in the shell, every verb works at {name}, with --url:\n"
+        f"#   export IMDS_RELAY_KEY={key}\n"
+        f"# A webhook sink needs the secret only: in the secrets of the sink, and at its receiver."
+    )
+
+
+def make_random_bearer_key() -> str:
+    """Return a random bearer key for the HTTP API."""
+    return f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
+
+
+def new_signing_secret() -> str:
+    """Return a random secret in the form of Standard Webhooks."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+
+
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TYPE",
+            help="Such as event.scheduled, or slack-manifest. Default: all types.",
+        ),
+    ] = None,
+    *,
+    list_types: Annotated[
+        bool, typer.Option("--list", help="List the types, and when each is sent.")
+    ] = False,
+    answers: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="With slack-manifest: none (the app only posts messages with links), "
+            "or socket (Socket Mode).",
+        ),
+    ] = "socket",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --list: print JSON for programs.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of one CloudEvent, or of all by type.
+
+    Also prints a Slack app's manifest.
+    """
+    if list_types and as_json:
+        print_json([{"type": definition.type, "when": definition.when} for definition in CATALOG])
+    elif list_types:
+        rows = [(definition.type, definition.when) for definition in CATALOG]
+        print_table(("type", "when"), rows, empty="")
+    elif name is None:
+        print_json({definition.type: cloudevent_schema(definition) for definition in CATALOG})
+    elif name == "slack-manifest":
+        if answers not in ("none", "socket"):
+            raise ConfigError(f"--answers: expected none or socket, got {answers!r}")
+        print_json(manifest(answers))
+    else:
+        print_json(cloudevent_schema(_find_event_definition(name)))
+
+
+def _find_event_definition(name: str) -> EventDefinition:
+    for definition in CATALOG:
+        if name in (definition.name, definition.type):
+            return definition
+    close = closest(name, ["slack-manifest", *(each.name for each in CATALOG)])
+    raise ConfigError(
+        f"expected slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
+        f"{f'; did you mean {close}?' if close else ''}"
+    )

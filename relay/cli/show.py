@@ -1,19 +1,22 @@
-"""``show``: one event with its history; ``explain``: which rule decides about it."""
+"""``events`` lists events, ``show`` shows one, and ``explain`` says which rule decides about it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from relay.cli._event_lookup import call_about_event
-from relay.cli._event_text import (
+from relay.cli._events import (
+    approval_summary,
+    call_about_event,
     cloudevent_row,
     describe_limit_waits,
     describe_standing_holds_in_force,
     event_fields,
+    shorten_page_event_ids_on_terminal,
     vote_count,
 )
-from relay.cli._options import AllPages, AsJson, EventId, Scope
+from relay.cli._options import AllPages, AsJson, EventId, Scope, scope_query
 from relay.cli._output import (
     format_local_time,
     join_names,
@@ -22,14 +25,45 @@ from relay.cli._output import (
     print_lines,
     print_to_stderr,
 )
-from relay.cli._tables import print_fields, print_table
-from relay.cli.client import Client, with_client
+from relay.cli._tables import print_fields, print_page, print_table
+from relay.cli.client import RelayCall
 from relay.events.cloudevent import event_name
 
 
-@with_client
+async def events(
+    call: RelayCall,
+    *,
+    scope: Scope = None,
+    all_pages: AllPages = False,
+    as_json: AsJson = False,
+) -> None:
+    """List current and recent events."""
+    page = await call.relay.get_first_or_all_pages(
+        "events", all_pages=all_pages, **scope_query(scope)
+    )
+    columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
+    has_scopes = len({event.get("scope") for event in page["items"]}) > 1
+    if has_scopes:
+        columns = ("scope", *columns)
+    shown = page if as_json else shorten_page_event_ids_on_terminal(page)
+    row = functools.partial(_event_row, with_scope=has_scopes)
+    print_page(shown, columns, row, empty="no events", as_json=as_json)
+
+
+def _event_row(event: Mapping[str, Any], *, with_scope: bool) -> tuple[object, ...]:
+    return (
+        *((event["scope"],) if with_scope else ()),
+        event["eventId"],
+        event["eventType"],
+        event["outcome"] or event["eventStatus"],
+        join_names(event["resources"], limit=3),
+        format_local_time(event["notBefore"]) if event["outcome"] is None else None,
+        approval_summary(event),
+    )
+
+
 async def show(
-    relay: Client,
+    call: RelayCall,
     event: EventId,
     *,
     scope: Scope = None,
@@ -41,10 +75,10 @@ async def show(
     --all shows the whole history.
     """
     details = await call_about_event(
-        relay,
+        call.relay,
         event,
         scope,
-        lambda event_id, query: relay.get_details_with_log(
+        lambda event_id, query: call.relay.get_details_with_log(
             "events", event_id, log="history", all_pages=all_pages, **query
         ),
     )
@@ -89,13 +123,15 @@ async def show(
         print_to_stderr("more happened before: --all")
 
 
-@with_client
 async def explain(
-    relay: Client, event: EventId, *, scope: Scope = None, as_json: AsJson = False
+    call: RelayCall, event: EventId, *, scope: Scope = None, as_json: AsJson = False
 ) -> None:
     """Say which rule decides about an event, what is missing, and until when."""
     explanation = await call_about_event(
-        relay, event, scope, lambda event_id, query: relay.get("events", event_id, "rule", **query)
+        call.relay,
+        event,
+        scope,
+        lambda event_id, query: call.relay.get("events", event_id, "rule", **query),
     )
     if as_json:
         print_json(explanation)

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 
-from relay.cli._event_text import cloudevent_row
+from relay.cli._events import cloudevent_row
 from relay.cli._options import AsJson
 from relay.cli._output import join_names, print_json_line, print_lines, print_to_stderr
-from relay.cli._server_sent_events import EventStreamParser
-from relay.cli.client import Client, with_client
+from relay.cli.client import Client, RelayCall
 from relay.signals import run_until_stopped
+
+
+class EventStreamParser:
+    """Parses the bytes of one connection."""
+
+    def __init__(self) -> None:
+        self._unfinished_line = b""
+        self._frame: dict[bytes, bytes] = {}
+
+    def feed(self, chunk: bytes) -> Iterator[dict[bytes, bytes]]:
+        """Yield the fields of each frame that this chunk completes."""
+        *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
+        for line in lines:
+            name, _, value = line.removesuffix(b"\r").partition(b":")
+            if name:  # without one it is a comment, or the end of the frame
+                self._frame[name] = value.removeprefix(b" ")
+            elif line in (b"", b"\r") and self._frame:
+                yield self._frame
+                self._frame = {}
+
 
 _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0
 """Seconds. The delay doubles with each attempt that fails."""
 
 
-@with_client
-async def tail(relay: Client, *, as_json: AsJson = False) -> None:
+async def tail(call: RelayCall, *, as_json: AsJson = False) -> None:
     """Print each CloudEvent of the relay as it happens, until Ctrl-C."""
-    await run_until_stopped(_follow(relay, as_json=as_json))
+    await run_until_stopped(_follow(call.relay, as_json=as_json))
 
 
 async def _follow(relay: Client, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.cli._event_lookup import unique_beginnings
+from relay.cli._events import unique_beginnings
 from relay.simulator import Plan
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
 from tests.eventually import eventually

@@ -13,8 +13,7 @@ import aiohttp
 import pytest
 
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
-from relay.cli._webhook_receiver import start_webhook_receiver
-from relay.cli.demo import TimedStepPrinter, run_demo
+from relay.cli.demo import TimedStepPrinter, run_demo, start_webhook_receiver
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import load_packaged_playbooks
