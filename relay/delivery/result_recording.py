@@ -165,7 +165,7 @@ class ResultRecorder:
 
         def work(tx: Transaction) -> None:
             if attempt is not None:
-                tx.deliveries.log_attempt(entry_id, attempt)
+                tx.deliveries.log_attempts([(entry_id, attempt)])
             tx.deliveries.store_final_state(entry_id, state, reason, at)
 
         self._submit_after_pending_results(work)
@@ -218,7 +218,7 @@ class ResultRecorder:
                 callback()
 
         future = self._store.submit(
-            lambda tx: tx.deliveries.mark_delivered(delivered), fail_open=True
+            lambda tx: tx.deliveries.log_attempts(delivered), fail_open=True
         )
         future.add_done_callback(done)
         return future

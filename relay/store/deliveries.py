@@ -41,13 +41,14 @@ _DEAD_LETTER_CONDITION = (
     "AND (:sink IS NULL OR sink = :sink) AND (:type IS NULL OR type = :type) "
     "AND (:event_key IS NULL OR event_key = :event_key) AND (:since IS NULL OR settled >= :since)"
 )
-_DELIVERED = (
-    "WITH delivered AS (SELECT json_extract(value, '$[0]') AS id, "
-    "json_extract(value, '$[1]') AS at, json_extract(value, '$[2]') AS elapsed, "
-    "json_extract(value, '$[3]') AS status, json_extract(value, '$[4]') AS response, "
-    "json_extract(value, '$[5]') AS ended FROM json_each(?)) "
+_TRIED = (
+    "WITH tried AS (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS at, "
+    "json_extract(value, '$[2]') AS elapsed, json_extract(value, '$[3]') AS outcome, "
+    "json_extract(value, '$[4]') AS status, json_extract(value, '$[5]') AS reason, "
+    "json_extract(value, '$[6]') AS response, json_extract(value, '$[7]') AS ended "
+    "FROM json_each(?)) "
 )
-"""The table of `Deliveries.mark_delivered`. SQLite has ->> only from version 3.38 on."""
+"""The table of `Deliveries.log_attempts`. SQLite has ->> only from version 3.38 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,62 +164,43 @@ class Deliveries:
 
     # --- attempts and their effect on entries
 
-    def log_attempt(self, entry_id: int, attempt: Attempt) -> None:
-        """Add an attempt to the log."""
-        self._connection.execute(
-            "UPDATE entry SET attempts = attempts + 1, last_status = ? WHERE id = ?",
-            (attempt.status, entry_id),
-        )
-        self._connection.execute(
-            "INSERT INTO attempt SELECT id, attempts, ?, ?, ?, ?, ?, ? FROM entry WHERE id = ?",
-            (
+    def log_attempts(self, attempts: Sequence[tuple[int, Attempt]]) -> None:
+        """Add attempts to the log, each to deliver the entry with this id; settle the delivered.
+
+        It needs one statement for each table: docs/protocol.md#one-statement-for-each-table.
+        """
+        rows = [
+            [
+                entry_id,
                 format_sortable(attempt.at),
                 attempt.elapsed,
                 attempt.outcome,
                 attempt.status,
                 attempt.reason,
                 attempt.response,
-                entry_id,
-            ),
-        )
-
-    def mark_delivered(self, deliveries: Sequence[tuple[int, Attempt]]) -> None:
-        """Settle these entries as delivered and log the attempts that delivered them.
-
-        It needs one statement for each table: docs/protocol.md#one-statement-for-each-table.
-        """
-        rows = orjson.dumps(
-            [
-                [
-                    entry_id,
-                    format_sortable(attempt.at),
-                    attempt.elapsed,
-                    attempt.status,
-                    attempt.response,
-                    format_sortable(attempt.ended_at),
-                ]
-                for entry_id, attempt in deliveries
+                format_sortable(attempt.ended_at),
             ]
+            for entry_id, attempt in attempts
+        ]
+        text = orjson.dumps(rows).decode()
+        self._connection.execute(
+            f"{_TRIED}UPDATE entry SET state = iif(outcome = 'delivered', 'delivered', state), "  # noqa: S608  # our own text
+            "settled = iif(outcome = 'delivered', ended, settled), attempts = attempts + 1, "
+            "last_status = tried.status, reason = tried.reason, next_at = NULL "
+            "FROM tried WHERE entry.id = tried.id",
+            (text,),
         )
         self._connection.execute(
-            f"{_DELIVERED}UPDATE entry SET state = 'delivered', reason = NULL, next_at = NULL, "  # noqa: S608  # our own text
-            "attempts = attempts + 1, last_status = delivered.status, settled = delivered.ended "
-            "FROM delivered WHERE entry.id = delivered.id",
-            (rows.decode(),),
-        )
-        self._connection.execute(
-            f"{_DELIVERED}INSERT INTO attempt "  # noqa: S608  # our own text
-            "SELECT entry.id, attempts, at, elapsed, 'delivered', status, NULL, response "
-            "FROM delivered JOIN entry USING (id)",
-            (rows.decode(),),
+            f"{_TRIED}INSERT INTO attempt SELECT entry.id, attempts, at, elapsed, outcome, "  # noqa: S608  # our own text
+            "status, tried.reason, response FROM tried JOIN entry USING (id)",
+            (text,),
         )
 
     def defer(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
         """Log a failed attempt; the next one is due at ``until``."""
-        self.log_attempt(entry_id, attempt)
+        self.log_attempts([(entry_id, attempt)])
         self._connection.execute(
-            "UPDATE entry SET next_at = ?, reason = ? WHERE id = ?",
-            (format_sortable(until), attempt.reason, entry_id),
+            "UPDATE entry SET next_at = ? WHERE id = ?", (format_sortable(until), entry_id)
         )
 
     def store_final_state(

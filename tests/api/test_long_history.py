@@ -127,7 +127,7 @@ async def test_the_tries_of_a_delivery_come_in_pages(relay: RunningRelay) -> Non
     def log_attempts(tx: Transaction) -> None:
         for _ in range(500):
             attempt = Attempt(at=relay.clock.now(), elapsed=0.1, outcome="deferred")
-            tx.deliveries.log_attempt(delivery["id"], attempt)
+            tx.deliveries.log_attempts([(delivery["id"], attempt)])
 
     await relay.store.transact(log_attempts)
     pages = [page["log"] async for page in _pages(relay, path)]

@@ -92,103 +92,44 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
     assert not tx.deliveries.is_event_waiting("e")
 
 
-def test_attempts_are_logged_and_counted(tx: Transaction) -> None:
-    bus, _ = record(tx, 1)
-    tx.deliveries.defer(
-        bus.id,
-        Attempt(
-            at=NOW,
-            elapsed=0.25,
-            outcome="deferred",
-            status=503,
-            reason="it answered 503",
-            response="try later",
-        ),
-        LATER,
+def test_attempts_are_logged_and_counted_and_what_was_delivered_is_settled(
+    tx: Transaction,
+) -> None:
+    first, second, third = (record(tx, number)[0] for number in range(1, 4))
+    failed = Attempt(
+        at=NOW, elapsed=0.25, outcome="deferred", status=503, reason="no", response="later"
     )
-    (waiting,) = tx.deliveries.waiting_entries("bus")
-    assert (waiting.attempts, waiting.next_at) == (1, LATER)
-    tx.deliveries.log_attempt(
-        bus.id, Attempt(at=LATER, elapsed=0.5, outcome="delivered", status=204)
-    )
-    tx.deliveries.store_final_state(bus.id, "delivered", None, LATER)
-    assert tx.deliveries.waiting_entries("bus") == []
-    rows = (
-        connection_of(tx)
-        .execute(
-            "SELECT number, elapsed, outcome, status, reason, response FROM attempt "
-            "WHERE entry = ?",
-            (bus.id,),
-        )
-        .fetchall()
-    )
-    assert rows == [
-        (1, 0.25, "deferred", 503, "it answered 503", "try later"),
-        (2, 0.5, "delivered", 204, None, None),
-    ]
-    (delivery,) = tx.deliveries.page(sink="bus")
-    assert delivery == Delivery(
-        id=bus.id,
+    tx.deliveries.defer(second.id, failed, LATER)
+    waiting = tx.deliveries.waiting_entries("bus")
+    assert waiting == [first, replace(second, attempts=1, next_at=LATER), third]
+    delivered = Attempt(at=LATER, elapsed=0.5, outcome="delivered", status=204, response="ok")
+    tx.deliveries.log_attempts([(second.id, delivered), (third.id, delivered)])
+    assert tx.deliveries.waiting_entries("bus") == [first]
+    settled = Delivery(
+        id=third.id,
         sink="bus",
-        event_id="E-1",
+        event_id="E-3",
         type="event.scheduled",
         state="delivered",
-        attempts=2,
+        attempts=1,
         next_at=None,
         reason=None,
         last_status=204,
         recorded="2026-04-11T22:26:58.000000Z",
-        settled="2026-04-11T22:27:58.000000Z",
+        settled="2026-04-11T22:27:58.500000Z",
     )
-
-
-def test_what_was_delivered_is_written_down_together(tx: Transaction) -> None:
-    entries = [record(tx, number)[0] for number in range(3)]
-    tx.deliveries.defer(
-        entries[1].id,
-        Attempt(at=NOW, elapsed=0.25, outcome="deferred", status=503, reason="no", response=None),
-        LATER,
-    )
-    tx.deliveries.mark_delivered(
-        [
-            (
-                entry.id,
-                Attempt(
-                    at=LATER,
-                    elapsed=0.5,
-                    outcome="delivered",
-                    status=204,
-                    reason=None,
-                    response="ok",
-                ),
-            )
-            for entry in entries[1:]
-        ]
-    )
-    assert [entry.id for entry in tx.deliveries.waiting_entries("bus")] == [entries[0].id]
-    deliveries = tx.deliveries.page(states=["delivered"])
-    assert [
-        (
-            delivery.id,
-            delivery.attempts,
-            delivery.last_status,
-            delivery.reason,
-            delivery.next_at,
-            delivery.settled,
-        )
-        for delivery in deliveries
-    ] == [
-        (entries[2].id, 1, 204, None, None, "2026-04-11T22:27:58.500000Z"),
-        (entries[1].id, 2, 204, None, None, "2026-04-11T22:27:58.500000Z"),
+    assert tx.deliveries.page(states=["delivered"]) == [
+        settled,
+        replace(settled, id=second.id, event_id="E-2", attempts=2),
     ]
     logged = connection_of(tx).execute(
         "SELECT entry, number, at, elapsed, outcome, status, reason, response FROM attempt "
         "ORDER BY entry, number"
     )
     assert logged.fetchall() == [
-        (entries[1].id, 1, "2026-04-11T22:26:58.000000Z", 0.25, "deferred", 503, "no", None),
-        (entries[1].id, 2, "2026-04-11T22:27:58.000000Z", 0.5, "delivered", 204, None, "ok"),
-        (entries[2].id, 1, "2026-04-11T22:27:58.000000Z", 0.5, "delivered", 204, None, "ok"),
+        (second.id, 1, "2026-04-11T22:26:58.000000Z", 0.25, "deferred", 503, "no", "later"),
+        (second.id, 2, "2026-04-11T22:27:58.000000Z", 0.5, "delivered", 204, None, "ok"),
+        (third.id, 1, "2026-04-11T22:27:58.000000Z", 0.5, "delivered", 204, None, "ok"),
     ]
 
 
@@ -273,7 +214,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     delivered, _ = record(tx, 2)
     tx.deliveries.store_final_state(delivered.id, "delivered", None, NOW)
     news, other_news = record(tx, 3, "relay.sink-failing", "drain")
-    tx.deliveries.log_attempt(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))
+    tx.deliveries.log_attempts([(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))])
     assert tx.deliveries.remove_sink_making_entries_dead_letters("bus", "it is gone", LATER) == 1
     assert [
         (delivery.id, delivery.state, delivery.reason)
@@ -298,7 +239,9 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     """
     settings = StoreSettings(retain=86400.0, audit_retain=10 * 86400.0)
     waits, delivered = record(tx, 1), record(tx, 2)
-    tx.deliveries.log_attempt(delivered[0].id, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))
+    tx.deliveries.log_attempts(
+        [(delivered[0].id, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))]
+    )
     for entry in (*waits[1:], *delivered):
         tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
     tx.answers.add("client:a", "1", "d", 202, {}, NOW)

@@ -236,8 +236,8 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
         disk.fill()
         await store.transact(record_event(2), fail_open=True)
         await store.transact(
-            lambda tx: tx.deliveries.log_attempt(
-                1, Attempt(at=NOW, elapsed=0.1, outcome="delivered")
+            lambda tx: tx.deliveries.log_attempts(
+                [(1, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))]
             ),
             fail_open=True,
         )
