@@ -308,10 +308,10 @@ def log() -> str:
     every = ", ".join(f"`{name}`" for name in EVERY_LINE)
     rows += [f"Each of them has {every}.", ""]
     rows += ["| type | level | fields |", "| --- | --- | --- |"]
-    for name, definition in LINES.items():
-        level = definition.level
-        text = logging.getLevelName(level).lower() if isinstance(level, int) else STATUS_LEVELS
-        fields = ", ".join(f"`{field}`" for field in definition.fields)
+    for name, (level, names) in LINES.items():
+        text = logging.getLevelName(level).lower()
+        text = STATUS_LEVELS if name == "startrequest.failed" else text
+        fields = ", ".join(f"`{field}`" for field in names)
         rows.append(f"| [`{name}`](events.md#{name.replace('.', '')}) | {text} | {fields} |")
     return "\n".join(rows) + "\n"
 

@@ -15,13 +15,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Any, Protocol
 
 from relay.chat import CallbackRefused, CallbackReply, ChatSettings, MessageGone
-from relay.chat.cards.card import Card, Text
-from relay.chat.cards.timeline import timeline_line
+from relay.chat.cards.card import Card
+from relay.chat.cards.wording import timeline_line
 from relay.chat.context import ChatContext
 from relay.chat.message_planner import MessageUpdate
 from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred, StoreUnavailable
 from relay.events.cloudevent import CloudEvent, is_about_event
+from relay.sentences import Text
 from relay.sinks import Receipt
 
 MIN_REFRESH_INTERVAL = 60.0

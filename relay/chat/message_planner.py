@@ -19,19 +19,15 @@ from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
 from relay.chat.cards.buttons import keep_buttons_within_sink_rights, page_link
-from relay.chat.cards.card import Card, Text
+from relay.chat.cards.card import Card
 from relay.chat.cards.deadlines import next_refresh_time
 from relay.chat.cards.event_card import event_card, grouped_card
-from relay.chat.cards.timeline import (
-    history_lines,
-    missing_votes_reminder_text,
-    voting_closed_lines,
-)
-from relay.chat.cards.wording import follow_up_subject
+from relay.chat.cards.wording import follow_up_subject, history_lines, voting_closed_lines
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import parse_timestamp
+from relay.sentences import Text, missing_votes_reminder_text
 from relay.sinks import SinkSettings
 from relay.store import TrackedEvent
 from relay.store.chat_messages import ChatMessage

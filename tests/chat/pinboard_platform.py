@@ -16,10 +16,11 @@ from typing_extensions import override
 
 from relay.approvals.principals import PrincipalForm
 from relay.chat import AnswerableChatSettings, CallbackRefused, CallbackReply
-from relay.chat.cards.card import Card, Text
+from relay.chat.cards.card import Card
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
+from relay.sentences import Text
 
 
 class Settings(AnswerableChatSettings):

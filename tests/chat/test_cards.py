@@ -21,15 +21,10 @@ from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card
 from relay.chat.cards.deadlines import next_refresh_time, time_left, time_left_changes_at
 from relay.chat.cards.event_card import MAX_LISTED_EVENTS, event_card, grouped_card
-from relay.chat.cards.timeline import RELAY_EVENTS, timeline_line
-from relay.chat.cards.wording import (
-    MAX_NAMES,
-    WHAT_HOLD_DOES,
-    impact_text,
-    join_names,
-)
+from relay.chat.cards.wording import WHAT_HOLD_DOES, timeline_line
 from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
+from relay.sentences import MAX_NAMES, RELAY_EVENTS, impact_text, join_names
 from tests.approvals.builders import (
     ApprovalFile,
     build_caller,

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from relay.approvals import ApprovalsSettings
 from relay.chat import MessageGone
-from relay.chat.cards.card import Card, PrincipalRef
+from relay.chat.cards.card import Card
 from relay.chat.context import ChatDecisionSubmitter
 from relay.chat.platforms.mattermost import diagnose
 from relay.chat.platforms.mattermost.api import MattermostApi, Settings
@@ -21,6 +21,7 @@ from relay.chat.platforms.mattermost.posts import Channel, UserNames
 from relay.clock import Clock, SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
+from relay.sentences import PrincipalRef
 from tests.chat.mattermost_server import (
     SECRET,
     TOKEN,

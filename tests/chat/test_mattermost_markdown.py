@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
+from relay.chat.cards.card import Button, Card, EventLine
 from relay.chat.platforms.mattermost.posts import (
     MAX_MESSAGE_LENGTH,
     attachments,
@@ -17,6 +17,7 @@ from relay.chat.platforms.mattermost.posts import (
     render_markdown,
     thread_message,
 )
+from relay.sentences import PrincipalRef, Text
 from tests.chat.mattermost_server import active_markup, displayed_text
 
 GAP = "\N{ZERO WIDTH SPACE}"

@@ -8,8 +8,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.chat.cards.card import Button, Card, EventLine, PrincipalRef, Text
+from relay.chat.cards.card import Button, Card, EventLine
 from relay.chat.platforms.slack.messages import MAX_BLOCKS_BYTES, card_message, text_message
+from relay.sentences import PrincipalRef, Text
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
 from tests.chat.slack_server import ALICE, TEAM
 

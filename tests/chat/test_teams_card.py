@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from relay.chat.cards.card import Card, PrincipalRef
+from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms.teams.card import (
@@ -21,6 +21,7 @@ from relay.chat.platforms.teams.card import (
     format_time,
     render_markdown,
 )
+from relay.sentences import PrincipalRef
 from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
 from tests.chat.teams_server import (
     TeamsWorkflow,

@@ -16,7 +16,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.chat import ChatSettings, MessageGone
-from relay.chat.cards.card import Card, PrincipalRef, Text
+from relay.chat.cards.card import Card
 from relay.chat.context import make_chat_context
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
@@ -24,6 +24,7 @@ from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest.recorder import Recorder, SuccessfulPoll
+from relay.sentences import PrincipalRef, Text
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request

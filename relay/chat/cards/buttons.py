@@ -15,8 +15,9 @@ from relay.approvals.admission import Refusal, find_decision_refusal, hold_cavea
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
-from relay.chat.cards.card import Button, Card, Link, Text
+from relay.chat.cards.card import Button, Card, Link
 from relay.chat.cards.wording import event_title
+from relay.sentences import Text
 from relay.sinks import SinkSettings
 
 LABELS: dict[DecisionKind, str] = {

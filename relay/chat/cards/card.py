@@ -8,24 +8,15 @@ time zone. Plain strings are not escaped for any platform.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
+from relay.sentences import PrincipalRef, Text
 
-
-@dataclass(frozen=True, slots=True)
-class PrincipalRef:
-    """A principal, which each platform shows under the name that its readers know."""
-
-    principal: str
-
-
-Text = tuple[str | datetime | PrincipalRef, ...]
-"""A text in pieces: plain strings, times in UTC, and people."""
 Tone = Literal["waiting", "held", "approved", "running", "over"]
 """The state of an event that the color of a message shows."""
 
@@ -108,37 +99,3 @@ def cut(words: str, limit: int) -> str:
         return words
     end = len(words) - limit // 2
     return f"{words[: max(limit - limit // 2 - 1, 0)]}…{words[end:]}"
-
-
-def join_texts(texts: Iterable[Text], separator: str) -> Text:
-    """Return texts as one text, with the separator between them."""
-    joined: list[str | datetime | PrincipalRef] = []
-    for text in texts:
-        joined += [separator, *text]
-    return tuple(joined[1:])
-
-
-def render(
-    text: Text,
-    *,
-    words: Callable[[str], str],
-    person: Callable[[str], str],
-    time: Callable[[datetime], str] | None = None,
-) -> str:
-    """Return a text in the markup of a platform. Without ``time``, times are in UTC."""
-    show_time = time or utc_time
-    pieces = []
-    for piece in text:
-        match piece:
-            case datetime():
-                pieces.append(show_time(piece))
-            case PrincipalRef():
-                pieces.append(person(piece.principal))
-            case str():
-                pieces.append(words(piece))
-    return "".join(pieces)
-
-
-def utc_time(time: datetime) -> str:
-    """Return a time for readers whose time zone is not known."""
-    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

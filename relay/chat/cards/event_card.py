@@ -16,19 +16,24 @@ from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import latest_ending_holds
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.chat.cards.buttons import available_decisions, decision_buttons
-from relay.chat.cards.card import Card, EventLine, Link, PrincipalRef, Text, Tone, join_texts
+from relay.chat.cards.card import Card, EventLine, Link, Tone
 from relay.chat.cards.deadlines import time_left
 from relay.chat.cards.wording import (
-    MAX_NAMES,
     azure_proceeds_regardless_notice,
-    event_outcome_text,
     event_title,
     event_tone,
+    limit_waits_text,
+    runbooks_of,
+)
+from relay.sentences import (
+    MAX_NAMES,
+    PrincipalRef,
+    Text,
+    event_outcome_text,
     impact_text,
     join_names,
-    limit_waits_text,
+    join_texts,
     principals_text,
-    runbooks_of,
 )
 from relay.store import Decision, StandingHold
 

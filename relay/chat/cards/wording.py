@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import PrincipalRef, Text, Tone, join_texts
-from relay.events.timestamps import duration_text
+from relay.chat.cards.card import Tone
+from relay.events.cloudevent import CloudEvent
+from relay.events.timestamps import parse_timestamp
+from relay.sentences import (
+    UNNAMED_MACHINES,
+    Text,
+    event_told,
+    join_names,
+    sentence,
+)
+from relay.store import TrackedEvent
 
-MAX_NAMES = 10
-"""Machines or people that a text names; the rest are counted."""
-UNNAMED_MACHINES = "no machine that is named"
 WHAT_HOLD_DOES = (
     "Hold keeps this relay from starting it, whatever rules and votes say; other relays and Azure "
     "Resource Manager can still approve."
 )
 """Part of each message with a button to hold."""
-_OUTCOMES = {
-    "completed": "It is over: Azure has completed it.",
-    "canceled": "Azure has taken it back: it does not happen.",
-}
-_UNKNOWN_OUTCOME = "It is not in Azure's document any more; whether it happened is not known."
-_IMPACTS = {
-    "freeze": "is paused{duration}: memory and open files stay, connections can drop",
-    "reboot": "is rebooted: what is in memory is lost",
-    "redeploy": "is moved to another host: memory and temporary disks are lost",
-    "preempt": "is taken away, being a Spot machine: its temporary disks are lost",
-    "terminate": "is deleted",
-}
-
-
-def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
-    """Return names in one line: the first ``most``, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
-def principals_text(principals: Sequence[str]) -> Text:
-    """Return principals in one line: the first `MAX_NAMES`, and how many more there are."""
-    text = join_texts([(PrincipalRef(principal),) for principal in principals[:MAX_NAMES]], ", ")
-    more = len(principals) - MAX_NAMES
-    return (*text, f" and {more} more") if more > 0 else text
 
 
 def event_title(status: ApprovalStatus) -> str:
@@ -82,26 +64,6 @@ def runbooks_of(statuses: Iterable[ApprovalStatus]) -> tuple[tuple[str, str], ..
     return tuple(dict.fromkeys((name, url) for name, url in found if url is not None))
 
 
-def event_outcome_text(outcome: str | None) -> str:
-    """Return how an event ended; ``outcome`` is the field of ``event.ended``."""
-    return _OUTCOMES.get(outcome or "unknown", _UNKNOWN_OUTCOME)
-
-
-def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
-    """Return what an event does to this many machines, and for how many ``seconds``.
-
-    Source: Azure's documentation of Scheduled Events, event types.
-    """
-    unknown_impact = f"goes through “{event_type}”" if event_type else "goes through maintenance"
-    impact = _IMPACTS.get((event_type or "").lower(), unknown_impact)
-    if "{duration}" in impact:
-        duration = f" for about {duration_text(seconds)}" if seconds is not None else " for a while"
-        impact = impact.replace("{duration}", duration)
-    elif seconds is not None:
-        impact += f"; it takes about {duration_text(seconds)}"
-    return f"{'The machine' if machines == 1 else 'Each machine'} {impact}."
-
-
 def azure_proceeds_regardless_notice(
     statuses: Iterable[ApprovalStatus], *, can_hold: bool
 ) -> Iterator[Text]:
@@ -131,6 +93,56 @@ def limit_waits_text(status: ApprovalStatus) -> Text:
     )
 
 
-def sentence(text: str) -> str:
-    """Return a text with a capital letter and a full stop."""
-    return f"{text[0].upper()}{text[1:]}."
+MAX_HISTORY_LINES = 20
+"""Lines in one reply. The newest stay; a first line counts the others."""
+
+
+def history_lines(
+    history: Sequence[tuple[TrackedEvent, CloudEvent]], *, is_grouped: bool, is_cut: bool = False
+) -> tuple[Text, ...]:
+    """Return the lines of one reply, oldest first.
+
+    In a grouped message each line names the machines of its event. ``is_cut``: more happened
+    before the history.
+    """
+    newest = history[-MAX_HISTORY_LINES:]
+    omitted = len(history) - len(newest)
+    lines: list[Text] = []
+    if omitted or is_cut:
+        number = f"more than {omitted}" if is_cut else f"{omitted} more"
+        lines.append((f"… {number} happened before: “imds-relay show --all” lists them.",))
+    for occurrence, event in newest:
+        line = timeline_line(event)
+        if is_grouped:
+            line = (
+                f"{join_names(occurrence.event.resources, most=3) or UNNAMED_MACHINES}: ",
+                *line,
+            )
+        lines.append(line)
+    return tuple(lines)
+
+
+def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple[Text, ...]:
+    """Return the line that voting has closed, if votes are missing; nothing in other cases.
+
+    It is for a message that cannot be edited and still asks for votes. ``since`` is the refresh
+    time that was recorded for the message: voting that closed before it was told already.
+    """
+    closed_at = status.voting_closes_at
+    if since is None or closed_at is None or not since <= closed_at <= status.now:
+        return ()
+    if (
+        not status.is_scheduled_and_before_not_before
+        or not status.votes_missing
+        or status.is_grant_sent_or_accepted
+    ):
+        return ()
+    count = f"{status.vote_count} of {status.votes_required}"
+    return ((closed_at, f": Voting closed, with {count} votes."),)
+
+
+def timeline_line(event: CloudEvent) -> Text:
+    """Return one line of history. A ``relay.*`` event is a message that consists of this line."""
+    text = event_told(event.name, event.data)
+    at = parse_timestamp(event.attributes.get("time"))
+    return (at, ": ", *text) if at is not None else text

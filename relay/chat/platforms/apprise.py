@@ -26,12 +26,13 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from relay.chat import ChatSettings, MessageGone
-from relay.chat.cards.card import Card, Text, Tone, on_one_line, render
+from relay.chat.cards.card import Card, Tone, on_one_line
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import is_refused, parse_address_literal
+from relay.sentences import Text, render
 from relay.settings import Duration
 
 MAX_PARTIAL_MESSAGES = 100

@@ -17,20 +17,11 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relay.chat.cards.card import (
-    Button,
-    Card,
-    PrincipalRef,
-    Text,
-    Tone,
-    cut,
-    on_one_line,
-    one_line,
-    render,
-)
+from relay.chat.cards.card import Button, Card, Tone, cut, on_one_line, one_line
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.clock import Clock
 from relay.errors import Deferred
+from relay.sentences import PrincipalRef, Text, render
 
 MAX_MESSAGE_LENGTH = 16383
 """Characters of a post's ``message`` (Mattermost, ``PostMessageMaxRunesV2``)."""

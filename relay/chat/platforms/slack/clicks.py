@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import quote
 
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Text
 from relay.chat.cards.event_card import event_line
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.api import Settings
@@ -33,6 +32,7 @@ from relay.chat.platforms.slack.messages import SlackMessage, list_message, text
 from relay.clock import Clock
 from relay.errors import DeliveryError, StoreUnavailable
 from relay.log_once import ThrottledLog
+from relay.sentences import Text
 
 MAX_LISTED_EVENTS = 15
 """Events that a list names; the rest are counted."""

@@ -18,22 +18,11 @@ from typing import Any
 import orjson
 
 from relay.chat import MessageGone
-from relay.chat.cards.card import (
-    Button,
-    Card,
-    PrincipalRef,
-    Text,
-    Tone,
-    cut,
-    join_texts,
-    on_one_line,
-    one_line,
-    render,
-    utc_time,
-)
+from relay.chat.cards.card import Button, Card, Tone, cut, on_one_line, one_line
 from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.chat.platforms.slack.members import LINK_ACTION_PREFIX, Members
 from relay.errors import Deferred
+from relay.sentences import PrincipalRef, Text, join_texts, render, utc_time
 
 MAX_BLOCKS_BYTES = 40_000
 """Slack refuses a message that is too long, and does not say how long one may be."""

@@ -19,7 +19,7 @@ from pydantic import SecretStr, model_validator
 from yarl import URL
 
 from relay.chat import ChatSettings, MessageGone, raise_deferred_if_secret_unusable
-from relay.chat.cards.card import Card, Text
+from relay.chat.cards.card import Card
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
@@ -29,6 +29,7 @@ from relay.errors import Deferred
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
 from relay.net.http import Request, Response, interpret_response, open_session, post
+from relay.sentences import Text
 
 CREATE_WORKFLOW = (
     "create a workflow from “Send webhook alerts to a channel” in the Workflows app, "

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from relay.approvals.request import DecisionKind
-from relay.chat.cards.card import Button, Card, Text, Tone, one_line, render
+from relay.chat.cards.card import Button, Card, Tone, one_line
+from relay.sentences import Text, render
 
 MAX_CARD_BYTES = 27_000
 """The limit of `card_size`, below the 28,672 bytes that Teams allows for a message's properties."""

@@ -1,35 +1,39 @@
-"""The lines in the thread of a message: one for each recorded CloudEvent. Pure.
+"""Says each CloudEvent in one sentence, for chat, log, page and command line. Pure.
 
-`relay.chat.message_planner` asks for them. ``data`` is the data of a CloudEvent, with the fields
-that docs/events.md names; the name of an event is its type without prefix and version.
+``data`` is the data of a CloudEvent, with the fields that docs/events.md names; the name of an
+event is its type without prefix and version. Times and people stay objects in a `Text`, so that a
+chat can show a time in the reader's time zone, and a person by name. Everybody else takes `said`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.standing_holds import describe_conditions
-from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import PrincipalRef, Text
-from relay.chat.cards.wording import (
-    UNNAMED_MACHINES,
-    event_outcome_text,
-    join_names,
-    principals_text,
-    sentence,
-)
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.remarks import describe_remarks
-from relay.events.timestamps import parse_timestamp
-from relay.store import TrackedEvent
+from relay.events.timestamps import duration_text, parse_timestamp
 
-MAX_HISTORY_LINES = 20
-"""Lines in one reply. The newest stay; a first line counts the others."""
-
+MAX_NAMES = 10
+"""Machines or people that a text names; the rest are counted."""
+UNNAMED_MACHINES = "no machine that is named"
+_OUTCOMES = {
+    "completed": "It is over: Azure has completed it.",
+    "canceled": "Azure has taken it back: it does not happen.",
+}
+_UNKNOWN_OUTCOME = "It is not in Azure's document any more; whether it happened is not known."
+_IMPACTS = {
+    "freeze": "is paused{duration}: memory and open files stay, connections can drop",
+    "reboot": "is rebooted: what is in memory is lost",
+    "redeploy": "is moved to another host: memory and temporary disks are lost",
+    "preempt": "is taken away, being a Spot machine: its temporary disks are lost",
+    "terminate": "is deleted",
+}
 _VOID_REASONS = {
     "changed": "the event has changed",
     "expired": "they have expired",
@@ -54,58 +58,40 @@ RELAY_EVENTS = {
 }
 
 
-def history_lines(
-    history: Sequence[tuple[TrackedEvent, CloudEvent]], *, is_grouped: bool, is_cut: bool = False
-) -> tuple[Text, ...]:
-    """Return the lines of one reply, oldest first.
+@dataclass(frozen=True, slots=True)
+class PrincipalRef:
+    """A principal, which each platform shows under the name that its readers know."""
 
-    In a grouped message each line names the machines of its event. ``is_cut``: more happened
-    before the history.
-    """
-    newest = history[-MAX_HISTORY_LINES:]
-    omitted = len(history) - len(newest)
-    lines: list[Text] = []
-    if omitted or is_cut:
-        number = f"more than {omitted}" if is_cut else f"{omitted} more"
-        lines.append((f"… {number} happened before: “imds-relay show --all” lists them.",))
-    for occurrence, event in newest:
-        line = timeline_line(event)
-        if is_grouped:
-            line = (
-                f"{join_names(occurrence.event.resources, most=3) or UNNAMED_MACHINES}: ",
-                *line,
-            )
-        lines.append(line)
-    return tuple(lines)
+    principal: str
 
 
-def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple[Text, ...]:
-    """Return the line that voting has closed, if votes are missing; nothing in other cases.
-
-    It is for a message that cannot be edited and still asks for votes. ``since`` is the refresh
-    time that was recorded for the message: voting that closed before it was told already.
-    """
-    closed_at = status.voting_closes_at
-    if since is None or closed_at is None or not since <= closed_at <= status.now:
-        return ()
-    if (
-        not status.is_scheduled_and_before_not_before
-        or not status.votes_missing
-        or status.is_grant_sent_or_accepted
-    ):
-        return ()
-    count = f"{status.vote_count} of {status.votes_required}"
-    return ((closed_at, f": Voting closed, with {count} votes."),)
+Text = tuple[str | datetime | PrincipalRef, ...]
+"""A text in pieces: plain strings, times in UTC, and people."""
 
 
-def timeline_line(event: CloudEvent) -> Text:
-    """Return one line of history. A ``relay.*`` event is a message that consists of this line."""
-    text = _cloudevent_sentence(event.name, event.data)
-    at = parse_timestamp(event.attributes.get("time"))
-    return (at, ": ", *text) if at is not None else text
+def said(event: CloudEvent) -> str:
+    """Return the sentence of an event, and what Azure's document said before a change."""
+    text = render(event_told(event.name, event.data), words=str, person=str)
+    if event.name != "event.updated":
+        return text
+    before = "; ".join(f"{key} {_value(value)}" for key, value in event.data["changed"].items())
+    return f"{text} Before: {before}."
 
 
-def _cloudevent_sentence(name: str, data: Mapping[str, Any]) -> Text:
+def event_subject(data: Mapping[str, Any]) -> str:
+    """Return the type of an event and its machines."""
+    if data["resources"] is None:  # a refusal about an event that nobody knows
+        return f"Event {data['eventId']}"
+    machines = join_names(data["resources"], most=3) or UNNAMED_MACHINES
+    return f"{data['eventType'] or 'Maintenance'} of {machines}"
+
+
+def _value(value: Any) -> str:
+    return join_names(value) if isinstance(value, list) else str(value)
+
+
+def event_told(name: str, data: Mapping[str, Any]) -> Text:
+    """Return the sentence of an event, for readers who know which event of Azure it is about."""
     match name:
         case "event.scheduled":
             machines = join_names(data["resources"]) or UNNAMED_MACHINES
@@ -127,16 +113,12 @@ def _cloudevent_sentence(name: str, data: Mapping[str, Any]) -> Text:
         case "standing-hold.created" | "standing-hold.ended" | "standing-hold.expired":
             return _standing_hold_change_sentence(name, data)
         case "startrequest.accepted" | "startrequest.failed":
-            return (_start_request_outcome_sentence(name, data),)
+            failure = f"The StartRequest failed: {data['reason'] or 'no reason is known'}."
+            is_accepted = name == "startrequest.accepted"
+            return ("Azure accepted the StartRequest." if is_accepted else failure,)
         case _:
             subject = RELAY_EVENTS.get(name, name).replace("{sink}", data.get("sink") or "a sink")
             return (f"{subject}: {data.get('reason') or 'no reason is known'}.",)
-
-
-def _start_request_outcome_sentence(name: str, data: Mapping[str, Any]) -> str:
-    if name == "startrequest.accepted":
-        return "Azure accepted the StartRequest."
-    return f"The StartRequest failed: {data['reason'] or 'no reason is known'}."
 
 
 def missing_votes_reminder_text(data: Mapping[str, Any]) -> Text:
@@ -184,10 +166,10 @@ def _update_sentence(data: Mapping[str, Any]) -> str:
 
 def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     principal = PrincipalRef(data["principal"])
-    dry_run = " It is a dry run." if data.get("dryRun") else ""
-    votes = f"{data['votes']} of {data['required']}"
     if name == "approval.refused":
         return (principal, f" tried to {data['decision']}, refused: {data['refusal']}.")
+    dry_run = " It is a dry run." if data.get("dryRun") else ""
+    votes = f"{data['votes']} of {data['required']}"
     if name == "approval.granted":
         quorum = f"{votes} votes" if data["required"] else "no votes needed"
         return (f"Approved by rule {data['rule']}: {quorum}.{dry_run}",)
@@ -220,3 +202,75 @@ def _limit_waits_clause(data: Mapping[str, Any], field: str) -> str:
     if field == "waitedFor":
         return f", while the event waited for limit {limits}"
     return f", and waits for limit {limits}; {LIMIT_NOTICE}"
+
+
+def event_outcome_text(outcome: str | None) -> str:
+    """Return how an event ended; ``outcome`` is the field of ``event.ended``."""
+    return _OUTCOMES.get(outcome or "unknown", _UNKNOWN_OUTCOME)
+
+
+def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) -> str:
+    """Return what an event does to this many machines, and for how many ``seconds``.
+
+    Source: Azure's documentation of Scheduled Events, event types.
+    """
+    unknown_impact = f"goes through “{event_type}”" if event_type else "goes through maintenance"
+    impact = _IMPACTS.get((event_type or "").lower(), unknown_impact)
+    if "{duration}" in impact:
+        duration = f" for about {duration_text(seconds)}" if seconds is not None else " for a while"
+        impact = impact.replace("{duration}", duration)
+    elif seconds is not None:
+        impact += f"; it takes about {duration_text(seconds)}"
+    return f"{'The machine' if machines == 1 else 'Each machine'} {impact}."
+
+
+def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
+    """Return names in one line: the first ``most``, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def principals_text(principals: Sequence[str]) -> Text:
+    """Return principals in one line: the first `MAX_NAMES`, and how many more there are."""
+    text = join_texts([(PrincipalRef(principal),) for principal in principals[:MAX_NAMES]], ", ")
+    more = len(principals) - MAX_NAMES
+    return (*text, f" and {more} more") if more > 0 else text
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def join_texts(texts: Iterable[Text], separator: str) -> Text:
+    """Return texts as one text, with the separator between them."""
+    joined: list[str | datetime | PrincipalRef] = []
+    for text in texts:
+        joined += [separator, *text]
+    return tuple(joined[1:])
+
+
+def render(
+    text: Text,
+    *,
+    words: Callable[[str], str],
+    person: Callable[[str], str],
+    time: Callable[[datetime], str] | None = None,
+) -> str:
+    """Return a text in the markup of a platform. Without ``time``, times are in UTC."""
+    show_time = time or utc_time
+    pieces = []
+    for piece in text:
+        match piece:
+            case datetime():
+                pieces.append(show_time(piece))
+            case PrincipalRef():
+                pieces.append(person(piece.principal))
+            case str():
+                pieces.append(words(piece))
+    return "".join(pieces)
+
+
+def utc_time(time: datetime) -> str:
+    """Return a time for readers whose time zone is not known."""
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
