@@ -349,13 +349,13 @@ class StartRequestSender:
         except SourceError as error:
             answer = error
         is_refused = isinstance(answer, SourceRefused)
-        if answer is None or is_refused:
-            scope.failures = 0
-            scope.unreached_agents.clear()
         if is_refused and len(claims) > 1:
             # One wrong event can be the reason for the 400.
             for claim in claims:
                 scope.tries[claim.grant.id].is_unshared = True
+        elif answer is None or is_refused:
+            scope.failures = 0
+            scope.unreached_agents.clear()
         # The StartRequest was sent, so its answer counts even if the file cannot be written.
         now = self._clock.now()
         await self._store.transact(
