@@ -115,12 +115,16 @@ class ApprovalEngine:
             isinstance(rule.approve, Quorum) and rule.approve.remind is not None
             for rule in settings.rules
         )
-        self.acts_unasked = self._have_reminders or any(
-            rule.approve == "automatic" for rule in settings.rules
-        )
+        has_automatic_rule = any(rule.approve == "automatic" for rule in settings.rules)
+        self.acts_unasked = self._have_reminders or has_automatic_rule
         """Whether something can follow for an event about which nobody has decided anything."""
         self._limits = (
-            LimitSlots(settings.limits, self._status_without_limits, self._count_machines)
+            LimitSlots(
+                settings.limits,
+                self._status_without_limits,
+                self._count_machines,
+                has_automatic_rule=has_automatic_rule,
+            )
             if settings.limits
             else None
         )
@@ -141,7 +145,7 @@ class ApprovalEngine:
         return replace(status, waiting_for=waits) if waits else status
 
     def _limit_waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
-        return self._limits.limit_waits_of_event(tx, status) if self._limits is not None else ()
+        return self._limits.waits_of(tx, status) if self._limits is not None else ()
 
     def _status_without_limits(
         self, tx: Transaction, occurrence: TrackedEvent, now: datetime
@@ -329,11 +333,11 @@ class ApprovalEngine:
         if self._limits is not None:
             # What waited for slots that are free now is granted, first in line first.
             in_flight = frozenset(self.in_flight)
-            for occurrence_id in self._limits.grantable_occurrences(tx, now, in_flight):
+            for occurrence_id in self._limits.line(tx, now, in_flight).grantable:
                 self._apply_event_transitions(
                     tx, tx.occurrences.require_occurrence(occurrence_id), now
                 )
-            moment = self._limits.next_slot_free_at(tx, now, in_flight)
+            moment = self._limits.line(tx, now, in_flight).next_rest_end
             moments += [moment] if moment is not None else []
             self._limits.refresh_messages(tx, now, in_flight, event_keys)
         return min(moments, default=None)
@@ -382,7 +386,7 @@ class ApprovalEngine:
         """
         if self._limits is None or not only:
             return nullcontext()
-        return self._limits.keep_cached_allocation_while_granting(tx)
+        return self._limits.keep_while_granting(tx)
 
     # --- StartRequests
 

@@ -1,8 +1,8 @@
 """Collects who takes the slots of the limits and who wants them, inside a transaction.
 
 `engine` asks `LimitSlots` for which limits an event waits, and which events have slots and can be
-granted. Who has which slots is computed from all live events, and again as soon as a row, the time
-or the StartRequests in flight have changed.
+granted. One pass over all live events gives the slots out. It is made again as soon as a row, the
+time or the StartRequests in flight have changed.
 
 The order in which events get slots:
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from relay.approvals.limits import (
@@ -57,6 +57,25 @@ class _EventWithSlotNeeds:
         return (self.not_before or _NEVER, self.first_seen, self.claimant.occurrence)
 
 
+@dataclass(slots=True)
+class _Line:
+    """What one pass over all live events found, at one moment of one transaction."""
+
+    tx: Transaction
+    changes: int
+    """How many rows had changed when this was made: after another change it is void."""
+    now: datetime
+    in_flight: InFlight
+    next_rest_end: datetime | None
+    """When a slot becomes free by time alone; None: never."""
+    events: Mapping[int, _EventWithSlotNeeds]
+    """Those that a limit counts, by occurrence."""
+    slots: SlotAllocator
+    """The slots with those of all events that had their turn."""
+    grantable: list[int] = field(default_factory=list)
+    """The occurrences that could be granted and that have slots, first in line first."""
+
+
 class LimitSlots:
     """Who takes the slots of the limits, and for which limits an event waits."""
 
@@ -65,8 +84,12 @@ class LimitSlots:
         limits: Sequence[Limit],
         status_of: StatusOf,
         count_machines: CountMachines | None = None,
+        *,
+        has_automatic_rule: bool = True,
     ) -> None:
+        """``has_automatic_rule``: an event can be granted about which nobody has decided."""
         self._limits = limits
+        self._has_automatic_rule = has_automatic_rule
         self._status_of = status_of
         self._count_machines = count_machines
         self.have_hours = any(limit.match.time is not None for limit in limits)
@@ -74,11 +97,9 @@ class LimitSlots:
         self._longest_rest = timedelta(seconds=max(limit.rest for limit in limits))
         self._known: dict[int, _EventWithSlotNeeds] = {}
         """The live events by occurrence, so that each state is parsed once."""
-        self._newest_allocation: _SlotAllocationOfAllEvents | None = None
+        self._newest: _Line | None = None
 
-    def limit_waits_of_event(
-        self, tx: Transaction, status: ApprovalStatus
-    ) -> tuple[WaitingFor, ...]:
+    def waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
         """Return for which limits the event waits that ``status`` is about.
 
         An event waits if only the limits keep it from being granted, or from being sent.
@@ -87,23 +108,11 @@ class LimitSlots:
             can_unsent_grant_keep_slot(grant, status) or grant.state == "sent"
             for grant in status.grants
         )
-        if not is_wanting or not self.machines_needing_slots_by_limit(status.occurrence):
+        if not is_wanting or not self._needs_of(status.occurrence):
             return ()
-        return self._current_allocation(tx, status.now, status.in_flight).waits_of(
-            status.occurrence.id
-        )
-
-    def grantable_occurrences(
-        self, tx: Transaction, now: datetime, in_flight: InFlight
-    ) -> list[int]:
-        """Return the occurrences that could be granted and that have slots, first in line first."""
-        return self._current_allocation(tx, now, in_flight).grantable_occurrences()
-
-    def next_slot_free_at(
-        self, tx: Transaction, now: datetime, in_flight: InFlight
-    ) -> datetime | None:
-        """Return when a slot becomes free by time alone; None: never."""
-        return self._current_allocation(tx, now, in_flight).next_rest_end
+        line = self.line(tx, status.now, status.in_flight)
+        event = line.events.get(status.occurrence.id)
+        return line.slots.waits_of(event.claimant) if event is not None else ()
 
     def refresh_messages(
         self, tx: Transaction, now: datetime, in_flight: InFlight, event_keys: Sequence[str] | None
@@ -112,25 +121,20 @@ class LimitSlots:
 
         ``event_keys``: only those of events that share a limit with one of these; None: all.
         """
-        limits: set[str] | None = None
+        limits = {limit.name for limit in self._limits}
         if event_keys is not None:
             changed = [tx.occurrences.find_newest_occurrence(key) for key in event_keys]
             limits = {
-                limit
-                for event in changed
-                if event is not None
-                for limit in self.machines_needing_slots_by_limit(event)
+                limit for event in changed if event is not None for limit in self._needs_of(event)
             }
-            if not limits:
-                return
-        allocation = self._current_allocation(tx, now, in_flight)
+        events = self.line(tx, now, in_flight).events.items() if limits else ()
         shown = tx.messages.filter_shown_occurrences(
-            allocation.occurrences_subject_to_limits(limits)
+            [occurrence for occurrence, event in events if limits & event.claimant.needs.keys()]
         )
         waiting = [
             occurrence
             for occurrence in shown
-            if self.limit_waits_of_event(
+            if self.waits_of(
                 tx, self._status_of(tx, tx.occurrences.require_occurrence(occurrence), now)
             )
         ]
@@ -138,17 +142,17 @@ class LimitSlots:
             tx.messages.refresh_about(waiting, now)
 
     @contextmanager
-    def keep_cached_allocation_while_granting(self, tx: Transaction) -> Iterator[None]:
+    def keep_while_granting(self, tx: Transaction) -> Iterator[None]:
         """Inside, an event that has its slots is granted or claimed: nothing else changes.
 
-        So the rows that change void no allocation, and it is not made again for each grant.
+        So the rows that change void no line, and it is not made again for each grant.
         """
-        allocation, changes = self._newest_allocation, tx.total_row_changes
+        line, changes = self._newest, tx.total_row_changes
         yield
-        if allocation is not None and allocation.tx is tx and allocation.changes == changes:
-            allocation.changes = tx.total_row_changes
+        if line is not None and line.tx is tx and line.changes == changes:
+            line.changes = tx.total_row_changes
 
-    def machines_needing_slots_by_limit(self, occurrence: TrackedEvent) -> Needs:
+    def _needs_of(self, occurrence: TrackedEvent) -> Needs:
         """Return the machines for which an event needs slots, at any hour."""
         needs = {
             limit.name: limit.machines_of(occurrence.data, occurrence.scope)
@@ -156,61 +160,75 @@ class LimitSlots:
         }
         return {limit: machines for limit, machines in needs.items() if machines}
 
-    def _current_allocation(
-        self, tx: Transaction, now: datetime, in_flight: InFlight
-    ) -> _SlotAllocationOfAllEvents:
-        allocation = self._newest_allocation
-        if allocation is None or not allocation.is_current(tx, now, in_flight):
-            allocation = self._newest_allocation = self._allocate_slots_to_events(
-                tx, now, in_flight
-            )
-        return allocation
+    def line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
+        """Return who has slots and who waits now."""
+        line = self._newest
+        if (
+            line is None
+            or line.tx is not tx
+            or (line.changes, line.now, line.in_flight) != (tx.total_row_changes, now, in_flight)
+        ):
+            line = self._newest = self._make_line(tx, now, in_flight)
+        return line
 
-    def _allocate_slots_to_events(
-        self, tx: Transaction, now: datetime, in_flight: InFlight
-    ) -> _SlotAllocationOfAllEvents:
+    def _make_line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
         active = [limit for limit in self._limits if limit.is_active(now)]
-        queue = SlotAllocator({limit.name: self._slot_count_of_limit(limit) for limit in active})
+        slots = SlotAllocator({limit.name: self._size_of(limit) for limit in active})
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in active}
-        self._occupy_slots_of_ended_events(tx, queue, rests, now)
+        self._take_for_ended_events(tx, slots, rests, now)
         events = {
             event.claimant.occurrence: event
             for known in self._read_live_limited_events(tx)
             if (event := _event_with_active_limits(known, rests)) is not None
         }
-        grants = {
-            occurrence: tx.approvals.of_occurrence(
-                tx.occurrences.require_occurrence(occurrence)
-            ).grants
-            for occurrence in events
-        }
-        for occurrence, event in events.items():
-            if event.is_started or any(
-                map(_may_closed_grant_still_start_event, grants.get(occurrence, ()))
-            ):
-                queue.take_unconditionally(occurrence, event.claimant.needs)
-        return _SlotAllocationOfAllEvents(
-            tx=tx,
-            now=now,
-            in_flight=in_flight,
-            queue=queue,
-            events=events,
-            open_grants=sorted(
-                (grant for of_event in grants.values() for grant in of_event if grant.is_open),
-                key=lambda grant: (grant.state != "sent", grant.id),
-            ),
-            status_of=lambda occurrence: self._status_of(
-                tx, tx.occurrences.require_occurrence(occurrence), now
-            ),
-        )
 
-    def _slot_count_of_limit(self, limit: Limit) -> int:
+        def status_of(occurrence: int) -> ApprovalStatus:
+            return self._status_of(tx, tx.occurrences.require_occurrence(occurrence), now)
+
+        line = _Line(tx, tx.total_row_changes, now, in_flight, slots.next_rest_end(), events, slots)
+        waiting = self._take_for_grants(line)
+        for event in sorted(waiting, key=lambda event: event.sort_key):
+            claimant = event.claimant
+            blocked = slots.blocking_limits(claimant)
+            if blocked and slots.are_all_limits_full_for(claimant):
+                continue  # it takes none from later events, whether it wants some or not
+            if is_grantable_apart_from_limits(self._status(line, claimant.occurrence)):
+                slots.take_slots_or_wait(claimant)
+                line.grantable += [] if blocked else [claimant.occurrence]
+        return line
+
+    def _take_for_grants(self, line: _Line) -> list[_EventWithSlotNeeds]:
+        """Take slots for what was started or granted; return what can want some besides."""
+        others: list[_EventWithSlotNeeds] = []
+        open_grants: list[Grant] = []
+        for occurrence, event in line.events.items():
+            tracked = line.tx.occurrences.require_occurrence(occurrence)
+            approvals = line.tx.approvals.of_occurrence(tracked)
+            open_grants += [grant for grant in approvals.grants if grant.is_open]
+            is_over = event.not_before is not None and line.now >= event.not_before
+            if event.is_started or any(map(_may_closed_grant_still_start_event, approvals.grants)):
+                line.slots.take_unconditionally(occurrence, event.claimant.needs)
+            if (self._has_automatic_rule or approvals.decisions) and event.is_scheduled:
+                others += [] if is_over else [event]
+        for grant in sorted(open_grants, key=lambda grant: (grant.state != "sent", grant.id)):
+            is_sent = grant.state == "sent"
+            if is_sent or can_unsent_grant_keep_slot(grant, self._status(line, grant.occurrence)):
+                event = line.events[grant.occurrence]
+                line.slots.take_slots_or_wait(event.claimant, keeps=is_sent)
+                others = [each for each in others if each is not event]
+        return others
+
+    def _status(self, line: _Line, occurrence: int) -> ApprovalStatus:
+        tracked = line.tx.occurrences.require_occurrence(occurrence)
+        return self._status_of(line.tx, tracked, line.now)
+
+    def _size_of(self, limit: Limit) -> int:
         if not limit.is_share or self._count_machines is None:
             return limit.capacity(0)
         return limit.capacity(self._count_machines(limit))
 
-    def _occupy_slots_of_ended_events(
-        self, tx: Transaction, queue: SlotAllocator, rests: Mapping[str, timedelta], now: datetime
+    def _take_for_ended_events(
+        self, tx: Transaction, slots: SlotAllocator, rests: Mapping[str, timedelta], now: datetime
     ) -> None:
         """Take slots for the events that were over a while ago."""
         if not self._longest_rest:
@@ -227,10 +245,10 @@ class LimitSlots:
             ends = {limit: ended_at + rest for limit, rest in rests.items()}
             needs = {
                 limit: machines
-                for limit, machines in self.machines_needing_slots_by_limit(occurrence).items()
+                for limit, machines in self._needs_of(occurrence).items()
                 if limit in rests and now < ends[limit] and ended_at < now + rests[limit]
             }
-            queue.take_unconditionally(occurrence.id, needs, ends)
+            slots.take_unconditionally(occurrence.id, needs, ends)
 
     def _read_live_limited_events(self, tx: Transaction) -> Iterator[_EventWithSlotNeeds]:
         """Yield the live events that a limit counts. Only states that are new are parsed."""
@@ -252,7 +270,7 @@ class LimitSlots:
                 occurrence=occurrence.id,
                 reference=occurrence.reference,
                 scope=occurrence.scope,
-                needs=self.machines_needing_slots_by_limit(occurrence),
+                needs=self._needs_of(occurrence),
             ),
             version=occurrence.last_event_id,
             is_started=event.is_started,
@@ -260,103 +278,6 @@ class LimitSlots:
             not_before=event.not_before_time,
             first_seen=occurrence.first_seen,
         )
-
-
-class _SlotAllocationOfAllEvents:
-    """Who has slots, and the line of those that want some, at one moment of one transaction."""
-
-    def __init__(
-        self,
-        *,
-        tx: Transaction,
-        now: datetime,
-        in_flight: InFlight,
-        queue: SlotAllocator,
-        events: Mapping[int, _EventWithSlotNeeds],
-        open_grants: Sequence[Grant],
-        status_of: Callable[[int], ApprovalStatus],
-    ) -> None:
-        """``queue`` holds the slots of those that have them whatever the limits say."""
-        self.tx = tx
-        self.changes = tx.total_row_changes
-        """How many rows had changed when this was made: after another change it is void."""
-        self.next_rest_end = queue.next_rest_end()
-        self._now = now
-        self._in_flight = in_flight
-        self._events = events
-        self._status_of = status_of
-        self._granted: dict[int, tuple[WaitingFor, ...]] = {}
-        """For what each event of an open grant waits; empty: it has its slots."""
-        for grant in open_grants:
-            is_sent = grant.state == "sent"
-            if is_sent or can_unsent_grant_keep_slot(grant, status_of(grant.occurrence)):
-                claimant = events[grant.occurrence].claimant
-                self._granted[grant.occurrence] = queue.waits_of(claimant)
-                queue.take_slots_or_wait(claimant, keeps=is_sent)
-        self._queue_after_grants = queue
-        """The slots without those of events that could be granted."""
-        self._queue = queue.copy()
-        """The slots with those of the events that had their turn."""
-        self._has_slots: dict[int, bool] = {}
-        """Of each event that had its turn, whether it has slots or does not want them."""
-        self._turns = self._allocate_slots_in_order()
-        self._grantable: list[int] = []
-        """Those that had their turn, could be granted and have slots, first in line first."""
-
-    def is_current(self, tx: Transaction, now: datetime, in_flight: InFlight) -> bool:
-        """Whether nothing has changed since it was made."""
-        return self.tx is tx and (self.changes, self._now, self._in_flight) == (
-            tx.total_row_changes,
-            now,
-            in_flight,
-        )
-
-    def waits_of(self, occurrence: int) -> tuple[WaitingFor, ...]:
-        """Return for which limits an event waits that wants slots."""
-        if occurrence not in self._events:
-            return ()
-        if occurrence in self._granted:
-            return self._granted[occurrence]
-        claimant = self._events[occurrence].claimant
-        if waits := self._queue_after_grants.waits_of(claimant):
-            return waits  # whoever is before it in the line
-        while occurrence not in self._has_slots and (turn := next(self._turns, None)) is not None:
-            if turn[1]:
-                self._grantable.append(turn[0])
-        if self._has_slots.get(occurrence, True):
-            return ()
-        # After its turn, nobody has taken slots of the limits for which it waits.
-        return self._queue.waits_of(claimant)
-
-    def occurrences_subject_to_limits(self, limits: Container[str] | None) -> list[int]:
-        """Return the occurrences that one of these limits counts; None: of all limits."""
-        return [
-            occurrence
-            for occurrence, event in self._events.items()
-            if limits is None or any(limit in limits for limit in event.claimant.needs)
-        ]
-
-    def grantable_occurrences(self) -> list[int]:
-        """Return the occurrences that could be granted and that have slots, first in line first."""
-        self._grantable += [occurrence for occurrence, is_ready in self._turns if is_ready]
-        return list(self._grantable)
-
-    def _allocate_slots_in_order(self) -> Iterator[tuple[int, bool]]:
-        """Give each event its turn; yield it, and whether it can be granted and has slots."""
-        for event in sorted(self._events.values(), key=lambda event: event.sort_key):
-            occurrence, claimant = event.claimant.occurrence, event.claimant
-            is_over = event.not_before is not None and self._now >= event.not_before
-            if occurrence in self._granted or not event.is_scheduled or is_over:
-                continue
-            if self._queue.are_all_limits_full_for(claimant) and self._queue.would_wait(claimant):
-                # It waits if it wants slots at all, and takes none from later events.
-                self._has_slots[occurrence] = False
-                yield occurrence, False
-                continue
-            is_ready = is_grantable_apart_from_limits(self._status_of(occurrence))
-            has_slots = not is_ready or self._queue.take_slots_or_wait(claimant)
-            self._has_slots[occurrence] = has_slots
-            yield occurrence, is_ready and has_slots
 
 
 def _may_closed_grant_still_start_event(grant: Grant) -> bool:

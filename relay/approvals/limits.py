@@ -200,17 +200,6 @@ class SlotAllocator:
         self._first_waiting: dict[str, str] = {}
         """By limit: the first event that waits for it (`TrackedEvent.reference`)."""
 
-    def copy(self) -> SlotAllocator:
-        """Return an allocator that goes on from here."""
-        other = SlotAllocator(self._capacities)
-        other._taken = {
-            limit: {machine: dict(takers) for machine, takers in machines.items()}
-            for limit, machines in self._taken.items()
-        }
-        other._holders = set(self._holders)
-        other._first_waiting = dict(self._first_waiting)
-        return other
-
     def take_unconditionally(
         self, occurrence: int, needs: Needs, rests: Mapping[str, datetime] | None = None
     ) -> None:
@@ -226,7 +215,7 @@ class SlotAllocator:
 
         ``keeps``: it takes its slots in any case, because Azure may have its StartRequest already.
         """
-        blocked = self._blocking_limits(claimant)
+        blocked = self.blocking_limits(claimant)
         if keeps or not blocked:
             self.take_unconditionally(claimant.occurrence, claimant.needs)
             return not blocked
@@ -239,14 +228,10 @@ class SlotAllocator:
             self._first_waiting.setdefault(limit, claimant.reference)
         return False
 
-    def would_wait(self, claimant: Claimant) -> bool:
-        """Whether an event would wait if it were offered slots now."""
-        return bool(self._blocking_limits(claimant))
-
     def waits_of(self, claimant: Claimant) -> tuple[WaitingFor, ...]:
         """Return for what an event waits, or would wait if it were offered slots now."""
         return tuple(
-            self._build_waiting_for(limit, claimant) for limit in self._blocking_limits(claimant)
+            self._build_waiting_for(limit, claimant) for limit in self.blocking_limits(claimant)
         )
 
     def are_all_limits_full_for(self, claimant: Claimant) -> bool:
@@ -264,7 +249,8 @@ class SlotAllocator:
         ]
         return min(ends, default=None)
 
-    def _blocking_limits(self, claimant: Claimant) -> list[str]:
+    def blocking_limits(self, claimant: Claimant) -> list[str]:
+        """Return the limits for which an event would wait if it were offered slots now."""
         return [limit for limit in claimant.needs if self._is_blocked(limit, claimant)]
 
     def _is_blocked(self, limit: str, claimant: Claimant) -> bool:
