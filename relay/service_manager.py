@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relay.log_once import LogOnce
 
@@ -33,18 +33,43 @@ class ServiceManager:
     """A path, or a name in the abstract namespace that begins with a zero character."""
     watchdog: float | None
     """Seconds after which a silent process is killed; None: never."""
+    log: LogOnce = field(default_factory=lambda: LogOnce(_log))
 
-    async def send(self, *assignments: str) -> None:
-        """Send a message such as READY=1. Waits while the socket of the service manager is full.
-
-        Raises OSError if it cannot be sent.
-        """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
-            connection.settimeout(0)  # the loop waits, not the socket
-            connection.connect(self.address)
-            await asyncio.get_running_loop().sock_sendall(
-                connection, "\n".join(assignments).encode()
+    async def tell(self, *assignments: str) -> None:
+        """Send a message such as READY=1. Waits while the socket of the service manager is full."""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+                connection.settimeout(0)  # the loop waits, not the socket
+                connection.connect(self.address)
+                message = "\n".join(assignments).encode()
+                await asyncio.get_running_loop().sock_sendall(connection, message)
+        except OSError as error:
+            self.log.log_if_changed(
+                logging.WARNING,
+                "the service manager cannot be told %s: %s",
+                assignments[0],
+                error.strerror or error,
             )
+
+    async def tell_states(
+        self, is_up: asyncio.Event, stop: asyncio.Event, start_patience: float
+    ) -> None:
+        """Tell of the start and of the stop."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(start_patience):
+                await is_up.wait()
+        if not is_up.is_set():
+            await self.tell("READY=1", "STATUS=Starting. The log says what the relay waits for.")
+            await is_up.wait()
+        await self.tell("READY=1", "STATUS=Running")
+        await stop.wait()
+        await self.tell("STOPPING=1", "STATUS=Sending what can be sent")
+
+    async def send_pings(self) -> None:
+        """Send signs of life, if they are wanted."""
+        while self.watchdog is not None:
+            await self.tell("WATCHDOG=1")
+            await asyncio.sleep(self.watchdog / _PINGS_PER_WATCHDOG)
 
 
 def find_service_manager(environment: Mapping[str, str]) -> ServiceManager | None:
@@ -52,20 +77,11 @@ def find_service_manager(environment: Mapping[str, str]) -> ServiceManager | Non
     name = environment.get("NOTIFY_SOCKET", "")
     if not name:
         return None
-    if name[0] not in "/@":
-        _log.warning("NOTIFY_SOCKET is %r, which is no Unix socket: it is not used", name)
-        return None
-    return ServiceManager(
-        address=f"\0{name[1:]}" if name[0] == "@" else name,
-        watchdog=_read_watchdog(environment),
-    )
-
-
-def _read_watchdog(environment: Mapping[str, str]) -> float | None:
-    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # it is meant for the process that started this one
     text = environment.get("WATCHDOG_USEC", "")
-    return int(text) / 1e6 if text.isascii() and text.isdecimal() and int(text) else None
+    watchdog = int(text) / 1e6 if text.isascii() and text.isdecimal() and int(text) else None
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        watchdog = None  # it is meant for the process that started this one
+    return ServiceManager(f"\0{name[1:]}" if name[0] == "@" else name, watchdog)
 
 
 @asynccontextmanager
@@ -81,13 +97,8 @@ async def report_to_service_manager(
     if manager is None:
         yield
         return
-    tasks = [
-        asyncio.create_task(coroutine, name="service manager")
-        for coroutine in (
-            _report_states(manager, is_up, stop, start_patience),
-            _send_watchdog_pings(manager),
-        )
-    ]
+    coroutines = (manager.tell_states(is_up, stop, start_patience), manager.send_pings())
+    tasks = [asyncio.create_task(each, name="service manager") for each in coroutines]
     try:
         yield
     finally:
@@ -96,22 +107,17 @@ async def report_to_service_manager(
 
 
 @asynccontextmanager
-async def reporting_reload_to_service_manager(
-    *, environment: Mapping[str, str] = os.environ
-) -> AsyncIterator[None]:
+async def reporting_reload_to_service_manager() -> AsyncIterator[None]:
     """Report that the relay reloads its configuration while the body runs, and then that it runs.
 
     The time tells the service manager that this is the reload it asked for, and no earlier one.
     """
-    manager = find_service_manager(environment)
+    manager = find_service_manager(os.environ)
     if manager is None:
         yield
         return
-    log = LogOnce(_log)
     microseconds = time.monotonic_ns() // 1000  # on Linux that of CLOCK_MONOTONIC
-    await _send_or_log(
-        manager, log, "RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=Reloading"
-    )
+    await manager.tell("RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=Reloading")
     status = "Running"
     try:
         yield
@@ -119,42 +125,4 @@ async def reporting_reload_to_service_manager(
         status = "Running with an earlier configuration. The log says why."
         raise
     finally:
-        await _send_or_log(manager, log, "READY=1", f"STATUS={status}")
-
-
-async def _report_states(
-    manager: ServiceManager, is_up: asyncio.Event, stop: asyncio.Event, start_patience: float
-) -> None:
-    log = LogOnce(_log)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(start_patience):
-            await is_up.wait()
-    if not is_up.is_set():
-        await _send_or_log(
-            manager, log, "READY=1", "STATUS=Starting. The log says what the relay waits for."
-        )
-    await is_up.wait()
-    await _send_or_log(manager, log, "READY=1", "STATUS=Running")
-    await stop.wait()
-    await _send_or_log(manager, log, "STOPPING=1", "STATUS=Sending what can be sent")
-
-
-async def _send_watchdog_pings(manager: ServiceManager) -> None:
-    if manager.watchdog is None:
-        return
-    log = LogOnce(_log)
-    while True:
-        await _send_or_log(manager, log, "WATCHDOG=1")
-        await asyncio.sleep(manager.watchdog / _PINGS_PER_WATCHDOG)
-
-
-async def _send_or_log(manager: ServiceManager, log: LogOnce, *assignments: str) -> None:
-    try:
-        await manager.send(*assignments)
-    except OSError as error:
-        log.log_if_changed(
-            logging.WARNING,
-            "the service manager cannot be told %s: %s",
-            assignments[0],
-            error.strerror or error,
-        )
+        await manager.tell("READY=1", f"STATUS={status}")

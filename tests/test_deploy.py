@@ -34,7 +34,7 @@ from relay.api.local_socket import SERVICE_SOCKET
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config, load
-from relay.config.file_lookup import SERVICE_STORE
+from relay.config.location import SERVICE_STORE
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.ports import reserve
 from tests.rabbitmq import Broker

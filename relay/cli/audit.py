@@ -26,7 +26,7 @@ from relay.cli._output import (
     print_lines,
 )
 from relay.cli._tables import print_table
-from relay.config.relay_location import locate_relay
+from relay.config.location import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.store import JournalHead

@@ -22,7 +22,7 @@ from relay.cli._options import AsJson
 from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.config import AGENT_EXAMPLE, DEFAULTS
-from relay.config.file_lookup import SERVICE_STORE, SYSTEM_FILE
+from relay.config.location import SERVICE_STORE, SYSTEM_FILE
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.files import describe_os_error

@@ -1,6 +1,6 @@
 """Finds, reads and checks the configuration. Environment variables override the YAML document.
 
-`load` goes through the modules of this package in this order: `file_lookup` finds the file,
+`load` goes through the modules of this package in this order: `location` finds the file,
 `document` reads it and the variables as plain values, `model` checks these, and `problems`
 describes what is wrong. Each line of the ConfigError names the file with its line or the variable,
 the key path, what was expected and what was there. It shows no secret.
@@ -25,8 +25,8 @@ from relay.config.document import (
     line_of,
     read_document,
 )
-from relay.config.file_lookup import DEFAULT_PATHS, find_file, find_trusted_file
 from relay.config.kinds import sink_modules
+from relay.config.location import DEFAULT_PATHS, find_file, find_trusted_file
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInputs, describe_errors
 from relay.errors import ConfigError

@@ -13,8 +13,7 @@ from relay.api.local_socket import SERVICE_SOCKET
 from relay.cli import init
 from relay.cli.init import initial_configuration, set_service_paths
 from relay.config import load
-from relay.config.file_lookup import SERVICE_STORE
-from relay.config.relay_location import locate_relay
+from relay.config.location import SERVICE_STORE, locate_relay
 from tests.cli.command import file_names, run_command
 
 

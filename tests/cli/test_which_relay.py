@@ -10,7 +10,7 @@ import pytest
 from relay.api.local_socket import STATE_FILE_HEADER, state_file_id
 from relay.cli.client import find_socket
 from relay.config import Config
-from relay.config.relay_location import locate_relay
+from relay.config.location import locate_relay
 from relay.errors import ConfigError
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import running_relay

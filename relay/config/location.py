@@ -1,8 +1,12 @@
-"""Reads where the relay of a configuration is: its local socket and its state file.
+"""Finds the file of the configuration, and where its relay is: its local socket and its state file.
 
-The command line uses it to call the relay of this machine, and to open its state file. It reads
-``api.socket`` and ``store.path`` only: no secret, and no variable of another key. So it works for
-users who cannot read the secrets of the relay, and while somebody edits the configuration.
+Whoever uses the values of the file calls `find_trusted_file`. The usual places include the current
+folder, in which a stranger may have put a file. `find_file` skips this check, for those who only
+choose the form of the log.
+
+`locate_relay` reads ``api.socket`` and ``store.path`` only, for the command line: no secret, and no
+variable of another key. So it works for users who cannot read the secrets of the relay, and while
+somebody edits the configuration.
 """
 
 from __future__ import annotations
@@ -18,11 +22,49 @@ from relay.config.document import (
     expand_variables,
     read_document,
 )
-from relay.config.file_lookup import DEFAULT_PATHS, SERVICE_STORE, find_trusted_file
 from relay.errors import ConfigError
-from relay.files import may_exist
+from relay.files import file_may_exist, is_planted, may_exist
 
+SYSTEM_FILE = Path("/etc/imds-relay/relay.yaml")
+"""The configuration of the service of a machine."""
+SERVICE_STORE = Path("/var/lib/imds-relay/relay.db")
+"""The state file of the service: the unit file and the image set it."""
+DEFAULT_PATHS = (Path("relay.yaml"), SYSTEM_FILE)
+"""Where the document is if no option or variable names it."""
 _VARIABLES = ("API", "API__SOCKET", "STORE", "STORE__PATH")
+
+
+def find_file(
+    path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path] = DEFAULT_PATHS
+) -> Path | None:
+    """Return the file that an option or a variable names, else the first that exists."""
+    if path is not None:
+        return path
+    if environment.get("IMDS_RELAY_CONFIG"):
+        return Path(environment["IMDS_RELAY_CONFIG"])
+    return next((place for place in default_paths if file_may_exist(place)), None)
+
+
+def find_trusted_file(
+    path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path] = DEFAULT_PATHS
+) -> Path | None:
+    """Return what `find_file` returns.
+
+    Raises ConfigError for a file that nobody named, and that a stranger put there.
+    """
+    file = find_file(path, environment, default_paths)
+    if file is None or path is not None or environment.get("IMDS_RELAY_CONFIG"):
+        return file
+    try:
+        planted = is_planted(file)
+    except OSError:
+        return file  # whoever reads it gets the reason
+    if planted:
+        raise ConfigError(
+            f"{file} is of another user, in a folder that others can write, so it is not used; "
+            f"to use it all the same: --config {file}"
+        )
+    return file
 
 
 @dataclass(frozen=True, slots=True)
