@@ -134,9 +134,7 @@ def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
         status = relay.gate.engine.status(tx, occurrence, now)
         state = approval_state(status)
         values.by_approval[state] += 1
-        values.missing_votes += (
-            status.votes_missing if status.is_scheduled_and_before_not_before else 0
-        )
+        values.missing_votes += status.votes_missing if status.is_startable else 0
         if status.not_before is not None and not status.is_past_not_before:
             seconds = (status.not_before - now).total_seconds()
             values.next_seconds.setdefault(state, seconds)

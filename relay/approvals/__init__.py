@@ -17,8 +17,8 @@ from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
 from relay.approvals.machine_principals import (
     can_mean_same_machine,
-    is_machine_or_machine_pattern,
-    max_votes_of_people_and_machines,
+    is_machine,
+    most_votes,
 )
 from relay.approvals.rules import (
     BoundedDuration,
@@ -29,7 +29,7 @@ from relay.approvals.rules import (
     Rule,
     RuleConditions,
     eligible_voters,
-    person_of_principal_or_itself,
+    person_of,
 )
 from relay.settings import (
     KeyPath,
@@ -91,7 +91,7 @@ class ApprovalsSettings(Section):
                         f"{principal} belongs to {owner} and to {person}",
                         ("people", owner, self.people[owner].index(principal)),
                     )
-        machines = [entry for entry in owners if is_machine_or_machine_pattern(entry)]
+        machines = [entry for entry in owners if is_machine(entry)]
         for one, other in combinations(machines, 2):
             if owners[one] != owners[other] and can_mean_same_machine(one, other):
                 raise ValueError(
@@ -138,13 +138,10 @@ class ApprovalsSettings(Section):
 
     def _check_quorum(self, quorum: Quorum, path: str) -> None:
         voters = eligible_voters(quorum, self.groups, self.people).entries
-        people = {person_of_principal_or_itself(voter, self.people) for voter in voters}
-        if (
-            max_votes_of_people_and_machines(people, each_resource=quorum.each_resource)
-            < quorum.votes
-        ):
+        people = {person_of(voter, self.people) for voter in voters}
+        if most_votes(people, each_resource=quorum.each_resource) < quorum.votes:
             note = "; each person counts once" if self.people else ""
-            if not quorum.each_resource and any(map(is_machine_or_machine_pattern, people)):
+            if not quorum.each_resource and any(map(is_machine, people)):
                 note += f"; {ONE_MACHINE_VOTES}"
             raise ValueError(
                 f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"

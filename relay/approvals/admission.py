@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from relay.approvals.limits import shorten_name_list, waits_field
-from relay.approvals.machine_principals import is_machine_or_machine_pattern, scope_of_machine
+from relay.approvals.machine_principals import is_machine, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_holds import (
-    describe_standing_hold_author_and_end,
+    describe_standing_hold,
     latest_ending_holds,
-    standing_holds_json_dict_if_any,
+    standing_holds_field,
 )
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
@@ -67,11 +67,7 @@ def ambiguous_scope_refusal(occurrences: Sequence[TrackedEvent]) -> Refusal:
 
 def hold_caveat(status: ApprovalStatus) -> str:
     """Return what a hold on this event does not stop."""
-    return (
-        f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}"
-        if status.may_have_been_accepted_by_imds
-        else HOLD_NOTICE
-    )
+    return f"{SENT_BEFORE_NOTICE}; {HOLD_NOTICE}" if status.may_be_accepted_by_imds else HOLD_NOTICE
 
 
 def find_decision_refusal(
@@ -110,20 +106,18 @@ def _conflict_reason(request: DecisionRequest, status: ApprovalStatus) -> str | 
         return "the event has started already"
     match request.decision:
         case "release":
-            return None if status.active_holds else _describe_lack_of_releasable_hold(status)
+            return None if status.active_holds else _nothing_to_release(status)
         case "hold":
             return _hold_conflict_reason(status)
         case "approve":
             return _vote_conflict_reason(request, status)
 
 
-def _describe_lack_of_releasable_hold(status: ApprovalStatus) -> str:
+def _nothing_to_release(status: ApprovalStatus) -> str:
     standing = status.active_standing_holds
     if not standing:
         return f"no hold is on this event; {HOLD_NOTICE}"
-    described = " and ".join(
-        map(describe_standing_hold_author_and_end, latest_ending_holds(standing))
-    )
+    described = " and ".join(map(describe_standing_hold, latest_ending_holds(standing)))
     return f"only {described} is on this event: end it with imds-relay holds end; {HOLD_NOTICE}"
 
 
@@ -199,11 +193,9 @@ def _is_own_hold(hold: Decision, request: DecisionRequest, status: ApprovalStatu
     Even if machines are one person, none of them releases the hold of another.
     """
     principal = request.caller.principal
-    if is_machine_or_machine_pattern(principal):
+    if is_machine(principal):
         return hold.principal == principal
-    return status.person_name_or_principal(hold.principal) == status.person_name_or_principal(
-        principal
-    )
+    return status.person_of_voter(hold.principal) == status.person_of_voter(principal)
 
 
 def _vm_decides_beyond_itself_reason(
@@ -214,7 +206,7 @@ def _vm_decides_beyond_itself_reason(
     It may release its own hold even if the event does not name it any more.
     """
     machine = request.caller.principal
-    if not is_machine_or_machine_pattern(machine):
+    if not is_machine(machine):
         return None
     if scope_of_machine(machine) != status.occurrence.scope:
         return f"{machine} may not decide about an event of scope {status.occurrence.scope}"
@@ -333,17 +325,17 @@ def build_accepted_answer(
             "eventId": status.occurrence.event.event_id,
             "decision": request.decision,
             "state": _answer_state(request, status),
-            **status.vote_count_json_fields,
-            **late_hold_notice_field(request.decision, status),
+            **status.vote_count_fields,
+            **late_hold_field(request.decision, status),
             **waits_field("waitingFor", status.waiting_for),
-            **standing_holds_json_dict_if_any(status.active_standing_holds),
+            **standing_holds_field(status.active_standing_holds),
         },
     )
 
 
-def late_hold_notice_field(decision: str, status: ApprovalStatus) -> dict[str, str]:
+def late_hold_field(decision: str, status: ApprovalStatus) -> dict[str, str]:
     """Return ``notice`` for the answer to a hold, and for its event, if it may come too late."""
-    is_late = decision == "hold" and status.may_have_been_accepted_by_imds
+    is_late = decision == "hold" and status.may_be_accepted_by_imds
     return {"notice": SENT_BEFORE_NOTICE} if is_late else {}
 
 

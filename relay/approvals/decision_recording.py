@@ -13,10 +13,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.admission import HOLD_NOTICE, late_hold_notice_field
+from relay.approvals.admission import HOLD_NOTICE, late_hold_field
 from relay.approvals.limits import WaitingFor, waits_field
 from relay.approvals.request import DecisionRequest
-from relay.approvals.standing_holds import standing_holds_json_dict_if_any
+from relay.approvals.standing_holds import standing_holds_field
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import (
     CreateGrant,
@@ -77,12 +77,12 @@ def record_decision(
         "principal": decision.principal,
         "channel": decision.channel,
         **decision.remarks,
-        **status_with_decision.vote_count_json_fields,
-        **late_hold_notice_field(decision.decision, status),
+        **status_with_decision.vote_count_fields,
+        **late_hold_field(decision.decision, status),
         "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
         **_ended_decisions_field(ended),
         **waits_field("waitingFor", waiting_for),
-        **standing_holds_json_dict_if_any(status.active_standing_holds),
+        **standing_holds_field(status.active_standing_holds),
     }
     event = _record_event(
         tx,
@@ -111,7 +111,7 @@ def record_refusal(
     votes, cause = _NO_VOTES, request.message_id
     if status is not None:
         origin = origin.copy_for_scope(status.occurrence.scope)
-        event_data, votes = status.occurrence.data, status.vote_count_json_fields
+        event_data, votes = status.occurrence.data, status.vote_count_fields
         cause = cause or status.occurrence.last_event_id
     details = {
         "approvalId": new_approval_id(),
@@ -251,9 +251,9 @@ def _record_reminder(tx: Transaction, origin: Origin, status: ApprovalStatus) ->
         "approval.reminder",
         occurrence.data,
         {
-            **status.vote_count_json_fields,
+            **status.vote_count_fields,
             "missing": status.votes_missing,
-            "mayVote": list(status.eligible_voters_without_vote),
+            "mayVote": list(status.voters_without_vote),
             "uncoveredResources": list(status.uncovered_resources),
             "closes": format_rfc3339(closes_at),
             "runbook": status.runbook,
@@ -284,7 +284,7 @@ def _create_grant(
         "principal": vote.principal if vote is not None else f"rule:{rule.name}",
         "channel": vote.channel if vote is not None else "rule",
         **(vote.remarks if vote is not None else NO_REMARKS),
-        **status.vote_count_json_fields,
+        **status.vote_count_fields,
     }
     _record_event(
         tx,

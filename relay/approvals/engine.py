@@ -43,11 +43,11 @@ from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import (
     CreateGrant,
     Transition,
-    add_waited_limits_to_transitions,
     can_claim_grant,
     due_transitions,
-    moment_before_votes_or_grants_expired,
+    last_moment_of_votes,
     next_change_at,
+    with_waited_limits,
 )
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
@@ -327,7 +327,7 @@ class ApprovalEngine:
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
-            if status.is_scheduled_and_before_not_before and have_hours:
+            if status.is_startable and have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         if self._limits is not None:
@@ -369,11 +369,11 @@ class ApprovalEngine:
         self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]
     ) -> list[Transition]:
         """Say in transitions by time for which limits the event waited until then."""
-        moment = moment_before_votes_or_grants_expired(status) if self._limits is not None else None
+        moment = last_moment_of_votes(status) if self._limits is not None else None
         if moment is None:
             return transitions
         before = replace(status, now=moment)
-        return add_waited_limits_to_transitions(
+        return with_waited_limits(
             transitions, replace(before, waiting_for=self._limit_waits_of(tx, before))
         )
 

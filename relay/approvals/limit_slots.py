@@ -29,7 +29,7 @@ from relay.approvals.limits import (
     WaitingFor,
 )
 from relay.approvals.status import ApprovalStatus, InFlight, is_scheduled
-from relay.approvals.transitions import can_unsent_grant_keep_slot, is_grantable_apart_from_limits
+from relay.approvals.transitions import can_unsent_grant_keep_slot, is_grantable
 from relay.events.timestamps import parse_timestamp
 from relay.store import Grant, TrackedEvent
 from relay.store.transaction import Transaction
@@ -104,7 +104,7 @@ class LimitSlots:
 
         An event waits if only the limits keep it from being granted, or from being sent.
         """
-        is_wanting = is_grantable_apart_from_limits(status) or any(
+        is_wanting = is_grantable(status) or any(
             can_unsent_grant_keep_slot(grant, status) or grant.state == "sent"
             for grant in status.grants
         )
@@ -192,7 +192,7 @@ class LimitSlots:
             blocked = slots.blocking_limits(claimant)
             if blocked and slots.are_all_limits_full_for(claimant):
                 continue  # it takes none from later events, whether it wants some or not
-            if is_grantable_apart_from_limits(self._status(line, claimant.occurrence)):
+            if is_grantable(self._status(line, claimant.occurrence)):
                 slots.take_slots_or_wait(claimant)
                 line.grantable += [] if blocked else [claimant.occurrence]
         return line
@@ -206,7 +206,7 @@ class LimitSlots:
             approvals = line.tx.approvals.of_occurrence(tracked)
             open_grants += [grant for grant in approvals.grants if grant.is_open]
             is_over = event.not_before is not None and line.now >= event.not_before
-            if event.is_started or any(map(_may_closed_grant_still_start_event, approvals.grants)):
+            if event.is_started or any(map(_may_still_start, approvals.grants)):
                 line.slots.take_unconditionally(occurrence, event.claimant.needs)
             if (self._has_automatic_rule or approvals.decisions) and event.is_scheduled:
                 others += [] if is_over else [event]
@@ -280,7 +280,7 @@ class LimitSlots:
         )
 
 
-def _may_closed_grant_still_start_event(grant: Grant) -> bool:
+def _may_still_start(grant: Grant) -> bool:
     """Whether Azure may start the event because of a StartRequest with a final answer."""
     return not grant.is_open and not grant.dry_run and grant.may_have_been_accepted
 

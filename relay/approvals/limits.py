@@ -113,9 +113,7 @@ CountMachines = Callable[[Limit], int]
 """Returns how many known machines a limit selects. Only a hub has one: it knows its machines."""
 
 
-def count_known_machines_selected_by_limit(
-    limit: Limit, machines: Iterable[tuple[str, Iterable[str]]]
-) -> int:
+def count_selected_machines(limit: Limit, machines: Iterable[tuple[str, Iterable[str]]]) -> int:
     """Return how many machines a limit selects. Each is given as its scope and its names."""
     return sum(
         any(limit.selects_machine(scope, name) for name in names) for scope, names in machines

@@ -31,14 +31,14 @@ def machine_principal(scope: str, relay: str) -> str:
     return principal
 
 
-def is_machine_or_machine_pattern(entry: str) -> bool:
+def is_machine(entry: str) -> bool:
     """Whether an entry of a rule, group or person names a machine, or is a pattern over them."""
     return entry.startswith(f"{VM_PREFIX}:")
 
 
 def is_pattern(entry: str) -> bool:
     """Whether an entry can mean several machines."""
-    return is_machine_or_machine_pattern(entry) and not _WILDCARDS.isdisjoint(entry)
+    return is_machine(entry) and not _WILDCARDS.isdisjoint(entry)
 
 
 def scope_of_machine(principal: str) -> str | None:
@@ -92,13 +92,13 @@ def patterns_overlap(one: str, other: str) -> bool:
     )
 
 
-def max_votes_of_people_and_machines(voters: Iterable[str], *, each_resource: bool) -> float:
+def most_votes(voters: Iterable[str], *, each_resource: bool) -> float:
     """Return how many votes these people and principals can give for one event.
 
     Without ``each_resource`` a vote is for the whole event, so only one machine can vote.
     """
     entries = set(voters)
-    machines = {entry for entry in entries if is_machine_or_machine_pattern(entry)}
+    machines = {entry for entry in entries if is_machine(entry)}
     others = len(entries) - len(machines)
     if not each_resource:
         return others + min(len(machines), 1)

@@ -265,7 +265,7 @@ def eligible_voters(
     return EligibleVoters(frozenset(entries))
 
 
-def person_of_principal_or_itself(principal: str, people: Mapping[str, Sequence[str]]) -> str:
+def person_of(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     """Return ``person:<name>`` for a principal of a person, else the principal itself.
 
     A pattern over machines belongs to a person who has the same pattern.
@@ -276,14 +276,12 @@ def person_of_principal_or_itself(principal: str, people: Mapping[str, Sequence[
     return principal
 
 
-def client_principals_of_same_person(
-    principal: str, people: Mapping[str, Sequence[str]]
-) -> tuple[str, ...]:
+def clients_of_same_person(principal: str, people: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the principals of clients that the person with a chat principal has, too.
 
     The rights of these clients limit what the person may decide in the chat.
     """
-    person = person_of_principal_or_itself(principal, people).removeprefix("person:")
+    person = person_of(principal, people).removeprefix("person:")
     return tuple(
         other for other in people.get(person, ()) if other.startswith(("client:", "mtls:"))
     )

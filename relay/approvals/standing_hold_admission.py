@@ -17,11 +17,11 @@ from pydantic import AfterValidator, Field
 
 from relay.approvals.admission import HOLD_NOTICE, Refusal
 from relay.approvals.request import Caller, Rights
-from relay.approvals.rules import RuleConditions, person_of_principal_or_itself
+from relay.approvals.rules import RuleConditions, person_of
 from relay.approvals.standing_holds import (
     conditions_to_json_object,
-    parse_stored_conditions,
-    parse_stored_resource_pattern_lists,
+    stored_conditions,
+    stored_patterns,
 )
 from relay.events.match import are_patterns_inside
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -143,7 +143,7 @@ def refuse_creation(
         return Refusal(422, f"ends: {time_problem}; it is {format_rfc3339(request.at)}", "ends")
     if len(open_holds) >= MAX_OPEN:
         return Refusal(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
-    patterns = sum(_count_patterns(parse_stored_conditions(hold.conditions)) for hold in open_holds)
+    patterns = sum(_count_patterns(stored_conditions(hold.conditions)) for hold in open_holds)
     if patterns + _count_patterns(body.match) > MAX_OPEN_PATTERNS:
         return Refusal(
             409,
@@ -178,9 +178,7 @@ def refuse_end(
     if hold.ended is not None or hold.ends <= request.at:
         return Refusal(409, "the standing hold is over")
     rights = request.caller.rights
-    is_own = person_of_principal_or_itself(hold.principal, people) == person_of_principal_or_itself(
-        request.caller.principal, people
-    )
+    is_own = person_of(hold.principal, people) == person_of(request.caller.principal, people)
     if "operate" not in rights.can:
         if "hold" not in rights.can:
             return Refusal(
@@ -192,9 +190,7 @@ def refuse_end(
                 f"{hold.principal} made the standing hold; they can end it, and so can anybody "
                 f"with the right operate; {HOLD_NOTICE}",
             )
-    if not is_own and not _are_resources_within_rights(
-        parse_stored_conditions(hold.conditions), rights
-    ):
+    if not is_own and not _are_resources_within_rights(stored_conditions(hold.conditions), rights):
         return Refusal(
             403,
             "you may not decide for every event that this standing hold could be about: your "
@@ -205,14 +201,14 @@ def refuse_end(
 
 def _are_resources_within_rights(conditions: RuleConditions, rights: Rights) -> bool:
     """Whether the resources of the conditions are certainly inside the limits of a caller."""
-    limits = resource_pattern_lists_of_rights(rights)
+    limits = patterns_of_rights(rights)
     if not limits:
         return True
     patterns = conditions.resources
     return patterns is not None and all(are_patterns_inside(patterns, limit) for limit in limits)
 
 
-def resource_pattern_lists_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:
+def patterns_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns, each of which must cover what a caller decides for."""
     own = (rights.resources,) if rights.resources is not None else ()
     return (*own, *rights.limits)
@@ -228,10 +224,10 @@ def hold_times(request: CreateRequest) -> tuple[datetime, datetime]:
 
 def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
     """Return a standing hold as its events and the API describe it."""
-    within = [list(patterns) for patterns in parse_stored_resource_pattern_lists(hold.within)]
+    within = [list(patterns) for patterns in stored_patterns(hold.within)]
     return {
         "holdId": hold.hold_id,
-        "match": conditions_to_json_object(parse_stored_conditions(hold.conditions)),
+        "match": conditions_to_json_object(stored_conditions(hold.conditions)),
         **({"within": within} if within else {}),
         "starts": format_rfc3339(hold.starts),
         "ends": format_rfc3339(hold.ends),

@@ -19,9 +19,9 @@ from relay.approvals.standing_hold_admission import (
     CreateRequest,
     EndRequest,
     hold_times,
+    patterns_of_rights,
     refuse_creation,
     refuse_end,
-    resource_pattern_lists_of_rights,
     standing_hold_to_json_object,
 )
 from relay.approvals.standing_holds import conditions_to_json_object, is_about
@@ -48,7 +48,7 @@ def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest
         )
         if refusal is not None:
             return _refusal_answer(refusal)
-        hold = _create_and_record_hold(tx, origin, request)
+        hold = _record_hold(tx, origin, request)
         return DecisionAnswer(201, standing_hold_to_json_object(hold))
 
     return _decide_or_repeat_first_answer(tx, request, decide)
@@ -107,14 +107,12 @@ def _decide_or_repeat_first_answer(
     return answer
 
 
-def _create_and_record_hold(
-    tx: Transaction, origin: Origin, request: CreateRequest
-) -> StandingHold:
+def _record_hold(tx: Transaction, origin: Origin, request: CreateRequest) -> StandingHold:
     starts, ends = hold_times(request)
     hold = StandingHold(
         hold_id=new_approval_id(),
         conditions=orjson.dumps(conditions_to_json_object(request.body.match)).decode(),
-        within=orjson.dumps(resource_pattern_lists_of_rights(request.caller.rights)).decode(),
+        within=orjson.dumps(patterns_of_rights(request.caller.rights)).decode(),
         starts=starts,
         ends=ends,
         principal=request.caller.principal,

@@ -26,7 +26,7 @@ _WITHIN = TypeAdapter(tuple[tuple[str, ...], ...])
 
 
 @lru_cache(maxsize=512)
-def parse_stored_conditions(text: str) -> RuleConditions:
+def stored_conditions(text: str) -> RuleConditions:
     """Return the conditions of a standing hold, as it stores them.
 
     Every event meets those that cannot be read: the text was damaged, or this machine does not know
@@ -39,7 +39,7 @@ def parse_stored_conditions(text: str) -> RuleConditions:
 
 
 @lru_cache(maxsize=512)
-def parse_stored_resource_pattern_lists(text: str) -> tuple[tuple[str, ...], ...]:
+def stored_patterns(text: str) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns that limit a standing hold; none if they cannot be read."""
     try:
         return _WITHIN.validate_json(text)
@@ -53,10 +53,10 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     Nobody holds in this way what they could not hold by hand: of an author who is limited to
     resources, every resource of the event must be covered.
     """
-    conditions = parse_stored_conditions(hold.conditions)
+    conditions = stored_conditions(hold.conditions)
     return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope) and all(
         covers_all_resources(patterns, occurrence.event.resources)
-        for patterns in parse_stored_resource_pattern_lists(hold.within)
+        for patterns in stored_patterns(hold.within)
     )
 
 
@@ -72,20 +72,20 @@ def is_in_force(hold: StandingHold, now: datetime) -> bool:
     """Whether a standing hold applies at a moment: between its times, and within its hours."""
     if hold.ended is not None or not has_begun(hold, now) or now >= hold.ends:
         return False
-    hours = parse_stored_conditions(hold.conditions).time
+    hours = stored_conditions(hold.conditions).time
     return hours is None or hours.are_active(now)
 
 
 def has_hours(hold: StandingHold) -> bool:
     """Whether a standing hold applies at some hours only."""
-    return parse_stored_conditions(hold.conditions).time is not None
+    return stored_conditions(hold.conditions).time is not None
 
 
-def next_in_force_change_for_display(hold: StandingHold, now: datetime) -> datetime | None:
+def next_hold_change(hold: StandingHold, now: datetime) -> datetime | None:
     """Return when a standing hold begins or ceases to apply next by time alone; None: never."""
     is_begun = has_begun(hold, now)
     moments = [hold.ends] if is_begun else [hold.starts, hold.ends]
-    hours = parse_stored_conditions(hold.conditions).time
+    hours = stored_conditions(hold.conditions).time
     if hours is not None and is_begun and now < hold.ends:
         moments += filter(None, [hours.next_change(now)])
     return min((moment for moment in moments if moment > now), default=None)
@@ -108,7 +108,7 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def describe_standing_hold_author_and_end(hold: StandingHold) -> str:
+def describe_standing_hold(hold: StandingHold) -> str:
     """Return whose standing hold it is and until when, for people."""
     return (
         f"the standing hold {hold.hold_id[:8]} of {hold.principal} until "
@@ -147,12 +147,12 @@ def _format_configuration_duration(seconds: float) -> str:
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
-def standing_holds_json_dict_if_any(holds: Iterable[StandingHold]) -> dict[str, Any]:
+def standing_holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
     """Return ``standingHolds`` for an answer or event about one event; nothing if there are none.
 
-    `latest_ending_hold_summaries` returns the value alone.
+    `hold_summaries` returns the value alone.
     """
-    summaries = latest_ending_hold_summaries(holds)
+    summaries = hold_summaries(holds)
     return {"standingHolds": summaries} if summaries else {}
 
 
@@ -161,7 +161,7 @@ def latest_ending_holds(holds: Iterable[StandingHold]) -> list[StandingHold]:
     return sorted(holds, key=lambda hold: hold.ends, reverse=True)[:MAX_NAMED]
 
 
-def latest_ending_hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
+def hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
     """Return whose standing holds are in force, until when, and why: of those that end last."""
     return [
         {

@@ -342,7 +342,7 @@ class StartRequestSender:
         Raises SourceError if IMDS neither accepted nor refused it.
         """
         for claim in claims:
-            _log_before_sending_start_request(scope.name, claim)
+            _log_start_request(scope.name, claim)
         answer: SourceError | None = None
         try:
             await self._port.send_start_request(scope.name, claims)
@@ -365,7 +365,7 @@ class StartRequestSender:
             raise answer
 
 
-def _log_before_sending_start_request(scope: str, claim: ClaimedGrant) -> None:
+def _log_start_request(scope: str, claim: ClaimedGrant) -> None:
     by = f" by agent {claim.agent}" if claim.agent is not None else ""
     _log.info(
         "sending the StartRequest for event %s%s, granted by rule %s",

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from relay.approvals.limits import WaitingFor
 from relay.approvals.machine_principals import (
     can_mean_machine_in_scope,
-    is_machine_or_machine_pattern,
+    is_machine,
     is_pattern,
     own_resources,
 )
@@ -29,11 +29,11 @@ from relay.approvals.rules import (
     EligibleVoters,
     Quorum,
     Rule,
-    client_principals_of_same_person,
+    clients_of_same_person,
     eligible_voters,
-    person_of_principal_or_itself,
+    person_of,
 )
-from relay.approvals.standing_holds import is_in_force, latest_ending_hold_summaries
+from relay.approvals.standing_holds import hold_summaries, is_in_force
 from relay.events.match import covers_all_resources
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
@@ -118,7 +118,7 @@ class ApprovalStatus:
         return eligible_voters(self.quorum, self.groups, self.people)
 
     @property
-    def is_scheduled_and_before_not_before(self) -> bool:
+    def is_startable(self) -> bool:
         """Whether the event is in the document, Scheduled, and before NotBefore.
 
         This relay starts no other event.
@@ -190,22 +190,20 @@ class ApprovalStatus:
         """How many people have voted; 0 where the rule asks for no votes."""
         if self.quorum is None:
             return 0
-        return len({self.person_name_or_principal(vote.principal) for vote in self.counted_votes})
+        return len({self.person_of_voter(vote.principal) for vote in self.counted_votes})
 
     @property
-    def eligible_voters_without_vote(self) -> tuple[str, ...]:
+    def voters_without_vote(self) -> tuple[str, ...]:
         """The eligible principals of the people who have not voted yet, sorted.
 
         A pattern over machines of the event's scope stays: it does not say how many there are. A
         machine that the event does not name is not among them.
         """
-        people_who_voted = {
-            self.person_name_or_principal(vote.principal) for vote in self.counted_votes
-        }
+        people_who_voted = {self.person_of_voter(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
             for voter in sorted(self.eligible_voters.entries)
-            if self.person_name_or_principal(voter) not in people_who_voted
+            if self.person_of_voter(voter) not in people_who_voted
             and self._can_event_concern_machine_voter(voter)
         )
 
@@ -213,10 +211,10 @@ class ApprovalStatus:
         """Whether the event can be about a voter, if that is a machine or a pattern over them."""
         if is_pattern(voter):
             return can_mean_machine_in_scope(voter, self.occurrence.scope)
-        return not is_machine_or_machine_pattern(voter) or bool(self.resources_of_machine(voter))
+        return not is_machine(voter) or bool(self.resources_of_machine(voter))
 
     @property
-    def vote_count_json_fields(self) -> dict[str, Any]:
+    def vote_count_fields(self) -> dict[str, Any]:
         """``votes``, ``required`` and ``rule``, as events and API answers have them."""
         return {
             "votes": self.vote_count,
@@ -245,7 +243,7 @@ class ApprovalStatus:
         return max(0, self.votes_required - self.vote_count, int(bool(self.uncovered_resources)))
 
     @property
-    def is_rule_satisfied_apart_from_holds(self) -> bool:
+    def is_rule_satisfied(self) -> bool:
         """Whether the rule allows the event to start, apart from holds and the mode."""
         return self.rule is not None and self.votes_missing == 0
 
@@ -290,7 +288,7 @@ class ApprovalStatus:
         )
 
     @property
-    def may_have_been_accepted_by_imds(self) -> bool:
+    def may_be_accepted_by_imds(self) -> bool:
         """Whether IMDS may have accepted a StartRequest that this relay sent for the event.
 
         Unlike `is_grant_sent_or_accepted` this includes StartRequests that failed without an
@@ -322,9 +320,9 @@ class ApprovalStatus:
         expiry = self.decision_expires_at(decision)
         return expiry is not None and expiry <= self.now
 
-    def person_name_or_principal(self, principal: str) -> str:
+    def person_of_voter(self, principal: str) -> str:
         """The person who has this principal, or the principal itself."""
-        return person_of_principal_or_itself(principal, self.people)
+        return person_of(principal, self.people)
 
     def _is_counted(
         self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
@@ -349,21 +347,21 @@ class ApprovalStatus:
 
     def _resources_decidable_by(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
         """Those of the resources of the event for which a principal may decide."""
-        if is_machine_or_machine_pattern(principal):
+        if is_machine(principal):
             return own_resources(principal, self.occurrence.scope, resources)
         return frozenset(
             name for name in resources if self._may_decide_for_all_resources(principal, (name,))
         )
 
     def _may_decide_for_all_resources(self, principal: str, resources: tuple[str, ...]) -> bool:
-        if is_machine_or_machine_pattern(principal):
+        if is_machine(principal):
             own = own_resources(principal, self.occurrence.scope, resources)
             return bool(resources) and own.issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
             clients = (principal,)
         elif is_chat_principal(principal):
-            clients = client_principals_of_same_person(principal, self.people)
+            clients = clients_of_same_person(principal, self.people)
         # A client that is not there was removed, or may not approve any more.
         return all(
             client in self.resources_by_client
@@ -396,23 +394,19 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
     newest_state = real_grants[-1].state if real_grants else None
     if newest_state == "accepted":
         return "accepted"
-    if status.is_scheduled_and_before_not_before and status.is_held:
+    if status.is_startable and status.is_held:
         return "held"
     if newest_state == "sent":
         return "sent"
-    if status.is_scheduled_and_before_not_before and status.waiting_for:
+    if status.is_startable and status.waiting_for:
         return "waiting"
-    if status.is_scheduled_and_before_not_before and status.active_grant is not None:
+    if status.is_startable and status.active_grant is not None:
         return "granted"
     if newest_state in FAILED_GRANT_STATES and (
-        status.is_refused_by_imds or not status.is_scheduled_and_before_not_before
+        status.is_refused_by_imds or not status.is_startable
     ):
         return "failed"
-    if (
-        status.is_scheduled_and_before_not_before
-        and status.quorum is not None
-        and status.mode != "off"
-    ):
+    if status.is_startable and status.quorum is not None and status.mode != "off":
         return "pending"
     return "none"
 
@@ -422,10 +416,10 @@ def approval_json_fields(status: ApprovalStatus) -> dict[str, Any]:
     closes_at = status.voting_closes_at
     return {
         "state": approval_state(status),
-        **status.vote_count_json_fields,
-        "missing": status.votes_missing if status.is_scheduled_and_before_not_before else 0,
+        **status.vote_count_fields,
+        "missing": status.votes_missing if status.is_startable else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
         "waitingFor": [wait.to_json() for wait in status.waiting_for],
-        "standingHolds": latest_ending_hold_summaries(status.active_standing_holds),
+        "standingHolds": hold_summaries(status.active_standing_holds),
         "runbook": status.runbook,
     }

@@ -129,17 +129,13 @@ def _open_grant_failure_cause(grant: Grant, status: ApprovalStatus) -> str | Non
         return "the event changed before a StartRequest was accepted"
     if status.is_past_not_before:
         return "NotBefore passed before a StartRequest was accepted"
-    if not status.is_rule_satisfied_apart_from_holds:
+    if not status.is_rule_satisfied:
         return "the approval expired, or the rules changed, before a StartRequest was accepted"
     return None
 
 
 def _plan_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
-    if (
-        status.rule is not None
-        and is_grantable_apart_from_limits(status)
-        and not status.waiting_for
-    ):
+    if status.rule is not None and is_grantable(status) and not status.waiting_for:
         yield CreateGrant(status.rule)
 
 
@@ -160,11 +156,7 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
     is_decided = status.is_held or status.is_granted_or_claimed or status.is_refused_by_imds
     if status.is_reminded or is_decided or status.mode == "off":
         return None
-    if (
-        not status.is_scheduled_and_before_not_before
-        or status.is_past_voting_close_time
-        or not status.votes_missing
-    ):
+    if not status.is_startable or status.is_past_voting_close_time or not status.votes_missing:
         return None
     try:
         return status.not_before - timedelta(seconds=quorum.remind)
@@ -172,14 +164,14 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
         return None
 
 
-def is_grantable_apart_from_limits(status: ApprovalStatus) -> bool:
+def is_grantable(status: ApprovalStatus) -> bool:
     """Whether the event can be granted now, apart from the limits."""
-    if status.mode == "off" or not status.is_scheduled_and_before_not_before or status.is_held:
+    if status.mode == "off" or not status.is_startable or status.is_held:
         return False
     is_being_sent = any(grant.state == "sent" for grant in status.grants)
     if is_being_sent or status.active_grant is not None or status.is_refused_by_imds:
         return False
-    return status.is_rule_satisfied_apart_from_holds
+    return status.is_rule_satisfied
 
 
 def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
@@ -190,7 +182,7 @@ def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
     return (
         grant.state == "granted"
         and grant.dry_run == (status.mode == "dry-run")
-        and status.is_scheduled_and_before_not_before
+        and status.is_startable
         and not status.is_held
         and open_grant_failure_reason(grant, status) is None
     )
@@ -204,7 +196,7 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     return (
         status.mode == "on"
         and not grant.dry_run
-        and status.is_scheduled_and_before_not_before
+        and status.is_startable
         and status.occurrence.revision == status.occurrence.event.revision
         and not status.is_held
         and not status.waiting_for
@@ -212,7 +204,7 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     )
 
 
-def moment_before_votes_or_grants_expired(status: ApprovalStatus) -> datetime | None:
+def last_moment_of_votes(status: ApprovalStatus) -> datetime | None:
     """Return the last moment before time ended votes or grants of the event; None: it did not."""
     moments = [
         status.decision_expires_at(decision)
@@ -228,9 +220,7 @@ def moment_before_votes_or_grants_expired(status: ApprovalStatus) -> datetime | 
         return None
 
 
-def add_waited_limits_to_transitions(
-    transitions: list[Transition], before: ApprovalStatus
-) -> list[Transition]:
+def with_waited_limits(transitions: list[Transition], before: ApprovalStatus) -> list[Transition]:
     """Add to transitions by time for which limits the event waited.
 
     ``before`` is the status at the last moment before them: without its votes or its grant, the

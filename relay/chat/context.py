@@ -23,7 +23,7 @@ from relay.approvals.request import (
     Right,
     Rights,
 )
-from relay.approvals.rules import Quorum, client_principals_of_same_person
+from relay.approvals.rules import Quorum, clients_of_same_person
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
 from relay.chat.message_planner import MessagePlanner
@@ -97,7 +97,7 @@ class ChatDecisionSubmitter:
         """
         of_clients = [
             self._rights_by_client[client]
-            for client in client_principals_of_same_person(principal, self._people)
+            for client in clients_of_same_person(principal, self._people)
         ]
         can = frozenset[Right](sink.can).intersection(*(rights.can for rights in of_clients))
         resources = {rights.resources for rights in of_clients if rights.resources is not None}

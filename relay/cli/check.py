@@ -153,7 +153,7 @@ def _occurrence_as_first_stored(
 def _describe_event_approval(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
     if status.occurrence.event.is_started:
         return "nothing, it has started"
-    if not status.is_scheduled_and_before_not_before:
+    if not status.is_startable:
         return "nothing, NotBefore has passed"
     if status.rule is None:
         return "nothing: no rule, no approval"

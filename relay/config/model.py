@@ -17,10 +17,10 @@ from pydantic import Field, model_validator
 from relay.api import ApiSettings
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
 from relay.approvals.machine_principals import (
-    is_machine_or_machine_pattern,
-    max_votes_of_people_and_machines,
+    is_machine,
+    most_votes,
 )
-from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of_principal_or_itself
+from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of
 from relay.chat import ChatSettings
 from relay.config.kinds import sink_modules
 from relay.config.shared_secrets import check_secrets_not_shared
@@ -153,13 +153,8 @@ class Config(Section):
         check_principals_exist(self.approvals, self.api, self.fleet)
         for rule, quorum, voters in self.rules_with_quorum_and_voters:
             names = [voter.name for voter in voters]
-            if (
-                max_votes_of_people_and_machines(names, each_resource=quorum.each_resource)
-                < quorum.votes
-            ):
-                has_machines = (
-                    any(map(is_machine_or_machine_pattern, names)) and not quorum.each_resource
-                )
+            if most_votes(names, each_resource=quorum.each_resource) < quorum.votes:
+                has_machines = any(map(is_machine, names)) and not quorum.each_resource
                 raise ValueError(
                     f"approvals.rules.{rule.name}.approve: expected {quorum.votes} who may vote, "
                     f"there are only: {', '.join(names) or 'none'}. "
@@ -175,9 +170,7 @@ class Config(Section):
         people = self.approvals.people
         eligible = eligible_voters(quorum, self.approvals.groups, people)
         for client in self.api.clients:
-            votes = {
-                person_of_principal_or_itself(principal, people) for principal in client.principals
-            }
+            votes = {person_of(principal, people) for principal in client.principals}
             may_vote = all(principal in eligible for principal in client.principals)
             if quorum.votes > 1 and may_vote and len(votes) > 1:
                 raise ValueError(

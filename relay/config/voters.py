@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.approvals.machine_principals import can_mean_same_machine, is_machine_or_machine_pattern
+from relay.approvals.machine_principals import can_mean_same_machine, is_machine
 from relay.approvals.principals import VM_PREFIX, is_chat_principal
 from relay.approvals.rules import (
     Quorum,
-    client_principals_of_same_person,
+    clients_of_same_person,
     eligible_voters,
-    person_of_principal_or_itself,
+    person_of,
 )
 from relay.chat import AnswerableChatSettings
 from relay.fleet.settings import AgentSettings, HubSettings
@@ -47,7 +47,7 @@ def check_principals_exist(
     known = [principal for client in api.clients for principal in client.principals]
     for path, principal in _named_principals(approvals):
         kind, _, name = principal.partition(":")
-        if is_machine_or_machine_pattern(principal):
+        if is_machine(principal):
             _check_machine_in_fleet_domains(path, principal, fleet)
         if kind not in ("client", "mtls") or principal in known:
             continue
@@ -116,7 +116,7 @@ def voters_of_quorum(
             return api.oidc is not None
         if not is_chat_principal(principal):
             return True
-        clients = client_principals_of_same_person(principal, approvals.people)
+        clients = clients_of_same_person(principal, approvals.people)
         takes_approvals = prefix not in prefixes_without_approvals
         return takes_approvals and all(client in may_approve for client in clients)
 
@@ -124,7 +124,7 @@ def voters_of_quorum(
     principals_by_voter: dict[str, list[str]] = {}
     for principal in sorted(voters):
         if can_vote(principal):
-            voter = person_of_principal_or_itself(principal, approvals.people)
+            voter = person_of(principal, approvals.people)
             principals_by_voter.setdefault(voter, []).append(principal)
     return [
         Voter(name, tuple(principals)) for name, principals in sorted(principals_by_voter.items())

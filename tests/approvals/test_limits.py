@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
-from relay.approvals.limits import Limit, count_known_machines_selected_by_limit
+from relay.approvals.limits import Limit, count_selected_machines
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.catalog import CATALOG, cloudevent_schema
@@ -527,7 +527,7 @@ def test_a_share_counts_the_machines_that_match() -> None:
         ("prod", ["web-1"]),
         ("prod", []),
     ]
-    assert count_known_machines_selected_by_limit(limit, machines) == 2
+    assert count_selected_machines(limit, machines) == 2
 
 
 def test_a_share_is_one_of_what_the_counter_says(tmp_path: Path) -> None:

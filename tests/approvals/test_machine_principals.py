@@ -18,7 +18,7 @@ from relay.approvals.machine_principals import (
     is_pattern,
     machine_principal,
     matches_principal,
-    max_votes_of_people_and_machines,
+    most_votes,
     own_resources,
     patterns_overlap,
     scope_of_machine,
@@ -167,8 +167,8 @@ def test_entries_overlap_if_a_machine_can_be_meant_by_both() -> None:
 def test_one_machine_can_vote_for_a_whole_event_and_each_for_itself(
     voters: set[str], whole: int, each: float
 ) -> None:
-    assert max_votes_of_people_and_machines(voters, each_resource=False) == whole
-    assert max_votes_of_people_and_machines(voters, each_resource=True) == each
+    assert most_votes(voters, each_resource=False) == whole
+    assert most_votes(voters, each_resource=True) == each
 
 
 # --- resources

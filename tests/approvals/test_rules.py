@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import Refusal, find_decision_refusal
 from relay.approvals.request import Caller, Rights
-from relay.approvals.rules import Hours, Rule, client_principals_of_same_person
+from relay.approvals.rules import Hours, Rule, clients_of_same_person
 from relay.events.build import common_event_data
 from tests.approvals.builders import (
     ApprovalFile,
@@ -256,18 +256,18 @@ def test_every_resource_needs_a_vote_that_covers_it(
     """The rights of alice have no limit. The client gone was removed, and covers nothing."""
     status = each(*voters)
     assert status.uncovered_resources == uncovered
-    assert status.is_rule_satisfied_apart_from_holds == (uncovered == ())
+    assert status.is_rule_satisfied == (uncovered == ())
     assert status.votes_missing == (1 if uncovered else 0)
 
 
 def test_a_local_user_covers_every_resource() -> None:
     assert build_status(
         BOTH, build_decision(of=BOTH, principal="local:root"), settings=EACH
-    ).is_rule_satisfied_apart_from_holds
+    ).is_rule_satisfied
 
 
 def test_nobody_covers_an_event_without_resources() -> None:
-    assert not each("db", "web", "alice", resources=()).is_rule_satisfied_apart_from_holds
+    assert not each("db", "web", "alice", resources=()).is_rule_satisfied
 
 
 def test_a_voter_must_cover_at_least_one_resource() -> None:
@@ -317,10 +317,10 @@ def test_a_person_with_several_principals_is_one_vote() -> None:
         for principal in ("client:alice", "mtls:alice", "slack:T1/U1")
     ]
     assert build_status(build_event(), *of_ann, settings=TWO).vote_count == 1
-    assert not build_status(build_event(), *of_ann, settings=TWO).is_rule_satisfied_apart_from_holds
+    assert not build_status(build_event(), *of_ann, settings=TWO).is_rule_satisfied
     assert build_status(
         build_event(), *of_ann, build_decision(by="bob"), settings=TWO
-    ).is_rule_satisfied_apart_from_holds
+    ).is_rule_satisfied
 
 
 def test_a_group_may_name_people() -> None:
@@ -332,7 +332,7 @@ def test_a_group_may_name_people() -> None:
         build_decision(principal="slack:T1/U1"),
         build_decision(by="bob"),
         settings=settings,
-    ).is_rule_satisfied_apart_from_holds
+    ).is_rule_satisfied
 
 
 @pytest.mark.parametrize(
@@ -382,8 +382,8 @@ def test_the_clients_of_a_person_in_a_chat_are_theirs_alone() -> None:
         "ann": ("slack:T1/U1", "client:alice", "mtls:alice", "local:ann"),
         "ben": ("slack:T1/U2", "client:bob"),
     }
-    assert client_principals_of_same_person("slack:T1/U1", people) == ("client:alice", "mtls:alice")
-    assert client_principals_of_same_person("slack:T1/U3", people) == ()
+    assert clients_of_same_person("slack:T1/U1", people) == ("client:alice", "mtls:alice")
+    assert clients_of_same_person("slack:T1/U3", people) == ()
 
 
 def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> None:

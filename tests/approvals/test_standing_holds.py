@@ -22,7 +22,7 @@ from relay.approvals.standing_hold_admission import (
     StandingHoldBody,
 )
 from relay.approvals.standing_hold_engine import create_standing_hold
-from relay.approvals.standing_holds import next_in_force_change_for_display
+from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.events.timestamps import format_rfc3339
 from relay.store import StoreSettings
@@ -136,9 +136,7 @@ def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
     approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
     assert (held(approvals), approvals.claim()) == (True, [])
     (hold,) = approvals.transact(lambda tx: tx.standing_holds.list_open())
-    assert next_in_force_change_for_display(hold, approvals.clock.now()) == NOON + timedelta(
-        minutes=10
-    )
+    assert next_hold_change(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
 
 
 def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:

@@ -63,7 +63,7 @@ def test_a_quorum_counts_principals_who_may_vote(
 ) -> None:
     """Each has one vote, for the current revision, not expired, and not of a dry run."""
     status = build_status(None, *decisions, now=5)
-    assert (status.vote_count, status.is_rule_satisfied_apart_from_holds) == (
+    assert (status.vote_count, status.is_rule_satisfied) == (
         vote_count,
         vote_count >= 2,
     )
@@ -81,7 +81,7 @@ def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
     assert (
         status.votes_required,
         status.vote_count,
-        status.is_rule_satisfied_apart_from_holds,
+        status.is_rule_satisfied,
     ) == (0, 0, True)
 
 
@@ -100,7 +100,7 @@ def test_only_the_first_rule_that_matches_decides() -> None:
 def test_a_vote_counts_only_while_its_voter_may_give_it(
     client_resources: dict[str, tuple[str, ...] | None],
 ) -> None:
-    assert build_status(None, *VOTES).is_rule_satisfied_apart_from_holds
+    assert build_status(None, *VOTES).is_rule_satisfied
     status = replace(
         build_status(None, *VOTES, grants=[build_grant()]), resources_by_client=client_resources
     )
@@ -113,7 +113,7 @@ def test_votes_of_local_users_need_no_client() -> None:
     votes = tuple(replace(vote, principal=f"local:{vote.approval_id}") for vote in VOTES)
     groups = {"oncall": [vote.principal for vote in votes]}
     settings = SETTINGS.model_copy(update={"groups": groups})
-    assert build_status(None, *votes, settings=settings).is_rule_satisfied_apart_from_holds
+    assert build_status(None, *votes, settings=settings).is_rule_satisfied
 
 
 def test_a_vote_counts_no_longer_than_the_current_rule_allows() -> None:
@@ -238,7 +238,7 @@ def test_of_the_people_who_may_vote_those_are_missing_who_have_not_voted() -> No
     people = {"ann": ["client:alice", "slack:T024/U7"], "bob": ["client:bob"]}
     quorum = {"votes": 2, "from": ["person:ann", "person:bob", "client:drain"]}
     status = build_status(None, build_decision(), settings=of(quorum, people=people))
-    assert status.eligible_voters_without_vote == ("client:bob", "client:drain")
+    assert status.voters_without_vote == ("client:bob", "client:drain")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_machine_is_missing_only_if_the_event_can_be_about_it(
 ) -> None:
     """Nobody knows how many machines a pattern means, so it counts if its scope is right."""
     status = build_status(settings=of({"votes": 1, "from": [voter]}))
-    assert status.eligible_voters_without_vote == ((voter,) if is_missing else ())
+    assert status.voters_without_vote == ((voter,) if is_missing else ())
 
 
 def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() -> None:
@@ -266,7 +266,7 @@ def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() 
     people = {"ann": ["local:ann", "client:web"]}
     settings = of({"votes": 1, "from": ["person:ann"]}, people=people)
     vote = build_decision(principal="local:ann")
-    assert build_status(None, vote, settings=settings).is_rule_satisfied_apart_from_holds
+    assert build_status(None, vote, settings=settings).is_rule_satisfied
 
 
 @pytest.mark.parametrize(("resources", "counts"), [(("db-1",), 1), ((), 0), (("db-1", "db-2"), 0)])

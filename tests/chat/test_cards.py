@@ -301,8 +301,8 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
     is_approved = status.active_grant is not None or status.is_grant_sent_or_accepted
     changes_nothing = {
         "approve": status.quorum is None or is_approved,
-        "hold": bool(status.active_holds) or not status.is_scheduled_and_before_not_before,
-        "release": not status.is_scheduled_and_before_not_before,
+        "hold": bool(status.active_holds) or not status.is_startable,
+        "release": not status.is_startable,
     }
     for decision in DECISIONS:
         request = build_request(decision, operator, status.occurrence.event, at=status.now)
@@ -324,7 +324,7 @@ def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
     status = build_status(now=now, settings=settings)
     for until in (status.not_before, status.voting_closes_at):
         text = time_left(status, until)
-        assert (text is None) == (not status.is_scheduled_and_before_not_before)
+        assert (text is None) == (not status.is_startable)
         if text is None or until is None:
             continue
         changes_at = time_left_changes_at(status)
@@ -334,7 +334,7 @@ def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
             shown = int(number) * {"min": 1, "h": 60, "days": 1440}[unit]
             if until == status.not_before or not status.is_past_voting_close_time:
                 assert minutes <= shown
-    if status.is_scheduled_and_before_not_before and not status.is_past_voting_close_time:
+    if status.is_startable and not status.is_past_voting_close_time:
         assert next_refresh_time([status]) is not None
 
 
@@ -384,7 +384,7 @@ def test_a_message_about_an_event_a_week_ahead_is_edited_23_times() -> None:
 
 @given(STATUSES)
 def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: ApprovalStatus) -> None:
-    limits = [status.voting_closes_at] if status.is_scheduled_and_before_not_before else []
+    limits = [status.voting_closes_at] if status.is_startable else []
     limits.append(time_left_changes_at(status))
     if status.occurrence.live:
         if not status.occurrence.event.is_started:

@@ -242,8 +242,8 @@ def _approval_summary(status: ApprovalStatus, caller: Caller) -> ApprovalSummary
     counted = status.counted_votes if status.quorum is not None else ()
     lists = {
         "voted": describe_votes_or_holds_with_expiry(counted, status),
-        "mayVote": list(status.eligible_voters_without_vote)
-        if status.is_scheduled_and_before_not_before and status.votes_missing
+        "mayVote": list(status.voters_without_vote)
+        if status.is_startable and status.votes_missing
         else [],
         "holds": describe_votes_or_holds_with_expiry(status.active_holds, status),
         "decisions": decisions_available_to_caller(caller, status),

@@ -23,7 +23,7 @@ from relay.api.schema.route import Call, Route
 from relay.approvals.admission import hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.rules import Rule
-from relay.approvals.standing_holds import latest_ending_hold_summaries
+from relay.approvals.standing_holds import hold_summaries
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_state
 from relay.approvals.transitions import remind_at
 from relay.events.data_types import LimitWait, StandingHoldInForce
@@ -102,20 +102,16 @@ def _make_approval_evaluation(
         rules=[_evaluated_rule(rule, status) for rule in approvals.settings.rules],
         votes=status.vote_count,
         required=status.votes_required,
-        missing=status.votes_missing if status.is_scheduled_and_before_not_before else 0,
-        mayVote=list(status.eligible_voters_without_vote)
-        if status.is_scheduled_and_before_not_before
-        else [],
-        uncoveredResources=list(status.uncovered_resources)
-        if status.is_scheduled_and_before_not_before
-        else [],
+        missing=status.votes_missing if status.is_startable else 0,
+        mayVote=list(status.voters_without_vote) if status.is_startable else [],
+        uncoveredResources=list(status.uncovered_resources) if status.is_startable else [],
         closes=rfc3339_or_null(status.voting_closes_at),
         voted=describe_votes_or_holds_with_expiry(
             status.counted_votes if status.quorum is not None else (), status
         ),
         holds=describe_votes_or_holds_with_expiry(status.active_holds, status),
         standingHolds=cast(
-            "list[StandingHoldInForce]", latest_ending_hold_summaries(status.active_standing_holds)
+            "list[StandingHoldInForce]", hold_summaries(status.active_standing_holds)
         ),
         holdMeans=hold_caveat(status),
         waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],

@@ -32,7 +32,7 @@ _RIGHTS: dict[DecisionKind, Right] = {"approve": "approve", "hold": "hold", "rel
 
 def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
     """Return the decisions that the gate would not refuse now, whoever takes them."""
-    if not status.is_scheduled_and_before_not_before or status.mode == "off":
+    if not status.is_startable or status.mode == "off":
         return ()
     decisions: list[DecisionKind] = []
     is_settled = status.is_granted_or_claimed or status.is_refused_by_imds

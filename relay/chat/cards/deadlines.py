@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from relay.approvals.standing_holds import next_in_force_change_for_display
+from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import ApprovalStatus
 
 _TIME_TO_FREE_SLOT = timedelta(seconds=1)
@@ -38,14 +38,12 @@ def next_refresh_time(statuses: Iterable[ApprovalStatus]) -> datetime | None:
 
 def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     """Yield the times, also past ones, at which a text about a live event becomes wrong."""
-    if status.is_scheduled_and_before_not_before:
+    if status.is_startable:
         yield status.voting_closes_at
     yield time_left_changes_at(status)
     if not status.occurrence.event.is_started:
         yield status.not_before
-    yield from (
-        next_in_force_change_for_display(hold, status.now) for hold in status.standing_holds
-    )
+    yield from (next_hold_change(hold, status.now) for hold in status.standing_holds)
     yield from (status.decision_expires_at(decision) for decision in status.decisions)
     for wait in status.waiting_for:
         if wait.until is not None:
@@ -60,12 +58,7 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
     need answer: the event is no longer open, or it is approved.
     """
     deadline = _voting_end_or_not_before(status)
-    if (
-        deadline is None
-        or until is None
-        or not status.is_scheduled_and_before_not_before
-        or status.is_granted_or_claimed
-    ):
+    if deadline is None or until is None or not status.is_startable or status.is_granted_or_claimed:
         return None
     seconds = (deadline - status.now).total_seconds()
     shown = next((step for step in _STEPS if seconds <= step * 60), None)

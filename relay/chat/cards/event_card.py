@@ -144,7 +144,7 @@ def _votes_text(status: ApprovalStatus) -> Text:
 
 
 def _missing_votes_text(status: ApprovalStatus) -> Text:
-    if not status.is_scheduled_and_before_not_before or not status.votes_missing:
+    if not status.is_startable or not status.votes_missing:
         return ()
     uncovered = join_names(status.uncovered_resources)
     if status.is_past_voting_close_time and status.voting_closes_at is not None:
@@ -152,7 +152,7 @@ def _missing_votes_text(status: ApprovalStatus) -> Text:
         return (*text, f"; nobody has spoken for {uncovered}") if uncovered else text
     text = (
         f"; {status.votes_missing} missing, from ",
-        *principals_text(status.eligible_voters_without_vote),
+        *principals_text(status.voters_without_vote),
     )
     if status.voting_closes_at is not None and status.voting_closes_at != status.not_before:
         text += (", until ", status.voting_closes_at)
@@ -178,7 +178,7 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
         return
     if status.mode == "dry-run":
         yield ("Approvals are a dry run: no StartRequest is sent.",)
-    if status.mode == "off" and status.is_scheduled_and_before_not_before:
+    if status.mode == "off" and status.is_startable:
         yield ("Approvals are off: nothing can be decided now.",)
     note = _STATE_NOTES.get(approval_state(status))
     if note is not None:
@@ -237,7 +237,7 @@ def event_line(status: ApprovalStatus) -> Text:
         text += (", not before ", status.not_before)
     if status.is_held:
         text += (", held",)
-    elif status.is_scheduled_and_before_not_before and status.waiting_for:
+    elif status.is_startable and status.waiting_for:
         limits = join_names([wait.limit for wait in status.waiting_for])
         text += (f", waits for limit {limits}",)
     elif status.is_granted_or_claimed:
@@ -258,17 +258,13 @@ def _awaiting_votes_first_sort_key(status: ApprovalStatus) -> tuple[bool, bool, 
 
 
 def _waits_for_votes(status: ApprovalStatus) -> bool:
-    return (
-        status.is_scheduled_and_before_not_before
-        and status.votes_missing > 0
-        and not status.is_past_voting_close_time
-    )
+    return status.is_startable and status.votes_missing > 0 and not status.is_past_voting_close_time
 
 
 def _summary_text(statuses: Sequence[ApprovalStatus]) -> Text:
     types = Counter(status.occurrence.event.event_type or "Maintenance" for status in statuses)
     parts = [", ".join(f"{count} × {event_type}" for event_type, count in types.most_common())]
-    open_statuses = [status for status in statuses if status.is_scheduled_and_before_not_before]
+    open_statuses = [status for status in statuses if status.is_startable]
     counts = {
         "waiting for votes": sum(_waits_for_votes(status) for status in statuses),
         "held": sum(status.is_held for status in open_statuses),

@@ -71,7 +71,7 @@ def azure_proceeds_regardless_notice(
 
     ``can_hold``: an event can be held now, so say what that does.
     """
-    open_statuses = [status for status in statuses if status.is_scheduled_and_before_not_before]
+    open_statuses = [status for status in statuses if status.is_startable]
     held = [status for status in open_statuses if status.is_held]
     if held:
         yield from dict.fromkeys((sentence(hold_caveat(status)),) for status in held)
@@ -131,11 +131,7 @@ def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple
     closed_at = status.voting_closes_at
     if since is None or closed_at is None or not since <= closed_at <= status.now:
         return ()
-    if (
-        not status.is_scheduled_and_before_not_before
-        or not status.votes_missing
-        or status.is_grant_sent_or_accepted
-    ):
+    if not status.is_startable or not status.votes_missing or status.is_grant_sent_or_accepted:
         return ()
     count = f"{status.vote_count} of {status.votes_required}"
     return ((closed_at, f": Voting closed, with {count} votes."),)

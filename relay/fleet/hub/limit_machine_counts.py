@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.approvals.limits import Limit, count_known_machines_selected_by_limit
+from relay.approvals.limits import Limit, count_selected_machines
 from relay.clock import Clock
 from relay.fleet.hub.roster import Roster
 
@@ -29,6 +29,6 @@ class SelectedMachineCounter:
             counted = self._counts[limit.name] = (
                 limit,
                 now,
-                count_known_machines_selected_by_limit(limit, machines),
+                count_selected_machines(limit, machines),
             )
         return counted[2]
