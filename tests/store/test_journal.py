@@ -49,6 +49,17 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[JournalHead]
 
 
 @contextlib.contextmanager
+def undone(connection: sqlite3.Connection) -> Iterator[None]:
+    """Undo what is done to the journal meanwhile."""
+    connection.execute("SAVEPOINT before")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK TO before")
+        connection.execute("RELEASE before")
+
+
+@contextlib.contextmanager
 def filled(path: Path) -> Iterator[tuple[sqlite3.Connection, list[JournalHead]]]:
     """A journal with rows, but without the triggers that forbid changes."""
     with open_file_in(path) as file:
@@ -65,6 +76,10 @@ def test_what_was_written_verifies(tmp_path: Path) -> None:
             assert verify_journal(connection, head) == (heads[-1], ROWS)
 
 
+SEARCH = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=depth(150, 30),
+)
 TEXTS = st.sampled_from(["", "x", "2026-04-11T22:26:59.000000Z", "event.ended", "\x00", "ä"])
 CHANGES = st.one_of(
     st.tuples(st.sampled_from(["at", "kind", "event_key", "transition"]), TEXTS),
@@ -75,17 +90,13 @@ CHANGES = st.one_of(
 )
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=depth(150, 30),
-)
+@SEARCH
 @given(position=st.integers(1, ROWS), change=CHANGES)
 def test_any_changed_column_of_any_row_is_found(
     journal: sqlite3.Connection, position: int, change: tuple[str, object]
 ) -> None:
     column_, value = change
-    journal.execute("SAVEPOINT before")
-    try:
+    with undone(journal):
         before = journal.execute(
             f"SELECT {column_} FROM journal WHERE position = ?",  # noqa: S608  # our own names
             (position,),
@@ -100,9 +111,6 @@ def test_any_changed_column_of_any_row_is_found(
         journal.execute(f"UPDATE journal SET {column_} = ? WHERE position = ?", (value, position))  # noqa: S608  # our own names
         with pytest.raises(StoreError, match=r"^journal: "):
             verify_journal(journal)
-    finally:
-        journal.execute("ROLLBACK TO before")
-        journal.execute("RELEASE before")
 
 
 @pytest.mark.parametrize("position", range(1, ROWS))
@@ -112,15 +120,8 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
     """Each hash covers all earlier rows. A forger must change every later row and the head too."""
     with filled(tmp_path / "relay.db") as (connection, heads):
         row = list(read_all_rows(connection))[position - 1]
-        fitting = row_hash(
-            heads[position - 1].hash,
-            position,
-            row.at,
-            row.kind,
-            row.event_key,
-            row.transition,
-            b"{}",
-        )
+        before = heads[position - 1].hash
+        fitting = row_hash(before, position, row.at, row.kind, row.event_key, row.transition, b"{}")
         connection.execute(
             "UPDATE journal SET body = ?, hash = ? WHERE position = ?", (b"{}", fitting, position)
         )
@@ -130,10 +131,7 @@ def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
             verify_journal(connection)
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=depth(60, 15),
-)
+@SEARCH
 @given(gone=st.sets(st.integers(1, ROWS), min_size=1))
 def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
     journal: sqlite3.Connection, gone: set[int]
@@ -142,8 +140,7 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
 
     See docs/protocol.md#a-cut-tail.
     """
-    journal.execute("SAVEPOINT before")
-    try:
+    with undone(journal):
         seen = Journal(journal).head()
         for position in gone:
             journal.execute("DELETE FROM journal WHERE position = ?", (position,))
@@ -155,20 +152,13 @@ def test_removed_rows_are_found_by_themselves_or_by_a_head_that_was_seen(
         else:
             with pytest.raises(StoreError, match="removed or inserted"):
                 verify_journal(journal)
-    finally:
-        journal.execute("ROLLBACK TO before")
-        journal.execute("RELEASE before")
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=depth(60, 15),
-)
+@SEARCH
 @given(position=st.integers(1, ROWS + 1), copied=st.integers(1, ROWS))
 def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, copied: int) -> None:
     """This includes a row that moves all later rows, and one with the valid hash of another row."""
-    journal.execute("SAVEPOINT before")
-    try:
+    with undone(journal):
         row = journal.execute(
             "SELECT at, kind, event_key, transition, body, hash FROM journal WHERE position = ?",
             (copied,),
@@ -180,9 +170,6 @@ def test_an_inserted_row_is_found(journal: sqlite3.Connection, position: int, co
         journal.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (position, *row))
         with pytest.raises(StoreError, match="not the one that was written"):
             verify_journal(journal)
-    finally:
-        journal.execute("ROLLBACK TO before")
-        journal.execute("RELEASE before")
 
 
 @pytest.fixture(scope="module")
