@@ -189,7 +189,7 @@ class MessagePlanner:
         """
         together = [
             other
-            for other in tx.occurrences.events_first_seen_in_same_document(occurrence)
+            for other in tx.occurrences.first_seen_with(occurrence)
             if other.id == occurrence.id or self._lacks_message_wanted_by_sink(tx, sink, other)
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
@@ -222,9 +222,7 @@ class MessagePlanner:
         The store drops a queued entry for a newer entry of the same EventId, and so may have
         dropped the entry of that end.
         """
-        previous_id = tx.messages.earlier_occurrence_id_shown_in_sink(
-            sink.name, occurrence.key, occurrence.number
-        )
+        previous_id = tx.messages.find_earlier_shown(sink.name, occurrence.key, occurrence.number)
         if previous_id is None:
             return
         message = tx.messages.find(sink.name, previous_id)

@@ -223,7 +223,7 @@ class Dispatcher:
         await self._retire(worker, lambda: worker.is_idle)
         now, reason = self._clock.now(), _unconfigured_sink_reason(name)
         await self._store.transact(
-            lambda tx: tx.deliveries.remove_sink_making_entries_dead_letters(name, reason, now),
+            lambda tx: tx.deliveries.remove_sink(name, reason, now),
             fail_open=True,
         )
 
@@ -370,9 +370,7 @@ def _reconcile_sinks(
     configured = {sink.name for sink in settings}
     if removing:
         for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
-            tx.deliveries.remove_sink_making_entries_dead_letters(
-                name, _unconfigured_sink_reason(name), now
-            )
+            tx.deliveries.remove_sink(name, _unconfigured_sink_reason(name), now)
     for sink in settings:
         if sink.name not in known:
             _add_new_sink_with_live_events(tx, sink, now)

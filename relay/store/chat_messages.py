@@ -63,9 +63,7 @@ class ChatMessages:
         )
         return next(parse_rows(_CHAT_MESSAGE, rows), None)
 
-    def earlier_occurrence_id_shown_in_sink(
-        self, sink: str, event_key: str, number: int
-    ) -> int | None:
+    def find_earlier_shown(self, sink: str, event_key: str, number: int) -> int | None:
         """Return the newest occurrence of an EventId before ``number`` that a sink shows."""
         row = self._connection.execute(
             "SELECT id FROM message_about JOIN occurrence ON id = occurrence "

@@ -109,14 +109,14 @@ class Deliveries:
 
     # --- entries
 
-    def next_autoincrement_entry_id(self) -> int:
+    def next_entry_id(self) -> int:
         """Return the id of the next new entry."""
         if self._next_id is None:
             self._next_id = next_autoincrement_id(self._connection, "entry")
         return self._next_id
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Insert entries. Their ids must count up from `next_autoincrement_entry_id`."""
+        """Insert entries. Their ids must count up from `next_entry_id`."""
         rows = [
             (
                 entry.id,
@@ -130,7 +130,7 @@ class Deliveries:
             )
             for entry in entries
         ]
-        self._next_id = self.next_autoincrement_entry_id() + len(rows)
+        self._next_id = self.next_entry_id() + len(rows)
         bulk_insert(
             self._connection,
             "entry (id, sink, position, ordering_key, type, event_key, not_before, recorded)",
@@ -334,7 +334,7 @@ class Deliveries:
             "INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason)
         )
 
-    def remove_sink_making_entries_dead_letters(self, name: str, reason: str, at: datetime) -> int:
+    def remove_sink(self, name: str, reason: str, at: datetime) -> int:
         """Remove a sink that is no longer configured.
 
         Its waiting entries become dead letters, except ``relay.*``, which are deleted. Return how

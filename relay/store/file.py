@@ -289,7 +289,7 @@ def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     Journal(connection).head().hash.encode()
     deliveries = Deliveries(connection)
     newest_entry = connection.execute("SELECT max(id) FROM entry").fetchone()[0] or 0
-    if newest_entry >= deliveries.next_autoincrement_entry_id():
+    if newest_entry >= deliveries.next_entry_id():
         raise ValueError("the next id of an entry is not new")
     deliveries.waiting_entries()
     for name, (state, _) in deliveries.sink_states_with_reasons().items():

@@ -142,7 +142,7 @@ class Occurrences:
             "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
         )
 
-    def events_first_seen_in_same_document(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
+    def first_seen_with(self, occurrence: TrackedEvent) -> list[TrackedEvent]:
         """Return the events that first appeared in the same document, this one included."""
         # They were added one after the other, so those next to it are read up to the first other
         # one on both sides.

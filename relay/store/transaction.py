@@ -171,7 +171,7 @@ class Transaction:
             ],
         )
         new: list[Entry] = []
-        first_id = self.deliveries.next_autoincrement_entry_id()
+        first_id = self.deliveries.next_entry_id()
         for (event, _), key, position in zip(events, keys, positions, strict=True):
             if event.name.startswith("standing-hold."):
                 self.changed = None
@@ -194,7 +194,7 @@ class Transaction:
     def deliver_again(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that was recorded earlier."""
         event = self.journal.require_event_at_position(position)
-        entry_id = self.deliveries.next_autoincrement_entry_id()
+        entry_id = self.deliveries.next_entry_id()
         entry = self._build_entry(entry_id, event, position, sink, at, in_memory=False)
         self.deliveries.add_entries([entry])
         self.deliveries.redelivered.append(entry)

@@ -215,7 +215,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     tx.deliveries.store_final_state(delivered.id, "delivered", None, NOW)
     news, other_news = record(tx, 3, "relay.sink-failing", "drain")
     tx.deliveries.log_attempts([(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))])
-    assert tx.deliveries.remove_sink_making_entries_dead_letters("bus", "it is gone", LATER) == 1
+    assert tx.deliveries.remove_sink("bus", "it is gone", LATER) == 1
     assert [
         (delivery.id, delivery.state, delivery.reason)
         for delivery in tx.deliveries.page(sink="bus")
@@ -310,5 +310,5 @@ def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_eac
     assert redeliver(3) == ([1, 2, 3], 5)
     tx.deliveries.store_final_state(1, "parked", "no, again", until + timedelta(seconds=1))
     assert redeliver(2, after=3) == ([4, 5], 3)
-    tx.deliveries.remove_sink_making_entries_dead_letters("chat", "gone", LATER)
+    tx.deliveries.remove_sink("chat", "gone", LATER)
     assert redeliver(9, after=5) == ([7], 0)

@@ -103,9 +103,7 @@ def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
     for key, together in {"a": "ab", "b": "ab", "c": "ce", "e": "ce", "f": "f"}.items():
         occurrence = tx.occurrences.find_newest_occurrence(key)
         assert occurrence is not None
-        found = [
-            other.key for other in tx.occurrences.events_first_seen_in_same_document(occurrence)
-        ]
+        found = [other.key for other in tx.occurrences.first_seen_with(occurrence)]
         assert found == list(together)
 
 
