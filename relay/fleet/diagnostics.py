@@ -12,7 +12,7 @@ from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
-from relay.fleet.routing import hub_state_key, pulse_key
+from relay.fleet.routing import pulse_key, scope_key
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
@@ -34,9 +34,7 @@ async def diagnose_broker_for_hub(settings: HubSettings) -> list[Finding]:
     scope = re.sub("[*?]", "x", settings.domains[0].scopes[0])  # a scope of the first domain
 
     async def examine(connection: GuardedConnection) -> list[Finding]:
-        return [
-            await _check_publish(connection, command_exchange_name(exchange), hub_state_key(scope))
-        ]
+        return [await _check_publish(connection, command_exchange_name(exchange), scope_key(scope))]
 
     return await diagnose_broker(
         _SUBJECT,

@@ -1,7 +1,7 @@
 """The messages between the agents and the hub of a fleet: each is one model. Pure.
 
 Agents send `Pulse`, `VoteMessage` and `StartResult`, and their ``event.*`` and ``relay.*`` events
-as they recorded them. The hub sends `StartOrder`, `VoteAnswer`, `PulseRequest` and `HubScopeState`.
+as they recorded them. The hub sends `StartOrder`, `VoteAnswer` and `PulseRequest`.
 The fields are strict, because anybody may have sent what is read (`relay.fleet.message_reader`).
 Fields that a later version adds are ignored.
 """
@@ -38,10 +38,8 @@ MAX_LIVE_EVENTS = 1000
 """Events that a pulse lists."""
 MAX_NAMES = 1000
 """Names of a VM in a pulse."""
-MAX_TOLD = 500
-MAX_ENDING = 1000
-MAX_AWAITED = 1000
-"""Entries of the lists in a `HubScopeState`."""
+MAX_ASKED = 1000
+"""Events that a request for pulses names."""
 MAX_REASON = 1000
 """Characters of the reason in a result."""
 MAX_SECONDS = 200 * 366 * 86_400.0
@@ -257,27 +255,13 @@ class VoteAnswer(_Message):
 
 
 class PulseRequest(_Message):
-    """The hub's request for a pulse now."""
+    """The hub asks the agents of a scope for events that another of them says are gone."""
 
     kind = "pulse-request"
+    event_ids: Annotated[tuple[EventId, ...], Field(strict=False, max_length=MAX_ASKED)]
 
 
-class HubScopeState(_Message):
-    """What the hub knows about one scope."""
-
-    kind = "state"
-    hub_time: Time
-    told: Annotated[tuple[MessageId, ...], Field(strict=False, max_length=MAX_TOLD)]
-    """The ids of the events that the hub recorded in the last seconds, the newest last."""
-    ending: Annotated[tuple[EventId, ...], Field(strict=False, max_length=MAX_ENDING)]
-    """The EventIds that an agent reported as gone and that have not ended yet."""
-    awaited: Annotated[tuple[Name, ...], Field(strict=False, max_length=MAX_AWAITED)]
-    """The relay words of the agents that showed one of these and have not said that it is gone."""
-
-
-Message: TypeAlias = (
-    Pulse | VoteMessage | StartOrder | StartResult | VoteAnswer | PulseRequest | HubScopeState
-)
+Message: TypeAlias = Pulse | VoteMessage | StartOrder | StartResult | VoteAnswer | PulseRequest
 MESSAGES: tuple[type[Message], ...] = (
     Pulse,
     VoteMessage,
@@ -285,7 +269,6 @@ MESSAGES: tuple[type[Message], ...] = (
     StartResult,
     VoteAnswer,
     PulseRequest,
-    HubScopeState,
 )
 Content: TypeAlias = Message | CloudEvent
 """What a message says. A CloudEvent is an ``event.*`` or ``relay.*`` that an agent recorded."""

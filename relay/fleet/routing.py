@@ -87,7 +87,7 @@ def command_key(scope: str, relay: str) -> str:
     return f"to.{scope}.{relay}"
 
 
-def hub_state_key(scope: str) -> str:
+def scope_key(scope: str) -> str:
     """Return the routing key of what the hub sends to all agents of a scope."""
     return f"scope.{scope}"
 

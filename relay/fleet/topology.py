@@ -24,7 +24,7 @@ from relay.amqp.topology import (
 )
 from relay.events.build import Origin
 from relay.events.names import relay_word
-from relay.fleet.routing import command_key, hub_state_key
+from relay.fleet.routing import command_key, scope_key
 
 HUB = "hub"
 """The scope of a hub that configures none, and the last word of its approvals queue. No agent has
@@ -62,7 +62,7 @@ def hub_pulse_queue_name(exchange: str) -> str:
 
 def agent_binding_keys(origin: Origin) -> tuple[str, str]:
     """Return the routing keys with which an agent binds its queue to the command exchange."""
-    return command_key(origin.scope, relay_word(origin.relay)), hub_state_key(origin.scope)
+    return command_key(origin.scope, relay_word(origin.relay)), scope_key(origin.scope)
 
 
 def fleet_topology(exchange: str) -> tuple[Part, ...]:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from relay.api import Relay
 from relay.api.server.http_server import Server
@@ -24,7 +23,6 @@ from relay.fleet.agent.report_sink import ReportSinkSettings
 from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
-from relay.ingest.recorder import names_this_vm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import LiveParts
 from relay.roles.parts import (
@@ -69,7 +67,6 @@ async def start(
             fleet,
             origin,
             machine,
-            partial(names_this_vm, resource_names=identity.names),
             clock,
         )
         dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, report)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,15 +23,15 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
-    HubScopeState,
     Message,
     Pulse,
+    PulseRequest,
     StartOrder,
     StartResult,
     VoteAnswer,
     VoteMessage,
 )
-from relay.fleet.routing import command_key, hub_state_key
+from relay.fleet.routing import command_key, scope_key
 from relay.fleet.topology import (
     command_exchange_name,
     fleet_topology,
@@ -175,13 +175,9 @@ class HubSide:
         return (await self.wait_for(Pulse, count))[-1]
 
     async def send(self, message: Message, *, relay: str = "vm-0", scope: str = SCOPE) -> None:
-        """Send a message of the hub to one agent; a state to its scope."""
+        """Send a message of the hub to one agent; a request for pulses to its scope."""
         event = message.to_event(HUB, datetime.now(UTC))
-        key = (
-            hub_state_key(scope)
-            if isinstance(message, HubScopeState)
-            else command_key(scope, relay)
-        )
+        key = scope_key(scope) if isinstance(message, PulseRequest) else command_key(scope, relay)
         exchange = await self.channel.get_exchange(
             command_exchange_name(self.exchange), ensure=False
         )
@@ -207,21 +203,6 @@ class HubSide:
         async with RawChannel(self.broker.amqp_url(user)) as channel:
             name = command_exchange_name(self.exchange) if exchange is None else exchange
             await channel.publish(name, key, body, header)
-
-    async def send_state(
-        self,
-        *,
-        told: Sequence[str] = (),
-        ending: Sequence[str] = (),
-        awaited: Sequence[str] = (),
-    ) -> None:
-        """Tell the scope what the hub knows."""
-        now = datetime.now(UTC)
-        await self.send(
-            HubScopeState(
-                hub_time=now, told=tuple(told), ending=tuple(ending), awaited=tuple(awaited)
-            )
-        )
 
     async def answer_vote(
         self, vote: VoteMessage, status: int, body: dict[str, Any], *, relay: str = "vm-0"

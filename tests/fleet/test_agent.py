@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
-from relay.fleet.agent import report_sink, start_orders
+from relay.fleet.agent import start_orders
 from relay.fleet.messages import Pulse, PulseRequest
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.eventually import eventually
@@ -104,7 +104,7 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
         await eventually(lambda: azure.start_requests == () and len(azure.calls) > 3)
 
         async def is_seen() -> bool:
-            await hub.send(PulseRequest())
+            await hub.send(PulseRequest(event_ids=(event.event_id,)))
             count = len(hub.pulses)
             await hub.wait_for_listener(count + 1)
             return live_ids(hub.contents(Pulse)[-1]) == [event.event_id]
@@ -123,84 +123,35 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     assert {received.message.delivery_mode for received in hub.pulses} == {1}
 
 
-async def _is(value: Awaitable[object], expected: object) -> bool:
-    return await value == expected
-
-
-async def reports_of(running: RunningRelay) -> list[tuple[str, str]]:
-    """Return the type and the state of each report that the agent recorded, oldest first."""
-    page = await running.relay.store.read(lambda tx: tx.deliveries.page())
-    return [(delivery.type, delivery.state) for delivery in reversed(page)]
-
-
-async def test_an_agent_leaves_out_what_the_hub_has_from_the_agent_of_the_vm(
+async def test_an_agent_reports_every_change_and_says_which_events_it_still_sees(
     hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_sink, "MAX_COPY_WAIT", 100_000.0)  # times a random number
+    """Also of an event that names another VM, and of which the hub has heard from that one."""
+    monkeypatch.setattr(agent_parts, "ANSWER_DELAY", 0.01)
+    monkeypatch.setattr(agent_parts, "ANSWER_SPREAD", 0.0)
     async with (
-        agent(hub, azure, tmp_path / "a", "vm-0") as own,
-        agent(hub, azure, tmp_path / "b", "vm-1") as other,
+        agent(hub, azure, tmp_path / "a", "vm-0"),
+        agent(hub, azure, tmp_path / "b", "vm-1"),
     ):
         await hub.wait_for_listener(2)
-        await hub.send_state()
         event = azure.schedule(Plan(resources=("vm-0",)))
-        (scheduled,) = await hub.wait_for(CloudEvent)
-        assert hub.reports[0].key.endswith(".vm-0")
-        await hub.send_state(told=[scheduled.id])
-        await eventually(
-            lambda: _is(reports_of(other), [("event.scheduled", "superseded")]),
-            what="it is superseded",
-        )
-        azure.cancel(event)
         await hub.wait_for(CloudEvent, 2)
-        await hub.send_state(ending=[event.event_id])
-        await eventually(
-            lambda: _is(
-                reports_of(other),
-                [("event.scheduled", "superseded"), ("event.ended", "superseded")],
-            )
-        )
-        await eventually(
-            lambda: _is(
-                reports_of(own), [("event.scheduled", "delivered"), ("event.ended", "delivered")]
-            )
-        )
-        assert {received.key.rpartition(".")[2] for received in hub.reports} == {"vm-0"}
-
-
-async def test_an_agent_that_still_sees_an_event_says_so_and_later_that_it_ended(
-    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report_sink, "MAX_COPY_WAIT", 100_000.0)  # times a random number
-    async with agent(hub, azure, tmp_path, "vm-1") as running:
-        await hub.wait_for_listener()
-        await hub.send_state()
-        event = azure.schedule(Plan(resources=("vm-0",)))
-
-        async def knows_event() -> bool:
-            page = await running.relay.store.read(lambda tx: tx.deliveries.page())
-            return bool(page)
-
-        await eventually(knows_event)
-        (recorded,) = await running.relay.store.read(
-            lambda tx: [event for _, event in tx.journal.events_after(0, 10)]
-        )
-        await hub.send_state(told=[recorded.id])
-        pulses = len(hub.pulses)
-        await hub.send_state(told=[recorded.id], ending=[event.event_id])
-        affirming = await hub.wait_for_listener(pulses + 1)
-        assert live_ids(affirming) == [event.event_id]
+        await hub.send(PulseRequest(event_ids=("another",)))
+        await hub.send(PulseRequest(event_ids=(event.event_id,)))
+        await hub.wait_for_listener(4)
+        assert [live_ids(pulse) for pulse in hub.contents(Pulse)[2:]] == [[event.event_id]] * 2
         azure.cancel(event)
-        (ended,) = await hub.wait_for(CloudEvent)
-        assert ended.name == "event.ended"
+        await hub.wait_for(CloudEvent, 4)
+        assert hub.event_names[2:] == ["event.ended"] * 2
+        assert {received.key.rpartition(".")[2] for received in hub.reports[2:]} == {"vm-0", "vm-1"}
 
 
 async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event_is_still_there(
     hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so after it has read the document again."""
-    monkeypatch.setattr(agent_parts, "AFFIRM_DELAY", 0.01)
-    monkeypatch.setattr(agent_parts, "AFFIRM_SPREAD", 0.0)
+    monkeypatch.setattr(agent_parts, "ANSWER_DELAY", 0.01)
+    monkeypatch.setattr(agent_parts, "ANSWER_SPREAD", 0.0)
     async with agent(hub, azure, tmp_path, "vm-1") as running:
         await hub.wait_for_listener()
         event = azure.schedule(Plan(resources=("vm-0",)))
@@ -209,11 +160,12 @@ async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event
         azure.add_fault(Fault(kind="status", lasts=3600.0))
         await eventually(lambda: source.failures > 0)
         pulses = len(hub.pulses)
-        await hub.send_state(ending=[event.event_id])
+        await hub.send(PulseRequest(event_ids=(event.event_id,)))
         before = source.failures
-        await eventually(lambda: source.failures > before + 2)
+        await eventually(lambda: source.failures > before + 4)
         assert len(hub.pulses) == pulses
         azure.clear_faults()
+        await hub.send(PulseRequest(event_ids=(event.event_id,)))
         affirming = await hub.wait_for_listener(pulses + 1)
         assert live_ids(affirming) == [event.event_id]
 
@@ -233,11 +185,3 @@ async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
         assert hub.results == []
     await eventually(lambda: len(hub.results) == 1)
     assert hub.results[0].result == "accepted"
-
-
-async def recorded_names(running: RunningRelay) -> list[str]:
-    """Return the names of the events about Azure's event in the journal of an agent."""
-    events = await running.relay.store.read(
-        lambda tx: [event for _, event in tx.journal.events_after(0, 100)]
-    )
-    return [event.name for event in events if event.name.startswith("event.")]

@@ -24,7 +24,7 @@ from relay.fleet.agent.link import (
     AgentLink,
     spread_reconnect_delay,
 )
-from relay.fleet.messages import HubScopeState, PulseRequest, StartOrder, VoteAnswer
+from relay.fleet.messages import PulseRequest, StartOrder, VoteAnswer
 from relay.fleet.settings import AgentSettings
 from relay.fleet.topology import (
     agent_publish_exchange_name,
@@ -54,7 +54,6 @@ class Handler:
     listens: int = 0
     orders: list[StartOrder] = field(default_factory=list)
     answers: list[VoteAnswer] = field(default_factory=list)
-    states: list[HubScopeState] = field(default_factory=list)
     pulse_requests: int = 0
     fails: bool = False
 
@@ -72,13 +71,9 @@ class Handler:
         """Note it."""
         self.answers.append(answer)
 
-    def handle_pulse_request(self) -> None:
+    def handle_pulse_request(self, _: PulseRequest) -> None:
         """Count it."""
         self.pulse_requests += 1
-
-    def handle_events_known_to_hub(self, state: HubScopeState) -> None:
-        """Note it."""
-        self.states.append(state)
 
 
 @asynccontextmanager
@@ -178,21 +173,19 @@ async def test_everything_of_the_hub_reaches_the_handler_and_a_bug_stops_nothing
         await eventually(lambda: handler.listens == 1)
         handler.fails = True
         await hub.send(make_order("A", "r"))
-        await hub.send(PulseRequest())
+        await hub.send(PulseRequest(event_ids=("A",)))
         await eventually(lambda: handler.pulse_requests == 1)
         assert "internal error" in caplog.text
         handler.fails = False
         order = make_order("A", "r", vm_id="vm", journalhead=f"1:{'0' * 64}")
         await hub.send(order)
         await hub.send(VoteAnswer(request_id="id", status=202, body={"a": 1}))
-        await hub.send_state(told=["0" * 32], ending=["A"])
-        await hub.send(PulseRequest(), relay="vm-1")
-        await hub.send(PulseRequest(), scope="vmss-a-another")
-        await hub.send(PulseRequest())
+        await hub.send(make_order("A", "r"), relay="vm-1")
+        await hub.send(PulseRequest(event_ids=("A",)), scope="vmss-a-another")
+        await hub.send(PulseRequest(event_ids=("A",)))
         await eventually(lambda: handler.pulse_requests == 2)
         assert handler.orders == [order]
         assert [answer.request_id for answer in handler.answers] == ["id"]
-        assert [(state.told, state.ending) for state in handler.states] == [(("0" * 32,), ("A",))]
 
 
 async def test_an_agent_waits_for_the_exchanges_and_says_so(
@@ -215,7 +208,7 @@ async def test_an_agent_waits_for_the_exchanges_and_says_so(
         async with hub_side(own_broker, exchange) as hub:
             await eventually(lambda: handler.listens == 1)
             await published(link)
-            await hub.send(PulseRequest())
+            await hub.send(PulseRequest(event_ids=("A",)))
             await eventually(lambda: handler.pulse_requests == 1)
             await eventually(lambda: len(hub.reports) == 1)
             assert (await connections(own_broker)).count(AGENT_USER) == 1
@@ -271,7 +264,7 @@ async def test_a_deleted_queue_is_made_again(own_broker: Broker) -> None:
         _, channel = link._listening  # noqa: SLF001  # the same
         await channel.queue_delete(queue)
         await eventually(lambda: handler.listens == 2)
-        await hub.send(PulseRequest())
+        await hub.send(PulseRequest(event_ids=("A",)))
         await eventually(lambda: handler.pulse_requests == 1)
 
 

@@ -17,7 +17,6 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub import merger
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.pulses import MAX_POSTPONED, PulseMerger
-from relay.fleet.hub.roster import Roster
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse
 from relay.fleet.routing import pulse_key
 from relay.fleet.settings import HubSettings, TrustDomain
@@ -106,11 +105,9 @@ async def test_what_a_pulse_tells_waits_for_reports_as_long_as_what_the_one_befo
 
         pulses = PulseMerger(
             rig.histories,
-            Roster(),
             rig.merger,
             clock,
             has_waiting_reports=has_waiting_reports,
-            ask_scope=ignore,
         )
         merging_words = asyncio.create_task(pulses.merge_postponed_words_when_due())
         for second in range(12):

@@ -88,7 +88,7 @@ UNUSABLE = {
     "no JSON": ("event.scheduled.reboot.{scope}.vm-0", b"{"),
     "no message": ("vote.{scope}.vm-0", b"{}"),
     "another kind than its key": ("event.ended.reboot.{scope}.vm-0", body_of(PULSE)),
-    "a message of a hub": ("vote.{scope}.vm-0", body_of(PulseRequest())),
+    "a message of a hub": ("vote.{scope}.vm-0", body_of(PulseRequest(event_ids=()))),
     "another relay than its key": ("start.{scope}.vm-1", body_of(PULSE)),
     "an unknown kind": (
         "vote.{scope}.vm-0",

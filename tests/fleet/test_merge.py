@@ -27,7 +27,6 @@ from relay.fleet.hub.merge import (
     end_check_due_at,
     end_if_still_gone,
     forget_agent,
-    repeats_last_state,
     restore_history,
     split_pulse_by_event,
     wait_again_for_agents,
@@ -228,16 +227,6 @@ def test_an_end_that_nobody_reported_is_told_when_the_event_is_not_started_any_m
     assert hub.hear("b", A, 151) == EventEnded(rebooted=False, gap=True, seen=at(151))
     assert hub.hear("a", STARTED, 150) is None
     assert hub.hear("b", A, 152) == EventAppeared(A, at(152))
-
-
-def test_only_the_last_state_of_a_live_event_is_repeated() -> None:
-    hub = Hub.of("a")
-    hub.hear("a", B, 1)
-    assert repeats_last_state(hub.known, B) is True
-    assert repeats_last_state(hub.known, A) is False
-    assert repeats_last_state(hub.known, GONE) is False
-    hub.hear("a", GONE, 2)
-    assert repeats_last_state(hub.known, B) is False
 
 
 # --- ends

@@ -43,7 +43,7 @@ class Rig:
     store: Store
     histories: EventHistoryCache
     merger: EventMerger
-    changed: list[str]
+    asked: list[str]
     ended: list[tuple[str, str]]
     began: datetime
 
@@ -74,7 +74,7 @@ async def merging(
     """Open the store of a hub in a folder, with a merger that knows what it holds."""
     async with open_store_in(folder, lambda _: (), HUB) as store:
         known = EventHistoryCache()
-        changed: list[str] = []
+        asked: list[str] = []
         ended: list[tuple[str, str]] = []
         merging = EventMerger(
             Origin("hub", "hub-0"),
@@ -84,12 +84,12 @@ async def merging(
             known,
             freshness=lambda _, __: fresh,
             listens=lambda _: True,
-            on_change=changed.append,
+            ask_scope=asked.append,
             on_ended=ended.append,
         )
         await merging.load()
         began = datetime.now(UTC) - timedelta(seconds=60)
-        yield Rig(store, known, merging, changed, ended, began)
+        yield Rig(store, known, merging, asked, ended, began)
 
 
 @asynccontextmanager
@@ -161,14 +161,15 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
     async with merging(tmp_path) as rig:
         await rig.merger.merge_received([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
         await rig.merger.merge_received([rig.word("vm-0", GoneFromDocument(), 2)])
+        assert rig.asked == [SCOPE]
         before = rig.histories.get((SCOPE, "e-1"))
         assert before is not None
         assert before.first_gone_at is not None
         async with asyncio.TaskGroup() as group:
             running = group.create_task(rig.merger.end_events_when_due())
-            rig.changed.clear()
+            rig.asked.clear()
             rig.merger.request_disagreement_wait_restart()
-            await eventually(lambda: rig.changed == [SCOPE])
+            await eventually(lambda: rig.asked == [SCOPE])
             running.cancel()
         after = rig.histories.get((SCOPE, "e-1"))
         assert after is not None

@@ -19,12 +19,11 @@ from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
+    MAX_ASKED,
     MAX_BODY_BYTES,
     MAX_LIVE_EVENTS,
     MAX_NAMES,
     MAX_REASON,
-    MAX_TOLD,
-    HubScopeState,
     Message,
     Pulse,
     PulseRequest,
@@ -79,10 +78,7 @@ MESSAGES: list[Message] = [
     StartResult(grant=7, attempt=2, result="refused", status=400, reason="IMDS answered 400"),
     StartResult(grant=7, attempt=2, result="stale", status=None, reason=None),
     VoteAnswer(request_id="r-1", status=202, body={"approvalId": "5f0c", "state": "waiting"}),
-    PulseRequest(),
-    HubScopeState(
-        hub_time=NOW, told=("ab" * 16, "cd" * 16), ending=("C7061BAC",), awaited=("vm-0",)
-    ),
+    PulseRequest(event_ids=("C7061BAC",)),
 ]
 BODIES = [
     *(message.to_event(ORIGIN, NOW).body for message in MESSAGES),
@@ -273,10 +269,8 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (MESSAGES[5], "data/status", 99),
         (MESSAGES[5], "data/reason", "x" * (MAX_REASON + 1)),
         (MESSAGES[7], "data/status", 600),
-        (MESSAGES[9], "data/told", ["x"]),
-        (MESSAGES[9], "data/told", ["ab" * 16] * (MAX_TOLD + 1)),
-        (MESSAGES[9], "data/ending", [""]),
-        (MESSAGES[9], "data/hubTime", None),
+        (MESSAGES[8], "data/eventIds", ["e"] * (MAX_ASKED + 1)),
+        (MESSAGES[8], "data/eventIds", [""]),
     ],
 )
 def test_a_message_with_a_wrong_value_is_unusable(message: Message, path: str, value: Any) -> None:
@@ -285,7 +279,7 @@ def test_a_message_with_a_wrong_value_is_unusable(message: Message, path: str, v
     assert unusable(changed(body, _set(path, value)))
 
 
-@pytest.mark.parametrize("message", [PULSE, *MESSAGES[2:4], *MESSAGES[5:8], MESSAGES[9]], ids=names)
+@pytest.mark.parametrize("message", [PULSE, *MESSAGES[2:4], *MESSAGES[5:]], ids=names)
 def test_a_message_without_a_field_is_unusable_unless_it_may_be_null(message: Message) -> None:
     body = message.to_event(ORIGIN, NOW).body
     may_be_null = {"vmId", "bootId", "zone", "pollAge", "clockOffset", "reason"}
@@ -353,7 +347,7 @@ def test_an_agent_chooses_the_id_of_no_relay_event(event: CloudEvent) -> None:
         (BODIES[0], AgentRoutingKey("event", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
         (BODIES[2], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
         (BODIES[3], AgentRoutingKey("start", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[9], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
+        (BODIES[8], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
         (RECORDED[0].body, AgentRoutingKey("relay", "westno-4f7a9c21", "westno_0"), "another kind"),
         (
             RECORDED[-1].body,

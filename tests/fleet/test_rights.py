@@ -32,7 +32,7 @@ from relay.amqp.publisher import PublishChannel
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
 from relay.fleet.message_reader import read_message
-from relay.fleet.messages import HubScopeState, PulseRequest, VoteMessage
+from relay.fleet.messages import PulseRequest, VoteAnswer, VoteMessage
 from relay.fleet.rabbitmq_definitions import (
     AdditionalHubExchange,
     HubUserWithAdditionalExchanges,
@@ -42,10 +42,10 @@ from relay.fleet.rabbitmq_definitions import (
 from relay.fleet.routing import (
     AuthorizedSender,
     command_key,
-    hub_state_key,
     pulse_key,
     report_key,
     result_key,
+    scope_key,
     verify_command_from_hub,
     verify_message_from_agent,
     vote_key,
@@ -226,7 +226,7 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
     async with channel_of(node, user) as agent, channel_of(node, HUB_USER) as hub:
         queue = await agent_queue(agent, *keys)
         assert queue.name.startswith("amq.gen-")
-        messages = (PulseRequest(), HubScopeState(hub_time=NOW, told=(), ending=(), awaited=()))
+        messages = (VoteAnswer(request_id="r", status=202, body={}), PulseRequest(event_ids=("E",)))
         for key, content in zip(keys, messages, strict=True):
             body = content.to_event(Origin("hub", "h"), NOW).body
             await publish(hub, COMMANDS, key, user=HUB_USER, body=body)
@@ -339,7 +339,7 @@ PUBLISHED = [
     ),
     # It gives no order and tells no state, approves nothing, and reaches no queue directly.
     ("vmss-a", COMMANDS, command_key(A.scope, "vmss-a_0")),
-    ("vmss-a", COMMANDS, hub_state_key(A.scope)),
+    ("vmss-a", COMMANDS, scope_key(A.scope)),
     ("vmss-a", COMMANDS, command_key(B.scope, "vmss-b_0")),
     ("vmss-a", f"{MAIN}.approvals", f"approve.{A.scope}"),
     ("vmss-a", MAIN, f"event.scheduled.reboot.{A.scope}"),
@@ -364,7 +364,7 @@ BOUND = [
         ("vmss-a", COMMANDS, key)
         for key in (
             command_key(B.scope, "vmss-b_0"),
-            hub_state_key(B.scope),
+            scope_key(B.scope),
             "#",
             "*.*",
             "*.*.*",
@@ -497,7 +497,7 @@ async def test_what_a_user_does_not_need_is_refused(node: Broker, user: str) -> 
     [("vmss-a", HUB_USER), ("vmss-a", "vmss-b"), (HUB_USER, "vmss-a"), ("vmss-a", "guest")],
 )
 async def test_nobody_claims_to_be_another_user(node: Broker, user: str, claimed: str) -> None:
-    exchange, key = (COMMANDS, hub_state_key(A.scope)) if user == HUB_USER else (FLEET, vote_key(A))
+    exchange, key = (COMMANDS, scope_key(A.scope)) if user == HUB_USER else (FLEET, vote_key(A))
     async with channel_of(node, user) as channel:
         with pytest.raises(ChannelPreconditionFailed, match="user_id"):
             await publish(channel, exchange, key, user=claimed)
@@ -559,7 +559,7 @@ async def test_a_dead_letter_of_an_agents_queue_is_no_report(node: Broker) -> No
     forged = {"x-dead-letter-exchange": FLEET, "x-dead-letter-routing-key": vote_key(B)}
     async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
         await agent_queue(agent, *agent_binding_keys(A), **forged, **{"x-message-ttl": 0})
-        await publish(hub, COMMANDS, hub_state_key(A.scope), user=HUB_USER)
+        await publish(hub, COMMANDS, scope_key(A.scope), user=HUB_USER)
         await until(node, REPORTS, 1)
     message = await arrived(node, REPORTS)
     assert (message.exchange, message.routing_key) == (FLEET, vote_key(B))

@@ -23,11 +23,11 @@ from relay.fleet.routing import (
     AuthorizedSender,
     authorize_sender,
     command_key,
-    hub_state_key,
     parse_agent_routing_key,
     pulse_key,
     report_key,
     result_key,
+    scope_key,
     verify_command_from_hub,
     verify_message_from_agent,
     vote_key,
@@ -73,7 +73,7 @@ def test_the_keys_are_those_of_the_documentation() -> None:
     assert vote_key(ORIGIN) == "vote.vmss-a-1f.vmss-a_0"
     assert result_key(ORIGIN) == "start.vmss-a-1f.vmss-a_0"
     assert command_key("vmss-a-1f", "vmss-a_0") == "to.vmss-a-1f.vmss-a_0"
-    assert hub_state_key("vmss-a-1f") == "scope.vmss-a-1f"
+    assert scope_key("vmss-a-1f") == "scope.vmss-a-1f"
     assert agent_binding_keys(ORIGIN) == ("to.vmss-a-1f.vmss-a_0", "scope.vmss-a-1f")
 
 
@@ -184,8 +184,8 @@ def test_the_broker_and_the_hub_let_the_same_pass(
         assert bool(re.search(may_report, key)) is speaks
     assert bool(re.search(may_bind, command_key(scope, relay))) is speaks
     in_domain = matches_any_pattern(scopes, scope)
-    assert bool(re.search(may_bind, hub_state_key(scope))) is in_domain
-    assert bool(re.search(may_order, hub_state_key(scope))) is in_domain
+    assert bool(re.search(may_bind, scope_key(scope))) is in_domain
+    assert bool(re.search(may_order, scope_key(scope))) is in_domain
     assert bool(re.search(may_order, command_key(scope, relay))) is in_domain
 
 

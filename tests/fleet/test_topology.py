@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from relay.amqp.topology import Exchange, Queue
-from relay.fleet.routing import command_key, hub_state_key
+from relay.fleet.routing import command_key, scope_key
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
     fleet_topology,
@@ -39,7 +39,7 @@ def test_the_page_names_the_arguments_and_bindings_of_an_agents_queue() -> None:
     line = line_of("one queue for each agent")
     for name, value in AGENT_QUEUE_ARGUMENTS.items():
         assert f"`{name}` {value}" in line
-    for key in (command_key("<scope>", "<relay>"), hub_state_key("<scope>")):
+    for key in (command_key("<scope>", "<relay>"), scope_key("<scope>")):
         assert f"`{key}`" in line
 
 

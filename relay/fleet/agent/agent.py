@@ -1,16 +1,15 @@
 """One agent: its link to the hub, and the parts that use it.
 
 `Agent` hands each message of the hub to the part that it is for, and makes the messages to the hub.
-It also affirms *disputed* events: if the hub says that another agent reported an event as gone
-(`HubScopeState.ending`), and this VM still sees it when it has read its document again, a pulse
-says so.
+If the hub asks whether events are still there (`PulseRequest`), and this VM sees one of them when
+it has read its document again, a pulse says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -24,13 +23,13 @@ from relay.events.build import Origin, common_event_data
 from relay.events.model import Document
 from relay.fleet.agent.link import AgentLink, CommandHandler
 from relay.fleet.agent.pulses import Pulses
-from relay.fleet.agent.report_sink import NamesThisVm, ReportSink
+from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.agent.votes import HubVoteClient
 from relay.fleet.messages import (
     MAX_NAMES,
-    HubScopeState,
     Pulse,
+    PulseRequest,
     StartOrder,
     StartResult,
     VoteAnswer,
@@ -39,15 +38,16 @@ from relay.fleet.messages import (
 from relay.fleet.routing import pulse_key, result_key, vote_key
 from relay.fleet.settings import AgentSettings
 
-AFFIRM_DELAY = 1.5
-"""Seconds until an agent affirms an event that another says is gone.
+ANSWER_DELAY = 1.5
+"""Seconds until an agent looks whether an event that another says is gone is still there.
 
-The hub ends the event later than that (`relay.fleet.hub.merge.END_WAIT`).
+Most VMs have only not polled again. The hub ends the event later than the last try
+(`relay.fleet.hub.merge.END_WAIT`).
 """
-AFFIRM_SPREAD = 1.0
-"""Seconds over which agents spread what they affirm."""
-DISPUTE_LIFETIME = 30.0
-"""Seconds. By then the hub has ended the event, or has heard that it is still there."""
+ANSWER_SPREAD = 1.0
+"""Seconds over which the agents of a scope spread their answers."""
+ANSWER_TRIES = 3
+"""Reads of the document that an agent tries. After them, the hub has heard or decided."""
 
 
 class AgentPoller(DocumentReader, Protocol):
@@ -86,7 +86,6 @@ class Agent(CommandHandler):
         settings: AgentSettings,
         origin: Origin,
         machine: VmIdentity,
-        names_this_vm: NamesThisVm,
         clock: Clock,
         *,
         chance: Callable[[], float] = random.random,
@@ -97,13 +96,11 @@ class Agent(CommandHandler):
         self._chance = chance
         self._source: AgentPoller | None = None
         self._orders: StartOrders | None = None
-        self._disputed: dict[str, float] = {}
-        """EventIds that this VM showed when the hub said that another agent says gone, and when.
-
-        The times are monotonic seconds. If the hub repeats it, the first one stays."""
-        self._dispute_came = asyncio.Event()
+        self._asked: set[str] = set()
+        """EventIds, in lower case, of which the hub wants to know whether they are still there."""
+        self._was_asked = asyncio.Event()
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
-        self.report_sink = ReportSink(self.link, origin, names_this_vm, clock, chance=chance)
+        self.report_sink = ReportSink(self.link, origin)
         self.votes = HubVoteClient(self._publish_vote_to_hub)
         self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
 
@@ -126,7 +123,7 @@ class Agent(CommandHandler):
             group.create_task(self.link.run(), name="agent: link")
             group.create_task(self._pulses.run(), name="agent: pulses")
             group.create_task(self._orders.run(), name="agent: orders")
-            group.create_task(self._affirm_disputed_events_forever(), name="agent: disputed events")
+            group.create_task(self._answer_pulse_requests(), name="agent: pulse requests")
 
     async def stop_orders(self, within: float) -> None:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
@@ -137,7 +134,6 @@ class Agent(CommandHandler):
 
     @override
     def on_agent_listening_to_hub(self) -> None:
-        self.report_sink.mark_listening_to_hub()
         self._pulses.send_soon()
 
     @override
@@ -150,60 +146,37 @@ class Agent(CommandHandler):
         self.votes.handle_vote_answer(answer)
 
     @override
-    def handle_pulse_request(self) -> None:
-        self._pulses.send_soon()
+    def handle_pulse_request(self, request: PulseRequest) -> None:
+        self._asked |= {event_id.lower() for event_id in request.event_ids}
+        self._was_asked.set()
 
-    @override
-    def handle_events_known_to_hub(self, state: HubScopeState) -> None:
-        self.report_sink.remember_events_known_to_hub(state)
-        disputed = self._event_ids_still_in_document(state.ending)
-        if disputed:
-            now = self._clock.monotonic()
-            self._disputed = dict.fromkeys(disputed, now) | self._disputed
-            self._dispute_came.set()
-
-    async def _affirm_disputed_events_forever(self) -> NoReturn:
-        """Tell the hub of events that another agent says are gone, and that this VM still sees.
-
-        Most VMs have only not polled again. So this waits for their next poll first: else each end
-        of an event would cause a pulse of almost every VM of the scope. If that poll is late, the
-        agent reads the document itself: the hub waits only `relay.fleet.hub.merge.END_WAIT`. A VM
-        that cannot read its document does not know whether it still sees the event, and says
-        nothing.
-        """
+    async def _answer_pulse_requests(self) -> NoReturn:
         while True:
-            self._dispute_came.clear()
-            if not self._disputed:
-                await self._dispute_came.wait()
-            await self._clock.sleep(AFFIRM_DELAY + AFFIRM_SPREAD * self._chance())
-            disputed = self._take_disputes_before_last_read()
-            if not disputed and self._disputed and self._source is not None:
-                with suppress(SourceError):
-                    await self._source.read_with_imds_time()
-                disputed = self._take_disputes_before_last_read()
-            affirmed = self._event_ids_still_in_document(disputed)
-            for event_id in affirmed:
-                self.report_sink.mark_end_must_be_reported(event_id)
-            if affirmed:
-                self._pulses.send_soon()
+            await self._was_asked.wait()
+            self._was_asked.clear()
+            asked, self._asked = self._asked, set()
+            await self._say_what_is_still_there(asked)
 
-    def _take_disputes_before_last_read(self) -> list[str]:
-        """Return the disputed events about which the last read of the document says something.
+    async def _say_what_is_still_there(self, asked: set[str]) -> None:
+        """Send a pulse if this VM still sees any of the events.
 
-        Forgets those whose dispute is over: a VM whose service fails would ask it all the time.
+        A VM that cannot read its document does not know whether it does, and says nothing.
         """
-        now = self._clock.monotonic()
-        self._disputed = {
-            event_id: at for event_id, at in self._disputed.items() if now < at + DISPUTE_LIFETIME
-        }
-        read_age = self._source.read_age if self._source is not None else None
-        if read_age is None:
-            return []
-        read_at = now - read_age
-        taken = [event_id for event_id, at in self._disputed.items() if at < read_at]
-        for event_id in taken:
-            del self._disputed[event_id]
-        return taken
+        for _ in range(ANSWER_TRIES):
+            await self._clock.sleep(ANSWER_DELAY + ANSWER_SPREAD * self._chance())
+            if self._source is None or not self._sees_any(asked):
+                return
+            with suppress(SourceError):
+                await self._source.read_with_imds_time()
+                if self._sees_any(asked):
+                    self._pulses.send_soon()
+                return
+
+    def _sees_any(self, event_ids: set[str]) -> bool:
+        document = self._source.last_document if self._source is not None else None
+        return document is not None and any(
+            event.lowercase_event_id in event_ids for event in document.events
+        )
 
     # --- messages to the hub
 
@@ -230,16 +203,6 @@ class Agent(CommandHandler):
     def _send_pulse(self, pulse: Pulse) -> None:
         event = pulse.to_event(self._origin, self._clock.now())
         self.link.send_transient_if_connected(event, pulse_key(self._origin))
-
-    def _event_ids_still_in_document(self, event_ids: Collection[str]) -> list[str]:
-        """Return those of the EventIds that this VM still sees."""
-        document = self._source.last_document if self._source is not None else None
-        live = (
-            {event.lowercase_event_id for event in document.events}
-            if document is not None
-            else set()
-        )
-        return [event_id for event_id in event_ids if event_id.lower() in live]
 
     async def _publish_result(self, result: StartResult) -> None:
         event = result.to_event(self._origin, self._clock.now())

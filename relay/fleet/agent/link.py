@@ -44,12 +44,11 @@ from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
     MAX_BODY_BYTES,
     Content,
-    HubScopeState,
     PulseRequest,
     StartOrder,
     VoteAnswer,
 )
-from relay.fleet.routing import hub_state_key, verify_command_from_hub
+from relay.fleet.routing import scope_key, verify_command_from_hub
 from relay.fleet.settings import AgentSettings
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
@@ -88,11 +87,8 @@ class CommandHandler(Protocol):
     def handle_vote_answer(self, answer: VoteAnswer) -> None:
         """The hub answers a vote of this agent."""
 
-    def handle_pulse_request(self) -> None:
-        """The hub wants a pulse now."""
-
-    def handle_events_known_to_hub(self, state: HubScopeState) -> None:
-        """The hub tells the scope what it knows."""
+    def handle_pulse_request(self, request: PulseRequest) -> None:
+        """The hub asks the scope whether events are still there."""
 
 
 def spread_reconnect_delay(failed_rounds: int, chance: float) -> float:
@@ -298,20 +294,18 @@ class AgentLink:
         """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
         key = verify_command_from_hub(message, self._commands, self._keys, self._settings.hub_user)
         content = read_message(message.body).content
-        if isinstance(content, HubScopeState) is not (key == hub_state_key(self._origin.scope)):
+        if isinstance(content, PulseRequest) is not (key == scope_key(self._origin.scope)):
             raise UnusableMessage(f"it is of another kind than its routing key {key}")
         return content
 
     def _dispatch_hub_message(self, content: Content) -> None:
         match content:
-            case HubScopeState():
-                self._handler.handle_events_known_to_hub(content)
             case StartOrder():
                 self._handler.handle_order(content)
             case VoteAnswer():
                 self._handler.handle_vote_answer(content)
             case PulseRequest():
-                self._handler.handle_pulse_request()
+                self._handler.handle_pulse_request(content)
             case _:
                 raise UnusableMessage("no hub sends a message of its kind")
 

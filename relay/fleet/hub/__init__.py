@@ -4,7 +4,6 @@
 - `merge` has the rules by which the words of agents become one history of an event. `histories`
   keeps these in memory, `merger` applies the rules and records what is new, and `pulses` holds
   back what pulses say until reports had time to arrive.
-- `hub_state_sender` tells the agents what the hub has, so that they send fewer copies.
 - `roster` knows the agents, and `roster_keeper` stores it and forgets agents that are gone.
 - `start_orders` orders StartRequests.
 - `votes` decides what programs on the VMs decide about their own VM.

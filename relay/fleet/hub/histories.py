@@ -91,18 +91,6 @@ class EventHistoryCache:
         """Return the EventIds of a scope that may have ended."""
         return sorted(key for of_scope, key in self.ending if of_scope == scope)
 
-    def agents_still_showing_ending_events(self, scope: str) -> list[str]:
-        """Return the agents whose last words still show events of a scope that may have ended."""
-        of_scope = self.histories_in_memory_of_scope(scope)
-        return sorted(
-            {
-                agent
-                for key in self.ending_event_ids(scope)
-                for agent, word in of_scope[key].words.items()
-                if word.state is not None
-            }
-        )
-
     def _drop_ended_event(self, name: EventName) -> None:
         del self._ended[name]
         if name in self._unknown:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from aiormq.abc import DeliveredMessage
 
@@ -25,7 +25,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.connection_health import FleetSourceHealth
 from relay.fleet.hub.histories import EventHistoryCache, EventName
-from relay.fleet.hub.hub_state_sender import HubStateSender
 from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, agent_time_to_hub_time
 from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
@@ -34,13 +33,15 @@ from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.hub.votes import MachineVoteSubmitter, VoteAnswerer
 from relay.fleet.message_reader import ReceivedMessage, read_message
-from relay.fleet.messages import Pulse, StartResult, VoteMessage
-from relay.fleet.routing import AuthorizedSender, verify_message_from_agent
+from relay.fleet.messages import MAX_ASKED, Pulse, PulseRequest, StartResult, VoteMessage
+from relay.fleet.routing import AuthorizedSender, scope_key, verify_message_from_agent
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import agent_publish_exchange_name
 from relay.store import EventKeyFormat
 from relay.store.sqlite import Store
 
+ASK_INTERVAL = 0.5
+"""Seconds between two requests to a scope in which much ends. Each goes to all of its agents."""
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""
 MAX_COMPLAINTS = 10_000
@@ -98,14 +99,6 @@ class Hub:
         self.roster = self._keeper.roster
         """The agents."""
         self._histories = EventHistoryCache()
-        self._states = HubStateSender(
-            origin,
-            _KEYS,
-            clock,
-            self.link.send_transient,
-            self._histories.ending_event_ids,
-            self._histories.agents_still_showing_ending_events,
-        )
         self._merger = EventMerger(
             origin,
             store,
@@ -114,18 +107,16 @@ class Hub:
             self._histories,
             freshness=self.roster.make_known_and_not_silent_check,
             listens=self.roster.has_hub_listened_without_pause,
-            on_change=self._states.send_soon,
+            ask_scope=self._ask_scope_soon,
             on_ended=lambda name: self._spawn(
                 self._forget_agents_of_terminated_vms(name), "hub: terminated agents"
             ),
         )
         self._pulse_merger = PulseMerger(
             self._histories,
-            self.roster,
             self._merger,
             clock,
             has_waiting_reports=self.link.ask_broker_if_reports_wait,
-            ask_scope=self._states.send_soon,
         )
         self._exchange = agent_publish_exchange_name(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
@@ -137,10 +128,11 @@ class Hub:
         self._on_result: Callable[[AuthorizedSender, StartResult], None] | None = None
         self._votes: VoteAnswerer | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self._scopes_to_ask: set[str] = set()
+        self._must_ask = asyncio.Event()
         self._complained_at: dict[tuple[str, str], float] = {}
         self._unsaved: list[tuple[CumulativeAcknowledger, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
-        store.listeners.recorded.append(self._states.remember_recorded_event_ids)
         store.listeners.write_error_changed.append(self._acknowledge_after_write_recovery)
 
     def use_trust_domains(self, domains: Sequence[TrustDomain]) -> None:
@@ -185,7 +177,7 @@ class Hub:
             group.create_task(self.link.run(), name="hub: link")
             group.create_task(self.source.watch_connection_and_report_loss(), name="hub: source")
             group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
-            group.create_task(self._states.run(lambda: self.roster.scopes), name="hub: states")
+            group.create_task(self._ask_scopes(), name="hub: pulse requests")
             group.create_task(self._keeper.run(), name="hub: roster")
             group.create_task(
                 self._pulse_merger.merge_postponed_words_when_due(), name="hub: postponed pulses"
@@ -217,6 +209,23 @@ class Hub:
             for agent in self.roster.agents_terminated_by(scope, ended.event):
                 await self.forget(agent)
 
+    def _ask_scope_soon(self, scope: str) -> None:
+        self._scopes_to_ask.add(scope)
+        self._must_ask.set()
+
+    async def _ask_scopes(self) -> NoReturn:
+        """Ask the agents of each scope whether events that may have ended are still there."""
+        while True:
+            await self._must_ask.wait()
+            self._must_ask.clear()
+            scopes, self._scopes_to_ask = self._scopes_to_ask, set()
+            for scope in scopes:
+                if event_ids := self._histories.ending_event_ids(scope)[:MAX_ASKED]:
+                    request = PulseRequest(event_ids=tuple(event_ids))
+                    event = request.to_event(self._origin, self._clock.now())
+                    self.link.send_transient(scope_key(scope), event)
+            await self._clock.sleep(ASK_INTERVAL)
+
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:
             if self._tasks is not None:
@@ -232,8 +241,6 @@ class Hub:
         """The hub hears its agents from now on."""
         self.source.on_broker_connected()
         self._mark_listening_in_roster_if_connected()
-        for scope in self.roster.scopes:
-            self._states.send_soon(scope)
 
     def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""

@@ -32,19 +32,15 @@ the event was missed: the word counts as gone, and the next word of the agent te
 - the last word of every fresh agent says so, or
 - `END_WAIT` has passed since the first said so, and no agent has shown the event since.
 
-The hub takes the words of few agents about each event (`repeats_last_state`), because each of them
-must report the end.
-
 A word shows the event if it is live and at most `MAX_LAG` older than the newest word that says
 gone. So an agent that cannot read its document does not keep an event alive. If somebody saw the
 event later than anybody saw it gone, nothing ends: the agents that say gone are behind. If no agent
 is fresh, nothing ends.
 
 The hub forgets an agent whose VM was deleted, or that was silent for 24 hours (`forget_agent`). If
-it was the only one that showed the event, others may show it without a word: they left out what
-the hub knew. The event is *orphaned* then. So each pulse counts that does not list it, and the
-event has ended when `END_WAIT` has passed since the first, and no agent has shown it. If the scope
-has no agent any more, it ends at once.
+it was the only one that showed the event, the event is *orphaned*: it has ended when an agent's
+pulse has not listed it, `END_WAIT` has passed, and no agent has shown it. If the scope has no agent
+any more, it ends at once.
 
 **Returns.** After the end, a live word is a return of the event if the agent had itself said gone
 about this occurrence and now sees the event later than anybody saw it gone, or if it sees the event
@@ -254,18 +250,6 @@ def split_pulse_by_event(
             continue
         if history.ended_at is None or (last is not None and last.state is not None):
             yield key, GoneFromDocument()
-
-
-def repeats_last_state(history: EventHistory, word: Word) -> bool:
-    """Whether a word says of a live event what was told last.
-
-    Such a word is no news. It matters in the end only, because the end waits for the agent.
-    """
-    return (
-        history.ended_at is None
-        and isinstance(word, ScheduledEvent)
-        and state_digest(word) == history.last_told_state
-    )
 
 
 def document_times_of_pulse(

@@ -115,14 +115,14 @@ class EventMerger:
         *,
         freshness: Callable[[str, datetime], IsFresh],
         listens: Callable[[datetime], bool],
-        on_change: Callable[[str], None],
+        ask_scope: Callable[[str], None],
         on_ended: Callable[[EventName], None],
     ) -> None:
         """``freshness`` returns for a scope and a time which agents are fresh.
 
         ``listens`` says whether agents can be heard now.
-        ``on_change`` gets each scope in which something was told, or may have ended. ``on_ended``
-        gets each event that has ended, once that is recorded.
+        ``ask_scope`` gets each scope of which an event may have ended: its agents are asked.
+        ``on_ended`` gets each event that has ended, once that is recorded.
         """
         self.copies = 0
         """Reports that said nothing new."""
@@ -132,7 +132,7 @@ class EventMerger:
         self._clock = clock
         self._freshness = freshness
         self._listens = listens
-        self._on_change = on_change
+        self._ask_scope = ask_scope
         self._on_ended = on_ended
         self._recorder = Recorder(origin, None, None)
         self._lock = asyncio.Lock()
@@ -239,7 +239,7 @@ class EventMerger:
             batch.add_merge_result(name, wait_again_for_agents(history, now), None)
         self._take_merge_results_into_memory(batch)
         for scope in {scope for scope, _ in self._histories.ending}:
-            self._on_change(scope)  # it asks the agents whether the event is still there
+            self._ask_scope(scope)
 
     async def _end_due_events(self, now: datetime) -> datetime | None:
         """Apply the timers that are due. Return when the next is due.
@@ -286,16 +286,13 @@ class EventMerger:
         )
 
     def _take_merge_results_into_memory(self, batch: _UnsavedMerges) -> None:
-        """Take the result of a merge into the memory, and say which scopes it concerns."""
-        scopes = {news.scope for news in batch.news}
+        """Take the result of a merge into the memory. Ask about events that may have ended now."""
+        was_ending = frozenset(self._histories.ending)
         for name, history in batch.histories.items():
-            was_ending = name in self._histories.ending
             self._histories.put(name, history)
-            if was_ending != (name in self._histories.ending):
-                scopes.add(name[0])
         self._histories.evict_surplus_ended_events()
-        for scope in scopes:
-            self._on_change(scope)
+        for scope in {scope for scope, _ in self._histories.ending - was_ending}:
+            self._ask_scope(scope)
         for news in batch.news:
             if isinstance(news, EventDeparture):
                 self._on_ended((news.scope, news.lowercase_event_id))

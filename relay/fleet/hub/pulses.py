@@ -13,34 +13,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from datetime import timedelta
-from itertools import islice
 from typing import NoReturn
 
 from relay.clock import Clock
 from relay.fleet.hub.histories import EventHistoryCache
 from relay.fleet.hub.merge import (
-    EventHistory,
-    Word,
     document_times_of_pulse,
-    repeats_last_state,
     split_pulse_by_event,
 )
 from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
-from relay.fleet.hub.roster import Roster
 from relay.fleet.message_reader import ReceivedMessage
 from relay.fleet.messages import MAX_LIVE_EVENTS, Pulse
 from relay.fleet.routing import AuthorizedSender
 
 PULSE_GRACE = 5.0
 """Seconds that reports have to arrive before a pulse is believed that says something new."""
-ENOUGH_WITNESSES = 3
-"""Agents that show an event and can act. The hub awaits the end of the event from each of them."""
-OBJECTION_DELAY = timedelta(seconds=1)
-"""How long after the first agent said that an event is gone pulses that show it are ignored.
-
-Their documents may be older. An agent that still sees the event then says so again after
-`relay.fleet.agent.agent.AFFIRM_DELAY`, which is longer."""
 MAX_POSTPONED = 2 * MAX_LIVE_EVENTS
 """Words of an agent that wait for its reports. Of more, the oldest go: the next pulse says them."""
 
@@ -55,23 +42,16 @@ class PulseMerger:
     def __init__(
         self,
         histories: EventHistoryCache,
-        roster: Roster,
         merger: EventMerger,
         clock: Clock,
         *,
         has_waiting_reports: Callable[[], Awaitable[bool]],
-        ask_scope: Callable[[str], None],
     ) -> None:
-        """``has_waiting_reports`` says whether the queue of reports holds any.
-
-        ``ask_scope`` asks the agents of a scope whether they still see events that may have ended.
-        """
+        """``has_waiting_reports`` says whether the queue of reports holds any."""
         self._histories = histories
-        self._roster = roster
         self._merger = merger
         self._clock = clock
         self._has_waiting_reports = has_waiting_reports
-        self._ask_scope = ask_scope
         self._postponed: dict[AgentName, deque[tuple[float, AgentWordAboutEvent]]] = {}
         """When words of an agent are due, in monotonic seconds, the longest postponed first."""
 
@@ -87,8 +67,6 @@ class PulseMerger:
         }
         observed_at, seen = document_times_of_pulse(pulse, received.at, self._clock.now())
         for event_id, word in split_pulse_by_event(sender.relay, pulse, histories):
-            if self._would_only_delay_end(sender, word, histories.get(event_id)):
-                continue
             yield AgentWordAboutEvent(
                 name=(sender.scope, event_id),
                 relay=sender.relay,
@@ -97,40 +75,6 @@ class PulseMerger:
                 seen=seen,
                 incarnation=incarnations.get(event_id),
             )
-
-    def _would_only_delay_end(
-        self, sender: AuthorizedSender, word: Word, history: EventHistory | None
-    ) -> bool:
-        """Whether a word of a pulse would only delay the end of an event.
-
-        The merge waits with the end for every agent that has shown the event. So if enough agents
-        show it, the hub ignores another that shows the same state. Only agents of the same trust
-        domain count: those of another could otherwise hide the event from the hub. Shortly after
-        the first agent said that the event is gone, a pulse may show an older document.
-        """
-        if history is None or not repeats_last_state(history, word):
-            return False
-        now, first_gone_at = self._clock.now(), history.first_gone_at
-        if first_gone_at is not None:  # later, every word that shows the event counts
-            # Before it, the clock was set back, and nobody knows how long the end has waited.
-            is_early = timedelta(0) <= now - first_gone_at < OBJECTION_DELAY
-            if is_early:  # the agent may have connected after the last state, and must object
-                self._ask_scope(sender.scope)
-            return is_early
-        if sender.relay in history.words:
-            return False
-        witnesses = (
-            self._roster.agent(sender.scope, relay)
-            for relay in history.agents_now_seeing_last_told_state
-        )
-        able = (
-            agent
-            for agent in witnesses
-            if agent
-            and agent.user == sender.user
-            and self._roster.can_agent_execute_order(agent, now)
-        )
-        return len(list(islice(able, ENOUGH_WITNESSES))) == ENOUGH_WITNESSES
 
     async def merge_repeated_words_and_postpone_news(
         self, heard: Sequence[AgentWordAboutEvent]
