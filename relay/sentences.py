@@ -14,7 +14,6 @@ from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.standing_holds import describe_conditions
-from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.remarks import describe_remarks
 from relay.events.timestamps import duration_text, parse_timestamp
@@ -69,12 +68,12 @@ Text = tuple[str | datetime | PrincipalRef, ...]
 """A text in pieces: plain strings, times in UTC, and people."""
 
 
-def said(event: CloudEvent) -> str:
+def said(name: str, data: Mapping[str, Any]) -> str:
     """Return the sentence of an event, and what Azure's document said before a change."""
-    text = render(event_told(event.name, event.data), words=str, person=str)
-    if event.name != "event.updated":
+    text = render(event_told(name, data), words=str, person=str)
+    if name != "event.updated":
         return text
-    before = "; ".join(f"{key} {_value(value)}" for key, value in event.data["changed"].items())
+    before = "; ".join(f"{key} {_value(value)}" for key, value in data["changed"].items())
     return f"{text} Before: {before}."
 
 

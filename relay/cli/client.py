@@ -130,7 +130,9 @@ class Client:
         details: dict[str, Any] = await self.get(*path, **query)
         while all_pages and details["next"] is not None:
             before = await self.get(*path, cursor=details["next"], **query)
-            details[log], details["next"] = before[log] + details[log], before["next"]
+            for rows in {log, "said"} & details.keys():
+                details[rows] = before[rows] + details[rows]
+            details["next"] = before["next"]
         return details
 
     async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:

@@ -106,7 +106,7 @@ def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
     fields |= {"id": event.id, "position": position}
     if name == "startrequest.failed" and data["status"] == _REFUSED:
         level = logging.ERROR
-    message = said(event)
+    message = said(name, data)
     if is_about_event(name) and name != "event.scheduled":  # which names its machines
         message = f"{event_subject(data)}: {message}"
     return Line(level, message, LogFields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields

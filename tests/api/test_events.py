@@ -67,6 +67,9 @@ async def test_one_event_has_history_votes_and_deliveries_too(relay: RunningRela
     details = await _settled(relay)
     history, votes, deliveries = (details.pop(name) for name in ("history", "votes", "deliveries"))
     assert details.pop("next") is None
+    assert details.pop("said")[-1] == (
+        "client:alice voted to approve, 1 of 2 (“drained”, ticket CHG-7)."
+    )
     assert details == listed
     assert [event["type"] for event in history] == [
         "io.imdsrelay.event.scheduled.v1",

@@ -84,6 +84,7 @@ async def test_a_recorded_event_is_streamed_at_once_and_unchanged(relay: Running
         "id": str(head.position),
         "journalhead": str(head),
         "event": "io.imdsrelay.approval.recorded.v1",
+        "said": '"client:alice voted to approve, 1 of 2."',
         "data": event.body.decode(),
     }
 

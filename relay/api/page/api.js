@@ -104,10 +104,11 @@ export async function readStream(position, onEvent, signal) {
 }
 
 function readFrame(frame, onEvent) {
-  let position = null, data = null;
+  let position = null, data = null, said = null;
   for (const line of frame.split("\n")) {
     if (line.startsWith("id: ")) position = Number(line.slice(4));
     if (line.startsWith("data: ")) data = line.slice(6);
+    if (line.startsWith("said: ")) said = JSON.parse(line.slice(6));
   }
-  if (position !== null) onEvent(position, data === null ? null : JSON.parse(data));
+  if (position !== null) onEvent(position, data === null ? null : { ...JSON.parse(data), said });
 }

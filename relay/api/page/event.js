@@ -5,7 +5,7 @@ import { state } from "./store.js";
 import { actions, approvalFacts, countdown, standing } from "./now.js";
 import { deliveryRow, mayOperate } from "./sinks.js";
 import { legend, timeline } from "./timeline.js";
-import { eventTitle, impact, names, outcome, plural, sentence, source, tell, time } from "./words.js";
+import { eventTitle, impact, mark, names, outcome, plural, sentence, source, time } from "./words.js";
 
 let drawn = "";
 
@@ -92,8 +92,8 @@ function fact(label, content) {
 }
 
 function renderLine(event) {
-  const { icon: name, tone, text } = tell(event);
-  return h("li", {}, h("span", { class: "when soft" }, time(event.time)), icon(name, tone), h("span", { class: "what" }, text));
+  const [name, tone] = mark(event);
+  return h("li", {}, h("span", { class: "when soft" }, time(event.time)), icon(name, tone), h("span", { class: "what" }, event.said));
 }
 
 function renderRules({ rules, uncovered, automatic }) {

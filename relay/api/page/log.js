@@ -3,7 +3,7 @@
 import { h, icon, showItems } from "./dom.js";
 import { eventHref } from "./now.js";
 import { state } from "./store.js";
-import { eventName, eventTitle, tell, time } from "./words.js";
+import { eventName, eventTitle, mark, time } from "./words.js";
 
 const FAMILIES = [["all", "Everything"], ["event.", "Azure"], ["approval.", "Decisions"], ["standing-hold.", "Standing holds"], ["startrequest.", "StartRequests"], ["relay.", "This relay"]];
 let family = "all";
@@ -27,9 +27,9 @@ export function renderLog(view) {
 }
 
 function renderLine({ event }) {
-  const { icon: name, tone, text } = tell(event), data = event.data ?? {};
+  const [name, tone] = mark(event), data = event.data ?? {};
   const isAbout = Boolean(data.eventId) && !eventName(event).startsWith("relay.");
   const title = data.resources ? eventTitle(data) : data.eventId;
   return h("li", {}, h("span", { class: "when soft" }, time(event.time)), icon(name, tone),
-    h("span", { class: "what" }, isAbout ? [h("a", { href: eventHref({ scope: event.scope, eventId: data.eventId }) }, title), ": "] : null, text));
+    h("span", { class: "what" }, isAbout ? [h("a", { href: eventHref({ scope: event.scope, eventId: data.eventId }) }, title), ": "] : null, event.said));
 }

@@ -101,6 +101,7 @@ const READERS = {
     const path = `v1/events/${encodeURIComponent(id)}`, where = `?${new URLSearchParams({ scope })}`;
     try {
       const [detail, rule] = await Promise.all([get(path + where), get(`${path}/rule${where}`)]);
+      detail.history.forEach((event, number) => { event.said = detail.said[number]; });
       if (state.view.id === id) Object.assign(state, { detail, rule });
     } catch (failure) {
       if (failure.status !== 404) throw failure;

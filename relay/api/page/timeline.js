@@ -2,7 +2,7 @@
 // and each sink. The list below it says the same in words.
 
 import { h, svg } from "./dom.js";
-import { clock, eventName, now, tell, typeName } from "./words.js";
+import { clock, eventName, mark, now, typeName } from "./words.js";
 
 const LEFT = 108, RIGHT = 14, TOP = 22, LANE = 30, AXIS = 24;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
@@ -30,8 +30,8 @@ export function timeline(detail, width) {
   lanes.map(lane => svg("g", {},
     svg("line", { class: "lane", x1: left, x2: width - RIGHT, y1: y(lane), y2: y(lane) }),
     svg("text", { class: "lane-name", x: left - 10, y: y(lane) + 4, "text-anchor": "end" }, cut(lane, left < LEFT ? 9 : 14)))),
-  isLive ? mark(x(present), height, width, "now", "now") : null,
-  notBefore > first && notBefore <= last ? mark(x(notBefore), height, width, "due", "NotBefore") : null,
+  isLive ? line(x(present), height, width, "now", "now") : null,
+  notBefore > first && notBefore <= last ? line(x(notBefore), height, width, "due", "NotBefore") : null,
   azureBar(detail, history, x, y("Azure"), last, isLive, present),
   holdBars(history, x, y("People"), isLive ? present : ends.reduce((a, b) => Math.max(a, b))),
   detail.deliveries.slice().reverse().map(one => delivery(one, x, y(one.sink), present, place)),
@@ -63,7 +63,7 @@ function axis(first, last, x, height) {
   ]));
 }
 
-function mark(at, height, width, kind, text) {
+function line(at, height, width, kind, text) {
   const anchor = at > width - 60 ? "end" : "middle";
   return svg("g", { class: `mark ${kind}` }, svg("line", { x1: at, x2: at, y1: TOP - 4, y2: height - AXIS }),
     svg("text", { x: anchor === "end" ? width - 2 : at, y: TOP - 9, "text-anchor": anchor }, text));
@@ -110,11 +110,11 @@ const SHAPES = {
 };
 
 function point(event, x, y, place) {
-  const told = tell(event), name = eventName(event), at = Date.parse(event.time);
+  const [shape, tone] = mark(event), name = eventName(event), at = Date.parse(event.time);
   const lane = name.startsWith("event.") ? "Azure" : name.startsWith("approval.") && !/granted|voided|reminder/.test(name) ? "People" : "Relay";
   const shift = place(lane, x(at), 14);
-  return svg("g", { class: `point ${told.tone}`, transform: `translate(${shift.toFixed(1)} ${y(lane)})` },
-    svg("path", { d: SHAPES[told.icon] ?? SHAPES.open }), svg("title", {}, `${clock(at)} ${told.text}`));
+  return svg("g", { class: `point ${tone}`, transform: `translate(${shift.toFixed(1)} ${y(lane)})` },
+    svg("path", { d: SHAPES[shape] ?? SHAPES.open }), svg("title", {}, `${clock(at)} ${event.said}`));
 }
 
 const STATES = { delivered: "good", parked: "bad", waiting: "warn", superseded: "" };

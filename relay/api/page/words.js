@@ -143,29 +143,6 @@ export function eventName(event) {
   return typeName(event.type);
 }
 
-const DECISIONS = { approve: "voted to approve", hold: "put it on hold", release: "released the hold" };
-const VOID_REASONS = { changed: "the event has changed", expired: "they have expired", ended: "the event has ended" };
-const RELAY_EVENTS = {
-  "relay.source-lost": "Azure's metadata service does not answer this relay",
-  "relay.source-recovered": "Azure's metadata service answers this relay again",
-  "relay.silent": "No agent of a scope is heard of",
-  "relay.sink-failing": "{sink} takes nothing",
-  "relay.sink-recovered": "{sink} takes events again",
-  "relay.sink-disabled": "{sink} is disabled until somebody resumes it",
-  "relay.dead-lettered": "What {sink} did not take is given up",
-  "relay.store-failing": "This relay cannot write its state file, and takes no approvals",
-  "relay.clock-skewed": "The clocks of this relay and of {sink} differ",
-  "relay.ping": "A test message for {sink}",
-};
-const FIELDS = {
-  notBefore: "NotBefore", resources: "the machines", durationSeconds: "the duration", eventType: "the type",
-  eventStatus: "the status", eventSource: "the source", resourceType: "the kind of machine", description: "the description",
-};
-
-function limits(waits) {
-  return (waits ?? []).map(wait => wait.limit).join(", ");
-}
-
 const condition = given => {
   if (Array.isArray(given)) return given.length > 10 ? `${given.slice(0, 10).join(" ")} and ${given.length - 10} more` : given.join(" ");
   if (given === null || typeof given !== "object") return String(given);
@@ -180,84 +157,18 @@ export function conditions(hold) {
   ].join("; ") || "every event";
 }
 
-/** Return whose standing holds an event names, as a sentence. */
-function standingHolds(data) {
-  const listed = (data.standingHolds ?? []).map(hold => `${hold.principal} until ${value("notBefore", hold.until)}`);
-  return listed.length ? ` It is held by ${listed.join(", and by ")} (standing hold).` : "";
-}
+const MARKS = {
+  __proto__: null,
+  "event.scheduled": ["bell", "note"], "event.updated": ["edit", "note"], "event.started": ["start", "run"], "event.ended": ["ok", "good"],
+  "approval.granted": ["ok", "good"], "approval.refused": ["bad", "bad"], "approval.voided": ["none", "warn"], "approval.reminder": ["bell", "warn"],
+  "standing-hold.created": ["hold", "held"], "standing-hold.ended": ["open", "good"], "standing-hold.expired": ["open", ""],
+  "startrequest.accepted": ["send", "good"], "startrequest.failed": ["bad", "bad"],
+  approve: ["ok", "good"], hold: ["hold", "held"], release: ["open", "good"],
+};
 
-function value(name, given) {
-  if (given === null || given === undefined) return "not known";
-  if (Array.isArray(given)) return names(given, 5) || "none";
-  if (name === "notBefore" && !Number.isNaN(Date.parse(given))) return clock(Date.parse(given));
-  return String(given);
-}
-
-function changes(data) {
-  const listed = Object.entries(data.changed ?? {}).map(([name, before]) =>
-    `${FIELDS[name] ?? name} from ${value(name, before)} to ${value(name, data[name])}`);
-  return listed.join("; ") || "something";
-}
-
-/** Return what a CloudEvent tells: an icon, its tone, and a sentence. */
-export function tell(event) {
-  const data = event.data ?? {}, name = eventName(event);
-  const dry = data.dryRun ? " It is a dry run." : "";
-  const said = [data.reason && `“${data.reason}”`, data.ticket && `ticket ${data.ticket}`].filter(Boolean).join(", ");
-  const reason = said && ` (${said})`;
-  switch (name) {
-    case "event.scheduled":
-      return { icon: "bell", tone: "note", text: `Azure announced it${data.notBefore ? ` for ${value("notBefore", data.notBefore)}` : ""}.` };
-    case "event.updated":
-      return { icon: "edit", tone: "note", text: `Azure changed ${changes(data)}.` };
-    case "event.started":
-      return { icon: "start", tone: "run", text: `Azure began${data.approvedByRelay ? ", as this relay had approved" : ""}.` };
-    case "event.ended":
-      return { icon: "ok", tone: data.outcome === "completed" ? "good" : "", text: outcome(data.outcome) };
-    case "approval.recorded": {
-      const count = data.decision === "approve" && data.required ? `, ${data.votes} of ${data.required}` : "";
-      const waits = data.waitingFor ? ` It is approved, and waits for limit ${limits(data.waitingFor)}.` : "";
-      const notice = data.notice ? ` ${sentence(data.notice)}` : "";
-      return {
-        icon: { approve: "ok", hold: "hold", release: "open" }[data.decision] ?? "none",
-        tone: data.decision === "hold" ? "held" : "good",
-        text: `${data.principal} ${DECISIONS[data.decision] ?? data.decision}${count}${reason}.${waits}${notice}${standingHolds(data)}${dry}`,
-      };
-    }
-    case "approval.granted":
-      return {
-        icon: "ok", tone: "good",
-        text: `Approved by rule ${data.rule}: ${data.required ? `${data.votes} of ${data.required} votes` : "no votes needed"}.${dry}`,
-      };
-    case "approval.refused":
-      return {
-        icon: "bad", tone: "bad",
-        text: `${data.principal} tried to ${data.decision}${data.count ? ` ${data.count} more times` : ""}, refused: ${data.refusal}.`,
-      };
-    case "approval.voided":
-      return {
-        icon: "none", tone: "warn",
-        text: `The votes count no more: ${VOID_REASONS[data.why] ?? data.why}${data.waitedFor ? `, while the event waited for limit ${limits(data.waitedFor)}` : ""}.`,
-      };
-    case "approval.reminder":
-      return {
-        icon: "bell", tone: "warn",
-        text: `Reminder: ${data.votes} of ${data.required} votes, ${data.missing} missing, from ${names(data.mayVote ?? [], 10)}. Azure proceeds at NotBefore regardless.${dry}`,
-      };
-    case "standing-hold.created":
-      return { icon: "hold", tone: "held", text: `${data.principal} holds ${conditions(data)} from ${value("notBefore", data.starts)} until ${value("notBefore", data.ends)}${reason}. ${sentence(data.notice)}` };
-    case "standing-hold.ended":
-      return { icon: "open", tone: "good", text: `${data.endedBy} ended the standing hold of ${data.principal} on ${conditions(data)}${data.endReason ? ` (“${data.endReason}”)` : ""}.` };
-    case "standing-hold.expired":
-      return { icon: "open", tone: "", text: `The standing hold of ${data.principal} on ${conditions(data)} has expired.` };
-    case "startrequest.accepted":
-      return { icon: "send", tone: "good", text: "Azure accepted the StartRequest." };
-    case "startrequest.failed":
-      return { icon: "bad", tone: "bad", text: `The StartRequest failed: ${data.reason ?? "no reason is known"}.` };
-    default: {
-      const known = (RELAY_EVENTS[name] ?? name).replace("{sink}", data.sink ?? "a sink");
-      const isGood = /recovered|ping/.test(name);
-      return { icon: isGood ? "ok" : "bad", tone: isGood ? "good" : "warn", text: `${known}: ${data.reason ?? "no reason is known"}.` };
-    }
-  }
+/** Return the icon of a CloudEvent and its tone. What it tells is said by the relay: `event.said`. */
+export function mark(event) {
+  const name = eventName(event);
+  if (name === "event.ended" && event.data?.outcome !== "completed") return ["ok", ""];
+  return MARKS[name === "approval.recorded" ? event.data?.decision : name] ?? (/recovered|ping/.test(name) ? ["ok", "good"] : ["bad", "warn"]);
 }

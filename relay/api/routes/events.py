@@ -26,9 +26,11 @@ from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_re
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_fields
 from relay.chat.cards.buttons import decisions_available_to_caller
+from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
 from relay.events.remarks import Remarks
 from relay.events.timestamps import format_rfc3339
+from relay.sentences import said
 from relay.store import Decision, TrackedEvent
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
@@ -112,6 +114,8 @@ class EventDetails(EventSummary):
 
     history: list[CloudEventDocument]
     """The newest events, oldest first."""
+    said: list[str]
+    """What each of these events says, in a sentence for people."""
     votes: list[RecordedDecision]
     """The newest decisions, oldest first."""
     deliveries: list[DeliverySummary]
@@ -271,11 +275,13 @@ def _event_details(
     rows, has_more = tx.journal.history_page_of_event(
         occurrence.key, occurrence.first_seen, cursor, PageLimit(MAX_DETAIL_ROWS)
     )
+    told = [CloudEvent.parse(row.body) for row in reversed(rows)]
     in_force = {each.approval_id for each in tx.approvals.of_occurrence(occurrence).decisions}
     return EventDetails(
         **_event_summary(tx, call, occurrence, call.relay.clock.now()),
         # The stored JSON is sent unchanged.
         history=[cast("CloudEventDocument", orjson.Fragment(row.body)) for row in reversed(rows)],
+        said=[said(event.name, event.data) for event in told],
         votes=[
             RecordedDecision(
                 approvalId=decision.approval_id,

@@ -12,12 +12,14 @@ import logging
 import re
 from functools import partial
 
+import orjson
 from aiohttp import web
 
 from relay.api.schema.responses import COMMON_HEADERS, Problem
 from relay.api.schema.route import Call, Parameter, Route
 from relay.api.server.connections import connection_of
 from relay.events.cloudevent import CloudEvent
+from relay.sentences import said
 from relay.store import JournalHead
 from relay.store.transaction import Transaction
 
@@ -131,7 +133,8 @@ def _frame(head: JournalHead, event: CloudEvent | None = None) -> bytes:
     if event is None:
         return place + b"\n"
     # The JSON contains no line breaks: they are escaped in strings.
-    return b"%sevent: %s\ndata: %s\n\n" % (place, event.type.encode(), event.body)
+    content = (place, event.type.encode(), orjson.dumps(said(event.name, event.data)), event.body)
+    return b"%sevent: %s\nsaid: %s\ndata: %s\n\n" % content
 
 
 ROUTES = (
@@ -139,7 +142,8 @@ ROUTES = (
         method="GET",
         path="/v1/stream",
         summary="CloudEvents as server-sent events: `id` is the position in the journal, "
-        "`journalhead` the position with its hash, `event` the type, `data` the CloudEvent",
+        "`journalhead` the position with its hash, `event` the type, `data` the CloudEvent, "
+        "`said` its sentence as a JSON string",
         handler=_stream_events,
         media_types=(MEDIA_TYPE,),
         needs="read",
