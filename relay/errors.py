@@ -132,9 +132,6 @@ class Deferred(DeliveryError):
       becomes a dead letter.
     - ``disabled``: the destination asks the relay to stop. The sink is disabled, and keeps its
       entries.
-
-    ``unanswered``: the event was sent, and its answer can still come. The next try waits for that
-    answer and sends nothing.
     """
 
     def __init__(
@@ -143,7 +140,6 @@ class Deferred(DeliveryError):
         *,
         after: float | None = None,
         failure: Failure = "transient",
-        unanswered: bool = False,
         status: int | None = None,
         answer: str | None = None,
         skew: float | None = None,
@@ -151,7 +147,6 @@ class Deferred(DeliveryError):
         super().__init__(reason, status=status, answer=answer, skew=skew)
         self.after = after
         self.failure: Failure = failure
-        self.unanswered = unanswered
 
 
 class Rejected(DeliveryError):

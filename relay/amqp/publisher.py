@@ -25,6 +25,7 @@ from aio_pika import exceptions as amqp
 from aio_pika.abc import AbstractChannel
 from pamqp.commands import Basic
 
+from relay.amqp.cancellation_check import is_current_task_cancelled_by_caller
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, connection_failure_from_exception
@@ -37,21 +38,14 @@ PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 
 CONNECTION_WAIT = 1.0
 """Seconds that a message waits for a connection that is being made."""
-MAX_UNTAKEN_RESULTS = 1024
-"""Results that are kept until a delivery takes them.
-
-A worker has 64 open deliveries, and those of its probes: while a broker confirms nothing, each
-probe can send another event, about one hundred in an hour. The event of an older result was
-superseded, or became a dead letter.
-"""
 _MAX_CACHED_FRAMES = 128
 
 
 class ConfirmedPublisher:
     """Publishes messages, whose ids differ, and returns what the broker answers to each.
 
-    ``timeout`` is how many seconds the broker may take, and ``connection_wait`` how many a message
-    waits for a connection.
+    ``timeout`` is how many seconds a message waits while the broker lets nobody publish, and
+    ``connection_wait`` how many it waits for a connection.
     """
 
     def __init__(self, timeout: float, connection_wait: float = CONNECTION_WAIT) -> None:
@@ -66,35 +60,14 @@ class ConfirmedPublisher:
     ) -> PublishResult:
         """Return the broker's answer to a message. ``header`` returns its content header.
 
-        After a timeout the publish stays in flight, and the next call for the message takes its
-        result. Two publishes with one id could get each other's returns
-        (docs/protocol.md#one-publish-in-flight-for-each-id). And a broker that confirms slowly,
-        such as a quorum queue without a majority, would store a copy for each try. Raises Deferred
-        without a channel or an answer.
+        Once the message is sent, only an answer or the end of the channel ends the wait: to send it
+        again earlier would store it twice. A broker that hangs loses its heartbeat. Raises Deferred
+        if the message cannot be sent.
         """
         channel = await self._wait_for_open_channel()
-        deadline = asyncio.get_running_loop().time() + self._timeout
-        publish = channel.find_earlier_publish_of_message(message_id)
-        if publish is None:
-            if channel.is_blocked:
-                await self._wait_unblocked(channel, deadline)
-            # Another call for the message may have started one meanwhile.
-            publish = channel.find_earlier_publish_of_message(message_id) or channel.start_publish(
-                message_id, body, key, header()
-            )
-        try:
-            is_done = await channel.wait_until_publish_done_or_deadline(publish, deadline)
-        except asyncio.CancelledError:
-            channel.keep_result_for_next_delivery(message_id, publish)
-            raise
-        if not is_done:
-            channel.keep_result_for_next_delivery(message_id, publish)
-            raise Deferred(
-                f"within {self._timeout:g} s the broker did not confirm. "
-                "The message may be stored, and is sent again with the same id",
-                unanswered=True,
-            )
-        return channel.pop_result(message_id, publish)
+        if channel.is_blocked:
+            await self._wait_unblocked(channel)
+        return await channel.publish(message_id, body, key, header())
 
     async def use_channel_until_closed(self, channel: PublishChannel, broker: str) -> None:
         """Publish over this channel until it closes. Raises Deferred if the connection was lost.
@@ -118,9 +91,9 @@ class ConfirmedPublisher:
         """Note why there is no connection."""
         self._failure = failure
 
-    async def _wait_unblocked(self, channel: PublishChannel, deadline: float) -> None:
+    async def _wait_unblocked(self, channel: PublishChannel) -> None:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(self._timeout):
                 await channel.wait_unblocked()
         except TimeoutError:
             raise Deferred(
@@ -147,7 +120,7 @@ class ConfirmedPublisher:
 
 
 class PublishChannel:
-    """An open channel, the messages in flight on it, and the results that nobody took yet.
+    """An open channel, and the messages in flight on it.
 
     Nothing else may publish on the channel: aiormq takes its count of messages from here.
     """
@@ -167,8 +140,7 @@ class PublishChannel:
         self._max_part_bytes = _max_part_bytes(aiormq_channel)
         self._loop = asyncio.get_running_loop()
         self._has_ended = False
-        self._publishes: dict[str, asyncio.Future[PublishResult]] = {}
-        self._untaken: dict[str, None] = {}  # ids of publishes that are done, the oldest first
+        self._publishes: set[asyncio.Future[PublishResult]] = set()
 
         @lru_cache(_MAX_CACHED_FRAMES)
         def publish_frame(routing_key: str) -> bytes:
@@ -208,25 +180,18 @@ class PublishChannel:
         """Wait while the broker blocks publishers."""
         await self._aiormq_channel.connection.ready()
 
-    def find_earlier_publish_of_message(
-        self, message_id: str
-    ) -> asyncio.Future[PublishResult] | None:
-        """Return the publish of this message if nobody took its result yet. It may be done."""
-        return self._publishes.get(message_id)
-
-    def start_publish(
+    async def publish(
         self, message_id: str, body: bytes, routing_key: str, header: bytes
-    ) -> asyncio.Future[PublishResult]:
-        """Send a message with this content header.
+    ) -> PublishResult:
+        """Send a message with this content header; return the broker's answer, or why none came.
 
-        The future is done when the broker has answered or the channel is closed. Nobody has to wait
-        for it. Whoever waits must not cancel it.
+        Whoever is cancelled leaves the publish in flight: aiormq still expects its answer.
         """
-        publish: asyncio.Future[PublishResult] = self._loop.create_future()
-        self._publishes[message_id] = publish
         if self.is_closed:
-            publish.set_result(amqp.ChannelInvalidStateError())
-            return publish
+            return amqp.ChannelInvalidStateError()
+        publish: asyncio.Future[PublishResult] = self._loop.create_future()
+        self._publishes.add(publish)
+        publish.add_done_callback(self._publishes.discard)
         channel = self._aiormq_channel
         frames = self._publish_frame(routing_key) + content_frames(
             channel.number, header, body, self._max_part_bytes
@@ -235,55 +200,16 @@ class PublishChannel:
         channel.confirmations[channel.delivery_tag] = publish
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
         self._connection.write_frames_at_end_of_turn(frames)
-        return publish
-
-    async def wait_until_publish_done_or_deadline(
-        self, publish: asyncio.Future[PublishResult], deadline: float
-    ) -> bool:
-        """Wait until a publish is done, or until this time of the loop. Return whether it is done.
-
-        With `asyncio.wait` in `asyncio.timeout` a delivery would cost a sixth more.
-        """
-        end: asyncio.Future[None] = self._loop.create_future()
-
-        def on_end(_: object = None) -> None:
-            if not end.done():
-                end.set_result(None)
-
-        timer = self._loop.call_at(deadline, on_end)
-        publish.add_done_callback(on_end)
         try:
-            await end
+            return await asyncio.shield(publish)
+        except asyncio.CancelledError as error:
+            if is_current_task_cancelled_by_caller():
+                raise
+            return self.close_reason or error
+        except Exception as error:  # noqa: BLE001  # what `PublishResult` is: the caller tells it apart
+            return error
         finally:
-            timer.cancel()
-            publish.remove_done_callback(on_end)
-        return publish.done()
-
-    def keep_result_for_next_delivery(
-        self, message_id: str, publish: asyncio.Future[PublishResult]
-    ) -> None:
-        """Stop waiting for a publish. Its result is kept for the next delivery of the event."""
-        publish.add_done_callback(lambda _: self._keep_untaken_result(message_id, publish))
-
-    def _keep_untaken_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> None:
-        _mark_publish_error_as_seen(publish)
-        if self._publishes.get(message_id) is publish:
-            self._untaken[message_id] = None
-        if len(self._untaken) > MAX_UNTAKEN_RESULTS:
-            self._forget(next(iter(self._untaken)))
-
-    def _forget(self, message_id: str) -> None:
-        self._untaken.pop(message_id, None)
-        del self._publishes[message_id]
-        self._aiormq_channel.message_id_delivery_tag.pop(message_id, None)
-
-    def pop_result(self, message_id: str, publish: asyncio.Future[PublishResult]) -> PublishResult:
-        """Return the result of a publish that is done. The next publish sends the message again."""
-        if self._publishes.get(message_id) is publish:
-            self._forget(message_id)
-        if publish.cancelled():
-            return self.close_reason or asyncio.CancelledError()
-        return publish.exception() or publish.result()
+            channel.message_id_delivery_tag.pop(message_id, None)
 
     async def wait_closed(self) -> None:
         """Wait until the channel is closed."""
@@ -292,9 +218,8 @@ class PublishChannel:
     def cancel_publishes(self) -> None:
         """End the publishes in flight: the channel gets no more answers."""
         self._has_ended = True
-        for publish in self._publishes.values():
+        for publish in tuple(self._publishes):
             publish.cancel()
-            _mark_publish_error_as_seen(publish)
 
 
 def is_channel_open_for_frames(
@@ -347,9 +272,3 @@ def _is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
         return False
     unblocked.close()
     return True
-
-
-def _mark_publish_error_as_seen(publish: asyncio.Future[PublishResult]) -> None:
-    """Prevent that asyncio reports the error of a publish that nobody waited for."""
-    if not publish.cancelled():
-        publish.exception()

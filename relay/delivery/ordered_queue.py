@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, islice, zip_longest
@@ -160,18 +160,13 @@ class OrderedQueue:
         next(entries)
         return any(_supersedes(newer, head) for newer in entries)
 
-    def mark_next_entry_in_flight(
-        self, *, least_tried: bool = False, among: Container[int] | None = None
-    ) -> Entry | None:
+    def mark_next_entry_in_flight(self, *, least_tried: bool = False) -> Entry | None:
         """Return the ready entry that is next, now in flight; None if there is none.
 
-        ``least_tried``: prefer the entries with the fewest attempts. ``among``: take only an entry
-        with one of these ids. For each entry that was taken, call `remove_head` or `delay_head`.
+        ``least_tried``: prefer the entries with the fewest attempts. For each entry that was taken,
+        call `remove_head` or `delay_head`.
         """
-        if least_tried or among is not None:
-            key_queue = self._find_best_ranked_key_queue(least_tried=least_tried, among=among)
-        else:
-            key_queue = self._pop_ready_queue()
+        key_queue = self._find_least_tried() if least_tried else self._pop_ready_queue()
         if key_queue is None:
             return None
         head = key_queue.entries[0]
@@ -208,17 +203,13 @@ class OrderedQueue:
                 return key_queue
         return None
 
-    def _find_best_ranked_key_queue(
-        self, *, least_tried: bool, among: Container[int] | None
-    ) -> _KeyQueue | None:
-        ready = (key_queue for key_queue in self._queues.values() if key_queue.state == "ready")
-
+    def _find_least_tried(self) -> _KeyQueue | None:
         def rank(key_queue: _KeyQueue) -> tuple[int, int, int]:
             head = key_queue.entries[0]
-            return (head.attempts if least_tried else 0, key_queue.highest_priority, head.id)
+            return head.attempts, key_queue.highest_priority, head.id
 
-        allowed = (queue for queue in ready if among is None or queue.entries[0].id in among)
-        return min(allowed, key=rank, default=None)
+        ready = (key_queue for key_queue in self._queues.values() if key_queue.state == "ready")
+        return min(ready, key=rank, default=None)
 
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""

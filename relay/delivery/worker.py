@@ -43,8 +43,7 @@ MAX_BATCH = 8
 MAX_OPEN_DELIVERIES = 64
 """The most entries that a crash can repeat, apart from the probes of a sink that is failing.
 
-An entry is open while it is in flight, while its answer can still come though no try waits for it,
-and while it is delivered but not recorded.
+An entry is open while it is in flight, and while it is delivered but not recorded.
 """
 
 _TRY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
@@ -79,8 +78,6 @@ class Worker:
         self.health = SinkHealth(settings.name, sink, self._queue, clock, report)
         self._in_flight = 0
         self._unrecorded = 0  # delivered, but not recorded yet
-        # Ids of the entries that were sent, and whose answer can still come:
-        self._unanswered: set[int] = set()
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
         self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
@@ -164,25 +161,14 @@ class Worker:
         return max(self._circuit.allowed_at, self._rate_allows_at)
 
     @property
-    def _has_max_open_deliveries(self) -> bool:
-        """Whether only an entry that is open already may be tried.
-
-        An unanswered entry counts twice while its next try reads its event. So this is never too
-        late. A probe may try any entry: a broker that confirms nothing, because one of its queues
-        has no majority, may still deliver to others.
-        """
-        if self._circuit.allows_only_probe:
-            return False
-        open_deliveries = self._in_flight + self._unrecorded + len(self._unanswered)
-        return open_deliveries >= MAX_OPEN_DELIVERIES
-
-    @property
     def _is_at_try_limit_or_stopping(self) -> bool:
-        """Whether no try may begin."""
-        max_in_flight = 1 if self._circuit.allows_only_probe else self.sink.concurrency
-        if self._in_flight >= max_in_flight or not self._begins_tries:
+        """Whether no try may begin. A probe may, however slow the disk is."""
+        if not self._begins_tries:
             return True
-        return self._has_max_open_deliveries and not self._unanswered
+        if self._circuit.allows_only_probe:
+            return self._in_flight >= 1
+        is_full = self._in_flight + self._unrecorded >= MAX_OPEN_DELIVERIES
+        return is_full or self._in_flight >= self.sink.concurrency
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
         while (entry := self._take_next_allowed_entry()) is not None:
@@ -196,10 +182,7 @@ class Worker:
         if self._circuit.allows_only_probe:
             self._queue.release_all_delayed(include_individual=False)
         self._queue.release_due(now)
-        entry = self._queue.mark_next_entry_in_flight(
-            least_tried=self._circuit.prefers_least_tried,
-            among=self._unanswered if self._has_max_open_deliveries else None,
-        )
+        entry = self._queue.mark_next_entry_in_flight(least_tried=self._circuit.prefers_least_tried)
         if entry is not None:
             self.health.record_try_start(entry)
             self._in_flight += 1
@@ -273,7 +256,6 @@ class Worker:
         return False
 
     async def _attempt_delivery(self, entry: Entry, event: CloudEvent) -> bool:
-        self._unanswered.discard(entry.id)
         at, began = self._clock.now(), self._clock.monotonic()
         result = await self._call_sink(event)
         if isinstance(result, Superseded):
@@ -377,8 +359,6 @@ class Worker:
                 self._clock.monotonic() + decision.delay,
                 is_individual=error.failure == "slow",
             )
-            if error.unanswered:
-                self._unanswered.add(entry.id)
             self._results.record_failed_attempt(entry.id, attempt, until)
 
     def _move_entry_to_dead_letters(
@@ -395,7 +375,6 @@ class Worker:
     def _record_end_without_delivery(
         self, entry: Entry, state: EntryState, reason: str, attempt: Attempt | None = None
     ) -> None:
-        self._unanswered.discard(entry.id)
         self.ends[state] += 1
         self.health.forget_entry(entry)
         self._results.record_end_without_delivery(

@@ -176,19 +176,6 @@ class LanesLaw(RuleBasedStateMachine):
         if first is not None:
             first.state = "busy"
 
-    @rule(least_tried=st.booleans(), among=st.sets(st.integers(1, 60), max_size=30))
-    def take_among_some(self, least_tried: bool, among: set[int]) -> None:
-        """A try begins at the limit of open deliveries."""
-        first = min(
-            (lane for lane in self.of("free").values() if lane.waiting[0].id in among),
-            key=lambda lane: (lane.waiting[0].attempts if least_tried else 0, lane.rank),
-            default=None,
-        )
-        taken = self.lanes.mark_next_entry_in_flight(least_tried=least_tried, among=among)
-        assert taken == (first.waiting[0] if first else None)
-        if first is not None:
-            first.state = "busy"
-
     @rule(limit=st.integers(0, 10))
     def look_ahead(self, limit: int) -> None:
         """The events of the next entries are read, as far as they are not in memory."""

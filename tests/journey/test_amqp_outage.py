@@ -111,12 +111,9 @@ async def consumer(broker: Broker, exchange: str) -> AsyncIterator[Ledger]:
         yield ledger
 
 
-def document(sim: Simulator, url: str, exchange: str, timeout: str = "15s") -> dict[str, Any]:
-    """Configure a relay that sends everything and decides nothing.
-
-    ``timeout``: how long it waits for a confirm.
-    """
-    sink = {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, "timeout": timeout}
+def document(sim: Simulator, url: str, exchange: str) -> dict[str, Any]:
+    """Configure a relay that sends everything and decides nothing."""
+    sink = {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}
     return {"scope": "journey", "source": {"url": sim.url, "interval": "500ms"}, "sinks": [sink]}
 
 
@@ -135,15 +132,8 @@ def change(sim: Simulator, events: list[Event], version: int) -> None:
 
 
 @pytest.mark.timeout(depth(480, 180))
-@pytest.mark.parametrize(
-    "confirm_timeout",
-    [
-        pytest.param("10m", id="the relay waits for the confirms"),
-        pytest.param("500ms", id="the confirms come later than the relay waits"),
-    ],
-)
 async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing(
-    own_broker: Broker, tmp_path: Path, confirm_timeout: str
+    own_broker: Broker, tmp_path: Path
 ) -> None:
     """The order per event is kept, and each kill repeats at most the open deliveries.
 
@@ -156,9 +146,7 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
         held_connection(own_broker) as held_way,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         consumer(own_broker, exchange) as ledger,
-        relay(
-            tmp_path / "relay", document(sim, held_way.url, exchange, confirm_timeout)
-        ) as process,
+        relay(tmp_path / "relay", document(sim, held_way.url, exchange)) as process,
     ):
         events = appear(sim)
         await process.start()
@@ -168,8 +156,6 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
             held_way.to_relay.clear()
             change(sim, events, kill)
             await eventually(lambda count=recorded: _is_full(process, ledger, count), every=0.1)
-            if confirm_timeout == "500ms":
-                await eventually(lambda: _deferred(process) == RabbitMQ.concurrency, every=0.1)
             for _ in range(kill % 4):
                 delivered = _delivered(process)
                 while _delivered(process) == delivered:
@@ -242,11 +228,6 @@ def _recorded(process: RelayProcess) -> int:
 def _delivered(process: RelayProcess) -> int:
     """Return how many states of events the file holds as delivered."""
     return _count(process, "type LIKE 'event.%' AND state = 'delivered'")
-
-
-def _deferred(process: RelayProcess) -> int:
-    """Return how many states of events were tried and wait for another try."""
-    return _count(process, "type LIKE 'event.%' AND state = 'waiting' AND attempts > 0")
 
 
 def _count(process: RelayProcess, condition: str) -> int:

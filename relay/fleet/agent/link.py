@@ -60,7 +60,7 @@ from relay.log_once import LogOnce
 from relay.sinks.rabbitmq.sink import interpret_publish_result
 
 CONFIRM_TIMEOUT = 15.0
-"""Seconds that the broker may take to confirm a message."""
+"""Seconds that a message waits while the broker lets nobody publish."""
 SOCKET_BUFFERS = 32 * 1024
 """Bytes of each buffer of the socket. An agent sends little, and the broker has thousands."""
 FIRST_RECONNECT_SPREAD = 10.0

@@ -134,7 +134,7 @@ class HubLink:
         self._handler = handler
         self._clock = clock
         self._commands = command_exchange_name(settings.exchange)
-        self._publisher = ConfirmedPublisher(CONFIRM_TIMEOUT)
+        self._publisher = ConfirmedPublisher(CONFIRM_TIMEOUT / 3)
         self._user = ""
         self._transient: tuple[GuardedConnection, AbstractChannel] | None = None
         self._deliveries: Deliveries = asyncio.Queue()
@@ -185,13 +185,12 @@ class HubLink:
         True: the message may be there.
         """
         try:
-            result = await self._publisher.publish(
-                event.id, event.body, key, lambda: content_header(event, user_id=self._user)
-            )
-        except Deferred as error:
-            if error.unanswered:
-                return True
-            raise
+            async with asyncio.timeout(CONFIRM_TIMEOUT):
+                result = await self._publisher.publish(
+                    event.id, event.body, key, lambda: content_header(event, user_id=self._user)
+                )
+        except TimeoutError:
+            return True
         if isinstance(result, amqp.ConnectionClosed | asyncio.CancelledError):
             return True  # it was written before the connection was lost
         receipt = interpret_publish_result(result, key, len(event.body), relay_declares=True)

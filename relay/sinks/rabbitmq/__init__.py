@@ -28,7 +28,7 @@ class Settings(SinkSettings, BrokerSettings):
     declare: Declare = True
     """true: make exchanges and queue; passive: check that they exist; false: take them as given."""
     timeout: Duration = Field(default=15.0, gt=0)
-    """How long the broker may take to confirm a message."""
+    """How long a message waits while an alarm of the broker lets nobody publish."""
 
 
 def connect(settings: Settings, clock: Clock) -> AbstractAsyncContextManager[Sink]:
