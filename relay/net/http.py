@@ -57,25 +57,17 @@ class Request:
     """A complete request for `post` or `send`.
 
     ``secrets`` are texts in the request that no log may contain, though a server repeats them. The
-    path and the query of the URL always count as secrets.
+    path and the query of the URL always count as secrets. ``proxy_authorization`` is a header, and
+    ``tls`` takes the place of the session's.
     """
 
     url: URL
     headers: Mapping[str, str]
     body: bytes
     secrets: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyAndTlsOptions:
-    """The proxy, its ``Proxy-Authorization`` header, and TLS other than that of the session."""
-
     proxy: URL | None = None
     proxy_authorization: str | None = None
     tls: ssl.SSLContext | None = None
-
-
-DIRECT = ProxyAndTlsOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,25 +195,12 @@ def basic_authorization(user: str, password: str) -> str:
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
-async def post(
-    session: aiohttp.ClientSession,
-    request: Request,
-    *,
-    seconds: float,
-    transport: ProxyAndTlsOptions = DIRECT,
-) -> Response:
+async def post(session: aiohttp.ClientSession, request: Request, *, seconds: float) -> Response:
     """POST the request and return the response. Raises Deferred if there is none in time.
 
     Use it if the status decides: it waits for the body no longer than `BODY_TIMEOUT`.
     """
-    return await send(
-        session,
-        "POST",
-        request,
-        seconds=seconds,
-        transport=transport,
-        body_timeout=BODY_TIMEOUT,
-    )
+    return await send(session, "POST", request, seconds=seconds, body_timeout=BODY_TIMEOUT)
 
 
 async def send(
@@ -230,7 +209,6 @@ async def send(
     request: Request,
     *,
     seconds: float,
-    transport: ProxyAndTlsOptions = DIRECT,
     body_timeout: float | None = None,
 ) -> Response:
     """Send the request and return the response. Raises Deferred if there is none in ``seconds``.
@@ -243,8 +221,8 @@ async def send(
     deadline = start + seconds
     headers = request.headers
     proxy_headers: dict[str, str] | None = None
-    if transport.proxy_authorization is not None:
-        proxy_headers = {"Proxy-Authorization": transport.proxy_authorization}
+    if request.proxy_authorization is not None:
+        proxy_headers = {"Proxy-Authorization": request.proxy_authorization}
         if request.url.scheme != "https":  # the proxy reads the request itself: no tunnel
             headers = {**headers, **proxy_headers}
             proxy_headers = None
@@ -256,9 +234,9 @@ async def send(
                 request.url,
                 data=request.body if is_small else BytesIO(request.body),
                 headers=headers,
-                proxy=transport.proxy,
+                proxy=request.proxy,
                 proxy_headers=proxy_headers,
-                ssl=transport.tls or True,  # True: the context of the session
+                ssl=request.tls or True,  # True: the context of the session
                 allow_redirects=False,
             )
     except TimeoutError:

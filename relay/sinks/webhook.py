@@ -7,6 +7,7 @@ settings are read anew for each delivery, so that it can change while the relay 
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
 from relay.net.http import (
-    ProxyAndTlsOptions,
     Request,
     basic_authorization,
     interpret_response,
@@ -253,7 +253,12 @@ def read_parts(settings: Settings) -> CommonRequestParts:
     )
 
 
-def build_request(parts: CommonRequestParts, event: CloudEvent, now: datetime) -> Request:
+def build_request(
+    parts: CommonRequestParts,
+    event: CloudEvent,
+    now: datetime,
+    tls: ssl.SSLContext | None = None,
+) -> Request:
     """Return the request of a try that begins ``now``. Pure. Raises ValueError if it is unusable.
 
     Source of the headers: Standard Webhooks, see `relay.signature`.
@@ -266,7 +271,15 @@ def build_request(parts: CommonRequestParts, event: CloudEvent, now: datetime) -
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signature.sign(parts.secrets, event.id, timestamp, event.body),
     }
-    return Request(url=parts.url, headers=headers, body=event.body, secrets=parts.hidden_texts)
+    return Request(
+        url=parts.url,
+        headers=headers,
+        body=event.body,
+        secrets=parts.hidden_texts,
+        proxy=parts.proxy,
+        proxy_authorization=parts.proxy_authorization,
+        tls=tls,
+    )
 
 
 class Webhook:
@@ -288,22 +301,16 @@ class Webhook:
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the receiver has answered 2xx. Raises Deferred, as no failure is final."""
+        tls = self._tls.get() if self._tls is not None else None
         try:
             parts = self._fixed_parts or read_parts(self._settings)
-            request = build_request(parts, event, self._clock.now())
+            request = build_request(parts, event, self._clock.now(), tls)
         except ValueError as error:
             raise Deferred(
                 f"the url, secrets or credentials of this sink cannot be used any more: {error}",
                 failure="slow",
             ) from None
-        transport = ProxyAndTlsOptions(
-            proxy=parts.proxy,
-            proxy_authorization=parts.proxy_authorization,
-            tls=self._tls.get() if self._tls is not None else None,
-        )
-        response = await post(
-            self._session, request, seconds=self._settings.timeout, transport=transport
-        )
+        response = await post(self._session, request, seconds=self._settings.timeout)
         now = self._clock.now()
         failure = interpret_response(response, now)
         if failure is not None:
