@@ -198,9 +198,9 @@ async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(nod
     async with connection:
         channel = await PublishChannel.open(connection, FLEET)
         header = content_header(message, user_id="vmss-a")
-        publishing = channel.start_publish(message.id, message.body, vote_key(A), header)
         async with asyncio.timeout(WITHIN):
-            assert isinstance(await publishing, Basic.Ack)
+            answer = await channel.publish(message.id, message.body, vote_key(A), header)
+        assert isinstance(answer, Basic.Ack)
     received = await arrived(node, REPORTS)
     key, _ = verify_message_from_agent(received, FLEET, DOMAINS)
     read = read_message(received.body)
