@@ -40,10 +40,6 @@ class TokenBuckets:
         self._set_tokens(key, tokens - 1.0, now)
         return 0.0
 
-    def has_token(self, key: str, now: float) -> bool:
-        """Whether a `take` would return 0."""
-        return self._tokens(key, now) >= 1.0
-
     def refund(self, key: str, now: float) -> None:
         """Put the token of a `take` back, as for a caller who proved who it is."""
         self._set_tokens(key, min(self._tokens(key, now) + 1.0, self._burst), now)

@@ -196,17 +196,11 @@ async def test_all_loopback_addresses_are_one_address(relay: RunningRelay) -> No
             assert (await relay.call("GET", "/v1/events", by=by, session=session)).status == status
 
 
-async def test_a_good_signature_is_let_through_in_bounds(relay: RunningRelay) -> None:
-    """Checking it takes longer than checking a key."""
+async def test_a_good_signature_is_let_through_there_too(relay: RunningRelay) -> None:
     await _use_up_the_address(relay)
     body = orjson.dumps(relay.decision_body())
     assert (await relay.post_callback(body)).status == 202
-    for _ in range(199):
-        assert (await relay.post_callback(body, secret=OTHER_SECRET)).status == 429
-    assert (await relay.post_callback(body)).status == 429
-    assert (await relay.call("GET", "/v1/events", by="bob")).status == 200
-    relay.clock.offset = 0.01
-    assert (await relay.post_callback(body)).status == 202
+    assert (await relay.post_callback(body, secret=OTHER_SECRET)).status == 429
 
 
 async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(

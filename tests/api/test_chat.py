@@ -97,13 +97,13 @@ async def test_a_refused_platform_call_learns_no_reason_and_is_counted(
     assert "chat ops: the " in caplog.text
 
 
-@pytest.mark.parametrize(("path", "status"), [("/v1/chat/ops", 401), ("/v1/chat/unknown", 404)])
 async def test_an_address_is_refused_after_a_hundred_calls_without_proof(
-    relay: RunningRelay, wall: Wall, path: str, status: int
+    relay: RunningRelay, wall: Wall
 ) -> None:
     relay.clock.freeze_monotonic()
+    path = "/v1/chat/ops"
     answers = Counter([(await relay.call("POST", path, b"x", by=None)).status for _ in range(101)])
-    assert answers == {status: 100, 429: 1}
+    assert answers == {401: 100, 429: 1}
     last = await relay.call("POST", "/v1/chat/ops", b"x", by=None)
     assert (last.status, wall.heard) == (429, [])
     assert int(last.headers["Retry-After"]) >= 1
@@ -164,4 +164,3 @@ async def test_a_good_proof_is_let_through_where_strangers_have_used_up_the_addr
         answer = await relay.call("POST", "/v1/chat/ops", b"click", by=None, headers=headers)
         assert answer.status == status
     assert wall.heard == [b"click"] * 2
-    assert (await relay.call("POST", "/v1/chat/other", b"", by=None, headers=GOOD)).status == 429

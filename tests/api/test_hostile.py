@@ -86,7 +86,7 @@ def refused(answers: list[RawResponse], *statuses: int) -> None:
     assert orjson.loads(last.body)["status"] == last.status
 
 
-PATIENT = ServerLimits(idle_timeout=LONG, linger_timeout=LONG, body_timeout=LONG)
+PATIENT = ServerLimits(idle_timeout=LONG, body_timeout=LONG)
 """The server closes no connection because of time while a test runs."""
 IMPATIENT = ServerLimits(idle_timeout=0.5, linger_timeout=0.2, body_timeout=0.5)
 

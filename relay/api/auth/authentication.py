@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relay.api.settings import ApiSettings, Client
@@ -61,13 +61,10 @@ class Authenticator:
         self,
         authorization: Sequence[str],
         certificate: Mapping[str, Any] | None,
-        *,
-        before_token: Callable[[], object],
     ) -> Caller:
         """Return the owner of the bearer key or token, or else of the verified certificate.
 
-        `authorization` are the values of all Authorization headers. `before_token` may raise before
-        a token is verified, which takes longer than the rest. Raises NotAuthenticated.
+        `authorization` are the values of all Authorization headers. Raises NotAuthenticated.
         """
         if not authorization and certificate and self._clients_by_san:
             return self._caller_from_certificate(certificate)
@@ -85,7 +82,6 @@ class Authenticator:
         is_token = key.count(".") == 2  # RFC 7515, section 3.1
         if self.tokens is None or not is_token:
             raise NotAuthenticated("the bearer key is no client's")
-        before_token()
         return await self.tokens.caller_from_token(key)
 
     def _caller_from_certificate(self, certificate: Mapping[str, Any]) -> Caller:

@@ -22,13 +22,10 @@ async def _handle_callback(call: Call) -> dict[str, Any] | web.Response:
     try:
         reply = await sink.handle_callback(call.request.headers, call.content)
     except CallbackRefused as error:
-        call.server.charges.count_and_log_failed_authentication(
-            call.request, f"chat {name}: {error}"
-        )
-        raise Problem(
-            error.status, "the call proves nothing, or cannot be read; the relay's log says more"
+        detail = "the call proves nothing, or cannot be read; the relay's log says more"
+        raise call.server.rates.refuse(
+            call.request, f"chat {name}: {error}", Problem(error.status, detail)
         ) from None
-    call.server.charges.refund_address_charge(call.request)
     return web.Response(headers=COMMON_HEADERS) if reply.body is None else dict(reply.body)
 
 

@@ -96,7 +96,6 @@ async def _finish(call: Call) -> web.Response:
     except SignInRefused as error:
         raise _record_refusal_and_make_problem(call, error, sign_in) from None
     _log_session_action(sign_in, cookie, "signed in")
-    call.server.charges.refund_address_charge(request)
     response = _redirect(sign_in.url_of_path(target))
     PENDING_COOKIE.clear_on_response(response)
     SESSION_COOKIE.set_on_response(response, cookie, seconds=SESSION_LIFETIME)
@@ -105,14 +104,14 @@ async def _finish(call: Call) -> web.Response:
 
 def _record_refusal_and_make_problem(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
-    call.server.charges.count_and_log_failed_authentication(call.request, f"sign-in: {error}")
-    return ProblemWithLink(
+    problem = ProblemWithLink(
         error.status,
         error.advice,
         title=_NOT_SIGNED_IN,
         link=sign_in.url_of_path(error.target or "/"),
         link_text="Back to the relay's page",
     )
+    return call.server.rates.refuse(call.request, f"sign-in: {error}", problem)
 
 
 def _redirect(url: str) -> web.Response:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -31,10 +32,16 @@ from relay.api.schema.responses import (
     internal_error_problem,
     problem_from_http_exception,
 )
-from relay.api.server.connections import UNTIL_SENT, Connection, Listener, connection_of
+from relay.api.server.connections import (
+    Connection,
+    ConnectionGroup,
+    connection_of,
+    send_response,
+)
 from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.pipeline import RequestPipeline, check_content_length
 from relay.api.server.sockets import (
+    BACKLOG,
     listen_on_automatic_local_socket,
     local_socket,
     open_tcp_sockets,
@@ -45,12 +52,14 @@ from relay.api.settings import ApiSettings
 from relay.approvals.decision_handler import NotDecidedHere
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
+from relay.file_reload import FileBackedValue
 from relay.log_fields import log_extra
 
 if TYPE_CHECKING:
     from relay.api.auth.sign_in import SignIn
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
+_TLS_SHUTDOWN_TIMEOUT = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -80,7 +89,7 @@ class Server:
         self.state.sign_in = _make_sign_in_if_configured(settings, authenticator, clock)
         self._pipeline = RequestPipeline(authenticator, self.state)
         self._stack = AsyncExitStack()
-        self._tcp_listeners: list[Listener] = []
+        self._tls: FileBackedValue[ssl.SSLContext] | None = None
         self.address = settings.listen
         """Where the server listens, for people."""
         self.port = settings.port
@@ -94,9 +103,9 @@ class Server:
         addresses must be the same.
         """
         authenticator = Authenticator(settings, self._clock)
-        tls_context = self.state.tls_context
+        tls = self._tls
         if settings.tls != self.settings.tls:
-            tls_context = _make_tls_context_getter(settings)
+            tls = None if settings.tls is None else file_backed_server_context(settings.tls)
         sign_in, earlier = self.state.sign_in, self.settings
         if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
             # The new one has no sessions: rights that were taken away must not live on in them.
@@ -107,9 +116,7 @@ class Server:
             self.settings = settings
             self._pipeline.authenticator = authenticator
             self.state.sign_in = sign_in
-            self.state.tls_context = tls_context
-            for listener in self._tcp_listeners:
-                listener.tls_context = tls_context
+            self._tls = tls
             self.state.end_streams_of_principals(
                 lambda principal: (
                     not authenticator.has_same_settings_for_principal(before, principal)
@@ -125,9 +132,7 @@ class Server:
             )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            listeners = await self._open_listeners(stack, runner)
-            accept_task = asyncio.create_task(_run_listeners(listeners), name="api: accept")
-            stack.push_async_callback(_cancel_and_wait, accept_task)
+            await self._listen(stack, runner)
             self._stack = stack.pop_all()
         return self
 
@@ -150,43 +155,50 @@ class Server:
                 )
         return application
 
-    async def _open_listeners(self, stack: AsyncExitStack, runner: web.AppRunner) -> list[Listener]:
-        """Open the sockets, set `port` and `address`, and return a listener for each socket."""
-        settings, limits = self.settings, self.state.limits
+    async def _listen(self, stack: AsyncExitStack, runner: web.AppRunner) -> None:
+        """Open the sockets, and set `port` and `address`."""
+        settings, limits, loop = self.settings, self.state.limits, asyncio.get_running_loop()
+
         assert runner.server is not None  # noqa: S101  # the runner is set up
-        make_listener = partial(
-            Listener,
-            connect=partial(
-                Connection,
-                runner.server,
-                limits=limits,
-                responses_by_status=self.state.responses_by_status,
-            ),
-            limits=limits,
+        connection = partial(
+            Connection, runner.server, limits=limits, counts=self.state.responses_by_status
         )
-        tls_context = self.state.tls_context = _make_tls_context_getter(settings)
-        group: set[Connection] = set()  # a host name can have several sockets
-        listeners = [
-            make_listener(
-                sock=stack.enter_context(sock),
-                group=group,
-                max_connections=limits.max_connections,
-                tls_context=tls_context,
+        self._tls = None if settings.tls is None else file_backed_server_context(settings.tls)
+        over_tcp = ConnectionGroup(limits.max_connections)  # a host name can have several sockets
+        over_local = ConnectionGroup(limits.max_local_connections)
+
+        def connect_over_tcp() -> asyncio.BaseProtocol:
+            if self._tls is None:
+                return connection(over_tcp)
+            # `create_server` takes one context for good: it would keep a certificate authority
+            # that was removed. This is what it makes of the context.
+            return SSLProtocol(
+                loop,
+                connection(over_tcp),
+                self._tls.get(),
+                None,  # type: ignore[arg-type]  # nobody waits for the handshake
+                server_side=True,
+                ssl_handshake_timeout=limits.handshake_timeout,  # type: ignore[arg-type]  # also seconds with a fraction
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT,
             )
-            for sock in await open_tcp_sockets(settings.host, settings.port)
-        ]
-        self._tcp_listeners = [*listeners]
-        self.port = listeners[0].sock.getsockname()[1]
-        scheme = "http" if tls_context is None else "https"
+
+        sockets = await open_tcp_sockets(settings.host, settings.port)
+        for sock in sockets:
+            stack.enter_context(sock)
+        self.port = sockets[0].getsockname()[1]
+        scheme = "http" if self._tls is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
         local = self._open_local_socket(stack)
+        for sock in sockets:
+            server = await loop.create_server(connect_over_tcp, sock=sock, backlog=BACKLOG)
+            stack.callback(server.close)
         if local is not None:
             sock, path = local
-            listeners.append(
-                make_listener(sock=sock, group=set(), max_connections=limits.max_local_connections)
+            server = await loop.create_server(
+                partial(connection, over_local), sock=sock, backlog=BACKLOG
             )
+            stack.callback(server.close)
             self.address += f" and {path}"
-        return listeners
 
     def _open_local_socket(self, stack: AsyncExitStack) -> tuple[socket, Path] | None:
         """Return the local socket and its path; None if there is none."""
@@ -213,30 +225,18 @@ def _make_sign_in_if_configured(
     return SignIn(oidc, public_url, tokens, clock)
 
 
-def _make_tls_context_getter(settings: ApiSettings) -> Callable[[], ssl.SSLContext] | None:
-    return None if settings.tls is None else file_backed_server_context(settings.tls).get
-
-
 def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:
     """Return the middleware that turns errors into problems and counts responses."""
     own_id = None if state_file is None else state_file_id(state_file)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # The pipeline puts the slot of a large answer here, and the connection releases it.
-        until_sent = request[UNTIL_SENT] = AsyncExitStack()
         began = state.clock.monotonic()
-        try:
-            response = await _run_handler(request, handler, own_id)
-        except BaseException:
-            await until_sent.aclose()  # nothing will be sent
-            raise
-        if response.status >= 400:
-            await until_sent.aclose()  # a problem is small, and strangers can get one
+        response = await _run_handler(request, handler, own_id)
         state.responses_by_status[response.status] += 1
         if _log.isEnabledFor(logging.DEBUG):
             _log_call(request, response.status, state.clock.monotonic() - began)
-        return response
+        return await send_response(request, response, state.limits.send_timeout)
 
     return middleware
 
@@ -289,14 +289,3 @@ def _check_intended_relay(request: web.Request, own_id: str | None) -> None:
 
 async def _ignore_expectation(_request: web.Request) -> None:
     """Keep aiohttp from answering Expect: the pipeline does so before it reads the body."""
-
-
-async def _run_listeners(listeners: list[Listener]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for listener in listeners:
-            group.create_task(listener.run())
-
-
-async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})

@@ -21,8 +21,6 @@ class ServerLimits:
     """Open connections over TCP."""
     max_local_connections: int = 64
     """Open connections on the local socket."""
-    max_connections_per_principal: int = 16
-    """Connections that one principal keeps between its calls, and when room is needed."""
     handshake_timeout: float = 5.0
     """Time for a TLS handshake."""
     idle_timeout: float = 15.0

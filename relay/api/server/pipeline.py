@@ -1,17 +1,16 @@
 """Runs the checks of a call in order, then the handler of its route.
 
 The server makes a handler for aiohttp from each route here. docs/api.md#order-of-checks says the
-order to callers: 413 body over 64 KiB, 415 wrong content type, 429 too many calls from this
-address, 401 credentials, 429 too many calls of this caller, 400 malformed parameter or body, 422
-invalid field, 429 too many large answers, 404 unknown resource, 503 changed settings of the
-caller, 403 missing right. `relay.approvals.gate` makes the other checks of a decision. The server
+order to callers: 413 body over 64 KiB, 415 wrong content type, 401 credentials, or 429 after too
+many failures of this address, 429 too many calls of this caller, 403 missing right, 400 malformed
+parameter or body, 422 invalid field, 429 too many large answers, 404 unknown resource.
+`relay.approvals.gate` makes the other checks of a decision. The server
 listens before its role has started the relay: a handler that uses the relay earlier fails with 503.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
@@ -32,7 +31,7 @@ from relay.api.auth.sessions import SESSION_COOKIE, Session, check_sent_by_own_p
 from relay.api.schema.html_headers_and_problems import problem_page
 from relay.api.schema.responses import Problem, make_json_http_response
 from relay.api.schema.route import NEVER_REFUSED, SESSION, Call, Route
-from relay.api.server.connections import UNTIL_SENT, connection_of
+from relay.api.server.connections import connection_of, send_response
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
 from relay.approvals.request import Caller, MalformedJsonBody, read_json
@@ -66,23 +65,29 @@ class RequestPipeline:
         """Return the route as a handler for aiohttp."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
+            connection = connection_of(request)
             try:
-                return await self._run(route, request)
+                content = await _read_content(request, self.state.limits.body_timeout)
+                _check_content_type(route, request)
+                caller = await self._identify_caller(route, request, content)
+                connection.in_good_call = caller is not ANONYMOUS
+                return await self._run(route, request, caller, content)
             except Problem as problem:
-                shown = problem
-                if route.access == "handler":  # nothing before its handler checks a proof
-                    shown = self.state.charges.replace_problem_if_address_limited(request, problem)
                 if route.shows_problems:
-                    return problem_page(shown)
-                raise shown from None
+                    return problem_page(problem)
+                raise
+            finally:
+                connection.in_good_call = False
 
         return handle
 
-    async def _run(self, route: Route, request: web.Request) -> web.StreamResponse:
-        content = await _read_content(request, self.state.limits.body_timeout)
-        _check_content_type(route, request)
-        authenticator = self.authenticator
-        caller = await self._identify_caller(route, request, content)
+    async def _run(
+        self, route: Route, request: web.Request, caller: Caller, content: bytes
+    ) -> web.StreamResponse:
+        if route.needs is not None and route.needs not in caller.rights.can:
+            raise Problem(
+                403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
+            )
         parse_parameters = route.parse_parameters
         call = Call(
             request=request,
@@ -92,41 +97,19 @@ class RequestPipeline:
             parameters=None if parse_parameters is None else parse_parameters(request),
             body=None if route.body is None else _parse_body(route.body, content),
         )
-        if route.is_large:
-            slot = self.state.large_answers.slot(_concurrency_key(caller, request))
-            async with connection_of(request).cancel_on_disconnect():
-                await request[UNTIL_SENT].enter_async_context(slot)
-        if route.find_resource is not None:
-            call = replace(call, resource=await route.find_resource(call))
-        # A reload may have taken rights away while the call waited for a slot or the store.
-        if not self.authenticator.has_same_settings_for_principal(authenticator, caller.principal):
-            raise Problem(
-                503,
-                "the configuration has just changed: nothing was done, try again",
-                headers={"Retry-After": "1"},
-            )
-        if route.needs is not None and route.needs not in caller.rights.can:
-            raise Problem(
-                403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
-            )
-        result = await route.handler(call)
-        if isinstance(result, web.StreamResponse):
-            return result
-        return make_json_http_response(route.status, result)
+        if not route.is_large:
+            return await _answer(route, call)
+        async with self.state.large_answers.slot(_concurrency_key(caller, request)):
+            response = await _answer(route, call)
+            return await send_response(request, response, self.state.limits.send_timeout)
 
     async def _identify_caller(self, route: Route, request: web.Request, content: bytes) -> Caller:
         """Return the caller as `Route.access` asks. Raises Problem 429, 401 or 403."""
         peer = connection_of(request).peer
-        if route.access == "public":
-            return ANONYMOUS
-        if route.access == "handler":
-            self.state.charges.charge_address_until_authenticated(request)
-            self.state.charges.charge_address_for_slow_check(request)
+        if route.access in ("public", "handler"):
             return ANONYMOUS
         if peer.uid is not None and route.access != "signature":
-            caller = local_socket_caller(await asyncio.to_thread(_user_name_from_uid, peer.uid))
-            connection_of(request).mark_authenticated(caller.principal)
-            return caller
+            return local_socket_caller(await asyncio.to_thread(_user_name_from_uid, peer.uid))
         allows_loopback = route.access in ("key or loopback", "key, loopback or public")
         if allows_loopback and peer.is_loopback_tcp and _is_direct_loopback_call(request):
             return LOOPBACK_READER
@@ -146,37 +129,24 @@ class RequestPipeline:
 
         429: no calls left. 401: bad credentials. 403: another site's page uses a session.
         """
-        charges = self.state.charges
-        charges.charge_address_until_authenticated(request)
+        rates = self.state.rates
         try:
             caller = await self._caller_from_credentials(route, request, content)
         except NotAuthenticated as error:
-            # A certificate that names no client is normal for a health check, and is no attempt.
-            if route.access not in NEVER_REFUSED or "Authorization" in request.headers:
-                charges.count_and_log_failed_authentication(request, str(error))
             has_session = self._session_cookie_unless_bearer_key(request) is not None
             problem = _unauthorized_problem(route, has_session=has_session)
-            raise charges.replace_problem_if_address_limited(request, problem) from None
-        callback = None
-        if route.access == "signature":
-            digest = hashlib.sha256(content).hexdigest()
-            callback = f"{caller.principal} {request.headers['webhook-id']} {digest}"
-            if charges.was_signed_callback_charged_before(callback):
-                return caller  # it may be a captured copy: its address is charged, not the client
-        charges.refund_address_charge(request)
-        charges.charge_caller(caller.principal, f"of {caller.principal}")
-        if callback is not None:
-            charges.remember_charged_callback(callback)
-        connection_of(request).mark_authenticated(caller.principal)
+            # A certificate that names no client is normal for a health check, and is no attempt.
+            if route.access in NEVER_REFUSED and "Authorization" not in request.headers:
+                raise problem from None
+            raise rates.refuse(request, str(error), problem) from None
+        rates.charge(caller.principal)
         return caller
 
     async def _caller_from_credentials(
         self, route: Route, request: web.Request, content: bytes
     ) -> Caller:
         """Return the caller that the credentials prove. Raises Problem, NotAuthenticated."""
-        charges = self.state.charges
         if route.access == "signature":
-            charges.charge_address_for_slow_check(request)
             client = request.match_info["client"]
             return self.authenticator.caller_from_signature(client, request.headers, content)
         authorization = request.headers.getall("Authorization", [])
@@ -186,9 +156,7 @@ class RequestPipeline:
             return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         return await self.authenticator.caller_from_bearer_or_certificate(
-            authorization,
-            certificate,
-            before_token=lambda: charges.charge_address_for_slow_check(request),
+            authorization, certificate
         )
 
     def _has_credentials(self, request: web.Request) -> bool:
@@ -209,17 +177,25 @@ class RequestPipeline:
 
     def _require_session_of_cookie(self, request: web.Request, cookie: str) -> Session:
         """Return the session of a call. Raises Problem 403, NotAuthenticated."""
-        sign_in, charges = self.state.sign_in, self.state.charges
+        sign_in = self.state.sign_in
         assert sign_in is not None  # noqa: S101  # `_session_cookie_unless_bearer_key`
         try:
             check_sent_by_own_page(request, sign_in.origin)
         except Problem as problem:
-            charges.count_and_log_failed_authentication(request, problem.detail)
-            raise charges.replace_problem_if_address_limited(request, problem) from None
+            raise self.state.rates.refuse(request, problem.detail, problem) from None
         session = sign_in.sessions.find(cookie)
         if session is None:
             raise NotAuthenticated("the session has ended, or there was none")
         return session
+
+
+async def _answer(route: Route, call: Call) -> web.StreamResponse:
+    if route.find_resource is not None:
+        call = replace(call, resource=await route.find_resource(call))
+    result = await route.handler(call)
+    if isinstance(result, web.StreamResponse):
+        return result
+    return make_json_http_response(route.status, result)
 
 
 def _is_direct_loopback_call(request: web.Request) -> bool:

@@ -15,7 +15,7 @@ from relay.api.local_socket import SocketPathAndMode, automatic_places, supports
 from relay.errors import ConfigError
 from relay.files import create_private_folder, open_private_file
 
-_BACKLOG = 128
+BACKLOG = 128
 _SEND_BUFFER = 2**16
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
         )
         addresses = dict.fromkeys((family, address[0]) for family, _, _, _, address in results)
         for family, address in addresses:
-            sock = socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
+            sock = socket.create_server((str(address), port), family=family, backlog=BACKLOG)
             sock.settimeout(0)
             # Accepted connections inherit it. The kernel would take megabytes for a slow reader.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -161,7 +161,7 @@ def _bind_unix_socket(place: SocketPathAndMode) -> socket.socket:
         os.fchmod(sock.fileno(), place.mode)
         sock.bind(str(place.path))
         place.path.chmod(place.mode)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
         sock.settimeout(0)
     except BaseException:
         sock.close()

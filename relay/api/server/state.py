@@ -1,8 +1,7 @@
 """What the server remembers between calls: the attached relay, open streams, and its callers.
 
 `ServerState` is what the request pipeline and the routes find beside the call. The roles of the
-relay attach their parts once they run, and detach them before they stop. `CallCharges` limits the
-rates of calls: it says who is charged for a call, and refuses who has no calls left.
+relay attach their parts once they run, and detach them before they stop. `CallRates` limits rates.
 `RejectionLog` counts calls without valid credentials, and AMQP messages that cannot be used.
 Neither becomes an event.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import ssl
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +24,6 @@ from relay.api.server.connections import Peer, connection_of
 from relay.api.server.limits import LargeAnswerLimiter, ServerLimits
 from relay.clock import Clock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
-from relay.signature import MAX_AGE, MAX_AHEAD
 from relay.store import RecordedEvent
 from relay.telemetry.event_counts import EventCounts
 
@@ -37,8 +34,6 @@ LOG_INTERVAL = 60.0
 """Seconds between two log lines about one address or RabbitMQ user."""
 _MAX_SENDERS = 1024
 _MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
-_WAIT = web.RequestKey("wait", int)
-"""Seconds until the address may call again. Only while nothing shows that the call is good."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,10 +49,7 @@ class ServerState:
     """None if nobody can sign in on the pages."""
     reloader: ConfigurationReloader | None = None
     """None if this process was not started to reload."""
-    tls_context: Callable[[], ssl.SSLContext] | None = None
-    """Returns the context for new connections; None without TLS."""
-    charges: CallCharges = field(init=False)
-    """The rate limits of addresses and callers, from which each call is charged."""
+    rates: CallRates = field(init=False)
     responses_by_status: Counter[int] = field(default_factory=Counter)
     event_counts: EventCounts = field(default_factory=EventCounts)
     stream_wakeups: dict[asyncio.Event, str] = field(default_factory=dict)
@@ -72,7 +64,7 @@ class ServerState:
     """Bounds the reads of the state file that can take long, such as pages of a long history."""
 
     def __post_init__(self) -> None:
-        self.charges = CallCharges(clock=self.clock)
+        self.rates = CallRates(clock=self.clock)
         limits = self.limits
         self.large_answers = LargeAnswerLimiter(
             limits.max_large_answers, limits.max_large_answers_of_caller, limits.send_timeout
@@ -82,7 +74,7 @@ class ServerState:
     @property
     def rejection_log(self) -> RejectionLog:
         """Counts and logs the calls, and the messages over RabbitMQ, that were rejected."""
-        return self.charges.rejections
+        return self.rates.rejections
 
     def attach_relay(self, relay: Relay) -> None:
         """Let calls reach this relay."""
@@ -187,93 +179,40 @@ class RejectionLog:
 
 
 @dataclass(slots=True, kw_only=True)
-class CallCharges:
-    """The calls that each address and each caller has left.
+class CallRates:
+    """How often each address may fail, and each caller may call.
 
-    Behind a proxy all callers have one address. So an address is charged for calls without valid
-    credentials only, and where it has no calls left, credentials are still checked: good ones are
-    let through, all else is 429 (docs/decisions/0030-who-gives-way.md). A call goes through these
-    steps:
-
-    1. `charge_address_until_authenticated`, before its credentials are checked.
-    2. `charge_address_for_slow_check`, before a check that takes longer than comparing a key.
-    3. Bad credentials: `count_and_log_failed_authentication` logs them,
-       `replace_problem_if_address_limited` returns 401 or 429.
-    4. Good credentials: `refund_address_charge`, then `charge_caller` with the principal.
+    Behind a proxy all callers have one address. So a call with good credentials costs its address
+    nothing, and is let through where strangers have used it up
+    (docs/decisions/0030-who-gives-way.md).
     """
 
     clock: Clock
     rejections: RejectionLog = field(default_factory=RejectionLog)
-    address_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
-    slow_check_buckets: TokenBuckets = field(default_factory=lambda: TokenBuckets(200, 200))
-    """For each address without calls left: credentials that take longer to check than a key."""
-    caller_buckets: TokenBuckets = field(
-        default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST)
-    )
-    callback_buckets: TokenBuckets = field(
-        default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
-    )
-    """Each callback for which its client was charged, while its signature can be valid."""
+    addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
+    callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
 
-    def charge_address_until_authenticated(self, request: web.Request) -> None:
-        """Charge the caller's address until its credentials prove valid."""
-        wait = self.address_buckets.take(_caller_network_key(request), self.clock.monotonic())
-        if wait:
-            request[_WAIT] = math.ceil(wait)
+    def refuse(self, request: web.Request, reason: str, problem: Problem) -> Problem:
+        """Charge the address for a call without valid credentials, and log the reason.
 
-    def charge_address_for_slow_check(self, request: web.Request) -> None:
-        """Charge the address for credentials that take long to check. Raises Problem 429.
-
-        It is free while the address has calls left, as it was charged for the call.
+        Return the problem, or a 429 if the address has no calls left. The reason contains no
+        secret.
         """
-        now = self.clock.monotonic()
-        if _WAIT in request and self.slow_check_buckets.take(_caller_network_key(request), now):
-            raise _make_address_limit_problem(request[_WAIT])
-
-    def count_and_log_failed_authentication(self, request: web.Request, reason: str) -> None:
-        """Count and log a call without valid credentials, unless its address has no calls left.
-
-        The reason contains no secret.
-        """
-        if _WAIT not in request:
-            peer = connection_of(request).peer
-            self.rejections.record_unauthenticated_call(peer, reason, self.clock.monotonic())
-
-    def replace_problem_if_address_limited(self, request: web.Request, problem: Problem) -> Problem:
-        """Return the problem of a refused call: 429 if its address has no calls left."""
-        wait = request.get(_WAIT)
-        return problem if wait is None else _make_address_limit_problem(wait)
-
-    def refund_address_charge(self, request: web.Request) -> None:
-        """Refund the address: the caller's credentials are valid."""
-        if request.pop(_WAIT, None) is None:
-            self.address_buckets.refund(_caller_network_key(request), self.clock.monotonic())
-
-    def charge_caller(self, name: str, description: str) -> None:
-        """Charge an identified caller for a call. Raises Problem 429, which has the description."""
-        wait = math.ceil(self.caller_buckets.take(name, self.clock.monotonic()))
+        peer, now = connection_of(request).peer, self.clock.monotonic()
+        wait = math.ceil(self.addresses.take(peer.network, now))
         if wait:
-            raise _make_rate_limit_problem(description, wait)
+            return _too_many_calls("from this address without valid credentials", wait)
+        self.rejections.record_unauthenticated_call(peer, reason, now)
+        return problem
 
-    def was_signed_callback_charged_before(self, callback: str) -> bool:
-        """Whether the client was charged for this callback already."""
-        return not self.callback_buckets.has_token(callback, self.clock.monotonic())
-
-    def remember_charged_callback(self, callback: str) -> None:
-        """Remember that the client was charged for this callback."""
-        self.callback_buckets.take(callback, self.clock.monotonic())
-
-
-def _caller_network_key(request: web.Request) -> str:
-    """Return the key of the caller's address: `relay.api.server.connections.Peer.network`."""
-    return connection_of(request).peer.network
+    def charge(self, principal: str) -> None:
+        """Charge an identified caller for a call. Raises Problem 429."""
+        wait = math.ceil(self.callers.take(principal, self.clock.monotonic()))
+        if wait:
+            raise _too_many_calls(f"of {principal}", wait)
 
 
-def _make_address_limit_problem(wait: int) -> Problem:
-    return _make_rate_limit_problem("from this address without valid credentials", wait)
-
-
-def _make_rate_limit_problem(description: str, wait: int) -> Problem:
+def _too_many_calls(description: str, wait: int) -> Problem:
     return Problem(
         429,
         f"too many calls {description}; try again in {wait} s",
