@@ -20,7 +20,6 @@ from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.fleet.agent.agent import Agent, VmIdentity
 from relay.fleet.agent.report_sink import ReportSinkSettings
-from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.roles import RunningRelay
@@ -63,21 +62,16 @@ async def start(
             zone=(identity.instance.zone or None) if identity.instance is not None else None,
             names=identity.names,
         )
-        agent = Agent(
-            fleet,
-            origin,
-            machine,
-            clock,
-        )
+        # Nothing is approved here. The engine only tells the API that.
+        no_approvals = config.approvals.model_copy(update={"enabled": False})
+        agent = Agent(fleet, origin, machine, ApprovalEngine(no_approvals, origin), clock)
         dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, report)
         await dispatcher.begin()
         poller = await make_poller(config, client, identity, boot_id, store, clock, report)
         agent.attach_source(poller, client)
-        # Nothing is approved here. The engine only tells the API that.
-        no_approvals = config.approvals.model_copy(update={"enabled": False})
         relay = Relay(
             store=store,
-            gate=VoteForwarder(ApprovalEngine(no_approvals, origin), agent.votes),
+            gate=agent.votes,
             dispatcher=dispatcher,
             source=poller,
             polling=poller,

@@ -23,7 +23,7 @@ from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.limit_machine_counts import SelectedMachineCounter
 from relay.fleet.hub.start_orders import OrderPort
-from relay.fleet.hub.votes import MachineVoteSubmitter
+from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
 from relay.roles import RunningRelay
@@ -102,7 +102,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # told: the hub can still tell them when the VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False)
         hub.attach_result_and_vote_handlers(
-            port.on_result, MachineVoteSubmitter(gate.submit, clock), gate.wake
+            port.on_result, MachineVotes(gate.submit, clock), gate.wake
         )
         relay = Relay(
             store=store,

@@ -12,7 +12,7 @@ import pytest
 
 from relay.approvals.admission import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
-from relay.fleet.agent.votes import HubVoteClient, VoteForwarder
+from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.messages import VoteMessage
 from tests.api.running_relay import (
     AUTOMATIC,
@@ -149,7 +149,7 @@ async def test_an_agent_says_that_the_hub_has_the_standing_holds(relay: RunningR
     async def publish(_vote: VoteMessage) -> None:
         raise AssertionError("nothing is asked of the hub")
 
-    agent = VoteForwarder(relay.gate.engine, HubVoteClient(publish))
+    agent = VoteForwarder(relay.gate.engine, publish)
     relay.server.state.relay = replace(relay.relay, gate=agent)
     path = "/v1/standing-holds"
     answers = [

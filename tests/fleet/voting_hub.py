@@ -19,7 +19,7 @@ from relay.approvals.request import Caller, DecisionAnswer, DecisionRequest, Rig
 from relay.approvals.status import ApprovalStatus
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.votes import MachineVoteSubmitter
+from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
 from relay.ingest.recorder import EventSighting, Recorder
@@ -74,7 +74,7 @@ class VotingHub:
     path: Path
     store: Store
     gate: Gate
-    votes: MachineVoteSubmitter
+    votes: MachineVotes
     agents: Agents
     clock: ManualClock
 
@@ -106,13 +106,7 @@ class VotingHub:
 
     async def answer(self, sender: AuthorizedSender, vote: VoteMessage) -> VoteAnswer | None:
         """Return the answer to a vote as the hub sends it; None: it sends none."""
-        match self.votes.apply_rate_limit_to_vote(sender, vote):
-            case "drop":
-                return None
-            case "decide":
-                return await self.votes.decide(sender, vote)
-            case refusal:
-                return refusal
+        return await self.votes.answer(sender, vote)
 
     async def decide_as(
         self, caller: Caller, event: ScheduledEvent, decision: Any = "approve", **changes: Any
@@ -176,7 +170,7 @@ async def voting_hub(
                 path=path,
                 store=store,
                 gate=gate,
-                votes=MachineVoteSubmitter(gate.submit, clock),
+                votes=MachineVotes(gate.submit, clock),
                 agents=agents,
                 clock=clock,
             )

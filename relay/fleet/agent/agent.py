@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay import __version__
+from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.errors import SourceError
 from relay.events.build import Origin, common_event_data
@@ -25,7 +26,7 @@ from relay.fleet.agent.link import AgentLink, CommandHandler
 from relay.fleet.agent.pulses import Pulses
 from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
-from relay.fleet.agent.votes import HubVoteClient
+from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.messages import (
     MAX_NAMES,
     Pulse,
@@ -76,7 +77,7 @@ class VmIdentity:
 
 
 class Agent(CommandHandler):
-    """What a relay needs to be an agent of a fleet.
+    """What a relay needs to be an agent of a fleet. ``engine`` has approvals off.
 
     `attach_source` comes later, because the poller needs the store, whose sink is `report_sink`.
     """
@@ -86,6 +87,7 @@ class Agent(CommandHandler):
         settings: AgentSettings,
         origin: Origin,
         machine: VmIdentity,
+        engine: ApprovalEngine,
         clock: Clock,
         *,
         chance: Callable[[], float] = random.random,
@@ -101,7 +103,7 @@ class Agent(CommandHandler):
         self._was_asked = asyncio.Event()
         self.link = AgentLink(settings, origin, self, clock, chance=chance)
         self.report_sink = ReportSink(self.link, origin)
-        self.votes = HubVoteClient(self._publish_vote_to_hub)
+        self.votes = VoteForwarder(engine, self._publish_vote_to_hub)
         self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
 
     def attach_source(self, source: AgentPoller, sender: StartRequestSender) -> None:

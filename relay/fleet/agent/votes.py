@@ -29,10 +29,16 @@ _ANSWER_MEMBERS = {"detail", "field", "revision"}
 """What the problem of a refused decision may hold."""
 
 
-class HubVoteClient:
-    """The votes of one agent. ``publish`` publishes a vote, and raises DeliveryError."""
+class VoteForwarder:
+    """The `DecisionHandler` of an agent: the hub decides. ``engine`` has approvals off.
 
-    def __init__(self, publish: Callable[[VoteMessage], Awaitable[None]]) -> None:
+    ``publish`` publishes a vote, and raises DeliveryError.
+    """
+
+    def __init__(
+        self, engine: ApprovalEngine, publish: Callable[[VoteMessage], Awaitable[None]]
+    ) -> None:
+        self.engine = engine
         self._publish = publish
         self._answers: dict[str, asyncio.Future[VoteAnswer]] = {}  # by the id of the request
 
@@ -66,6 +72,36 @@ class HubVoteClient:
         finally:
             del self._answers[request_id]
         return _read_answer(answer)
+
+    async def create_standing_hold(self, _request: CreateRequest) -> DecisionAnswer:
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
+
+    async def end_standing_hold(self, _request: EndRequest) -> DecisionAnswer:
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
+
+    async def standing_holds_page(
+        self,
+        _before: int | None,
+        _limit: PageLimit,
+        *,
+        only_open: bool,  # noqa: ARG002  # of the protocol
+    ) -> tuple[list[StandingHold], bool]:
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
+
+    async def find_standing_hold(self, _hold_id: str) -> StandingHold | None:
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere(_STANDING_HOLDS)
+
+    async def approval_mode(self) -> Mode:
+        """Return off: this relay decides nothing."""
+        return "off"
+
+    async def set_approval_mode(self, _mode: Mode, _principal: str) -> Mode:
+        """Raise NotDecidedHere."""
+        raise NotDecidedHere("this relay is an agent: set the mode of approvals on the hub")
 
 
 def _approvals_request_body(request: DecisionRequest) -> dict[str, Any]:
@@ -104,45 +140,3 @@ def _hub_unavailable_answer(reason: str) -> DecisionAnswer:
             "try again with the same id (the header Idempotency-Key)"
         },
     )
-
-
-class VoteForwarder:
-    """The `DecisionHandler` of an agent: the hub decides. ``engine`` has approvals off."""
-
-    def __init__(self, engine: ApprovalEngine, votes: HubVoteClient) -> None:
-        self.engine = engine
-        self._votes = votes
-
-    async def submit(self, request: DecisionRequest) -> DecisionAnswer:
-        """Return the hub's answer; 503 if it does not come in time."""
-        return await self._votes.submit(request)
-
-    async def create_standing_hold(self, _request: CreateRequest) -> DecisionAnswer:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere(_STANDING_HOLDS)
-
-    async def end_standing_hold(self, _request: EndRequest) -> DecisionAnswer:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere(_STANDING_HOLDS)
-
-    async def standing_holds_page(
-        self,
-        _before: int | None,
-        _limit: PageLimit,
-        *,
-        only_open: bool,  # noqa: ARG002  # of the protocol
-    ) -> tuple[list[StandingHold], bool]:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere(_STANDING_HOLDS)
-
-    async def find_standing_hold(self, _hold_id: str) -> StandingHold | None:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere(_STANDING_HOLDS)
-
-    async def approval_mode(self) -> Mode:
-        """Return off: this relay decides nothing."""
-        return "off"
-
-    async def set_approval_mode(self, _mode: Mode, _principal: str) -> Mode:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere("this relay is an agent: set the mode of approvals on the hub")

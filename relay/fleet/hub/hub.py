@@ -3,7 +3,7 @@
 `HubLink` hands over the messages of agents (`take_messages_except_pulses`, `take_pulses`). Each is
 checked first: who may have sent it, and whether it can be read. Reports, which are events that an
 agent recorded, become an `AgentWordAboutEvent` each, and `EventMerger` merges and records them. A
-report is acknowledged when it is on disk. Pulses go through `PulseMerger`, votes to `VoteAnswerer`,
+report is acknowledged when it is on disk. Pulses go through `PulseMerger`, votes to `MachineVotes`,
 and results of start orders to the handler that was attached.
 """
 
@@ -19,7 +19,7 @@ from aiormq.abc import DeliveredMessage
 
 from relay.amqp.message_verification import UnusableMessage
 from relay.clock import Clock
-from relay.errors import StoreUnavailable
+from relay.errors import DeliveryError, StoreUnavailable
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
@@ -31,10 +31,22 @@ from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
 from relay.fleet.hub.pulses import PulseMerger
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
-from relay.fleet.hub.votes import MachineVoteSubmitter, VoteAnswerer
+from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.message_reader import ReceivedMessage, read_message
-from relay.fleet.messages import MAX_ASKED, Pulse, PulseRequest, StartResult, VoteMessage
-from relay.fleet.routing import AuthorizedSender, scope_key, verify_message_from_agent
+from relay.fleet.messages import (
+    MAX_ASKED,
+    Pulse,
+    PulseRequest,
+    StartResult,
+    VoteAnswer,
+    VoteMessage,
+)
+from relay.fleet.routing import (
+    AuthorizedSender,
+    command_key,
+    scope_key,
+    verify_message_from_agent,
+)
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import agent_publish_exchange_name
 from relay.store import EventKeyFormat
@@ -44,6 +56,8 @@ ASK_INTERVAL = 0.5
 """Seconds between two requests to a scope in which much ends. Each goes to all of its agents."""
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""
+MAX_VOTES_AT_ONCE = 200
+"""Votes that are decided at the same time. The others wait in the queue."""
 MAX_COMPLAINTS = 10_000
 """Agents whose last such event is remembered."""
 
@@ -126,7 +140,8 @@ class Hub:
         self._report = report
         self._on_unusable = on_unusable
         self._on_result: Callable[[AuthorizedSender, StartResult], None] | None = None
-        self._votes: VoteAnswerer | None = None
+        self._votes: MachineVotes | None = None
+        self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
         self._scopes_to_ask: set[str] = set()
         self._must_ask = asyncio.Event()
@@ -147,7 +162,7 @@ class Hub:
     def attach_result_and_vote_handlers(
         self,
         on_result: Callable[[AuthorizedSender, StartResult], None],
-        votes: MachineVoteSubmitter,
+        votes: MachineVotes,
         on_agents_changed: Callable[[], None],
     ) -> None:
         """From now on results and votes can be handled.
@@ -155,7 +170,7 @@ class Hub:
         ``on_agents_changed`` is called a few seconds after agents came or went.
         """
         self._on_result = on_result
-        self._votes = VoteAnswerer(votes, self.link.send, self._spawn, self._origin, self._clock)
+        self._votes = votes
         self._keeper.on_agents_changed = on_agents_changed
 
     def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str]:
@@ -282,7 +297,43 @@ class Hub:
             self._acknowledge_when_saved(reports, settlements)
         if self._votes is not None:
             for tag, sender, vote in votes:  # the event that it is about is recorded now
-                await self._votes.start_answering_vote(sender, vote, tag, settlements)
+                await self._vote_slots.acquire()
+                work = self._answer_vote(self._votes, sender, vote, tag, settlements)
+                self._spawn(work, "hub: vote")
+
+    async def _answer_vote(
+        self,
+        votes: MachineVotes,
+        sender: AuthorizedSender,
+        vote: VoteMessage,
+        tag: int,
+        settlements: CumulativeAcknowledger,
+    ) -> None:
+        """Acknowledge a vote when it is decided, and send the answer to its agent."""
+        try:
+            answer = await votes.answer(sender, vote)
+        except Exception:  # noqa: BLE001  # one vote must not stop the hub
+            _log.exception("internal error: a vote was dead-lettered")
+            settlements.dead_letter(tag)
+        else:
+            settlements.acknowledge(tag)
+            settlements.flush()
+            if answer is not None:
+                await self._send_answer(sender, answer)
+        finally:
+            self._vote_slots.release()
+
+    async def _send_answer(self, sender: AuthorizedSender, answer: VoteAnswer) -> None:
+        event = answer.to_event(self._origin, self._clock.now())
+        try:
+            await self.link.send(command_key(sender.scope, sender.relay), event)
+        except DeliveryError as error:
+            _log.warning(
+                "the answer to a vote of agent %s of scope %s was not sent: %s",
+                sender.relay,
+                sender.scope,
+                error.reason,
+            )
 
     async def _merge_and_record_report_batch(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
