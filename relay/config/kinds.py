@@ -8,16 +8,31 @@ configuration needs every kind to validate the section ``sinks``, and the roles 
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
+import pkgutil
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, get_args
 
-from relay import plugins, sinks
+from relay import sinks
 from relay.approvals.principals import declare_chat_principal_form
 from relay.chat import ChatSettings, platforms
 from relay.errors import ConfigError
-from relay.plugins import BrokenPlugin
 from relay.sinks import SinkSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPlugin:
+    """An entry point that cannot be used."""
+
+    name: str
+    problem: str
+    """Which plug-in of which package it is, and why it cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +54,14 @@ def sink_modules() -> dict[str, Any]:
 @functools.cache
 def load_kinds() -> SinkKinds:
     """Import the modules of all kinds. A plug-in that cannot be used stops nobody else."""
-    platform_modules, broken_platforms = plugins.load_members_and_list_broken_plugins(
-        platforms, _check_and_declare_chat_platform
-    )
+    platform_modules, broken_platforms = load_family(platforms, _check_and_declare_chat_platform)
 
     def check_sink(name: str, module: ModuleType) -> None:
         if name in platform_modules:
             raise ConfigError("there is a chat platform with this name")
         _check_module_contract(name, module, SinkSettings)
 
-    sink_plugins, broken_sinks = plugins.load_members_and_list_broken_plugins(sinks, check_sink)
+    sink_plugins, broken_sinks = load_family(sinks, check_sink)
     for platform in platform_modules.values():  # those of the relay too, which need no check
         _declare_principal_form_of_module(platform)
     modules = {**sink_plugins, **platform_modules}
@@ -75,3 +88,59 @@ def _check_module_contract(name: str, module: ModuleType, base: type[SinkSetting
         raise ConfigError(f'expected kind: Literal["{name}"] in its Settings')
     if not callable(getattr(module, "connect", None)):
         raise ConfigError("expected a function connect")
+
+
+def load_family(
+    family: ModuleType, check: Callable[[str, ModuleType], None] = lambda _name, _module: None
+) -> tuple[dict[str, ModuleType], list[BrokenPlugin]]:
+    """Return the members of a family by name, and the plug-ins that cannot be used.
+
+    The members are the public modules of the package, and the entry points of the group with the
+    name of the package. So an installed package adds a sink with an entry point of the group
+    ``relay.sinks`` that names a module. ``check`` raises ConfigError for a module that breaks the
+    contract of the family. A member of the package wins over a plug-in with its name. Of two
+    plug-ins with one name neither is used: which of them is meant, nobody has said.
+    """
+    members = {
+        module.name: importlib.import_module(f"{family.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(family.__path__)
+        if not module.name.startswith("_")
+    }
+    own_names = frozenset(members)
+    found = sorted(entry_points(group=family.__name__), key=lambda each: (each.name, each.value))
+    broken = []
+    for entry_point in found:
+        name = entry_point.name
+        try:
+            _check_name_is_unique(name, own_names, found)
+            module = entry_point.load()
+            check(name, module)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
+            _log.debug("plug-in %s cannot be used", name, exc_info=True)
+            prefix = f"plug-in {name} of {_describe_package(entry_point)} cannot be used:"
+            broken.append(BrokenPlugin(name, f"{prefix} {_describe_error(error)}"))
+        else:
+            members[name] = module
+    return members, broken
+
+
+def _check_name_is_unique(
+    name: str, own_names: Collection[str], found: Sequence[EntryPoint]
+) -> None:
+    if name in own_names:
+        raise ConfigError("the relay has a member of its own with this name")
+    packages = [_describe_package(entry_point) for entry_point in found if entry_point.name == name]
+    if len(packages) > 1:
+        raise ConfigError(f"several packages have a plug-in with this name: {', '.join(packages)}")
+
+
+def _describe_error(error: BaseException) -> str:
+    text = (str(error).strip() or "no reason given").splitlines()[0]
+    return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
+
+
+def _describe_package(entry_point: EntryPoint) -> str:
+    package = entry_point.dist
+    if package is None:
+        return f"the module {entry_point.value}"
+    return f"package {package.name} {package.version} (module {entry_point.value})"

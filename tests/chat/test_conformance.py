@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from relay import plugins
 from relay.chat import platforms
+from relay.config.kinds import load_family
 from tests.chat import apprise_server, mattermost_server, slack_server, teams_server
 from tests.chat.conformance import CASES, Case, ReceiverControl
 from tests.sinks.test_conformance import TcpProxy
@@ -217,7 +217,7 @@ RECEIVERS: dict[str, Callable[[], AbstractAsyncContextManager[ReceiverControl]]]
 
 
 def test_every_platform_has_a_receiver() -> None:
-    assert set(RECEIVERS) == set(plugins.load_members_and_list_broken_plugins(platforms)[0])
+    assert set(RECEIVERS) == set(load_family(platforms)[0])
 
 
 @pytest.fixture(params=sorted(RECEIVERS))

@@ -399,27 +399,6 @@ def test_check_against_what_is_no_document_exits_with_2(
     assert len(result.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "place"),
-    [("[]", "document"), ('{"Events": [5]}', "Events.0"), ("null", "document")],
-    ids=["list", "event is a number", "null"],
-)
-def test_check_against_json_that_is_no_object_says_so_in_words_of_json(
-    tmp_path: Path, content: str, place: str
-) -> None:
-    (tmp_path / "relay.yaml").write_text("scope: west")
-    document = tmp_path / "document.json"
-    document.write_text(content)
-    result = run_command(
-        "check", "--config", str(tmp_path / "relay.yaml"), "--against", str(document)
-    )
-    text = (
-        f"imds-relay: --against: {document}: expected a Scheduled Events document, {place}: "
-        f"expected a JSON object\n"
-    )
-    assert (result.code, result.err) == (2, text)
-
-
 # --- the rule set of Microsoft's sample
 
 

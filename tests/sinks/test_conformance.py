@@ -13,8 +13,9 @@ import pytest
 from aio_pika.abc import AbstractQueue
 from yarl import URL
 
-from relay import plugins, sinks
+from relay import sinks
 from relay.clock import SystemClock
+from relay.config.kinds import load_family
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Sink, rabbitmq, webhook
 from tests.builders import cloudevent
@@ -198,7 +199,7 @@ RECEIVERS: dict[
 
 
 def test_every_sink_has_a_receiver() -> None:
-    assert set(RECEIVERS) == set(plugins.load_members_and_list_broken_plugins(sinks)[0])
+    assert set(RECEIVERS) == set(load_family(sinks)[0])
 
 
 @pytest.fixture(params=sorted(RECEIVERS))
