@@ -23,7 +23,7 @@ from relay.approvals.admission import ambiguous_scope_refusal
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.store import EntryState
-from relay.store.deliveries import DeadLetterFilter, Delivery
+from relay.store.deliveries import DeadLetterFilter
 from relay.suggestions import describe_choices
 from relay.validation import RequestBody
 
@@ -90,16 +90,10 @@ async def _list_dead_letters(call: Call) -> DeliveryPage:
     return await read_delivery_page(call, ("parked",))
 
 
-async def _find_dead_letter(call: Call) -> Delivery:
-    delivery = await find_delivery_of_path(call)
-    if delivery is None or delivery.state != "parked":
-        raise Problem(404, _NO_SUCH_DEAD_LETTER)
-    return delivery
-
-
 async def _redeliver(call: Call) -> RedeliveredDeadLetter:
-    relay = call.relay
-    dead_letter: Delivery = call.resource
+    relay, dead_letter = call.relay, await find_delivery_of_path(call)
+    if dead_letter is None or dead_letter.state != "parked":
+        raise Problem(404, _NO_SUCH_DEAD_LETTER)
     if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
         raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
     now = relay.clock.now()
@@ -170,7 +164,6 @@ ROUTES = (
         handler=_redeliver,
         status=202,
         needs="operate",
-        find_resource=_find_dead_letter,
-        problem_statuses=(409,),
+        problem_statuses=(404, 409),
     ),
 )

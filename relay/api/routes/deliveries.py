@@ -104,16 +104,10 @@ async def find_delivery_of_path(call: Call) -> Delivery | None:
     return await call.relay.store.read(lambda tx: tx.deliveries.find_delivery(int(text)))
 
 
-async def _require_delivery(call: Call) -> Delivery:
-    """Return the delivery that the path names. Raises Problem 404."""
+async def _show_delivery(call: Call) -> DeliveryDetails:
     delivery = await find_delivery_of_path(call)
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
-    return delivery
-
-
-async def _show_delivery(call: Call) -> DeliveryDetails:
-    delivery: Delivery = call.resource
     cursor: int | None = call.parameters
     attempts = await call.run_long_read(
         lambda tx: tx.deliveries.attempts_of_entry(delivery.id, cursor, MAX_DETAIL_ROWS + 1)
@@ -146,6 +140,6 @@ ROUTES = (
         "one delivery with its newest attempts: "
         "outcome, duration, status, the first KiB of the response",
         _show_delivery,
-        find_resource=_require_delivery,
+        problem_statuses=(404,),
     ),
 )

@@ -213,18 +213,13 @@ async def _list_events(call: Call) -> EventPage:
     return await call.run_long_read(read)
 
 
-async def _read_event_details(call: Call) -> EventDetails:
+async def _show_event(call: Call) -> EventDetails:
     query: _EventsQuery = call.parameters
     return await run_read_about_event_in_path(
         call,
         query.scope,
         lambda tx, occurrence: _event_details(tx, call, occurrence, query.cursor),
     )
-
-
-async def _show_event(call: Call) -> EventDetails:
-    details: EventDetails = call.resource
-    return details
 
 
 def _event_summary(
@@ -316,7 +311,7 @@ ROUTES = (
         "/v1/events/{eventId}",
         "one event with its history, votes and deliveries, the newest of each",
         _show_event,
-        find_resource=_read_event_details,
+        problem_statuses=(404,),
         filters=(SCOPE,),
         parse_parameters=_parse_cursor_and_scope,
     ),

@@ -37,14 +37,10 @@ async def _show_index_page(_call: Call) -> web.Response:
 
 
 async def _show_file(call: Call) -> web.Response:
-    return await _send_file(call.resource)
-
-
-async def _require_page_file_name(call: Call) -> str:
     name = call.request.match_info["file"]
     if name not in _FILES:
         raise Problem(404, "no such file of the page")
-    return name
+    return await _send_file(name)
 
 
 async def _send_file(name: str) -> web.Response:
@@ -68,7 +64,7 @@ ROUTES = (
         handler=_show_file,
         access="public",
         media_types=("text/javascript", "text/css", "text/html"),
-        find_resource=_require_page_file_name,
+        problem_statuses=(404,),
     ),
     Route(
         method="GET",

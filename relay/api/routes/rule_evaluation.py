@@ -75,16 +75,11 @@ class ApprovalEvaluation(TypedDict):
     """The runbook of the rule."""
 
 
-async def _find_evaluation(call: Call) -> ApprovalEvaluation:
+async def _show_evaluation(call: Call) -> ApprovalEvaluation:
     scope: str | None = call.parameters
     return await run_read_about_event_in_path(
         call, scope, lambda tx, occurrence: _make_approval_evaluation(tx, call, occurrence)
     )
-
-
-async def _show_evaluation(call: Call) -> ApprovalEvaluation:
-    evaluation: ApprovalEvaluation = call.resource
-    return evaluation
 
 
 def _make_approval_evaluation(
@@ -139,7 +134,7 @@ ROUTES = (
         handler=_show_evaluation,
         needs="read",
         is_large=True,
-        find_resource=_find_evaluation,
+        problem_statuses=(404,),
         parameters=(SCOPE,),
         parse_parameters=parse_scope_name,
     ),

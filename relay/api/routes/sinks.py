@@ -88,20 +88,18 @@ async def _count_dead_letters_by_sink(call: Call) -> Mapping[str, int] | None:
         return None
 
 
-async def _find_sink(call: Call) -> SinkStatus:
+def _find_sink(call: Call) -> SinkStatus:
     name = call.request.match_info["name"]
     sinks = call.relay.dispatcher.status()
     for sink in sinks:
         if sink.name == name:
             return sink
-    detail = "no such sink in the configuration"
-    if {"read", "operate"} & call.caller.rights.can:
-        detail += f"; {describe_choices(name, [sink.name for sink in sinks])}"
-    raise Problem(404, detail)
+    choices = describe_choices(name, [sink.name for sink in sinks])
+    raise Problem(404, f"no such sink in the configuration; {choices}")
 
 
 async def _ping(call: Call) -> PingRecorded:
-    relay, name, at = call.relay, call.resource.name, call.relay.clock.now()
+    relay, name, at = call.relay, _find_sink(call).name, call.relay.clock.now()
     reason = f"a test message, asked for by {call.caller.principal}"
 
     def record_ping_event_for_delivery(tx: Transaction) -> CloudEvent:
@@ -124,7 +122,7 @@ async def _resume(call: Call) -> SinkDetails:
 
 
 async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | None) -> SinkDetails:
-    name = call.resource.name
+    name = _find_sink(call).name
     await call.relay.dispatcher.set_state(name, state, reason)
     principal = call.caller.principal
     _log.warning(
@@ -134,7 +132,7 @@ async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | N
         principal,
         extra=log_extra(sink=name, state=state, principal=principal),
     )
-    return _sink_details(await _find_sink(call))
+    return _sink_details(_find_sink(call))
 
 
 def _sink_details(sink: SinkStatus) -> SinkDetails:
@@ -164,7 +162,7 @@ ROUTES = (
         handler=_ping,
         status=202,
         needs="operate",
-        find_resource=_find_sink,
+        problem_statuses=(404,),
     ),
     Route(
         method="POST",
@@ -172,7 +170,7 @@ ROUTES = (
         summary="let a sink's deliveries wait",
         handler=_pause,
         needs="operate",
-        find_resource=_find_sink,
+        problem_statuses=(404,),
     ),
     Route(
         method="POST",
@@ -180,6 +178,6 @@ ROUTES = (
         summary="send a sink's deliveries again",
         handler=_resume,
         needs="operate",
-        find_resource=_find_sink,
+        problem_statuses=(404,),
     ),
 )

@@ -90,7 +90,7 @@ async def _find(call: Call) -> StandingHold:
 
 
 async def _show(call: Call) -> StandingHoldDetails:
-    return _standing_hold_details(call, call.resource)
+    return _standing_hold_details(call, await _find(call))
 
 
 async def _create(call: Call) -> StandingHoldData:
@@ -109,6 +109,7 @@ async def _create(call: Call) -> StandingHoldData:
 
 async def _end(call: Call) -> EndedStandingHoldData:
     body: EndBody = call.body
+    await _find(call)
     answer = await call.relay.gate.end_standing_hold(
         EndRequest(
             caller=call.caller,
@@ -176,8 +177,7 @@ ROUTES = (
         summary="one standing hold, also one that is over",
         handler=_show,
         needs="read",
-        find_resource=_find,
-        problem_statuses=(409,),
+        problem_statuses=(404, 409),
     ),
     Route(
         method="POST",
@@ -187,7 +187,6 @@ ROUTES = (
         parameters=(IDEMPOTENCY_KEY,),
         parse_parameters=parse_request_id,
         body=EndBody,
-        find_resource=_find,
-        problem_statuses=(403, 409),
+        problem_statuses=(403, 404, 409),
     ),
 )

@@ -171,7 +171,7 @@ def _problem_statuses(route: Route) -> list[int]:
     statuses = {*_OF_EVERY_CALL, *route.problem_statuses}
     if route.access not in NEVER_REFUSED:
         statuses.add(429)
-    if route.access != "public":  # the relay is needed, or the caller's settings have just changed
+    if route.access != "public":  # the relay is needed
         statuses.add(503)
     if route.access not in (*NEVER_REFUSED, "handler"):
         statuses.add(401)
@@ -179,8 +179,6 @@ def _problem_statuses(route: Route) -> list[int]:
         statuses.add(403)
     if route.needs is not None:
         statuses.add(403)
-    if route.find_resource is not None:
-        statuses.add(404)
     reads_query = any(parameter.place == "query" for parameter in route.parameters)
     if route.body is not None or (reads_query and route.parse_parameters is not None):
         statuses.add(422)

@@ -54,7 +54,6 @@ def page_route(
     summary: str,
     handler: Callable[[Call], Awaitable[Any]],
     *,
-    find_resource: Callable[[Call], Awaitable[Any]] | None = None,
     filters: tuple[Parameter, ...] = (),
     parse_parameters: Callable[[web.Request], Any] = parse_cursor,
     problem_statuses: tuple[int, ...] = (),
@@ -73,6 +72,5 @@ def page_route(
         is_large=True,
         parameters=(CURSOR, *filters),
         parse_parameters=parse_parameters,
-        find_resource=find_resource,
         problem_statuses=problem_statuses,
     )

@@ -59,8 +59,6 @@ class Call:
     """The body as an instance of `Route.body`."""
     parameters: Any
     """The result of `Route.parse_parameters`."""
-    resource: Any = None
-    """The result of `Route.find_resource`."""
 
     @property
     def has_ended_session(self) -> bool:
@@ -127,8 +125,6 @@ class Route:
     """Whether the answer is a page: few are built or sent at once."""
     body: type[BaseModel] | None = None
     """The model of the request's body."""
-    find_resource: Callable[[Call], Awaitable[Any]] | None = None
-    """Finds what the path or body names. Raises Problem 404."""
     shows_problems: bool = False
     """Whether problems are pages for people: a browser opens this route as a page."""
     problem_statuses: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -190,8 +190,6 @@ class RequestPipeline:
 
 
 async def _answer(route: Route, call: Call) -> web.StreamResponse:
-    if route.find_resource is not None:
-        call = replace(call, resource=await route.find_resource(call))
     result = await route.handler(call)
     if isinstance(result, web.StreamResponse):
         return result
