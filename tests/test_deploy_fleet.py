@@ -17,7 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.approvals.machine_principals import machine_principal, matches_principal
+from relay.approvals.principals import machine_principal, matches_principal
 from relay.approvals.rules import Quorum
 from relay.config import Config, load
 from relay.fleet.settings import TrustDomain

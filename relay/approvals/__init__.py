@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Protocol
 
 from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
-from relay.approvals.machine_principals import (
-    can_mean_same_machine,
+from relay.approvals.principals import (
     is_machine,
     most_votes,
 )
@@ -91,13 +89,6 @@ class ApprovalsSettings(Section):
                         f"{principal} belongs to {owner} and to {person}",
                         ("people", owner, self.people[owner].index(principal)),
                     )
-        machines = [entry for entry in owners if is_machine(entry)]
-        for one, other in combinations(machines, 2):
-            if owners[one] != owners[other] and can_mean_same_machine(one, other):
-                raise ValueError(
-                    "people: expected every machine for one person, "
-                    f"{one} of {owners[one]} and {other} of {owners[other]} can mean the same"
-                )
         for group, members in self.groups.items():
             for index, member in enumerate(members):
                 self._check_person_exists(member, ("groups", group, index))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from relay.approvals.limits import shorten_name_list, waits_field
-from relay.approvals.machine_principals import is_machine, scope_of_machine
+from relay.approvals.principals import is_machine, scope_of_machine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.approvals.standing_holds import (
     describe_standing_hold,

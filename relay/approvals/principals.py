@@ -1,8 +1,14 @@
-"""The forms of principals that rules, groups and people may name.
+"""The principals that rules, groups and people may name: their forms, and the machines of a fleet.
 
 Five forms are built in. Each chat platform declares its own form in its settings class, also a
 platform that an installed package adds; `relay.config` registers those forms when it loads the
 platforms. This module does not know who may vote: `relay.approvals.rules` does.
+
+A relay that is the agent of a hub passes on what the programs on its VM decide. The hub knows such
+a voter as ``vm:<scope>/<relay>``, where ``<relay>`` is the name of the agent as a word of a routing
+key. RabbitMQ vouches for both. A machine speaks for itself alone. Rules, groups and people name
+machines by patterns, because nobody knows in advance which VMs a scale set will have. Patterns
+exist for machines only, and match machines only.
 """
 
 from __future__ import annotations
@@ -10,15 +16,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from typing_extensions import override
 
 from relay.errors import ConfigError
+from relay.events.names import add_underscore_prefixed_names, other_instance_names, relay_word
 
 ENTRA_ID_PATTERN = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """The ids of Entra ID in principals: in lower case, as its tokens have them."""
 VM_PREFIX = "vm"
-"""The prefix of the machines of a fleet: see `relay.approvals.machine_principals`."""
+"""The prefix of the machines of a fleet."""
+_MACHINE = re.compile(rf"{VM_PREFIX}:(?P<scope>[a-z0-9-]{{1,80}})/(?P<relay>[a-z0-9_-]{{1,80}})")
+_WILDCARDS = frozenset("*?")
 _RESERVED_PREFIXES = frozenset({"group", "person", "rule"})
 _PREFIX = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -97,3 +108,89 @@ def expected_form(text: str, references: Iterable[str] = ()) -> str:
     if form is not None:
         return f"{form}, where {form.placeholder} matches {form.pattern}"
     return ", ".join((*(f"{kind}:<name>" for kind in references), *map(str, _forms.values())))
+
+
+# --- machines
+
+
+def machine_principal(scope: str, relay: str) -> str:
+    """Return the principal of a machine. ``relay`` is the relay word of its agent."""
+    principal = f"{VM_PREFIX}:{scope}/{relay}"
+    if _MACHINE.fullmatch(principal) is None:
+        raise ValueError(f"expected a scope and a relay word, got {scope!r} and {relay!r}")
+    return principal
+
+
+def is_machine(entry: str) -> bool:
+    """Whether an entry of a rule, group or person names a machine, or is a pattern over them."""
+    return entry.startswith(f"{VM_PREFIX}:")
+
+
+def is_pattern(entry: str) -> bool:
+    """Whether an entry can mean several machines."""
+    return is_machine(entry) and not _WILDCARDS.isdisjoint(entry)
+
+
+def scope_of_machine(principal: str) -> str | None:
+    """Return the scope of a machine; None for anybody else, and for a pattern."""
+    machine = _MACHINE.fullmatch(principal)
+    return machine["scope"] if machine is not None else None
+
+
+def matches_principal(entry: str, principal: str) -> bool:
+    """Whether an entry of a rule, group or person means this principal.
+
+    Both parts of a pattern must match: a wildcard stands for no slash. Any other entry means the
+    principal that is the same text.
+    """
+    if entry == principal:
+        return True
+    if not is_pattern(entry) or _MACHINE.fullmatch(principal) is None:
+        return False
+    parts = zip(_parts_of(entry), _parts_of(principal), strict=True)
+    return all(fnmatchcase(part, pattern) for pattern, part in parts)
+
+
+def _parts_of(entry: str) -> tuple[str, str]:
+    """Return the parts of an entry about machines: of the scope, and of the relay word."""
+    scope, _, relay = entry.removeprefix(f"{VM_PREFIX}:").partition("/")
+    return scope, relay
+
+
+def can_mean_machine_in_scope(entry: str, scope: str) -> bool:
+    """Whether an entry about machines can mean some of this scope."""
+    return fnmatchcase(scope, _parts_of(entry)[0])
+
+
+def most_votes(voters: Iterable[str], *, each_resource: bool) -> float:
+    """Return how many votes these people and principals can give for one event.
+
+    Without ``each_resource`` a vote is for the whole event, so only one machine can vote.
+    """
+    entries = set(voters)
+    machines = {entry for entry in entries if is_machine(entry)}
+    others = len(entries) - len(machines)
+    if not each_resource:
+        return others + min(len(machines), 1)
+    return float("inf") if any(map(is_pattern, machines)) else len(entries)
+
+
+@lru_cache(maxsize=4096)
+def own_resources(principal: str, scope: str, resources: tuple[str, ...]) -> frozenset[str]:
+    """Return the resources of an event for which a machine may decide: those that name it.
+
+    There are none if the event is of another scope. ``Resources`` can have a machine in either
+    notation of scale sets. Nothing that the machine itself says about its names has a say in this.
+    """
+    machine = _MACHINE.fullmatch(principal)
+    if machine is None or machine["scope"] != scope:
+        return frozenset()
+    # The other notation counts only if the event does not have the name itself: in an availability
+    # set, that can be the name of another machine.
+    for names in ({machine["relay"]}, set(other_instance_names(machine["relay"]))):
+        words = add_underscore_prefixed_names(frozenset(names))
+        own = frozenset(resource for resource in resources if relay_word(resource) in words)
+        if own:
+            # Different names can give the same word. Then nobody knows which the machine is.
+            return own if len({resource.lower() for resource in own}) == 1 else frozenset()
+    return frozenset()

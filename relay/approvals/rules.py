@@ -17,8 +17,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from relay.approvals.machine_principals import matches_principal
-from relay.approvals.principals import expected_form, is_principal
+from relay.approvals.principals import expected_form, is_principal, matches_principal
 from relay.events.match import Match, matches
 from relay.settings import Duration, Name, Section, text_pattern_validator
 

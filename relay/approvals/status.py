@@ -18,13 +18,13 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from relay.approvals.limits import WaitingFor
-from relay.approvals.machine_principals import (
+from relay.approvals.principals import (
     can_mean_machine_in_scope,
+    is_chat_principal,
     is_machine,
     is_pattern,
     own_resources,
 )
-from relay.approvals.principals import is_chat_principal
 from relay.approvals.rules import (
     EligibleVoters,
     Quorum,

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from relay.api import ApiSettings
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
-from relay.approvals.machine_principals import (
+from relay.approvals.principals import (
     is_machine,
     most_votes,
 )

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
-from relay.approvals.machine_principals import can_mean_same_machine, is_machine
-from relay.approvals.principals import VM_PREFIX, is_chat_principal
+from relay.approvals.principals import VM_PREFIX, is_chat_principal, is_machine
 from relay.approvals.rules import (
     Quorum,
     clients_of_same_person,
@@ -21,7 +20,7 @@ from relay.approvals.rules import (
     person_of,
 )
 from relay.chat import AnswerableChatSettings
-from relay.fleet.settings import AgentSettings, HubSettings
+from relay.fleet.settings import AgentSettings, HubSettings, patterns_overlap
 from relay.settings import KeyPath, WrongValue
 from relay.sinks import SinkSettings
 from relay.suggestions import describe_choices
@@ -68,13 +67,13 @@ def _check_machine_in_fleet_domains(
             f"expected a principal other than {machine}: the machines of a fleet need a hub "
             "(fleet.role: hub), which hears of their agents",
         )
-    possible = (
-        f"{VM_PREFIX}:{scope}/{relay}"
+    scope, _, relay = machine.removeprefix(f"{VM_PREFIX}:").partition("/")
+    if not any(
+        patterns_overlap(scope, possible_scope) and patterns_overlap(relay, possible_relay)
         for domain in fleet.domains
-        for scope in domain.scopes
-        for relay in domain.relays
-    )
-    if not any(can_mean_same_machine(machine, other) for other in possible):
+        for possible_scope in domain.scopes
+        for possible_relay in domain.relays
+    ):
         raise WrongValue(
             path,
             f"expected machines of fleet.domains, no user there speaks for {machine}",

@@ -60,12 +60,12 @@ def find_first_overlapping_scope_patterns(
     one: TrustDomain, other: TrustDomain
 ) -> tuple[str, str] | None:
     """Return a pattern of each domain over scopes if both users can speak for the same relay."""
-    if not any(_patterns_overlap(a, b) for a in one.relays for b in other.relays):
+    if not any(patterns_overlap(a, b) for a in one.relays for b in other.relays):
         return None
-    return next(((a, b) for a in one.scopes for b in other.scopes if _patterns_overlap(a, b)), None)
+    return next(((a, b) for a in one.scopes for b in other.scopes if patterns_overlap(a, b)), None)
 
 
-def _patterns_overlap(one: str, other: str) -> bool:
+def patterns_overlap(one: str, other: str) -> bool:
     """Whether a text can match both patterns."""
 
     @cache

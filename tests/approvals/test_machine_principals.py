@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
@@ -12,19 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.machine_principals import (
+from relay.approvals.principals import (
     can_mean_machine_in_scope,
-    can_mean_same_machine,
     is_pattern,
+    is_principal,
     machine_principal,
     matches_principal,
     most_votes,
     own_resources,
-    patterns_overlap,
     scope_of_machine,
-    split_scope_and_relay,
 )
-from relay.approvals.principals import is_principal
 from tests.approvals.builders import build_decision, build_status
 
 _scopes = st.from_regex(r"[ab0-]{1,4}", fullmatch=True)
@@ -108,13 +104,6 @@ def test_only_a_machine_has_a_scope() -> None:
         assert scope_of_machine(other) is None
 
 
-def test_an_entry_without_a_slash_means_no_machine() -> None:
-    """It is not a pattern that a scope and a relay match together."""
-    assert not matches_principal("vm:p*", "vm:prod/vm-0")
-    assert split_scope_and_relay("vm:p*") == ("p*", "")
-    assert split_scope_and_relay("vm:prod-*/vm-?") == ("prod-*", "vm-?")
-
-
 @pytest.mark.parametrize(
     ("entry", "scope", "can_be"),
     [
@@ -127,27 +116,6 @@ def test_an_entry_without_a_slash_means_no_machine() -> None:
 )
 def test_the_scope_of_an_entry_is_before_the_slash(entry: str, scope: str, can_be: bool) -> None:
     assert can_mean_machine_in_scope(entry, scope) is can_be
-
-
-# --- overlaps
-
-
-@given(_few_letters, _few_letters)
-def test_patterns_overlap_if_they_match_a_common_text(one: str, other: str) -> None:
-    common = any(fnmatchcase(text, one) and fnmatchcase(text, other) for text in TEXTS)
-    assert patterns_overlap(one, other) == common
-
-
-def test_long_patterns_are_compared_in_no_time() -> None:
-    began = time.process_time()
-    assert not patterns_overlap("*a" * 40, "*b" * 40)
-    assert time.process_time() - began < 5
-
-
-def test_entries_overlap_if_a_machine_can_be_meant_by_both() -> None:
-    assert can_mean_same_machine("vm:a-*/*", "vm:*-1/db_?")
-    assert not can_mean_same_machine("vm:a-*/*", "vm:b-*/*")
-    assert not can_mean_same_machine("vm:a/x", "vm:a/y")
 
 
 # --- votes

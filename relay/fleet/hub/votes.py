@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
-from relay.approvals.machine_principals import machine_principal
+from relay.approvals.principals import machine_principal
 from relay.approvals.request import (
     Caller,
     DecisionAnswer,
