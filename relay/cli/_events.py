@@ -7,19 +7,18 @@ an EventId: EVENTID@SCOPE names one of them. Everything here takes the JSON obje
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.limits import LIMIT_NOTICE
-from relay.approvals.standing_holds import describe_conditions
 from relay.cli._exit_codes import CommandFailed, NotFound
 from relay.cli._options import scope_query
 from relay.cli._output import format_local_time, join_names, pluralize
 from relay.cli.client import Client
 from relay.events.cloudevent import event_name
-from relay.events.remarks import describe_remarks
 from relay.events.timestamps import duration_text
+from relay.sentences import said
 
 T = TypeVar("T")
 _EVENT_ID_LENGTH = 36
@@ -212,49 +211,7 @@ def vote_count(approval: Mapping[str, Any]) -> str:
 
 
 def cloudevent_row(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
-    """Return when a CloudEvent was made, its name, its principal and its details."""
-    data = event["data"]
-    name = event_name(event["type"])
-    family = name.partition(".")[0]
-    details = ", ".join(str(detail) for detail in _cloudevent_details(family, data) if detail)
-    return format_local_time(event["time"], relative=False), name, data.get("principal"), details
-
-
-def _cloudevent_details(family: str, data: Mapping[str, Any]) -> Iterator[object]:
-    """Yield the details that the event's name does not tell. Some are empty."""
-    match family:
-        case "relay":
-            yield from (data["sink"], data["reason"])
-        case "approval":
-            yield from _approval_event_details(data)
-        case "standing-hold":
-            yield describe_conditions(data)
-            yield f"until {format_local_time(data['ends'], relative=False)}"
-            yield from (data["reason"], data.get("endReason"))
-        case "startrequest":
-            yield data["reason"]
-            if data["attempts"] > 1:
-                yield f"sent {data['attempts']} times"
-        case _:
-            yield data.get("outcome")
-            if data["notBefore"] and not data.get("outcome"):
-                yield f"not before {format_local_time(data['notBefore'])}"
-            for field, value in (data.get("changed") or {}).items():
-                yield f"{field} was {value}"
-
-
-def _approval_event_details(data: Mapping[str, Any]) -> Iterator[object]:
-    yield from map(data.get, ("decision", "refusal", "why"))
-    yield from describe_remarks(data)
-    if data.get("required"):
-        yield vote_count(data)
-    if "missing" in data:
-        yield f"{pluralize(data['missing'], 'vote')} missing"
-    for field, verb in (("waitingFor", "waits"), ("waitedFor", "waited")):
-        for wait in data.get(field, ()):
-            yield f"{verb} for limit {wait['limit']}"
-    holders = [hold["principal"] for hold in data.get("standingHolds", ())]
-    if holders:
-        yield f"standing hold of {join_names(holders)}"
-    if data.get("dryRun"):
-        yield "dry run"
+    """Return when a CloudEvent was made, its name, its principal and its sentence."""
+    name, data = event_name(event["type"]), event["data"]
+    at = format_local_time(event["time"], relative=False)
+    return at, name, data.get("principal"), said(name, data)

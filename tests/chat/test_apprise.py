@@ -20,7 +20,7 @@ from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service
 from relay.errors import Deferred
 from tests.approvals.builders import build_decision, build_event, build_status
-from tests.chat.apprise_server import PATH, apprise_url, running_service
+from tests.chat.apprise_server import PATH, running_service
 from tests.clocks import NOON
 from tests.eventually import eventually
 
@@ -259,7 +259,3 @@ async def test_a_hanging_service_is_abandoned_and_threads_do_not_pile_up() -> No
         service.release = None
         await eventually(lambda: not thread.is_alive())
         await services(service.url).post(make_card())
-
-
-async def test_a_refused_connection_is_tried_again() -> None:
-    assert "no connection" in (await post_error(services(apprise_url(9)))).reason

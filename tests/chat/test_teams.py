@@ -15,7 +15,6 @@ from relay.chat.platforms.teams import Settings, WorkflowWebhook
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
-from tests.chat.running_relay import ALICE, BOB, rule, stage
 from tests.chat.teams_server import (
     PATH,
     QUERY,
@@ -24,7 +23,6 @@ from tests.chat.teams_server import (
     TeamsWorkflow,
     running_workflow,
 )
-from tests.eventually import eventually
 
 
 def section(url: str) -> dict[str, Any]:
@@ -179,32 +177,3 @@ async def test_doctor_connects_to_the_workflow_and_posts_nothing() -> None:
 
 
 # --- with a whole relay
-
-
-async def test_a_card_links_to_the_page_and_its_changes_are_told_once(tmp_path: Path) -> None:
-    approvals = {"rules": [rule(2, "client:alice", "client:bob")]}
-    async with (
-        running_workflow() as workflow,
-        stage(tmp_path, [section(workflow.url)], approvals=approvals) as relay,
-    ):
-        reboot = relay.reboot("vm-0", lasts=None)
-        await eventually(lambda: len(workflow.cards) == 1)
-        links = workflow.links()
-        assert list(links) == ["Approve", "Hold"]
-        assert all(link.startswith("https://relay.example.com/") for link in links.values())
-        for client in (ALICE, BOB):
-            assert await relay.approve(reboot, client=client) == 202
-        await eventually(lambda: "Azure began" in workflow.card_texts[-1])
-        relay.azure.end(reboot)
-        await eventually(lambda: "It is over" in workflow.card_texts[-1])
-        follow_ups = workflow.card_texts[1:]
-        title = f"Reboot of vm-0 ({reboot.event_id[:8]})"
-        assert all(text.startswith(title) for text in follow_ups)
-        for line in (
-            "client:alice voted to approve, 1 of 2.",
-            "Approved by rule reboots: 2 of 2 votes.",
-            "Azure began, as this relay had approved.",
-            "It is over: Azure has completed it.",
-        ):
-            assert "\n".join(follow_ups).count(line) == 1
-        assert workflow.failed_runs == []

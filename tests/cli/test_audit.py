@@ -170,7 +170,7 @@ async def test_show_tells_who_decided_what_about_an_event(
         "event.scheduled",
         "approval.recorded",
     ]
-    assert f"{LOCAL_PRINCIPAL}  hold, backup runs" in output
+    assert f"{LOCAL_PRINCIPAL} put it on hold (“backup runs”)" in output
     rows = (await run_async("audit", "show", event, "-c", config, "--json")).json
     assert [row["position"] for row in rows] == [1, 2]
     assert (await run_async("audit", "show", "nope", "-c", config)).code == 1

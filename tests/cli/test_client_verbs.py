@@ -100,7 +100,8 @@ async def test_show_tells_history_votes_and_deliveries(relay: RunningRelay) -> N
         assert text in shown
     assert re.search(rf"approve +{LOCAL_PRINCIPAL} +local +counts\n", shown)
     assert re.search(
-        rf"approval\.recorded +{LOCAL_PRINCIPAL} +approve, drained, ticket CHG-7, 1 of 2 votes\n",
+        rf"approval\.recorded +{LOCAL_PRINCIPAL} +{LOCAL_PRINCIPAL} voted to approve, 1 of 2 "
+        r"\(“drained”, ticket CHG-7\)\.\n",
         shown,
     )
     assert re.search(r"event\.scheduled +drain +delivered +1", shown)

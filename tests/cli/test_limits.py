@@ -35,7 +35,9 @@ async def test_every_verb_says_for_what_an_event_waits(relay: RunningRelay) -> N
     shown = (await relay.run("show", event.event_id)).out
     assert WAIT in shown
     assert re.search(
-        r"approval\.recorded .* approve, 1 of 1 vote, waits for limit databases", shown
+        r"approval\.recorded .* voted to approve, 1 of 1\. "
+        r"It is approved, and waits for limit databases",
+        shown,
     )
     explained = (await relay.run("explain", event.event_id)).out
     assert re.search(rf"waits for +{re.escape(WAIT)}", explained)
