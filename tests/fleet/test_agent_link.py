@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 
@@ -25,6 +26,7 @@ from relay.fleet.agent.link import (
     spread_reconnect_delay,
 )
 from relay.fleet.messages import PulseRequest, StartOrder, VoteAnswer
+from relay.fleet.routing import scope_key
 from relay.fleet.settings import AgentSettings
 from relay.fleet.topology import (
     agent_publish_exchange_name,
@@ -35,6 +37,7 @@ from tests.builders import cloudevent
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
+    HUB,
     SCOPE,
     define_users,
     hub_side,
@@ -180,6 +183,8 @@ async def test_everything_of_the_hub_reaches_the_handler_and_a_bug_stops_nothing
         order = make_order("A", "r", vm_id="vm", journalhead=f"1:{'0' * 64}")
         await hub.send(order)
         await hub.send(VoteAnswer(request_id="id", status=202, body={"a": 1}))
+        misplaced = make_order("A", "r").to_event(HUB, datetime.now(UTC))
+        await hub.publish(misplaced.body, scope_key(SCOPE))
         await hub.send(make_order("A", "r"), relay="vm-1")
         await hub.send(PulseRequest(event_ids=("A",)), scope="vmss-a-another")
         await hub.send(PulseRequest(event_ids=("A",)))

@@ -1,11 +1,13 @@
-"""What the hub counts of the messages of its agents."""
+"""What the hub counts of the messages of its agents, and asks of them."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
@@ -17,14 +19,16 @@ from relay.events.build import (
     common_event_data,
     determine_outcome,
 )
+from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.link import CumulativeAcknowledger
+from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
 from relay.fleet.routing import report_key
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.clocks import NOON, ManualClock
+from tests.eventually import eventually
 from tests.fleet.test_hub_heard import AGENT, SETTINGS, ignore, pulse
 
 
@@ -74,3 +78,32 @@ async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
         assert (hub.reports, hub.redundant_reports) == (3, 1)
         await hub.take_pulses([pulse(build_event(), build_event("E-2"), seconds=2)])
         assert (hub.reports, hub.redundant_reports, hub.pulses) == (3, 1, 3)
+
+
+async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def keep(_: HubLink, key: str, event: CloudEvent) -> None:
+        asked.append((key, list(event.data["eventIds"])))
+
+    monkeypatch.setattr(HubLink, "send_transient", keep)
+    owner, clock = StateFileScopeAndVm("hub", None, is_hub=True), ManualClock()
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        await hub.load()
+        asking = asyncio.create_task(hub._ask_scopes())  # noqa: SLF001  # `run` needs a broker
+        settlements = CumulativeAcknowledger(cast("Any", None), cast("Any", None))
+        events = [build_event("E-1"), build_event("E-2"), build_event("E-3")]
+        seen = [
+            report(event, Origin(AGENT.scope, vm)) for event in events for vm in ("vm-0", "vm-1")
+        ]
+        await hub.take_messages_except_pulses(seen, settlements)
+        clock.advance(1)
+        gone = [report(event, AGENT, is_gone=True, at=clock.now()) for event in events[:2]]
+        await hub.take_messages_except_pulses(gone, settlements)
+        await eventually(lambda: asked == [(f"scope.{AGENT.scope}", ["e-1", "e-2"])])
+        asking.cancel()
