@@ -20,8 +20,8 @@ from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.instance_metadata import read_boot_id
 from relay.roles import RunningRelay
 from relay.roles.reload import Reloader
-from relay.service_manager import report_to_service_manager, reporting_reload_to_service_manager
-from relay.signals import call_on_stop_signals, install_sighup_handler_and_unblock
+from relay.service_manager import report_reload, report_to_service_manager
+from relay.signals import call_on_stop_signals, handle_sighup
 
 __all__ = ["RunningRelay", "run", "start_relay"]
 
@@ -61,7 +61,7 @@ async def run(
                 loaded,
                 load,
                 running_clock,
-                reporting_reload_to_service_manager,
+                report_reload,
                 on_reload,
             )
             running.live.server.state.reloader = reloader  # the API reloads with it
@@ -81,7 +81,7 @@ async def run(
             _log.info("stopping: the relay sends what it can, the store keeps the rest")
 
     call_on_stop_signals(stop.set)
-    install_sighup_handler_and_unblock(hangup.set)
+    handle_sighup(hangup.set)
     relay = asyncio.create_task(run_in_role(), name="relay")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({relay, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -26,20 +26,20 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 def may_exist(path: Path) -> bool:
     """Return whether something is there, or may be."""
-    return _mode_matches_or_is_unknown(path, lambda _: True)
+    return _may_be(path, lambda _: True)
 
 
 def file_may_exist(path: Path) -> bool:
     """Return whether a file is there, or may be."""
-    return _mode_matches_or_is_unknown(path, stat.S_ISREG)
+    return _may_be(path, stat.S_ISREG)
 
 
 def folder_may_exist(path: Path) -> bool:
     """Return whether a folder is there, or may be."""
-    return _mode_matches_or_is_unknown(path, stat.S_ISDIR)
+    return _may_be(path, stat.S_ISDIR)
 
 
-def _mode_matches_or_is_unknown(path: Path, matches_mode: Callable[[int], bool]) -> bool:
+def _may_be(path: Path, matches_mode: Callable[[int], bool]) -> bool:
     try:
         return matches_mode(path.stat().st_mode)
     except OSError as error:

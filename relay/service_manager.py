@@ -107,7 +107,7 @@ async def report_to_service_manager(
 
 
 @asynccontextmanager
-async def reporting_reload_to_service_manager() -> AsyncIterator[None]:
+async def report_reload() -> AsyncIterator[None]:
     """Report that the relay reloads its configuration while the body runs, and then that it runs.
 
     The time tells the service manager that this is the reload it asked for, and no earlier one.

@@ -39,8 +39,8 @@ def call_on_stop_signals(stop: Callable[[], object]) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
 
 
-def block_sighup_until_handler_installed() -> None:
-    """Let SIGHUP wait until `install_sighup_handler_and_unblock`.
+def block_sighup() -> None:
+    """Let SIGHUP wait until `handle_sighup`.
 
     Until then its default would end the process.
     """
@@ -48,7 +48,7 @@ def block_sighup_until_handler_installed() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
-def install_sighup_handler_and_unblock(reload: Callable[[], object]) -> None:
+def handle_sighup(reload: Callable[[], object]) -> None:
     """Call a function in the running event loop on SIGHUP, also on one that was blocked before."""
     if sys.platform == "win32":
         return

@@ -56,7 +56,7 @@ async def get_event(relay: Client, text: str) -> Any:
     )
 
 
-async def expand_event_id_prefix_if_known(relay: Client, text: str) -> str:
+async def whole_event_id(relay: Client, text: str) -> str:
     """Return the EventId that a text is or begins; the text itself if the relay knows none.
 
     The relay may have deliveries about an event whose history it has no longer. On a hub the
@@ -112,7 +112,7 @@ def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:
     return {event_id: event_id[:length] for event_id in known}
 
 
-def shorten_page_event_ids_on_terminal(page: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_short_event_ids(page: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a page with beginnings of its EventIds, so that a row fits into a line.
 
     Without a terminal return it as it is: programs get what they can use anywhere.
@@ -143,7 +143,7 @@ def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
     if event["outcome"] is None:
         waits = describe_limit_waits(approval)
         closes = format_local_time(approval["closes"])
-        holds = describe_standing_holds_in_force(approval["standingHolds"])
+        holds = describe_holds_in_force(approval["standingHolds"])
         runbook = approval["runbook"]
     return [
         ("event", event["eventId"]),
@@ -195,7 +195,7 @@ def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
     return f"{text}: {join_names(wait['machines'], limit=10)}{until}"
 
 
-def describe_standing_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
+def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
     """Return whose standing holds keep an event from starting, and until when; None: nobody's."""
     texts = [
         f"standing hold {hold['holdId'][:8]} of {hold['principal']} until "

@@ -77,16 +77,16 @@ def format_duration(seconds: float) -> str:
         return f"{whole} s"
     minutes = whole // 60
     if minutes < 5:
-        return _join_two_units_omitting_zero(minutes, "min", whole % 60, "s")
+        return _two_units(minutes, "min", whole % 60, "s")
     if minutes < 60:
         return f"{minutes} min"
     hours = minutes // 60
     if hours < 24:
-        return _join_two_units_omitting_zero(hours, "h", minutes % 60, "min")
-    return _join_two_units_omitting_zero(hours // 24, "d", hours % 24, "h")
+        return _two_units(hours, "h", minutes % 60, "min")
+    return _two_units(hours // 24, "d", hours % 24, "h")
 
 
-def _join_two_units_omitting_zero(large: int, large_unit: str, small: int, small_unit: str) -> str:
+def _two_units(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
 

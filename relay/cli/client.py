@@ -183,16 +183,14 @@ class Client:
                     timeout=_CALL_TIMEOUT,
                     allow_redirects=False,
                 ) as response:
-                    return self._decode_answer_or_raise_http_error(
-                        response.status, await response.read()
-                    )
+                    return self._decode_answer(response.status, await response.read())
             except _CONNECTION_ERRORS as error:
                 if not attempts_left or isinstance(error, aiohttp.ClientConnectorError):
                     raise CommandFailed(self._describe_connection_error(error)) from error
                 await asyncio.sleep(_RETRY_DELAY)
         raise AssertionError
 
-    def _decode_answer_or_raise_http_error(self, status: int, body: bytes) -> Any:
+    def _decode_answer(self, status: int, body: bytes) -> Any:
         if not 200 <= status < 300:
             raise error_from_response(status, body)
         try:

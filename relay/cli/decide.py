@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from relay.cli._events import (
+    describe_holds_in_force,
     describe_limit_waits,
-    describe_standing_holds_in_force,
     event_fields,
     get_event,
     vote_count,
@@ -102,7 +102,7 @@ async def approve(
         case "pending":
             print_lines(f"recorded, and pending: {votes}")
         case "held":
-            standing = describe_standing_holds_in_force(answer.get("standingHolds", ()))
+            standing = describe_holds_in_force(answer.get("standingHolds", ()))
             print_lines(
                 f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
                 f"`imds-relay {'holds end' if standing else 'release'}` ends a hold"
@@ -197,9 +197,7 @@ async def release(
         case "released":
             print_lines("released; nobody has voted")
         case "held":
-            holders = (
-                describe_standing_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
-            )
+            holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
             print_lines(f"released; {holders} still holds it. {AZURE_PROCEEDS}")
         case state:
             print_lines(state)

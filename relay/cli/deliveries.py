@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli._events import (
-    expand_event_id_prefix_if_known,
-    shorten_page_event_ids_on_terminal,
+    whole_event_id,
+    with_short_event_ids,
 )
 from relay.cli._options import AllPages, AsJson
 from relay.cli._output import (
@@ -81,7 +81,7 @@ async def deliveries(
 
 def print_deliveries(page: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
     """Print a page of deliveries or dead letters."""
-    shown = page if as_json else shorten_page_event_ids_on_terminal(page)
+    shown = page if as_json else with_short_event_ids(page)
     print_page(shown, _COLUMNS, _delivery_row, empty=empty, as_json=as_json)
 
 
@@ -151,7 +151,7 @@ async def redeliver(
 ) -> None:
     """Send a dead letter again at once, or all that match every given option, oldest first."""
     if event is not None:
-        event = await expand_event_id_prefix_if_known(call.relay, event)
+        event = await whole_event_id(call.relay, event)
     conditions = {
         "sink": sink,
         "type": None if event_type is None else _parse_event_type(event_type),

@@ -87,7 +87,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
             running=is_running,
             progress=print_to_stderr,
         )
-    scope = _configured_or_derived_scope(config, instance)
+    scope = _scope(config, instance)
     vm_id = instance.vm_id if instance is not None else None
     store_findings = await asyncio.to_thread(diagnose_store, config.store, scope=scope, vm_id=vm_id)
     sink_findings = await asyncio.gather(
@@ -110,7 +110,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
     ]
 
 
-def _configured_or_derived_scope(config: Config, instance: Instance | None) -> str | None:
+def _scope(config: Config, instance: Instance | None) -> str | None:
     if config.scope != "auto":
         return config.scope
     if isinstance(config.fleet, HubSettings):
@@ -133,7 +133,7 @@ def _scope_and_vm_name_findings(config: Config, instance: Instance | None) -> li
     names = resource_names(instance, socket.gethostname())
     # The oldest api-version puts an underscore before each name.
     plain_names = ", ".join(sorted(name for name in names if not name.startswith("_")))
-    scope = _configured_or_derived_scope(config, instance)
+    scope = _scope(config, instance)
     message = f"scope {scope}; events mean this VM if they name {plain_names}"
     return [ok("names", message)]
 

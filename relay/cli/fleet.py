@@ -133,7 +133,7 @@ def definitions(
         )
     answer = fleet_definitions(
         settings,
-        _hub_account_with_other_exchanges(loaded, user, url),
+        _hub_account(loaded, user, url),
         _vhost_name(url),
         hashes,
         all_users=all_users,
@@ -151,9 +151,7 @@ def definitions(
         )
 
 
-def _hub_account_with_other_exchanges(
-    config: Config, user: str, url: URL
-) -> HubUserWithAdditionalExchanges:
+def _hub_account(config: Config, user: str, url: URL) -> HubUserWithAdditionalExchanges:
     """Return what else the hub's user does in the virtual host of the fleet.
 
     A user has its rights in one place, so the import must not take these away.
@@ -193,7 +191,7 @@ def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -
             raise ConfigError(
                 f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
             )
-        _add_user_hash_or_refuse_conflict(found, user, value)
+        _add_hash(found, user, value)
     for option in files:
         user, value = _split_user_option("--password-file", option)
         try:
@@ -203,9 +201,7 @@ def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -
             raise ConfigError(f"--password-file: {value}: {problem}") from None
         if not password:
             raise ConfigError(f"--password-file: {value}: expected a password, it is empty")
-        _add_user_hash_or_refuse_conflict(
-            found, user, hash_password(password, secrets.token_bytes(SALT_BYTES))
-        )
+        _add_hash(found, user, hash_password(password, secrets.token_bytes(SALT_BYTES)))
     return found
 
 
@@ -216,7 +212,7 @@ def _split_user_option(name: str, option: str) -> tuple[str, str]:
     return user, value
 
 
-def _add_user_hash_or_refuse_conflict(found: dict[str, str], user: str, value: str) -> None:
+def _add_hash(found: dict[str, str], user: str, value: str) -> None:
     if found.setdefault(user, value) != value:
         raise ConfigError(f"expected one password for {user}, got two")
 

@@ -215,7 +215,7 @@ async def end(
 
     Its author may, and whoever has the right operate.
     """
-    found = await _find_standing_hold_by_id_prefix(call.relay, hold)
+    found = await _find_hold(call.relay, hold)
     body = {"reason": reason} if reason else {}
     answer = await call.relay.post("standing-holds", found["holdId"], "end", body=body)
     if as_json:
@@ -227,7 +227,7 @@ async def end(
     )
 
 
-async def _find_standing_hold_by_id_prefix(relay: Client, text: str) -> Mapping[str, Any]:
+async def _find_hold(relay: Client, text: str) -> Mapping[str, Any]:
     """Return the standing hold with this id, or with this beginning. Raises CommandFailed."""
     page = await relay.get_first_or_all_pages("standing-holds", all_pages=True)
     matching = [hold for hold in page["items"] if hold["holdId"].startswith(text.lower())]

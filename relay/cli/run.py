@@ -21,7 +21,7 @@ from relay.cli._options import ConfigFile
 from relay.config import LoadedConfig, find_log_format, load
 from relay.errors import ConfigError, RelayError
 from relay.log_fields import log_extra
-from relay.signals import block_sighup_until_handler_installed
+from relay.signals import block_sighup
 from relay.telemetry import TelemetrySettings
 from relay.telemetry.log import configure_logging, flush_log, is_logging_json_now
 
@@ -34,14 +34,14 @@ def run(config: ConfigFile = None) -> None:
     When stopped, it sends what it can send at once, keeps the rest, and ends within ten seconds.
     The log goes to standard error. SIGHUP and `imds-relay reload` read the configuration again.
     """
-    block_sighup_until_handler_installed()
+    block_sighup()
     form = find_log_format(config)
     if form == "json":
         configure_logging(TelemetrySettings(log=form))
     try:
         source = _ConfigSource(config)
         _log.info("the configuration is %s", source.in_force.file or "the defaults")
-        _run_relay_and_exit_process(source)
+        _run_relay(source)
     except Exception as error:
         cause = unwrap_exception_group(error)
         if is_logging_json_now():
@@ -56,7 +56,7 @@ def run(config: ConfigFile = None) -> None:
 class _ConfigSource:
     """Loads the configuration at the start and for each reload, and sets the log up as it says.
 
-    A reload calls `load`, and `set_in_force_and_configure_logging` once the relay has taken the
+    A reload calls `load`, and `take_over` once the relay has taken the
     result over. In between, and after a reload that was refused, two configurations have secrets
     that no log may show.
     """
@@ -75,7 +75,7 @@ class _ConfigSource:
         self._newest = load(self.in_force.file or self._file)
         return self._newest
 
-    def set_in_force_and_configure_logging(self, loaded: LoadedConfig) -> None:
+    def take_over(self, loaded: LoadedConfig) -> None:
         """Log from now on as this configuration says."""
         before, self.in_force = self.in_force, loaded
         if loaded.config.telemetry != before.config.telemetry:
@@ -88,15 +88,11 @@ class _ConfigSource:
             yield from self._newest.config.iter_current_secret_texts()
 
 
-def _run_relay_and_exit_process(source: _ConfigSource) -> None:
+def _run_relay(source: _ConfigSource) -> None:
     """Run the relay, and end the process with code 0. Raises what ended the relay early."""
     try:
         runner = asyncio.Runner()
-        runner.run(
-            app.run(
-                source.in_force, source.load, on_reload=source.set_in_force_and_configure_logging
-            )
-        )
+        runner.run(app.run(source.in_force, source.load, on_reload=source.take_over))
         # Closing the runner would wait for threads, and a DNS lookup may take minutes.
         # The store holds everything by now.
         logging.shutdown()

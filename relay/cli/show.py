@@ -10,11 +10,11 @@ from relay.cli._events import (
     approval_summary,
     call_about_event,
     cloudevent_row,
+    describe_holds_in_force,
     describe_limit_waits,
-    describe_standing_holds_in_force,
     event_fields,
-    shorten_page_event_ids_on_terminal,
     vote_count,
+    with_short_event_ids,
 )
 from relay.cli._options import AllPages, AsJson, EventId, Scope, scope_query
 from relay.cli._output import (
@@ -45,7 +45,7 @@ async def events(
     has_scopes = len({event.get("scope") for event in page["items"]}) > 1
     if has_scopes:
         columns = ("scope", *columns)
-    shown = page if as_json else shorten_page_event_ids_on_terminal(page)
+    shown = page if as_json else with_short_event_ids(page)
     row = functools.partial(_event_row, with_scope=has_scopes)
     print_page(shown, columns, row, empty="no events", as_json=as_json)
 
@@ -174,7 +174,7 @@ def _votes_and_holds(explanation: Mapping[str, Any]) -> Iterator[tuple[str, obje
     for vote in explanation["voted"]:
         until = format_local_time(vote["until"]) or "NotBefore"
         yield "vote", f"{vote['principal']}, good until {until}"
-    standing = describe_standing_holds_in_force(explanation.get("standingHolds", ()))
+    standing = describe_holds_in_force(explanation.get("standingHolds", ()))
     if standing:
         yield "held by", f"{standing}; {explanation['holdMeans']}"
     for hold in explanation["holds"]:

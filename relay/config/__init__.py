@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from relay.config.changes import RESTART_KEYS
 from relay.config.document import (
     VARIABLE_PREFIX,
-    apply_environment_overrides_in_place,
     expand_variables,
     line_of,
+    override_from_environment,
     read_document,
 )
 from relay.config.kinds import sink_modules
@@ -79,7 +79,7 @@ def load(
         for name, value in environment.items()
         if name.startswith(VARIABLE_PREFIX) and name not in COMMAND_LINE_VARIABLES
     }
-    apply_environment_overrides_in_place(values, variables)
+    override_from_environment(values, variables)
     try:
         config = Config.model_validate(values)
     except ValidationError as error:

@@ -162,9 +162,7 @@ def _float_or_date_to_text(value: Any) -> Any:
     return value
 
 
-def apply_environment_overrides_in_place(
-    values: dict[str, Any], variables: Mapping[str, str]
-) -> None:
+def override_from_environment(values: dict[str, Any], variables: Mapping[str, str]) -> None:
     """Replace values of the document by those of environment variables. Raises ConfigError."""
     # Shorter names first, so that IMDS_RELAY_SOURCE__URL adds to IMDS_RELAY_SOURCE.
     for name in sorted(variables, key=len):

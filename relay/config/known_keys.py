@@ -21,7 +21,7 @@ def secret_keys(root: type[BaseModel]) -> frozenset[str]:
     sections = [root]
     for section in sections:  # grows by the sections inside, which may contain themselves
         for name, field in section.model_fields.items():
-            for inner in _annotation_and_nested_annotations(field.annotation):
+            for inner in _nested_annotations(field.annotation):
                 if inner is SecretStr:
                     keys.add(name)
                 elif _is_section(inner) and inner not in sections:
@@ -65,11 +65,7 @@ def _keys_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
             for found in _sections_in_annotation(field.annotation)
         ]
         # Else the part is the name of an alternative, such as the kind of a sink.
-        sections = (
-            inner
-            or [each for each in sections if _is_section_union_alternative_named(each, part)]
-            or sections
-        )
+        sections = inner or [each for each in sections if _is_alternative(each, part)] or sections
     return list(dict.fromkeys(key for section in sections for key in _keys_of_section(section)))
 
 
@@ -79,7 +75,7 @@ def _find_field(section: type[BaseModel], key: str) -> Any:
     )
 
 
-def _is_section_union_alternative_named(section: type[BaseModel], name: str) -> bool:
+def _is_alternative(section: type[BaseModel], name: str) -> bool:
     if section.__name__ == name:
         return True
     return any(
@@ -93,15 +89,15 @@ def _keys_of_section(section: type[BaseModel]) -> list[str]:
 
 
 def _sections_in_annotation(annotation: Any) -> Iterator[type[BaseModel]]:
-    return filter(_is_section, _annotation_and_nested_annotations(annotation))
+    return filter(_is_section, _nested_annotations(annotation))
 
 
 def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _annotation_and_nested_annotations(annotation: Any) -> Iterator[Any]:
+def _nested_annotations(annotation: Any) -> Iterator[Any]:
     """Yield an annotation and every annotation inside it."""
     yield annotation
     for argument in get_args(annotation):
-        yield from _annotation_and_nested_annotations(argument)
+        yield from _nested_annotations(argument)

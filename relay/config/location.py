@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from relay.config.document import (
-    apply_environment_overrides_in_place,
     expand_variables,
+    override_from_environment,
     read_document,
 )
 from relay.errors import ConfigError
@@ -115,7 +115,7 @@ def locate_relay(
         if isinstance(found, dict) and key in found:
             values |= expand_variables(file, {section: {key: found[key]}}, environment)
     variables = [f"IMDS_RELAY_{variable}" for variable in _VARIABLES]
-    apply_environment_overrides_in_place(
+    override_from_environment(
         values, {name: environment[name] for name in variables if name in environment}
     )
     # A link to the file of the service counts as that file.

@@ -191,7 +191,7 @@ class _Writer(QueueListener):
                 return
 
 
-class _SecretHidingFormatterBase(logging.Formatter):
+class _SecretHidingFormatter(logging.Formatter):
     """What both forms share. ``secrets`` are removed from what others write."""
 
     def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
@@ -212,7 +212,7 @@ class _SecretHidingFormatterBase(logging.Formatter):
         return _shorten(message), traceback
 
 
-class TextFormatter(_SecretHidingFormatterBase):
+class TextFormatter(_SecretHidingFormatter):
     """``<time> <level> <logger>: <message> <field>=<value> …``, and a traceback with indents."""
 
     @override
@@ -230,7 +230,7 @@ class TextFormatter(_SecretHidingFormatterBase):
         return "\n".join([line, *(f"    {escape(each)}" for each in traceback.split("\n"))])
 
 
-class JsonFormatter(_SecretHidingFormatterBase):
+class JsonFormatter(_SecretHidingFormatter):
     """One JSON object."""
 
     @override
