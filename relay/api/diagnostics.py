@@ -28,8 +28,7 @@ from relay.api.local_socket import (
     state_file_id,
     supports_local_sockets,
 )
-from relay.api.server.sockets import open_tcp_sockets
-from relay.api.server.tls import make_server_context
+from relay.api.server.sockets import make_server_context, open_tcp_sockets
 from relay.api.settings import ApiSettings, ServerTlsSettings
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.api.diagnostics import static_findings
-from relay.api.server.tls import make_server_context
+from relay.api.server.sockets import make_server_context
 from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.status import ApprovalStatus, first_matching_rule

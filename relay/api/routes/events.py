@@ -1,9 +1,9 @@
 """`/v1/events`: scheduled events with the state of their approval, votes and deliveries.
 
 An occurrence is one time that an EventId was in the document of a scope. A path names an event by
-its EventId, or on a hub by `<EventId>@<scope>`, and means its newest occurrence.
-`_read_event_details` and its like read the whole answer, so that an unknown event is 404 before a
-missing right is 403.
+its EventId, or on a hub by `<EventId>@<scope>`, and means its newest occurrence. `…/rule` is for
+people who ask why an event is not approved: each rule of approvals.rules with the conditions that
+the event does not meet, then the votes, holds and limits that count now.
 """
 
 from __future__ import annotations
@@ -21,17 +21,26 @@ from typing_extensions import TypedDict
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem, rfc3339_or_null
-from relay.api.schema.route import Call, Parameter
-from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal
+from relay.api.schema.route import Call, Parameter, Route
+from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal, hold_caveat
+from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import Caller, DecisionKind
-from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_fields
+from relay.approvals.rules import Rule
+from relay.approvals.standing_holds import hold_summaries
+from relay.approvals.status import (
+    ApprovalState,
+    ApprovalStatus,
+    approval_json_fields,
+    approval_state,
+)
+from relay.approvals.transitions import remind_at
 from relay.chat.cards.buttons import decisions_available_to_caller
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
 from relay.events.remarks import Remarks
 from relay.events.timestamps import format_rfc3339
 from relay.sentences import said
-from relay.store import Decision, TrackedEvent
+from relay.store import Decision, Mode, TrackedEvent
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 
@@ -299,6 +308,101 @@ def _event_details(
     )
 
 
+class EvaluatedRule(TypedDict):
+    """A rule of approvals.rules. The first rule with met conditions decides."""
+
+    name: str
+    unmet: list[str]
+    """The keys of its match that the event does not meet now."""
+    decides: bool
+    turns: str | None
+    """RFC 3339: when its hours begin or end next."""
+
+
+class ApprovalEvaluation(TypedDict):
+    """How the rules evaluate the approval of an event now."""
+
+    eventId: str
+    revision: str
+    notBefore: str | None
+    state: ApprovalState
+    mode: Mode
+    rule: str | None
+    rules: list[EvaluatedRule]
+    votes: int
+    required: int
+    missing: int
+    mayVote: list[str]
+    """The principals, or patterns over machines, whose votes would count."""
+    uncoveredResources: list[str]
+    """The machines that no counted vote covers."""
+    closes: str | None
+    """RFC 3339: when voting closes."""
+    voted: list[VoteInForce]
+    holds: list[VoteInForce]
+    standingHolds: list[StandingHoldInForce]
+    """The standing holds that keep this relay from starting the event."""
+    holdMeans: str
+    waitingFor: list[LimitWait]
+    """The limits that alone keep this relay from starting the event."""
+    limitMeans: str
+    reminder: str | None
+    """RFC 3339: when people are reminded of missing votes; null: they are not, or were already."""
+    runbook: str | None
+    """The runbook of the rule."""
+
+
+async def _show_evaluation(call: Call) -> ApprovalEvaluation:
+    scope: str | None = call.parameters
+    return await run_read_about_event_in_path(
+        call, scope, lambda tx, occurrence: _make_approval_evaluation(tx, call, occurrence)
+    )
+
+
+def _make_approval_evaluation(
+    tx: Transaction, call: Call, occurrence: TrackedEvent
+) -> ApprovalEvaluation:
+    approvals, data = call.relay.gate.engine, occurrence.data
+    status = approvals.status(tx, occurrence, call.relay.clock.now())
+    return ApprovalEvaluation(
+        eventId=data["eventId"],
+        revision=data["revision"],
+        notBefore=data["notBefore"],
+        state=approval_state(status),
+        mode=status.mode,
+        rule=status.rule.name if status.rule is not None else None,
+        rules=[_evaluated_rule(rule, status) for rule in approvals.settings.rules],
+        votes=status.vote_count,
+        required=status.votes_required,
+        missing=status.votes_missing if status.is_startable else 0,
+        mayVote=list(status.voters_without_vote) if status.is_startable else [],
+        uncoveredResources=list(status.uncovered_resources) if status.is_startable else [],
+        closes=rfc3339_or_null(status.voting_closes_at),
+        voted=describe_votes_or_holds_with_expiry(
+            status.counted_votes if status.quorum is not None else (), status
+        ),
+        holds=describe_votes_or_holds_with_expiry(status.active_holds, status),
+        standingHolds=cast(
+            "list[StandingHoldInForce]", hold_summaries(status.active_standing_holds)
+        ),
+        holdMeans=hold_caveat(status),
+        waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
+        limitMeans=LIMIT_NOTICE,
+        reminder=rfc3339_or_null(remind_at(status)),
+        runbook=status.runbook,
+    )
+
+
+def _evaluated_rule(rule: Rule, status: ApprovalStatus) -> EvaluatedRule:
+    occurrence, hours = status.occurrence, rule.match.time
+    return EvaluatedRule(
+        name=rule.name,
+        unmet=rule.unmet_conditions(occurrence.data, occurrence.scope, status.now),
+        decides=status.rule is not None and status.rule.name == rule.name,
+        turns=rfc3339_or_null(hours.next_change(status.now) if hours is not None else None),
+    )
+
+
 ROUTES = (
     page_route(
         "/v1/events",
@@ -314,5 +418,16 @@ ROUTES = (
         problem_statuses=(404,),
         filters=(SCOPE,),
         parse_parameters=_parse_cursor_and_scope,
+    ),
+    Route(
+        method="GET",
+        path="/v1/events/{eventId}/rule",
+        summary="which rule decides about an event, what is missing, and until when",
+        handler=_show_evaluation,
+        needs="read",
+        is_large=True,
+        problem_statuses=(404,),
+        parameters=(SCOPE,),
+        parse_parameters=parse_scope_name,
     ),
 )

@@ -42,12 +42,12 @@ from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
 from relay.api.server.pipeline import RequestPipeline, check_content_length
 from relay.api.server.sockets import (
     BACKLOG,
+    file_backed_server_context,
     listen_on_automatic_local_socket,
     local_socket,
     open_tcp_sockets,
 )
 from relay.api.server.state import ServerState
-from relay.api.server.tls import file_backed_server_context
 from relay.api.settings import ApiSettings
 from relay.approvals.decision_handler import NotDecidedHere
 from relay.clock import Clock
