@@ -8,6 +8,8 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
+from typing_extensions import override
+
 
 class Clock(Protocol):
     """The source of time."""
@@ -22,19 +24,19 @@ class Clock(Protocol):
         """Wait for a number of seconds."""
 
 
-class SystemClock:
+class SystemClock(Clock):
     """The clocks of this machine."""
 
+    @override
     def now(self) -> datetime:
-        """Return the wall-clock time in UTC, with its time zone."""
         return datetime.now(UTC)
 
+    @override
     def monotonic(self) -> float:
-        """Return seconds that never go back."""
         return time.monotonic()
 
+    @override
     async def sleep(self, seconds: float) -> None:
-        """Wait for a number of seconds."""
         await asyncio.sleep(seconds)
 
 
