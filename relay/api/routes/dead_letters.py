@@ -16,9 +16,8 @@ from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliveryPage, find_delivery_of_path, read_delivery_page
 from relay.api.routes.events import problem_of_refusal
-from relay.api.schema.paging import PAGE_SIZE, page_route
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, Route
+from relay.api.schema.route import PAGE_SIZE, Call, Route, page_route
 from relay.approvals.admission import ambiguous_scope_refusal
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import format_rfc3339, parse_timestamp

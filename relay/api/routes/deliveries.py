@@ -11,9 +11,8 @@ from typing import Literal, cast
 
 from typing_extensions import TypedDict
 
-from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, split_page
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call
+from relay.api.schema.route import MAX_DETAIL_ROWS, PAGE_SIZE, Call, page_route, split_page
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.store import EntryState
 from relay.store.deliveries import Delivery

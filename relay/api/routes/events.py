@@ -19,9 +19,16 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
-from relay.api.schema.paging import MAX_DETAIL_ROWS, PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem, rfc3339_or_null
-from relay.api.schema.route import Call, Parameter, Route
+from relay.api.schema.route import (
+    MAX_DETAIL_ROWS,
+    PAGE_SIZE,
+    Call,
+    Parameter,
+    Route,
+    page_route,
+    parse_cursor,
+)
 from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal, hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import Caller, DecisionKind

@@ -15,9 +15,8 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from relay.api.routes.approvals import IDEMPOTENCY_KEY, parse_request_id
-from relay.api.schema.paging import PAGE_SIZE, page_route, parse_cursor
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, Parameter, Route
+from relay.api.schema.route import PAGE_SIZE, Call, Parameter, Route, page_route, parse_cursor
 from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.request import DecisionAnswer
 from relay.approvals.standing_hold_admission import (
