@@ -77,12 +77,14 @@ def said(name: str, data: Mapping[str, Any]) -> str:
     return f"{text} Before: {before}."
 
 
-def event_subject(data: Mapping[str, Any]) -> str:
+def event_subject(event_type: str | None, resources: Sequence[str]) -> str:
     """Return the type of an event and its machines."""
-    if data["resources"] is None:  # a refusal about an event that nobody knows
-        return f"Event {data['eventId']}"
-    machines = join_names(data["resources"], most=3) or UNNAMED_MACHINES
-    return f"{data['eventType'] or 'Maintenance'} of {machines}"
+    return f"{event_type or 'Maintenance'} of {few_machines(resources)}"
+
+
+def few_machines(resources: Sequence[str]) -> str:
+    """Return the first machines, and how many more there are."""
+    return join_names(resources, most=3) or UNNAMED_MACHINES
 
 
 def _value(value: Any) -> str:

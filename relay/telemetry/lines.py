@@ -108,7 +108,10 @@ def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
         level = logging.ERROR
     message = said(name, data)
     if is_about_event(name) and name != "event.scheduled":  # which names its machines
-        message = f"{event_subject(data)}: {message}"
+        subject = f"Event {data['eventId']}"
+        if data["resources"] is not None:  # else a refusal about an event that nobody knows
+            subject = event_subject(data["eventType"], data["resources"])
+        message = f"{subject}: {message}"
     return Line(level, message, LogFields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields
 
 

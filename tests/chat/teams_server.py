@@ -87,10 +87,6 @@ class TeamsWorkflow:
         """What each card says to a reader in UTC, line by line."""
         return ["\n".join(card_lines(card)) for card in self.cards]
 
-    def links(self, index: int = -1) -> dict[str, str]:
-        """Return the URLs of a card's buttons by their titles."""
-        return {action["title"]: action["url"] for action in card_actions(self.cards[index])}
-
     async def handle_request(self, request: web.Request) -> web.Response:
         """Handle a call of the webhook. It answers before the workflow runs."""
         refusal = self._refusal_by_state(request) or self._refusal_of_request(request)

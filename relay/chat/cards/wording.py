@@ -11,13 +11,7 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.card import Tone
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
-from relay.sentences import (
-    UNNAMED_MACHINES,
-    Text,
-    event_told,
-    join_names,
-    sentence,
-)
+from relay.sentences import Text, event_subject, event_told, few_machines, sentence
 from relay.store import TrackedEvent
 
 WHAT_HOLD_DOES = (
@@ -30,8 +24,7 @@ WHAT_HOLD_DOES = (
 def event_title(status: ApprovalStatus) -> str:
     """Return the type of an event and its machines."""
     event = status.occurrence.event
-    machines = join_names(event.resources, most=3) or UNNAMED_MACHINES
-    return f"{event.event_type or 'Maintenance'} of {machines}"
+    return event_subject(event.event_type, event.resources)
 
 
 def follow_up_subject(statuses: Sequence[ApprovalStatus]) -> str:
@@ -114,10 +107,7 @@ def history_lines(
     for occurrence, event in newest:
         line = timeline_line(event)
         if is_grouped:
-            line = (
-                f"{join_names(occurrence.event.resources, most=3) or UNNAMED_MACHINES}: ",
-                *line,
-            )
+            line = (f"{few_machines(occurrence.event.resources)}: ", *line)
         lines.append(line)
     return tuple(lines)
 

@@ -181,13 +181,6 @@ class Members:
         """Return the id of the app that the bot token belongs to. Raises Deferred."""
         return await self._fetch_app_id(await self._fetch_workspace())
 
-    async def check(self, actor: Actor) -> None:
-        """Return if the actor is a full member of the workspace.
-
-        Raises NotAuthorized, and DeliveryError if Slack cannot say who that is.
-        """
-        await self._check(actor, is_named=True)
-
     async def caller(
         self, actor: Actor, decisions: ChatDecisionSubmitter, sink: Settings
     ) -> Caller:
@@ -196,12 +189,17 @@ class Members:
         Does not ask Slack about a person whom no rule names. Raises like `check`.
         """
         caller = decisions.caller(actor.principal, sink)
-        await self._check(actor, is_named=caller is not None)
+        await self.check(actor, is_named=caller is not None)
         if caller is None:
             raise NotAuthorized(f"no rule of this relay names you, {actor.principal}")
         return caller
 
-    async def _check(self, actor: Actor, *, is_named: bool) -> None:
+    async def check(self, actor: Actor, *, is_named: bool = True) -> None:
+        """Return if the actor is a full member of the workspace, where it was asked.
+
+        Slack is not asked about a person unless ``is_named``. Raises NotAuthorized, and
+        DeliveryError if Slack cannot say who that is.
+        """
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
                 workspace = await self._fetch_workspace()
