@@ -16,7 +16,7 @@ from relay.fleet.settings import (
     AgentSettings,
     HubSettings,
     TrustDomain,
-    find_first_overlapping_scope_patterns,
+    overlapping_scopes,
 )
 from tests.test_config import error_of, file, fleet_example, load_text
 
@@ -95,15 +95,15 @@ def test_two_domains_overlap_if_a_scope_can_match_both(
 ) -> None:
     first = TrustDomain(user="a", scopes=one)
     second = TrustDomain.model_construct(user="b", scopes=other, relays=("*",))
-    assert find_first_overlapping_scope_patterns(first, second) == overlap
-    assert find_first_overlapping_scope_patterns(second, first) == (overlap and overlap[::-1])
+    assert overlapping_scopes(first, second) == overlap
+    assert overlapping_scopes(second, first) == (overlap and overlap[::-1])
 
 
 def test_domains_of_different_relays_do_not_overlap() -> None:
     domains = [
         TrustDomain(user=user, scopes=("single",), relays=(user,)) for user in ("one", "two")
     ]
-    assert find_first_overlapping_scope_patterns(*domains) is None
+    assert overlapping_scopes(*domains) is None
 
 
 _patterns = st.text("ab*?", min_size=1, max_size=5)
@@ -115,7 +115,7 @@ def test_whatever_matches_both_patterns_makes_them_overlap(one: str, other: str,
         TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
     ]
     if all(domain.may_speak_for_relay(name, "vm") for domain in domains):
-        assert find_first_overlapping_scope_patterns(*domains) == (one, other)
+        assert overlapping_scopes(*domains) == (one, other)
 
 
 @given(_patterns, _patterns)
@@ -124,7 +124,7 @@ def test_patterns_overlap_only_if_a_short_text_matches_both(one: str, other: str
         TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
     ]
     names = ("".join(letters) for size in range(11) for letters in product("ab", repeat=size))
-    if find_first_overlapping_scope_patterns(*domains) is not None:
+    if overlapping_scopes(*domains) is not None:
         assert any(
             all(domain.may_speak_for_relay(name, "vm") for domain in domains) for name in names
         )

@@ -122,7 +122,7 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
 
 def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
     live: Counter[tuple[str, str]] = Counter()
-    for event_type, event_status, count in tx.occurrences.count_live_by_type_and_status():
+    for event_type, event_status, count in tx.occurrences.count_live():
         live[azure_event_type_label(event_type), azure_event_status_label(event_status)] += count
     values = _StoreValues(
         mode=relay.gate.engine.effective_approval_mode(tx),

@@ -291,14 +291,14 @@ class StartRequestSender:
         agent: str | None = None
         try:
             agent = self._port.choose_agent(scope.name, grants)
-            is_sent = await self._claim_and_send(scope, batch, agent)
+            is_sent = await self._send_claimed(scope, batch, agent)
         except SourceError as error:
             return scope.pause_after(error, agent)
         except StoreUnavailable:
             return RETRY_DELAY
         return 0.0 if is_sent else NOTICE_CHECK_INTERVAL  # a transition will record why
 
-    async def _claim_and_send(
+    async def _send_claimed(
         self, scope: _Scope, batch: Sequence[_OpenGrant], agent: str | None
     ) -> bool:
         """Return whether a grant could be claimed.

@@ -194,8 +194,7 @@ class MessagePlanner:
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
         first_position = min(
-            tx.journal.first_change_position_of_event_since(other.key, other.first_seen)
-            for other in shown
+            tx.journal.first_change_since(other.key, other.first_seen) for other in shown
         )
         for other in shown:
             self._redeliver_end_of_prior_occurrence(tx, sink, other)

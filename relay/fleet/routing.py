@@ -64,22 +64,22 @@ def report_key(event: CloudEvent, origin: Origin) -> str:
         routing_word(change, _MAX_CHANGE_WORD),
         routing_word(event.routing_detail, _MAX_DETAIL_WORD),
     )
-    return _routing_key_for_messages_from_agent(".".join(words), origin)
+    return _agent_routing_key(".".join(words), origin)
 
 
 def pulse_key(origin: Origin) -> str:
     """Return the routing key of an agent's pulse."""
-    return _routing_key_for_messages_from_agent("pulse", origin)
+    return _agent_routing_key("pulse", origin)
 
 
 def vote_key(origin: Origin) -> str:
     """Return the routing key of a machine's vote."""
-    return _routing_key_for_messages_from_agent("vote", origin)
+    return _agent_routing_key("vote", origin)
 
 
 def result_key(origin: Origin) -> str:
     """Return the routing key of the result of a start order."""
-    return _routing_key_for_messages_from_agent("start", origin)
+    return _agent_routing_key("start", origin)
 
 
 def command_key(scope: str, relay: str) -> str:
@@ -92,7 +92,7 @@ def scope_key(scope: str) -> str:
     return f"scope.{scope}"
 
 
-def _routing_key_for_messages_from_agent(begin: str, origin: Origin) -> str:
+def _agent_routing_key(begin: str, origin: Origin) -> str:
     return f"{begin}.{origin.scope}.{relay_word(origin.relay)}"
 
 

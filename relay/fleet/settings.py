@@ -56,9 +56,7 @@ class TrustDomain(Section):
         )
 
 
-def find_first_overlapping_scope_patterns(
-    one: TrustDomain, other: TrustDomain
-) -> tuple[str, str] | None:
+def overlapping_scopes(one: TrustDomain, other: TrustDomain) -> tuple[str, str] | None:
     """Return a pattern of each domain over scopes if both users can speak for the same relay."""
     if not any(patterns_overlap(a, b) for a in one.relays for b in other.relays):
         return None
@@ -141,7 +139,7 @@ class HubSettings(FleetBrokerSettings):
     def overlap_warnings(self) -> Iterator[str]:
         """Yield a warning for each two users who can speak for the same relay."""
         for one, other in combinations(self.domains, 2):
-            patterns = find_first_overlapping_scope_patterns(one, other)
+            patterns = overlapping_scopes(one, other)
             if patterns is not None:
                 yield (
                     f"fleet.domains: {one.user} and {other.user} can speak for the same relays, "

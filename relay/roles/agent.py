@@ -30,7 +30,7 @@ from relay.roles.parts import (
     make_poller,
     open_store_with_log,
     remember_last_read,
-    running_inputs_decisions_and_delivery,
+    running_parts,
 )
 from relay.store import StateFileScopeAndVm
 
@@ -92,9 +92,7 @@ async def start(
         parts = LiveParts(config, server=server, store=store, clock=clock, report=report)
         parts.polling = (poller, client)
         inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
-        async with running_inputs_decisions_and_delivery(
-            inputs, agent.run(), dispatcher, finish
-        ) as parts.inputs:
+        async with running_parts(inputs, agent.run(), dispatcher, finish) as parts.inputs:
             server.state.attach_relay(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach_relay()

@@ -31,7 +31,7 @@ from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     open_store_with_log,
-    running_inputs_decisions_and_delivery,
+    running_parts,
 )
 from relay.roles.sink_connections import SinkConnections
 from relay.store import StateFileScopeAndVm
@@ -66,9 +66,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             origin,
             trusted=store.trusted,
             client_resources=config.api.resources_by_client_principal,
-            count_machines=SelectedMachineCounter(
-                hub.roster, clock
-            ).count_machines_that_limit_selects,
+            count_machines=SelectedMachineCounter(hub.roster, clock).machines_of_limit,
         )
 
         def use_domains(changed: Config) -> None:
@@ -88,7 +86,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             # event, so it would refuse the approvals that the first hub can decide.
             before_approvals=hub.link.wait_for_first_connection,
         )
-        dispatcher = await parts.connect_sinks_and_make_dispatcher()
+        dispatcher = await parts.connect_sinks()
         port = OrderPort(
             store,
             hub.roster,
@@ -101,9 +99,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # No event is about the machine of the hub. So no StartRequest waits until the sinks were
         # told: the hub can still tell them when the VM stops.
         gate = Gate(approvals, store, port, clock, lambda _: False)
-        hub.attach_result_and_vote_handlers(
-            port.on_result, MachineVotes(gate.submit, clock), gate.wake
-        )
+        hub.attach_handlers(port.on_result, MachineVotes(gate.submit, clock), gate.wake)
         relay = Relay(
             store=store,
             gate=gate,
@@ -135,7 +131,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             fleet.exchange,
             server.address,
         )
-        async with running_inputs_decisions_and_delivery(
+        async with running_parts(
             parts.make_replaceable_input_tasks(), serve(), dispatcher, finish
         ) as parts.inputs:
             server.state.attach_relay(relay)

@@ -10,7 +10,7 @@ submission. That work changes the rules and the route of events, and gives new s
 events. So a decision that a caller was let in for by the earlier configuration is also judged by
 the earlier rules, and no event misses a sink or reaches it twice.
 
-A role calls these methods in this order: `connect_sinks_and_make_dispatcher` and `attach_gate`
+A role calls these methods in this order: `connect_sinks` and `attach_gate`
 (only `DecidingParts`), then `make_replaceable_input_tasks`. It sets ``inputs`` when the tasks run.
 Then `relay.roles.reload` may call `prepare_configuration_take_over` and `run_prepared_take_over`.
 """
@@ -96,7 +96,7 @@ class LiveParts:
 
         async def take_over() -> None:
             use_api()
-            await self._use_source_and_store_settings(config)
+            await self._use_other_settings(config)
 
         return take_over
 
@@ -110,7 +110,7 @@ class LiveParts:
         """Take a configuration over. If that fails, the relay ends."""
         await self._input_tasks_or_raise.run_task_until_done("reload", take_over())
 
-    async def _use_source_and_store_settings(self, config: Config) -> None:
+    async def _use_other_settings(self, config: Config) -> None:
         before, self.config = self.config, config
         if self.polling is not None:
             for part in self.polling:
@@ -150,7 +150,7 @@ class DecidingParts(LiveParts):
         self._chat = make_chat_context(store, engine, clock, config.api.public_url)
         self._sinks: dict[str, ConnectedSink] = {}
         self._amqp_callers: dict[str, Caller] = {}
-        # Set by `connect_sinks_and_make_dispatcher` and `attach_gate`:
+        # Set by `connect_sinks` and `attach_gate`:
         self._dispatcher: Dispatcher
         self._consumer: ApprovalConsumer | None
         self._gate: Gate | None = None
@@ -158,11 +158,11 @@ class DecidingParts(LiveParts):
 
     # --- the start
 
-    async def connect_sinks_and_make_dispatcher(self) -> Dispatcher:
+    async def connect_sinks(self) -> Dispatcher:
         """Connect the sinks, and return the dispatcher to them, which has read what waits."""
         self._sinks = await self._connect_new_or_changed_sinks(self.config, self._chat)
         self._dispatcher = Dispatcher(
-            _settings_and_sinks_by_name(self._sinks),
+            _settings_with_sinks(self._sinks),
             self.store,
             self.clock,
             self.report,
@@ -182,7 +182,7 @@ class DecidingParts(LiveParts):
     def attach_gate(self, gate: Gate, relay: Relay) -> Relay:
         """Let chats and RabbitMQ decide at this gate; return the relay with its approvals link."""
         self._gate = gate
-        self._configure_chat_and_amqp_callers(self.config)
+        self._use_callers(self.config)
         self._consumer = self._make_consumer(self.config, relay)
         self._relay = replace(relay, approvals_link=self._consumer)
         return self._relay
@@ -218,7 +218,7 @@ class DecidingParts(LiveParts):
             for connected in leaving:
                 connected.request_disconnect()
             await self._replace_input_tasks(before, config)
-            await self._use_source_and_store_settings(config)
+            await self._use_other_settings(config)
             earlier = set(start_warnings(before))
             for warning in start_warnings(config):
                 if warning not in earlier:
@@ -246,11 +246,9 @@ class DecidingParts(LiveParts):
         for connected in leaving:
             if connected.decisions is not None:
                 connected.decisions.detach_gate()
-        self._configure_chat_and_amqp_callers(config)
+        self._use_callers(config)
         self._replace_api_relay(replace(self._relay_or_raise, chats=self.chats))
-        replacement = self._dispatcher.begin_change_of_configured_sinks(
-            _settings_and_sinks_by_name(sinks)
-        )
+        replacement = self._dispatcher.begin_change_of_configured_sinks(_settings_with_sinks(sinks))
         now = self.clock.now()
         reconcile = self._dispatcher.reconcile_work(now)
         # What was submitted before goes to the sinks of before.
@@ -265,7 +263,7 @@ class DecidingParts(LiveParts):
 
         return replacement, self.store.submit(change, fail_open=True)
 
-    def _configure_chat_and_amqp_callers(self, config: Config) -> None:
+    def _use_callers(self, config: Config) -> None:
         """Take the callers of chats and of RabbitMQ from a configuration."""
         for connected in self._sinks.values():
             if connected.decisions is not None:
@@ -336,7 +334,7 @@ def _is_sink_unchanged(known: ConnectedSink, settings: SinkSettings, chat: ChatC
     return known.settings == settings and not is_reached_elsewhere
 
 
-def _settings_and_sinks_by_name(
+def _settings_with_sinks(
     sinks: dict[str, ConnectedSink],
 ) -> dict[str, tuple[SinkSettings, Any]]:
     return {name: (connected.settings, connected.sink) for name, connected in sinks.items()}

@@ -4,7 +4,7 @@
 - What it records: `open_store_with_log` opens the state file.
 - What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
 - Approvals over AMQP: `make_approval_consumer`.
-- What runs: `running_inputs_decisions_and_delivery` holds the tasks of all parts, and ends them in
+- What runs: `running_parts` holds the tasks of all parts, and ends them in
   the right order.
 """
 
@@ -258,7 +258,7 @@ class InputTasks:
 
 
 @asynccontextmanager
-async def running_inputs_decisions_and_delivery(
+async def running_parts(
     inputs: Mapping[str, Coroutine[Any, Any, object]],
     service: Coroutine[Any, Any, object],
     dispatcher: Dispatcher,

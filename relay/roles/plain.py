@@ -30,7 +30,7 @@ from relay.roles.parts import (
     make_poller,
     open_store_with_log,
     remember_last_read,
-    running_inputs_decisions_and_delivery,
+    running_parts,
 )
 from relay.roles.sink_connections import SinkConnections
 from relay.store import StateFileScopeAndVm
@@ -76,7 +76,7 @@ async def start(
             engine=approvals,
             connections=await stack.enter_async_context(SinkConnections(clock)),
         )
-        dispatcher = await parts.connect_sinks_and_make_dispatcher()
+        dispatcher = await parts.connect_sinks()
 
         poller = await make_poller(config, client, identity, boot(), store, clock, report)
         gate = Gate(
@@ -111,9 +111,7 @@ async def start(
             origin.scope,
             server.address,
         )
-        async with running_inputs_decisions_and_delivery(
-            inputs, gate.run(), dispatcher, finish
-        ) as parts.inputs:
+        async with running_parts(inputs, gate.run(), dispatcher, finish) as parts.inputs:
             server.state.attach_relay(relay)
             yield RunningRelay(relay=relay, api_port=server.port, live=parts)
             server.state.detach_relay()

@@ -150,7 +150,7 @@ class Reloader:
         changes = find_key_changes(self._loaded.config, loaded.config)
         keys = [change.key for change in changes if key_needs_restart(change.key)]
         if keys:
-            named = ", ".join(_key_with_file_and_line(key, loaded) for key in keys)
+            named = ", ".join(_place_of_key(key, loaded) for key in keys)
             raise ReloadRefused(
                 f"restart required for: {named}. Nothing was changed", restart_keys=keys
             )
@@ -169,7 +169,7 @@ class Reloader:
             ) from error
 
 
-def _key_with_file_and_line(key: str, loaded: LoadedConfig) -> str:
+def _place_of_key(key: str, loaded: LoadedConfig) -> str:
     """Return a key with its file and line: ``store.path (relay.yaml:7)``."""
     lines = [line for outer, line in loaded.lines.items() if f"{key}.".startswith(f"{outer}.")]
     return f"{key} ({loaded.file}:{lines[0]})" if lines else key

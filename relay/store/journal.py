@@ -241,7 +241,7 @@ class Journal:
         page, has_more = take_page(rows, lambda row: len(row[2]), limit)
         return [HistoryRow(*row) for row in page], has_more
 
-    def newest_changes_of_event_since_time(
+    def newest_changes_since(
         self, event_key: str, since: str, limit: PageLimit
     ) -> list[CloudEvent]:
         """Return the newest ``event.*`` about an EventId from a time on, oldest first."""
@@ -288,7 +288,7 @@ class Journal:
         ).fetchone()
         return int(row[0] or 0)
 
-    def first_change_position_of_event_since(self, event_key: str, since: str) -> int:
+    def first_change_since(self, event_key: str, since: str) -> int:
         """Return the position of the first ``event.*`` about an EventId from a time on.
 
         If that row was pruned, return the position of the head.

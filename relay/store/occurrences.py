@@ -37,7 +37,7 @@ class Occurrences:
         """Return what the last recorded document held, in order of appearance."""
         return self._select_occurrences("INDEXED BY occurrence_live WHERE live ORDER BY id")
 
-    def count_live_by_type_and_status(self) -> list[tuple[str | None, str | None, int]]:
+    def count_live(self) -> list[tuple[str | None, str | None, int]]:
         """Return the EventTypes and EventStatuses of live events, and how many have both."""
         return self._connection.execute(
             "SELECT json_extract(data, '$.eventType'), json_extract(data, '$.eventStatus'), "

@@ -357,7 +357,7 @@ class Hub:
         event_id, _, of = event_key.rpartition("@")
         assert of == scope
         history = self.histories.get(scope, {}).get(event_id)
-        return history.agents_now_seeing_last_told_state if history else frozenset()
+        return history.agents_seeing_told_state if history else frozenset()
 
     task: asyncio.Task[None]
 

@@ -117,7 +117,7 @@ async def test_what_a_pulse_tells_waits_for_reports_as_long_as_what_the_one_befo
             if second in (0, 4):
                 event = make_event(event_id=f"e-{second}")
                 word = rig.word("vm-0", event, second, event_id=event.event_id)
-                await pulses.merge_repeated_words_and_postpone_news([word])
+                await pulses.merge_repeats([word])
             clock.advance(1)
         merging_words.cancel()
     assert merged == {"e-0": 5, "e-4": 9}

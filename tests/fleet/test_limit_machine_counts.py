@@ -31,47 +31,29 @@ AGENTS = [
 
 
 def test_each_agent_is_one_machine_with_all_its_names() -> None:
-    assert (
-        SelectedMachineCounter(Roster(AGENTS), ManualClock()).count_machines_that_limit_selects(
-            limit()
-        )
-        == 4
-    )
+    assert SelectedMachineCounter(Roster(AGENTS), ManualClock()).machines_of_limit(limit()) == 4
 
 
 def test_only_machines_whose_names_and_scopes_match_are_counted() -> None:
     roster, clock = Roster(AGENTS), ManualClock()
-    assert (
-        SelectedMachineCounter(roster, clock).count_machines_that_limit_selects(
-            limit(resources=["db*"])
-        )
-        == 3
-    )
-    assert (
-        SelectedMachineCounter(roster, clock).count_machines_that_limit_selects(
-            limit(resources=["DB0*"])
-        )
-        == 1
-    )
-    assert (
-        SelectedMachineCounter(roster, clock).count_machines_that_limit_selects(limit(scope=["w*"]))
-        == 2
-    )
+    assert SelectedMachineCounter(roster, clock).machines_of_limit(limit(resources=["db*"])) == 3
+    assert SelectedMachineCounter(roster, clock).machines_of_limit(limit(resources=["DB0*"])) == 1
+    assert SelectedMachineCounter(roster, clock).machines_of_limit(limit(scope=["w*"])) == 2
 
 
 def test_the_machines_are_counted_again_after_a_while() -> None:
     roster, clock = Roster(AGENTS), ManualClock()
     counts = SelectedMachineCounter(roster, clock)
-    assert counts.count_machines_that_limit_selects(limit()) == 4
+    assert counts.machines_of_limit(limit()) == 4
     roster.forget(AGENTS[0])
     clock.advance(COUNT_INTERVAL - 1)
-    assert counts.count_machines_that_limit_selects(limit()) == 4
+    assert counts.machines_of_limit(limit()) == 4
     clock.advance(1)
-    assert counts.count_machines_that_limit_selects(limit()) == 3
+    assert counts.machines_of_limit(limit()) == 3
 
 
 def test_another_limit_of_the_same_name_is_counted_at_once() -> None:
     """A reload can change what a limit selects."""
     counts = SelectedMachineCounter(Roster(AGENTS), ManualClock())
-    assert counts.count_machines_that_limit_selects(limit()) == 4
-    assert counts.count_machines_that_limit_selects(limit(scope=["w*"])) == 2
+    assert counts.machines_of_limit(limit()) == 4
+    assert counts.machines_of_limit(limit(scope=["w*"])) == 2

@@ -176,7 +176,7 @@ def test_an_agent_that_was_cut_off_for_two_days_tells_nothing_of_its_old_queue()
         assert hub.hear("b", word, float(observed), now=2 * DAY + observed) is None
     assert hub.hear("b", C, 2 * DAY + 1, now=2 * DAY + 200) is None
     assert hub.states == ["A", "C"]
-    assert hub.known.agents_now_seeing_last_told_state == {"a", "b"}
+    assert hub.known.agents_seeing_told_state == {"a", "b"}
 
 
 def test_a_state_that_somebody_saw_later_than_another_is_not_replaced_by_that() -> None:

@@ -61,8 +61,7 @@ class Rig:
         key = KEYS.make_key(SCOPE, event_id)
         return await self.store.read(
             lambda tx: [
-                event.name
-                for event in tx.journal.newest_changes_of_event_since_time(key, "", PageLimit(1000))
+                event.name for event in tx.journal.newest_changes_since(key, "", PageLimit(1000))
             ]
         )
 
@@ -168,7 +167,7 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
         async with asyncio.TaskGroup() as group:
             running = group.create_task(rig.merger.end_events_when_due())
             rig.asked.clear()
-            rig.merger.request_disagreement_wait_restart()
+            rig.merger.restart_end_waits()
             await eventually(lambda: rig.asked == [SCOPE])
             running.cancel()
         after = rig.histories.get((SCOPE, "e-1"))
@@ -187,7 +186,7 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
     monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=200))
     async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
         running = group.create_task(rig.merger.end_events_when_due())
-        rig.merger.request_disagreement_wait_restart()
+        rig.merger.restart_end_waits()
         await eventually(lambda: rig.ended == [(SCOPE, "e-1")])
         running.cancel()
         assert await rig.told() == ["event.scheduled", "event.ended"]

@@ -248,9 +248,9 @@ def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet()
     roster = Roster(agents)
     roster.record_hub_listening_until_now(at(10_000))
     pulse(roster, "web_1", 10_010)
-    may_speak = roster.make_known_and_not_silent_check(SCOPE, at(10_010))
+    may_speak = roster.make_hearing_check(SCOPE, at(10_010))
     assert [may_speak(name) for name in ("web_1", "web_2", "unknown")] == [True, True, False]
     listening(roster, 10_151, since=10_000)
-    may_speak = roster.make_known_and_not_silent_check(SCOPE, at(10_151))
+    may_speak = roster.make_hearing_check(SCOPE, at(10_151))
     assert [may_speak(name) for name in ("web_1", "web_2")] == [True, False]
     assert chosen(roster, 10_151) == ["web_1"]

@@ -224,7 +224,7 @@ class AgentLink:
                 async with asyncio.timeout(SETUP_TIMEOUT):
                     channel = await open_consuming_channel(connection, MESSAGES_PER_TURN)
                     queue = queue or await _declare_agent_queue(channel)
-                    deliveries = await self._bind_and_consume(channel, queue)
+                    deliveries = await self._consume_bound(channel, queue)
                 raise_if_cancelled()
                 await self._listen(connection, channel, deliveries, queue)
             except Deferred as error:
@@ -256,7 +256,7 @@ class AgentLink:
         finally:
             self._listening = None
 
-    async def _bind_and_consume(self, channel: AbstractChannel, queue: str) -> Deliveries:
+    async def _consume_bound(self, channel: AbstractChannel, queue: str) -> Deliveries:
         """Return what will arrive: messages, and an error when the channel is gone.
 
         Raises Deferred.
@@ -282,7 +282,7 @@ class AgentLink:
     def _handle(self, message: DeliveredMessage) -> None:
         """Hand a message to the handler if it is the hub's. Nothing may stop the next message."""
         try:
-            self._dispatch_hub_message(self._verify_and_parse_hub_message(message))
+            self._dispatch_hub_message(self._parse_hub_message(message))
         except UnusableMessage as error:
             self._refusal_log.log_if_changed(
                 logging.WARNING, "fleet: a message to this agent was refused: %s", error
@@ -290,7 +290,7 @@ class AgentLink:
         except Exception:  # noqa: BLE001  # a bug must not stop the next message
             _log.exception("internal error: a message of the hub was dropped")
 
-    def _verify_and_parse_hub_message(self, message: DeliveredMessage) -> Content:
+    def _parse_hub_message(self, message: DeliveredMessage) -> Content:
         """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
         key = verify_command_from_hub(message, self._commands, self._keys, self._settings.hub_user)
         content = read_message(message.body).content

@@ -175,7 +175,7 @@ class StartOrders:
 
     async def _carry_out(self, received: _ReceivedOrder) -> StartResult:
         """Send a StartRequest if the order still holds; return what came of it."""
-        if reason := self._refusal_reason_before_reading_document(received):
+        if reason := self._early_refusal(received):
             return _result(received, "stale", reason)
         try:
             async with asyncio.timeout(self._remaining_lifetime(received)):
@@ -229,7 +229,7 @@ class StartOrders:
             return _result(received, "failed", error.reason, status=error.status)
         return _result(received, "accepted", None, status=200)
 
-    def _refusal_reason_before_reading_document(self, received: _ReceivedOrder) -> str | None:
+    def _early_refusal(self, received: _ReceivedOrder) -> str | None:
         """Return why an order is refused unread; None if it is not."""
         if self._is_stopping:
             return "the agent is being stopped"

@@ -49,7 +49,7 @@ class FleetSourceHealth:
         """The connection could not be made, or was lost."""
         self.failures += 1
 
-    async def watch_connection_and_report_loss(self) -> NoReturn:
+    async def watch_connection(self) -> NoReturn:
         """Report the loss of the connection, until cancelled."""
         while True:
             await self._clock.sleep(_CHECK_INTERVAL)

@@ -174,7 +174,7 @@ def _last_word_from_row(row: SightingRow, agent: AgentRow | None) -> LastWord:
 def _read_recorded_changes(
     tx: Transaction, event_key: str
 ) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
-    for event in tx.journal.newest_changes_of_event_since_time(
+    for event in tx.journal.newest_changes_since(
         event_key, "", PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
     ):
         at = _require_cloudevent_time(event)

@@ -83,7 +83,7 @@ class _Report:
 class Hub:
     """The `MessageHandler` of a hub, with all parts that its messages need.
 
-    Call `load` first, then `attach_result_and_vote_handlers`, whose parts need the store with its
+    Call `load` first, then `attach_handlers`, whose parts need the store with its
     sinks, then `run`.
     """
 
@@ -107,7 +107,7 @@ class Hub:
             origin,
             store,
             clock,
-            on_upkeep=self._mark_listening_in_roster_if_connected,
+            on_upkeep=self._mark_listening,
             forget=self.forget,
         )
         self.roster = self._keeper.roster
@@ -119,7 +119,7 @@ class Hub:
             _KEYS,
             clock,
             self._histories,
-            freshness=self.roster.make_known_and_not_silent_check,
+            freshness=self.roster.make_hearing_check,
             listens=self.roster.has_hub_listened_without_pause,
             ask_scope=self._ask_scope_soon,
             on_ended=lambda name: self._spawn(
@@ -148,7 +148,7 @@ class Hub:
         self._complained_at: dict[tuple[str, str], float] = {}
         self._unsaved: list[tuple[CumulativeAcknowledger, int]] = []
         """Messages whose content is only in memory: the state file cannot be written."""
-        store.listeners.write_error_changed.append(self._acknowledge_after_write_recovery)
+        store.listeners.write_error_changed.append(self._acknowledge_recorded)
 
     def use_trust_domains(self, domains: Sequence[TrustDomain]) -> None:
         """Accept messages of these trust domains from now on."""
@@ -159,7 +159,7 @@ class Hub:
         """Reports that said nothing new: other agents had said it before."""
         return self._merger.copies
 
-    def attach_result_and_vote_handlers(
+    def attach_handlers(
         self,
         on_result: Callable[[AuthorizedSender, StartResult], None],
         votes: MachineVotes,
@@ -178,7 +178,7 @@ class Hub:
         history = self._histories.histories_in_memory_of_scope(scope).get(
             _KEYS.event_id_of_key(event_key)
         )
-        return history.agents_now_seeing_last_told_state if history is not None else frozenset()
+        return history.agents_seeing_told_state if history is not None else frozenset()
 
     async def load(self) -> None:
         """Read what the state file knows. Do this once, before `run`."""
@@ -190,7 +190,7 @@ class Hub:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             group.create_task(self.link.run(), name="hub: link")
-            group.create_task(self.source.watch_connection_and_report_loss(), name="hub: source")
+            group.create_task(self.source.watch_connection(), name="hub: source")
             group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
             group.create_task(self._ask_scopes(), name="hub: pulse requests")
             group.create_task(self._keeper.run(), name="hub: roster")
@@ -255,7 +255,7 @@ class Hub:
     def on_broker_connected(self) -> None:
         """The hub hears its agents from now on."""
         self.source.on_broker_connected()
-        self._mark_listening_in_roster_if_connected()
+        self._mark_listening()
 
     def on_broker_disconnected(self) -> None:
         """The hub does not hear its agents any more."""
@@ -266,10 +266,10 @@ class Hub:
         """The connection could not be made, or was lost."""
         self.source.on_broker_connection_failed()
 
-    def _mark_listening_in_roster_if_connected(self) -> None:
+    def _mark_listening(self) -> None:
         """Note that the hub listens; after a pause, let agents that disagree have their time."""
         if self.link.is_connected and self.roster.record_hub_listening_until_now(self._clock.now()):
-            self._merger.request_disagreement_wait_restart()
+            self._merger.restart_end_waits()
 
     async def take_messages_except_pulses(
         self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
@@ -293,7 +293,7 @@ class Hub:
                     self._on_result(sender, received.content)
                 settlements.acknowledge(tag)
         if reports:
-            await self._merge_and_record_report_batch(reports)
+            await self._merge_batch(reports)
             self._acknowledge_when_saved(reports, settlements)
         if self._votes is not None:
             for tag, sender, vote in votes:  # the event that it is about is recorded now
@@ -335,7 +335,7 @@ class Hub:
                 error.reason,
             )
 
-    async def _merge_and_record_report_batch(self, reports: Sequence[_Report]) -> None:
+    async def _merge_batch(self, reports: Sequence[_Report]) -> None:
         about_relays = [report.event for report in reports if report.is_about_relay]
         heard = [
             self._build_received_word_from_report(report)
@@ -377,7 +377,7 @@ class Hub:
             else:
                 self._unsaved.append((settlements, report.tag))
 
-    def _acknowledge_after_write_recovery(self, reason: str | None) -> None:
+    def _acknowledge_recorded(self, reason: str | None) -> None:
         """Acknowledge what was only in memory, once the state file has it."""
         if reason is not None:
             return
@@ -402,7 +402,7 @@ class Hub:
             agent = self.roster.note_pulse(sender, received.origin.relay, received.content, now)
             self._keeper.mark_agent_unsaved(agent)
             heard += self._pulse_merger.words_of_pulse(sender, received, received.content)
-        await self._pulse_merger.merge_repeated_words_and_postpone_news(heard)
+        await self._pulse_merger.merge_repeats(heard)
 
     def _parse_agent_message(
         self, message: DeliveredMessage
@@ -420,7 +420,7 @@ class Hub:
         except UnusableMessage as error:
             self._on_unusable(message.header.properties.user_id, str(error))
             if sender is not None:
-                self._record_dead_letter_event_rate_limited(sender, str(error))
+                self._tell_of_dead_letter(sender, str(error))
             return None
         except Exception:  # noqa: BLE001  # one message must not stop the others
             _log.exception("internal error: a message of an agent could not be read")
@@ -437,7 +437,7 @@ class Hub:
         if received.origin == self._origin:
             raise UnusableMessage("it names the hub itself as its sender")
 
-    def _record_dead_letter_event_rate_limited(self, sender: AuthorizedSender, reason: str) -> None:
+    def _tell_of_dead_letter(self, sender: AuthorizedSender, reason: str) -> None:
         """Report an unusable message of a known agent, at most once a minute for each agent."""
         name, now = (sender.scope, sender.relay), self._clock.monotonic()
         before = self._complained_at.get(name)

@@ -19,7 +19,7 @@ class SelectedMachineCounter:
         self._counts: dict[str, tuple[Limit, float, int]] = {}
         """By name: the limit, when it was counted, by the monotonic clock, and the count."""
 
-    def count_machines_that_limit_selects(self, limit: Limit) -> int:
+    def machines_of_limit(self, limit: Limit) -> int:
         """Return how many machines a limit selects. The thread of the store calls this."""
         now = self._clock.monotonic()
         counted = self._counts.get(limit.name)

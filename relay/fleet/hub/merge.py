@@ -154,7 +154,7 @@ class EventHistory:
         return self.ended_at is None and all(word.state is None for word in self.words.values())
 
     @property
-    def agents_now_seeing_last_told_state(self) -> frozenset[str]:
+    def agents_seeing_told_state(self) -> frozenset[str]:
         """The agents whose last word is the last state told. Only they can act on it."""
         return frozenset(
             agent for agent, word in self.words.items() if word.state == self.last_told_state

@@ -214,7 +214,7 @@ class EventMerger:
             on_forgotten()
             await self._write(batch)
 
-    def request_disagreement_wait_restart(self) -> None:
+    def restart_end_waits(self) -> None:
         """Let the agents that disagree about an end have their time again: nobody heard them."""
         self._must_wait_again = True
         self._timer_wake.set()
@@ -226,14 +226,14 @@ class EventMerger:
             async with self._lock:
                 if self._must_wait_again:
                     self._must_wait_again = False
-                    self._restart_end_waits_of_disputed_events(self._clock.now())
+                    self._restart_disputed_waits(self._clock.now())
                 next_due = await self._end_due_events(self._clock.now())
             seconds = None
             if next_due is not None:
                 seconds = max(0.0, (next_due - self._clock.now()).total_seconds())
             await wait_for_event(self._timer_wake, self._clock, seconds)
 
-    def _restart_end_waits_of_disputed_events(self, now: datetime) -> None:
+    def _restart_disputed_waits(self, now: datetime) -> None:
         batch = _UnsavedMerges()
         for name, history in self._histories.live():
             batch.add_merge_result(name, wait_again_for_agents(history, now), None)
@@ -245,7 +245,7 @@ class EventMerger:
         """Apply the timers that are due. Return when the next is due.
 
         None is due while nobody can be heard: agents could not say that an event is still there.
-        `request_disagreement_wait_restart` follows.
+        `restart_end_waits` follows.
         """
         batch, due = _UnsavedMerges(), []
         if not self._listens(now):

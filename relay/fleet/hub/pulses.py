@@ -76,9 +76,7 @@ class PulseMerger:
                 incarnation=incarnations.get(event_id),
             )
 
-    async def merge_repeated_words_and_postpone_news(
-        self, heard: Sequence[AgentWordAboutEvent]
-    ) -> None:
+    async def merge_repeats(self, heard: Sequence[AgentWordAboutEvent]) -> None:
         """Merge the words of pulses that tell nothing new, and postpone the others."""
         if not heard:
             return

@@ -185,17 +185,17 @@ class Roster:
             return "fresh"
         return "silent" if self.is_silent(agent, now) else "unknown"
 
-    def make_known_and_not_silent_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
+    def make_hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
         """Return the test of freshness for `merge`: whether an agent is known and not silent.
 
         An agent that the hub has not heard of since it connected may still show an event.
         """
 
-        def is_known_and_not_silent(relay: str) -> bool:
+        def is_heard(relay: str) -> bool:
             agent = self.agent(scope, relay)
             return agent is not None and not self.is_silent(agent, now)
 
-        return is_known_and_not_silent
+        return is_heard
 
     def silent_scopes(self, now: datetime) -> frozenset[str]:
         """Return the scopes whose agents are all silent."""

@@ -70,7 +70,7 @@ class RosterKeeper:
             await self._clock.sleep(UPKEEP_INTERVAL)
             self._on_upkeep()
             now = self._clock.now()
-            self._report_silent_and_recovered_scopes(now)
+            self._tell_of_silent_scopes(now)
             self._report_wrong_clocks(now)
             for agent in self.roster.agents_to_forget(now):
                 await self._forget(agent)
@@ -89,7 +89,7 @@ class RosterKeeper:
             # asyncio logs an exception that nobody retrieves; the store has reported this one.
             saved.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _report_silent_and_recovered_scopes(self, now: datetime) -> None:
+    def _tell_of_silent_scopes(self, now: datetime) -> None:
         silent = self.roster.silent_scopes(now)
         for scope in sorted(silent - self._silent_scopes):
             count = len(self.roster.agents_of_scope(scope))
