@@ -197,12 +197,14 @@ async def test_handshakes_that_never_end_give_way_to_newcomers(tmp_path: Path) -
     ):
         url = f"https://127.0.0.1:{relay.server.port}/v1/events"
         headers = {"Authorization": "Bearer bearer-test-key-of-bob"}
+        before = _open_files()
         async with client.get(url, headers=headers) as response:
             assert response.status == 200
         for number in range(MAXIMUM * 2):
             _, writer = await asyncio.open_connection("127.0.0.1", relay.server.port)
             stack.callback(writer.close)
             writer.write(b"\x16\x03\x01"[: number % 4])
+        await eventually(lambda: _open_files() <= before + 3 * MAXIMUM + 2)
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as newcomer,
             newcomer.get(url, headers=headers) as response,

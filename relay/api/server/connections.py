@@ -10,7 +10,9 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import ssl
 import struct
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -22,6 +24,7 @@ from relay.api.server.limits import ServerLimits
 
 _MAX_HEADERS = 64
 _MAX_LINE_BYTES = 8190
+_TLS_SHUTDOWN_TIMEOUT = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -86,7 +89,7 @@ class Connection(web.RequestHandler):
     connection is lost, for handlers that wait for something else, which may set it too.
     """
 
-    __slots__ = ("_group", "_responses_by_status", "in_good_call", "peer", "wakeup")
+    __slots__ = ("_group", "_responses_by_status", "handshake", "in_good_call", "peer", "wakeup")
 
     def __init__(
         self,
@@ -109,14 +112,22 @@ class Connection(web.RequestHandler):
         self.peer = Peer("unknown")
         self.in_good_call = False
         self.wakeup = asyncio.Event()
+        self.handshake: asyncio.Transport | None = None
+        """The transport below TLS."""
         self._group = group
+        group.add(self)
         self._responses_by_status = counts
 
     def abort(self) -> None:
         """Close the connection now, whatever is still to be sent."""
+        self.leave_group()
+        transport = self.transport or self.handshake
+        if transport is not None:
+            transport.abort()
+
+    def leave_group(self) -> None:
+        """Count no longer towards the maximum."""
         self._group.open.pop(self, None)
-        if self.transport is not None:
-            self.transport.abort()
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -126,12 +137,13 @@ class Connection(web.RequestHandler):
         # could keep the rest of a small one here, and the connection open.
         transport.set_write_buffer_limits(high=1, low=0)
         self.peer = _peer_of(transport)
-        self._group.add(self)
+        if self not in self._group.open:  # it gave way before it was made
+            transport.abort()
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self._group.open.pop(self, None)
+        self.leave_group()
         self.wakeup.set()
 
     @override
@@ -158,6 +170,33 @@ class Connection(web.RequestHandler):
 
         See docs/protocol.md#malformed-requests.
         """
+
+
+class TlsProtocol(SSLProtocol):
+    """The TLS of a connection, which counts from the beginning of its handshake."""
+
+    def __init__(self, connection: Connection, context: ssl.SSLContext, timeout: float) -> None:
+        super().__init__(
+            asyncio.get_running_loop(),
+            connection,
+            context,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=timeout,  # type: ignore[arg-type]  # a fraction is allowed
+            ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT,
+        )
+        self._connection = connection
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # TCP has no others
+        self._connection.handshake = transport
+        super().connection_made(transport)
+
+    @override
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._connection.leave_group()  # of a failed handshake it hears nothing
 
 
 def _peer_of(transport: asyncio.Transport) -> Peer:

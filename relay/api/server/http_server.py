@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -35,6 +34,7 @@ from relay.api.schema.responses import (
 from relay.api.server.connections import (
     Connection,
     ConnectionGroup,
+    TlsProtocol,
     connection_of,
     send_response,
 )
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from relay.api.auth.sign_in import SignIn
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
-_TLS_SHUTDOWN_TIMEOUT = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -172,15 +171,7 @@ class Server:
                 return connection(over_tcp)
             # `create_server` takes one context for good: it would keep a certificate authority
             # that was removed. This is what it makes of the context.
-            return SSLProtocol(
-                loop,
-                connection(over_tcp),
-                self._tls.get(),
-                None,  # type: ignore[arg-type]  # nobody waits for the handshake
-                server_side=True,
-                ssl_handshake_timeout=limits.handshake_timeout,  # type: ignore[arg-type]  # also seconds with a fraction
-                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT,
-            )
+            return TlsProtocol(connection(over_tcp), self._tls.get(), limits.handshake_timeout)
 
         sockets = await open_tcp_sockets(settings.host, settings.port)
         for sock in sockets:
