@@ -163,14 +163,10 @@ class StartRequestSender:
         for recorded in events:
             if recorded.event_key is None:
                 continue
-            if recorded.event is None:  # it is not in memory
-                self.check_all()
-                return
-            name = recorded.event.scope
-            if name in self._scopes:
-                self._scopes[name].wake.set()
+            if recorded.scope in self._scopes:
+                self._scopes[recorded.scope].wake.set()
             elif recorded.name == "approval.granted":
-                self._begin(name)
+                self._begin(recorded.scope)
         self.check_waiting()
 
     def _begin(self, name: str) -> None:

@@ -309,5 +309,6 @@ class RecordedEvent:
     id: str
     name: str
     event_key: str | None
+    scope: str
     event: CloudEvent | None
     entries: tuple[Entry, ...]

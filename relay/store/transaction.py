@@ -186,7 +186,13 @@ class Transaction:
             new += entries
             self.recorded.append(
                 RecordedEvent(
-                    position, event.id, event.name, key, event if has_room else None, tuple(entries)
+                    position,
+                    event.id,
+                    event.name,
+                    key,
+                    event.scope,
+                    event if has_room else None,
+                    tuple(entries),
                 )
             )
         self.deliveries.add_entries(new)

@@ -30,7 +30,7 @@ def recorded(name: str, **added: Any) -> RecordedEvent:
 
 def in_journal(event: CloudEvent) -> RecordedEvent:
     """Return an event as the store reports it."""
-    return RecordedEvent(1, event.id, event.name, "e-1", event, ())
+    return RecordedEvent(1, event.id, event.name, "e-1", "west", event, ())
 
 
 def test_a_start_request_that_azure_refused_is_no_other_failure() -> None:
@@ -48,5 +48,5 @@ def test_a_start_request_that_azure_refused_is_no_other_failure() -> None:
 
 def test_a_change_that_is_not_in_memory_has_an_unknown_type() -> None:
     counts = EventCounts()
-    counts.count_recorded_events([RecordedEvent(1, "id", "event.ended", "e-1", None, ())])
+    counts.count_recorded_events([RecordedEvent(1, "id", "event.ended", "e-1", "west", None, ())])
     assert counts.changes == {("ended", "other"): 1}
