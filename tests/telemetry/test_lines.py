@@ -57,11 +57,15 @@ def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -
     assert line.level == expected
 
 
-def test_the_line_of_a_change_says_what_was_before() -> None:
-    (updated,) = (event for event in examples() if event.name == "event.updated")
-    assert log_line_of_event(updated, 7).message == (
+def test_a_line_says_what_was_before_and_which_events_were_held() -> None:
+    lines = {event.name: log_line_of_event(event, 7).message for event in examples()}
+    assert lines["event.updated"] == (
         "Reboot of WestNO_0, WestNO_1: Azure changed notBefore; votes on the former state do not "
         "count. Before: notBefore 2022-04-11T22:26:58Z."
+    )
+    assert lines["standing-hold.expired"] == (
+        "The standing hold of client:alice on event_type Reboot Redeploy; resources db-* has "
+        "expired."
     )
 
 
