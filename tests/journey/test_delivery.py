@@ -131,7 +131,7 @@ async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
             event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
-            await eventually(lambda: "is failing" in process.log)
+            await eventually(lambda: "takes nothing" in process.log)
             own_broker.start()
             async with inbox(port) as late, asyncio.TaskGroup() as group:
                 consumer = group.create_task(_consume(own_broker.amqp_url(), "journey.late", queue))
@@ -174,7 +174,7 @@ async def test_sigterm_ends_it_within_ten_seconds_though_a_receiver_hangs(tmp_pa
         ) as process:
             await process.start()
             event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
-            await eventually(lambda: "is failing" in process.log)
+            await eventually(lambda: "takes nothing" in process.log)
             assert await process.stop() == 0
             box.status = 204
             await process.start()
