@@ -139,7 +139,10 @@ class RequestPipeline:
             if route.access in NEVER_REFUSED and "Authorization" not in request.headers:
                 raise problem from None
             raise rates.refuse(request, str(error), problem) from None
-        rates.charge(caller.principal)
+        if route.access == "signature":
+            rates.charge_callback(request, caller.principal, content)
+        else:
+            rates.charge(caller.principal)
         return caller
 
     async def _caller_from_credentials(

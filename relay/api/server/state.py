@@ -9,6 +9,7 @@ Neither becomes an event.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections import Counter, OrderedDict
@@ -24,6 +25,7 @@ from relay.api.server.connections import Peer, connection_of
 from relay.api.server.limits import LargeAnswerLimiter, ServerLimits
 from relay.clock import Clock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
+from relay.signature import MAX_AGE, MAX_AHEAD
 from relay.store import RecordedEvent
 from relay.telemetry.event_counts import EventCounts
 
@@ -192,6 +194,11 @@ class CallRates:
     addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
     callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
 
+    callbacks: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
+    )
+    """Each callback that was charged to its client, while its signature can be valid."""
+
     def refuse(self, request: web.Request, reason: str, problem: Problem) -> Problem:
         """Charge the address for a call without valid credentials, and log the reason.
 
@@ -210,6 +217,23 @@ class CallRates:
         wait = math.ceil(self.callers.take(principal, self.clock.monotonic()))
         if wait:
             raise _too_many_calls(f"of {principal}", wait)
+
+    def charge_callback(self, request: web.Request, principal: str, content: bytes) -> None:
+        """Charge a client for its callback once, and the address for each copy: it may be stolen.
+
+        Raises Problem 429.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        callback = f"{principal} {request.headers['webhook-id']} {digest}"
+        now = self.clock.monotonic()
+        if not self.callbacks.take(callback, now):
+            try:
+                self.charge(principal)
+            except Problem:
+                self.callbacks.refund(callback, now)
+                raise
+        elif wait := math.ceil(self.addresses.take(connection_of(request).peer.network, now)):
+            raise _too_many_calls("from this address without valid credentials", wait)
 
 
 def _too_many_calls(description: str, wait: int) -> Problem:
