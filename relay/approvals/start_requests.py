@@ -138,6 +138,8 @@ class StartRequestSender:
         self._must_read_all = asyncio.Event()
         self._must_read_all.set()
         self._is_stopping = False
+        self._sending = 0
+        """How many StartRequests are being claimed, sent or their answers recorded."""
         store.listeners.recorded.append(self._on_recorded)
 
     def check_all(self) -> None:
@@ -177,13 +179,13 @@ class StartRequestSender:
             )
 
     async def stop_start_requests(self, within: float) -> None:
-        """Claim nothing more, and return when no StartRequest is in flight.
+        """Claim nothing more, and return when the answer to each StartRequest is recorded.
 
         Return after ``within`` seconds in any case.
         """
         self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while self._engine.in_flight and self._clock.monotonic() < deadline:
+        while self._sending and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
 
     async def run(self) -> None:
@@ -308,6 +310,7 @@ class StartRequestSender:
         # counts the attempt.
         attempts = {(each.grant.id, each.grant.attempts + 1) for each in batch}
         self._engine.in_flight.update(attempts)
+        self._sending += 1
         try:
             claims = await self._store.transact(
                 partial(self._claim_ready_grants, scope, batch, agent)
@@ -316,6 +319,7 @@ class StartRequestSender:
                 await self._send(scope, claims)
         finally:
             self._engine.in_flight.difference_update(attempts)
+            self._sending -= 1
         return bool(claims)
 
     def _claim_ready_grants(

@@ -385,6 +385,31 @@ async def test_a_hold_after_the_claim_is_too_late(tmp_path: Path) -> None:
         assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
 
 
+async def test_a_stop_waits_until_the_answer_is_on_disk(tmp_path: Path) -> None:
+    """Otherwise the relay could end before anybody is told of it."""
+    before, after = threading.Event(), threading.Event()
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        harness.azure.may_answer.clear()
+        await eventually(lambda: bool(harness.azure.sent))
+        stop = asyncio.create_task(harness.gate.stop_start_requests(1000))
+        harness.store.submit_read(lambda _: before.wait(30))
+        queued = harness.store._jobs.qsize  # noqa: SLF001
+        await eventually(lambda: queued() == 0)
+        harness.azure.may_answer.set()
+        await eventually(lambda: queued() == 1)  # the answer
+        harness.store.submit_read(lambda _: after.wait(30))  # in the same transaction
+        before.set()
+        await eventually(lambda: not harness.gate.engine.in_flight)
+        for _ in range(3):
+            await eventually(lambda: bool(harness.clock.remaining_sleeps))
+            harness.clock.advance(1)
+        is_stopped = stop.done()
+        after.set()
+        assert not is_stopped
+        await harness.clock.advance_until(stop.done)
+        assert harness.kinds()[-1] == "startrequest.accepted"
+
+
 async def test_an_event_that_starts_before_the_answer_comes_has_not_failed(
     tmp_path: Path,
 ) -> None:
