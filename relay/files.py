@@ -5,8 +5,8 @@ its like return False if the user may not look. These return False only if nothi
 there for certain, so that whoever opens the path gets the reason.
 
 `open_private_file` and its like make files and folders that this user alone can read, such as the
-state file and its locks. `is_planted` and `symlinks_leading_to` find what a stranger may have put
-into a folder that others can write.
+state file and its locks. `is_planted` finds what a stranger may have put into a folder that others
+can write.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """The largest file with a secret or certificates. The CAs of a whole machine are much smaller."""
-MAX_PARTS = 1000
-"""How many names of a path and of the links in it are followed: a link can lead to itself."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -91,7 +89,9 @@ def open_private_file(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags, PRIVATE_FILE)
     try:
-        remove_rights_of_others(path)
+        if hasattr(os, "geteuid") and os.fstat(descriptor).st_uid != os.geteuid():
+            raise FileExistsError(errno.EEXIST, f"{path} belongs to another user", str(path))
+        path.chmod(PRIVATE_FILE)
     except OSError:
         os.close(descriptor)
         raise
@@ -102,54 +102,12 @@ def ensure_private_file(path: Path) -> None:
     """Create an empty file for this user alone, or narrow the rights of the one that is there.
 
     An existing file is not opened: to close it would release the locks that this process has on it.
-    Raises OSError, also if it is a link or belongs to another user.
+    Raises OSError, also if it belongs to another user.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
     except FileExistsError:
-        remove_rights_of_others(path)
-
-
-def remove_rights_of_others(path: Path) -> bool:
-    """Take the rights of others on a file away; return whether they had any.
-
-    Raises OSError, also if it is no regular file, belongs to another user, or has a hard link: a
-    state file with two names would have two locks and two write-ahead logs. Windows has no such
-    rights.
-    """
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise FileExistsError(errno.EEXIST, f"{path} is no regular file", str(path))
-    if status.st_nlink > 1:
-        raise FileExistsError(
-            errno.EEXIST,
-            f"{path} has other names (hard links): remove them, or put a copy in its place",
-            str(path),
-        )
-    if not hasattr(os, "geteuid"):
-        return False
-    if status.st_uid != os.geteuid():
-        raise FileExistsError(errno.EEXIST, f"{path} belongs to another user", str(path))
-    if not status.st_mode & 0o077:
-        return False
-    path.chmod(PRIVATE_FILE)
-    return True
-
-
-def symlinks_leading_to(path: Path) -> Iterator[Path]:
-    """Return every symbolic link that leads to a file: those in its folders and in targets too."""
-    parts = list(reversed(path.absolute().parts))
-    current = Path(parts.pop())
-    for _ in range(MAX_PARTS):
-        if not parts:
-            return
-        name = parts.pop()
-        current = current.parent if name == os.pardir else current / name
-        if current.is_symlink():
-            yield current
-            target = current.readlink()
-            parts += reversed(target.parts)
-            current = Path(parts.pop()) if target.is_absolute() else current.parent
+        path.chmod(PRIVATE_FILE)
 
 
 def is_planted(path: Path) -> bool:

@@ -86,10 +86,6 @@ class EventKeyFormat:
         """Return the EventId in a key, in lower case."""
         return key.rpartition(_SCOPE_SEPARATOR)[0] if self.with_scope else key
 
-    def scope_of_key(self, key: str) -> str | None:
-        """Return the scope in a key; None if the keys of this state file have none."""
-        return key.rpartition(_SCOPE_SEPARATOR)[2] if self.with_scope else None
-
     def key_prefix_of_event_id(self, event_id: str) -> str:
         """Return how the keys of an EventId begin in every scope."""
         key = event_id.lower()

@@ -129,11 +129,6 @@ class AgentLink:
         self._state_log = LogOnce(_log)
         self._refusal_log = LogOnce(_log)
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether messages of the hub reach this agent."""
-        return self._listening is not None
-
     async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
         """Stay connected until cancelled."""
         await keep_connected(
