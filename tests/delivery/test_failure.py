@@ -250,14 +250,21 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
                 )
         await eventually(lambda: relay.dispatcher.status()[0].failing)
         await eventually(lambda: far.in_flight == 0)
-        before = len(far.attempts)
-        far.max_in_flight = 0
-        await eventually(lambda: len(far.attempts) >= before + 4)
+        far.max_in_flight, may_answer = 0, asyncio.Event()
+
+        async def refuses_late(event: CloudEvent) -> Receipt:
+            await may_answer.wait()
+            return await refuses(event)
+
+        far.answer = refuses_late
+        await eventually(lambda: far.in_flight > 0)
+        await relay.record_event("E-100")  # a new entry is tried, too, when its turn comes
         assert far.max_in_flight == 1
         far.answer = accepts
+        may_answer.set()
         await eventually(lambda: bool(far.delivered))
         began = asyncio.get_running_loop().time()
-        await eventually(lambda: len(far.delivered) == 300)
+        await eventually(lambda: len(far.delivered) == 301)
         assert (
             asyncio.get_running_loop().time() - began < 0.1 * 300
         )  # a third of what the pauses would take
