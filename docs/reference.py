@@ -284,19 +284,6 @@ def _json(document: Any) -> list[str]:
     return ["```json", orjson.dumps(document, option=orjson.OPT_INDENT_2).decode(), "```"]
 
 
-# --- decisions
-
-
-def decisions() -> str:
-    """Return a list of the records."""
-    files = sorted((Path(__file__).parent / "decisions").glob("[0-9]*.md"))
-    titles = (file.read_text(encoding="utf-8").partition("\n")[0] for file in files)
-    return "".join(
-        f"- [{title.removeprefix('# ')}]({file.name})\n"
-        for file, title in zip(files, titles, strict=True)
-    )
-
-
 # --- metrics
 
 

@@ -68,11 +68,9 @@ def navigation() -> str:
 
 
 def add_navigation(_app: object, page: str, source: list[str]) -> None:
-    """Add the navigation to the first page, and to the list of decisions its pages."""
+    """Add the navigation to the first page."""
     if page == root_doc:
         source[0] += f"\n{navigation()}"
-    if page == "docs/decisions/README":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n[0-9]*\n```\n"
 
 
 def setup(app: Any) -> None:

@@ -2,7 +2,8 @@
 
 The RabbitMQ sink, the consumer of approvals and both ends of a fleet each run `keep_connected`, and
 hand it what they do with a connection. ``imds-relay doctor`` uses `open_connection` to check one.
-docs/decisions/0010-own-reconnect.md says why this is not aio-pika's robust connection.
+Why this is not aio-pika's robust connection:
+docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again.
 """
 
 from __future__ import annotations

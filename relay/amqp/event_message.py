@@ -1,7 +1,7 @@
 """Turns an event into an AMQP message. Pure.
 
 This module encodes the properties itself, because pamqp takes four times as long
-(docs/decisions/0010-own-reconnect.md).
+(docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again).
 """
 
 from __future__ import annotations

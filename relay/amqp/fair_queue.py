@@ -1,6 +1,6 @@
 """Approvals that wait for their decision: within the rate of each client, holds first. Pure.
 
-docs/decisions/0028-approvals-are-read-ahead.md says why.
+docs/decisions.md#approvals-over-rabbitmq-are-read-ahead says why.
 """
 
 from __future__ import annotations

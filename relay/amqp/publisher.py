@@ -7,7 +7,7 @@ publisher (`use_channel_until_closed`), or says why there is none (`note_connect
 `publish_transient_without_confirm` writes a message without a confirm.
 
 The frames are written here, which costs much less than aiormq's ``basic_publish``. aiormq handles
-the answers (docs/decisions/0010-own-reconnect.md).
+the answers (docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again).
 """
 
 from __future__ import annotations

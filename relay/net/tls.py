@@ -1,11 +1,11 @@
 """TLS of outgoing connections: their contexts, the section ``tls``, and refused certificates.
 
 Every context of the relay as a client comes from here, so the checks are the same on every version
-of Python: docs/decisions/0022-same-certificate-checks-everywhere.md. `default_context` trusts the
-CAs of this machine. `ClientTlsSettings` is the section ``tls`` of a receiver, with CAs and a
-certificate of its own: its files are read when the configuration is checked, so that an unusable
-file is found then, and again when they change. `explain_refusal` says why the certificate of a
-server was refused.
+of Python: docs/decisions.md#certificates-are-checked-alike-on-every-version-of-python.
+`default_context` trusts the CAs of this machine. `ClientTlsSettings` is the section ``tls`` of a
+receiver, with CAs and a certificate of its own: its files are read when the configuration is
+checked, so that an unusable file is found then, and again when they change. `explain_refusal` says
+why the certificate of a server was refused.
 """
 
 from __future__ import annotations

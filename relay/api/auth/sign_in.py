@@ -7,7 +7,7 @@ exchanged for an ID token (`entra_endpoints`), which `entra_tokens` verifies. Th
 
 Sources: OpenID Connect Core 1.0, section 3.1; RFC 9700 (known attacks), RFC 7636, RFC 9207;
 https://learn.microsoft.com/entra/identity-platform/v2-oauth2-auth-code-flow. docs/sign-in.md says
-how to set it up, and docs/decisions/0045-people-sign-in-by-code-and-pkce.md how the known attacks
+how to set it up, and docs/threat-model.md#signing-in how the known attacks
 are met. Imported only where `api.oidc.sign_in` is configured.
 """
 

@@ -1,7 +1,7 @@
 """The connections of HTTP/1.1 callers: aiohttp's request handler, with a maximum, and problems.
 
 Beyond the maximum, the oldest connection without a good call in progress gives way to the new one,
-so that nobody is shut out (docs/decisions/0030-who-gives-way.md).
+so that nobody is shut out (docs/decisions.md#who-gives-way-and-who-is-let-through).
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class CallRates:
 
     Behind a proxy all callers have one address. So a call with good credentials costs its address
     nothing, and is let through where strangers have used it up
-    (docs/decisions/0030-who-gives-way.md).
+    (docs/decisions.md#who-gives-way-and-who-is-let-through).
     """
 
     clock: Clock
