@@ -127,7 +127,7 @@ async def announced_reboot(
                     "db-1", "db-2", description="Host server is undergoing maintenance."
                 )
                 await eventually(lambda: bool(server.channel_posts))
-                await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 0)
+                await eventually(lambda: relay.running.relay.dispatcher.workers[0].waiting == 0)
                 yield relay, server, event, voters
 
 

@@ -131,7 +131,7 @@ async def announced_reboot(*, in_chat: bool) -> AsyncIterator[tuple[Stage, Slack
                 event = relay.reboot("db-1", "db-2", description=description)
                 dispatcher = relay.running.relay.dispatcher
                 await eventually(
-                    lambda: bool(slack.channel_messages()) and dispatcher.status()[0].waiting == 0
+                    lambda: bool(slack.channel_messages()) and dispatcher.workers[0].waiting == 0
                 )
                 yield relay, slack, event
 

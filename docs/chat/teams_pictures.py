@@ -122,7 +122,7 @@ def message_html(card: dict[str, Any]) -> str:
 async def wait_for_cards(relay: Stage, workflow: TeamsWorkflow, count: int) -> None:
     """Return when so many cards are posted and no delivery is waiting."""
     dispatcher = relay.running.relay.dispatcher
-    await eventually(lambda: len(workflow.cards) >= count and dispatcher.status()[0].waiting == 0)
+    await eventually(lambda: len(workflow.cards) >= count and dispatcher.workers[0].waiting == 0)
 
 
 async def pages() -> dict[str, str]:

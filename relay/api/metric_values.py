@@ -175,23 +175,22 @@ def _add_live_events_and_mode(samples: _Samples, stored: _StoreValues) -> None:
 
 
 def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] | None) -> None:
-    for sink in relay.dispatcher.status():
+    for sink in relay.dispatcher.workers:
         labels = sink.name, sink.kind
-        measured = relay.dispatcher.measure_sink(sink.name)
         samples.add("sink_waiting", sink.waiting, *labels)
-        samples.add("sink_oldest_waiting_seconds", measured.oldest_age or 0.0, *labels)
+        samples.add("sink_oldest_waiting_seconds", sink.oldest_age() or 0.0, *labels)
         samples.add("sink_failing", float(sink.failing), *labels)
         samples.add_state("sink_state", sink.state, get_args(SinkState), *labels)
-        samples.add_state("sink_circuit_state", measured.circuit, get_args(CircuitState), *labels)
-        samples.add("sink_clock_skewed", float(measured.is_skewed), *labels)
+        samples.add_state("sink_circuit_state", sink.circuit_state, get_args(CircuitState), *labels)
+        samples.add("sink_clock_skewed", float(sink.health.is_skewed), *labels)
         tries: Counter[tuple[AttemptOutcome, str]] = Counter()
         for (outcome, status), count in sink.tries.items():
             tries[outcome, _http_status_label(status)] += count
         for (outcome, label), count in sorted(tries.items()):
             samples.add("sink_tries_total", count, *labels, outcome, label)
-        samples.add("sink_try_duration_seconds", measured.try_seconds, *labels)
+        samples.add("sink_try_duration_seconds", sink.try_seconds, *labels)
         ends = [state for state in get_args(EntryState) if state != "waiting"]
-        samples.add_counts("sink_deliveries_total", measured.ends, ends, *labels)
+        samples.add_counts("sink_deliveries_total", sink.ends, ends, *labels)
         if dead_letters is not None:
             samples.add("sink_dead_letters", dead_letters.get(sink.name, 0), *labels)
 

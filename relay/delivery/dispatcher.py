@@ -6,7 +6,7 @@ relay of one VM or the hub of a fleet (`relay.roles`), makes it and calls `begin
 and then `run` until it stops. A reload that changes sinks calls
 `begin_change_of_configured_sinks`, lets the store do the work of
 `reconcile_work`, and calls `end_change_of_configured_sinks`. The API asks for
-the status of sinks, and pauses or resumes one.
+the workers about their sinks, and pauses or resumes one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from datetime import datetime
 
 from relay.clock import Clock
 from relay.delivery.result_recording import ResultRecorder
-from relay.delivery.sink_health import CircuitState
 from relay.delivery.worker import Worker
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.match import matches, matches_any_pattern
-from relay.histogram import Histogram
 from relay.sinks import Sink, SinkSettings
-from relay.store import AttemptOutcome, Entry, EntryState, RecordedEvent, SinkState
+from relay.store import Entry, RecordedEvent, SinkState
 from relay.store.sqlite import Store, Work
 from relay.store.transaction import Transaction
 
@@ -59,39 +57,6 @@ def wants(sink: SinkSettings, event: CloudEvent) -> bool:
     if not is_about_event(event.name):
         return True
     return matches(sink.match, event.data, event.scope, every_resource=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkStatus:
-    """The status of a sink, for health, metrics and people.
-
-    ``waiting`` counts its entries. ``tries`` counts tries since the start, by their outcome and the
-    status of the receiver.
-    """
-
-    name: str
-    kind: str
-    state: SinkState
-    failing: bool
-    reason: str | None
-    waiting: int
-    tries: Mapping[tuple[AttemptOutcome, int | None], int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkMeasurements:
-    """What is measured of a sink beside its status, for the metrics.
-
-    ``ends`` counts how entries ended since the start. ``oldest_age`` is that of the oldest waiting
-    entry, in seconds; None if none waits. ``is_skewed``: the receiver's clock and ours differ too
-    much.
-    """
-
-    circuit: CircuitState
-    is_skewed: bool
-    ends: Mapping[EntryState, int]
-    try_seconds: Histogram
-    oldest_age: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +145,9 @@ class Dispatcher:
         new = tuple(worker for worker in workers if worker not in before.values())
         retired = tuple(worker for worker in before.values() if worker not in workers)
         for worker in new:
-            self._early_entries[worker.settings.name] = []
+            self._early_entries[worker.name] = []
         for worker in retired:
-            if worker.settings.name in self._workers:
+            if worker.name in self._workers:
                 worker.stop_beginning_tries()
         return NewAndRetiredWorkers(new, retired)
 
@@ -204,7 +169,7 @@ class Dispatcher:
         is sent. The rest goes to the sink of that name, or becomes a dead letter if there is none.
         """
         await self._runs.wait()
-        retired = {worker.settings.name: worker for worker in replacement.retired}
+        retired = {worker.name: worker for worker in replacement.retired}
         async with asyncio.TaskGroup() as group:
             for name in retired.keys() - self._workers.keys():
                 group.create_task(
@@ -212,14 +177,14 @@ class Dispatcher:
                     name=f"remove sink {name}",
                 )
             for worker in replacement.new:
-                name = worker.settings.name
+                name = worker.name
                 worker.set_sink_state(*states[name])
                 group.create_task(
                     self._replace_worker(retired.get(name), worker), name=f"add sink {name}"
                 )
 
     async def _remove_sink(self, worker: Worker) -> None:
-        name = worker.settings.name
+        name = worker.name
         await self._retire(worker, lambda: worker.is_idle)
         now, reason = self._clock.now(), _unconfigured_sink_reason(name)
         await self._store.transact(
@@ -228,7 +193,7 @@ class Dispatcher:
         )
 
     async def _replace_worker(self, old: Worker | None, new: Worker) -> None:
-        name = new.settings.name
+        name = new.name
         if old is not None:
             await self._retire(old, lambda: not old.is_trying)
         # The results of the old worker are submitted: the store reads after them. Its last try can
@@ -256,14 +221,12 @@ class Dispatcher:
         task.cancel()
         _, unfinished = await asyncio.wait({task}, timeout=RETIRE_TIMEOUT)
         if unfinished:
-            _log.error("sink %s: its tries do not end, and go on", worker.settings.name)
+            _log.error("sink %s: its tries do not end, and go on", worker.name)
         self.submit()
 
     def _start_worker(self, worker: Worker) -> None:
         assert self._group is not None  # noqa: S101  # `run` sets it first
-        self._tasks[worker] = self._group.create_task(
-            worker.run(), name=f"sink {worker.settings.name}"
-        )
+        self._tasks[worker] = self._group.create_task(worker.run(), name=f"sink {worker.name}")
 
     def _make_worker(self, settings: SinkSettings, sink: Sink) -> Worker:
         return Worker(
@@ -286,36 +249,10 @@ class Dispatcher:
         """Submit to the store what was delivered and waits for others to be recorded with."""
         self._results.submit()
 
-    def status(self) -> list[SinkStatus]:
-        """Return the status of every sink, in the order of the configuration."""
-        return [
-            SinkStatus(
-                name=name,
-                kind=worker.settings.kind,
-                state=worker.health.state,
-                failing=worker.health.circuit.is_failing,
-                reason=worker.health.stop_or_failure_reason,
-                waiting=worker.unfinished_entry_count,
-                tries=worker.tries,
-            )
-            for name, worker in self._workers.items()
-        ]
-
-    def measure_sink(self, name: str) -> SinkMeasurements:
-        """Return what is measured of a sink. It reads every waiting entry.
-
-        Raises KeyError if there is no such sink.
-        """
-        worker = self._workers[name]
-        oldest = worker.oldest_entry_recorded_at()
-        age = None if oldest is None else (self._clock.now() - oldest).total_seconds()
-        return SinkMeasurements(
-            circuit=worker.health.circuit.state(self._clock.monotonic()),
-            is_skewed=worker.health.is_skewed,
-            ends=worker.ends,
-            try_seconds=worker.try_seconds,
-            oldest_age=None if age is None else max(0.0, age),
-        )
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers of all sinks, in the order of the configuration."""
+        return list(self._workers.values())
 
     def get_worker(self, name: str) -> Worker:
         """Return the worker of a sink. Raises KeyError if there is no such sink."""

@@ -9,8 +9,6 @@ before it.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -61,29 +59,6 @@ class _KeyQueue:
         return (self.highest_priority, head.id, head.ordering_key)
 
 
-class _SortedTimes:
-    """A sorted collection of moments, in which each can be several times."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[datetime] = Counter()
-        self._sorted: list[datetime] = []  # each moment once
-
-    def add(self, moment: datetime) -> None:
-        if not self._counts[moment]:
-            insort(self._sorted, moment)
-        self._counts[moment] += 1
-
-    def remove(self, moment: datetime) -> None:
-        self._counts[moment] -= 1
-        if not self._counts[moment]:
-            del self._counts[moment]
-            del self._sorted[bisect_left(self._sorted, moment)]
-
-    def first_after(self, moment: datetime) -> datetime | None:
-        index = bisect_right(self._sorted, moment)
-        return self._sorted[index] if index < len(self._sorted) else None
-
-
 class OrderedQueue:
     """Entries by ordering key.
 
@@ -98,7 +73,6 @@ class OrderedQueue:
         self._delayed: list[tuple[float, str]] = []  # heap of (release_at, ordering key)
         self._count = 0
         self._in_memory = [0] * PRIORITIES  # entries with their event, by priority
-        self._not_befores = _SortedTimes()  # of the entries that have one
 
     def __len__(self) -> int:
         return self._count
@@ -114,7 +88,8 @@ class OrderedQueue:
 
     def earliest_not_before_after(self, now: datetime) -> datetime | None:
         """Return the first NotBefore after ``now`` of all entries, those in flight included."""
-        return self._not_befores.first_after(now)
+        ahead = (entry.not_before for entry in self if entry.not_before and entry.not_before > now)
+        return min(ahead, default=None)
 
     def push(self, entry: Entry) -> None:
         """Add an entry behind the others of its ordering key."""
@@ -272,9 +247,6 @@ class OrderedQueue:
         key_queue.counts[priority] += change
         if entry.event is not None:
             self._in_memory[priority] += change
-        if entry.not_before is not None:
-            count = self._not_befores.add if change == 1 else self._not_befores.remove
-            count(entry.not_before)
 
 
 def _supersedes(newer: Entry, entry: Entry) -> bool:

@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from relay.clock import Clock
 from relay.delivery.ordered_queue import OrderedQueue
@@ -26,7 +26,7 @@ from relay.delivery.result_recording import (
     make_attempt,
 )
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfterDelay, RetryDecision
-from relay.delivery.sink_health import CircuitBreaker, SinkHealth
+from relay.delivery.sink_health import CircuitBreaker, CircuitState, SinkHealth
 from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
@@ -64,6 +64,7 @@ class Worker:
         report: RecordRelayEvent,
     ) -> None:
         self.settings = settings
+        self.name, self.kind = settings.name, settings.kind
         self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """Tries since the start, by their outcome and the status of the receiver."""
         self.try_seconds = Histogram(_TRY_BOUNDS)
@@ -85,13 +86,34 @@ class Worker:
         self._begins_tries = True
 
     @property
-    def unfinished_entry_count(self) -> int:
+    def state(self) -> SinkState:
+        """Whether an operator or the receiver stopped it."""
+        return self.health.state
+
+    @property
+    def failing(self) -> bool:
+        """Whether it failed repeatedly or stalled, or was disabled, with no success since."""
+        return self.health.circuit.is_failing
+
+    @property
+    def reason(self) -> str | None:
+        """Why the sink is paused or disabled, or why the last try failed."""
+        return self.health.stop_or_failure_reason
+
+    @property
+    def waiting(self) -> int:
         """How many entries wait or are in flight."""
         return len(self._queue)
 
-    def oldest_entry_recorded_at(self) -> datetime | None:
-        """Return when the oldest entry was recorded that waits or is in flight."""
-        return min((entry.recorded for entry in self._queue), default=None)
+    def oldest_age(self) -> float | None:
+        """Return the age of the oldest entry that is waiting or in flight, in seconds."""
+        oldest = min((entry.recorded for entry in self._queue), default=None)
+        return None if oldest is None else max(0.0, (self._clock.now() - oldest).total_seconds())
+
+    @property
+    def circuit_state(self) -> CircuitState:
+        """Whether the sink is failing, and whether it may be tried now."""
+        return self.health.circuit.state(self._clock.monotonic())
 
     @property
     def is_trying(self) -> bool:
@@ -172,7 +194,7 @@ class Worker:
 
     def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
         while (entry := self._take_next_allowed_entry()) is not None:
-            group.create_task(self._deliver_in_turn(entry), name=f"sink {self.settings.name}")
+            group.create_task(self._deliver_in_turn(entry), name=f"sink {self.name}")
 
     def _take_next_allowed_entry(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
@@ -203,7 +225,7 @@ class Worker:
             self._timer[1].cancel()
         self._timer = (
             at,
-            group.create_task(self._sleep_until_then_wake(at), name=f"timer {self.settings.name}"),
+            group.create_task(self._sleep_until_then_wake(at), name=f"timer {self.name}"),
         )
 
     async def _sleep_until_then_wake(self, moment: float) -> None:
@@ -288,11 +310,11 @@ class Worker:
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "sink %s: %s %s",
-                self.settings.name,
+                self.name,
                 entry.type,
                 attempt.outcome,
                 extra=log_extra(
-                    sink=self.settings.name,
+                    sink=self.name,
                     type=entry.type,
                     entry=entry.id,
                     position=entry.position,
@@ -340,7 +362,7 @@ class Worker:
     ) -> None:
         if isinstance(decision, DisableSink):
             if self.health.state != "disabled":
-                self._results.record_sink_state(self.settings.name, "disabled", error.reason)
+                self._results.record_sink_state(self.name, "disabled", error.reason)
                 self.health.disable(error.reason)
                 self._wake.set()
             decision = RetryAfterDelay(0.0)

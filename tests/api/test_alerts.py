@@ -132,16 +132,16 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
         relay = measured.running
         measured.consumer.is_connected = True
         await relay.observe(make_event())
-        await eventually(lambda: not relay.dispatcher.status()[0].waiting)
+        await eventually(lambda: not relay.dispatcher.workers[0].waiting)
         before = series_of(await scrape(relay))
 
         relay.sinks["box"].failure = Rejected("it never wants this")
         await relay.observe(make_event(), make_event(event_id="rejected"))
-        await eventually(lambda: relay.dispatcher.measure_sink("box").ends["parked"] == 1)
+        await eventually(lambda: relay.dispatcher.get_worker("box").ends["parked"] == 1)
         relay.sinks["box"].failure = Deferred("it is down", skew=45.0)
         others = [make_event(event_id=f"event-{number}") for number in range(4)]
         await relay.observe(make_event(), make_event(event_id="rejected"), *others)
-        await eventually(lambda: relay.dispatcher.status()[0].failing)
+        await eventually(lambda: relay.dispatcher.workers[0].failing)
         due = make_event().not_before_time
         assert due is not None
         relay.clock.offset += (due - relay.clock.now()).total_seconds() - 200

@@ -191,7 +191,7 @@ async def test_an_unknown_sink_is_404(relay: RunningRelay, name: str, verb: str)
 )
 async def test_a_get_operates_nothing(relay: RunningRelay, path: str) -> None:
     assert (await relay.call("GET", path)).status == 405
-    assert relay.dispatcher.status()[0].state == "on"
+    assert relay.dispatcher.workers[0].state == "on"
 
 
 async def test_while_the_store_cannot_be_written_operations_are_503(
@@ -201,4 +201,4 @@ async def test_while_the_store_cannot_be_written_operations_are_503(
     for verb in ("ping", "pause"):
         assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status == 503
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})).status == 503
-    assert relay.dispatcher.status()[0].state == "on"
+    assert relay.dispatcher.workers[0].state == "on"

@@ -38,10 +38,8 @@ async def test_undelivering_sinks_are_named_and_leave_the_relay_ready(tmp_path: 
         relay.sinks["gone"].failure = Deferred("it is gone", failure="disabled")
         await relay.call("POST", "/v1/sinks/resting/pause")
         await relay.observe(*(make_event(event_id=f"event-{number}") for number in range(5)))
-        await eventually(lambda: any(sink.failing for sink in relay.dispatcher.status()))
-        await eventually(
-            lambda: any(sink.state == "disabled" for sink in relay.dispatcher.status())
-        )
+        await eventually(lambda: any(sink.failing for sink in relay.dispatcher.workers))
+        await eventually(lambda: any(sink.state == "disabled" for sink in relay.dispatcher.workers))
         ready = await relay.call("GET", "/readyz", by=None)
         assert (ready.status, ready.json["sinks"]) == (
             200,
@@ -156,7 +154,7 @@ async def test_metrics_report_the_state_of_the_relay(relay: RunningRelay) -> Non
     relay.sinks["box"].failure = Deferred("it is down")
     await relay.call("GET", "/v1/events", by="nobody")
     await relay.decide()
-    await eventually(lambda: relay.dispatcher.status()[0].waiting > 0)
+    await eventually(lambda: relay.dispatcher.workers[0].waiting > 0)
     scraped = await relay.call("GET", "/metrics", by=None)
     values = {
         (sample.name, *sorted(sample.labels.values())): sample.value
@@ -175,7 +173,7 @@ async def test_metrics_report_the_state_of_the_relay(relay: RunningRelay) -> Non
         0,
         0,
     ]
-    assert values[("imds_relay_sink_waiting", "box", "box")] == relay.dispatcher.status()[0].waiting
+    assert values[("imds_relay_sink_waiting", "box", "box")] == relay.dispatcher.workers[0].waiting
     assert values[("imds_relay_sink_state", "box", "box", "on")] == 1
     assert values[("imds_relay_sink_tries_total", "", "box", "box", "deferred")] >= 1
     assert values[("imds_relay_sink_state", "box", "box", "disabled")] == 0

@@ -29,7 +29,7 @@ async def test_every_metric_of_the_page_is_served_as_it_says(tmp_path: Path) -> 
     async with run_measured_relay(tmp_path) as measured:
         relay = measured.running
         await relay.observe(make_event())
-        await eventually(lambda: bool(relay.dispatcher.measure_sink("box").ends))
+        await eventually(lambda: bool(relay.dispatcher.get_worker("box").ends))
         families = await scrape(relay)
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     suffixes = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
@@ -111,10 +111,10 @@ async def test_deliveries_dead_letters_and_the_circuit_of_each_sink_are_told(
     async with run_relay(tmp_path, sinks=("well", "sick")) as relay:
         relay.sinks["sick"].failure = Rejected("it never wants this", status=777)
         await relay.observe(make_event())
-        await eventually(lambda: relay.dispatcher.measure_sink("sick").ends["parked"] == 1)
+        await eventually(lambda: relay.dispatcher.get_worker("sick").ends["parked"] == 1)
         relay.sinks["sick"].failure = Deferred("it is down", skew=45.0)
         await relay.observe(*(make_event(event_id=f"event-{number}") for number in range(4)))
-        await eventually(lambda: relay.dispatcher.measure_sink("sick").circuit != "closed")
+        await eventually(lambda: relay.dispatcher.get_worker("sick").circuit_state != "closed")
         relay.clock.offset = 500.0
         found = await eventually(
             lambda: values(relay),

@@ -228,7 +228,7 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
     sink.failure = None
     for verb in ("ping", "pause", "resume"):
         assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status in (200, 202)
-    await eventually(lambda: not worker.unfinished_entry_count)
+    await eventually(lambda: not worker.waiting)
 
 
 async def _read_all(relay: RunningRelay) -> None:

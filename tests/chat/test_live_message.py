@@ -85,7 +85,7 @@ async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
             await relay.submit("hold", "bob")
             await relay.submit("release", "bob")
             clock.advance(4)  # more at once would be refused
-        await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)
+        await eventually(lambda: relay.dispatcher.workers[0].tries[("deferred", None)] > 0)
         relay.wall.calls.clear()
         relay.wall.error = None
         await clock.advance_until(lambda: bool(relay.wall.calls))
@@ -237,7 +237,7 @@ async def test_a_platform_that_takes_nothing_when_voting_closes_is_told_later(
         relay.wall.threads.clear()
         relay.wall.error = Deferred("down")
         await relay.pass_time(140)
-        await eventually(lambda: relay.dispatcher.status()[0].tries[("deferred", None)] > 0)
+        await eventually(lambda: relay.dispatcher.workers[0].tries[("deferred", None)] > 0)
         relay.wall.error = None
         await clock.advance_until(lambda: bool(relay.wall.threads))
         assert relay.wall.threads[None] == [

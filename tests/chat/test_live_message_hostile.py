@@ -59,9 +59,7 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
         workspace.failures["chat.postMessage"] = slowly
         relay.reboot("vm-0")
         await eventually(lambda: workspace.call_count("chat.postMessage") > 0)
-        await eventually(
-            lambda: relay.running.relay.dispatcher.get_worker("ops").unfinished_entry_count == 0
-        )
+        await eventually(lambda: relay.running.relay.dispatcher.get_worker("ops").waiting == 0)
         assert workspace.call_count("chat.postMessage") == 1
 
 

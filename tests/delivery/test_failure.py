@@ -248,7 +248,7 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
                 expected.setdefault(f"E-{number}", []).append(
                     await relay.record_event(f"E-{number}", name)
                 )
-        await eventually(lambda: relay.dispatcher.status()[0].failing)
+        await eventually(lambda: relay.dispatcher.workers[0].failing)
         await eventually(lambda: far.in_flight == 0)
         far.max_in_flight, may_answer = 0, asyncio.Event()
 
@@ -294,7 +294,7 @@ async def test_a_receiver_that_is_gone_disables_the_sink_which_keeps_its_entries
         await relay.settle()
         assert about(other, "relay.sink-disabled") == [("bus", 11 - 1)]
         assert [delivery.state for delivery in await relay.deliveries("bus")] == ["waiting"] * 11
-        status = relay.dispatcher.status()[0]
+        status = relay.dispatcher.workers[0]
         assert (status.state, status.reason, status.failing) == (
             "disabled",
             "it answered 410",
@@ -302,7 +302,7 @@ async def test_a_receiver_that_is_gone_disables_the_sink_which_keeps_its_entries
         )
     far.answer = accepts
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
-        assert relay.dispatcher.status()[0].state == "disabled"
+        assert relay.dispatcher.workers[0].state == "disabled"
         await relay.record_event("E-11")
         await relay.settle()
         assert not far.delivered
@@ -320,7 +320,7 @@ async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_r
         await relay.dispatcher.set_state("bus", "paused", "by local:ada")
         ids = [await relay.record_event(f"E-{number}") for number in range(5)]
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        assert (relay.dispatcher.status()[0].state, relay.dispatcher.status()[0].reason) == (
+        assert (relay.dispatcher.workers[0].state, relay.dispatcher.workers[0].reason) == (
             "paused",
             "by local:ada",
         )
@@ -362,7 +362,7 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
         await relay.dispatcher.set_state("paused", "paused", None)
         for subject in ("bad", "E-1", "E-2"):
             await relay.record_event(subject)
-        await eventually(lambda: slow.in_flight == 1 and relay.dispatcher.status()[1].failing)
+        await eventually(lambda: slow.in_flight == 1 and relay.dispatcher.workers[1].failing)
         drained = asyncio.create_task(relay.dispatcher.drain())
         for under_way in ("E-1", "E-2"):
             await eventually(lambda under_way=under_way: slow.attempts[-1][1].subject == under_way)
@@ -381,7 +381,7 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
 
 def of(relay: RunningDispatcher, sink: str) -> tuple[bool, str | None]:
     """Whether a sink is failing, and why."""
-    (status,) = (delivery for delivery in relay.dispatcher.status() if delivery.name == sink)
+    (status,) = (delivery for delivery in relay.dispatcher.workers if delivery.name == sink)
     return status.failing, status.reason
 
 
@@ -517,7 +517,7 @@ async def test_what_the_destination_does_not_need_any_more_is_superseded_and_no_
         )
         assert (first.state, first.reason) == ("superseded", "it has it")
         assert second.state == "delivered"
-        (status, _) = relay.dispatcher.status()
+        (status, _) = relay.dispatcher.workers
         assert (status.failing, status.reason) == (False, None)
 
 

@@ -97,7 +97,7 @@ async def test_a_probe_of_a_failing_sink_is_the_event_and_not_a_refusal(tmp_path
         for number in range(100):
             await relay.record_event(f"E-{number}", "approval.refused")
         await relay.forward(60.0)
-        assert relay.dispatcher.status()[0].failing
+        assert relay.dispatcher.workers[0].failing
         before = len(sink.attempts)
         await relay.record_event("E-new")
         await relay.forward(30.0)

@@ -62,7 +62,7 @@ async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
         await eventually(lambda: len(well.delivered) == 50)
         assert well.ids() == ids
         assert len(hung.attempts) == 2
-        assert [delivery.waiting for delivery in relay.dispatcher.status()] == [50, 0]
+        assert [delivery.waiting for delivery in relay.dispatcher.workers] == [50, 0]
 
 
 async def test_one_event_that_waits_holds_back_no_other_event(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink
                 ("relay.source-lost", ""),
             ]
         ]
-        assert relay.dispatcher.status()[0].waiting == 4
+        assert relay.dispatcher.workers[0].waiting == 4
         await relay.dispatcher.set_state("bus", "on", None)
         await eventually(lambda: len(bus.delivered) == 4)
         assert sorted(bus.ids()) == sorted(told[number] for number in (1, 2, 3, 5))

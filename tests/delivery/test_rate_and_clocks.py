@@ -62,7 +62,7 @@ async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_
         await eventually(lambda: bool(told()))
         skew = -29.0
         await relay.record_event("E-3")
-        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
         assert told() == [
             "its clock is 31 s ahead of ours: check both, because signatures contain the time"
         ]

@@ -82,7 +82,7 @@ async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: P
     tracemalloc.start()
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await eventually(lambda: far.in_flight == 2)
-        assert relay.dispatcher.status()[0].waiting == count
+        assert relay.dispatcher.workers[0].waiting == count
         restarted, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         far.answer = accepts
@@ -174,7 +174,7 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
     far = ScriptedSink(by_and_by, give_up_after=3600.0, longest_pause=300.0)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         told = await relay.record_event("E-1")
-        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
         await relay.store.transact(
             lambda tx: connection_of(tx).execute(
                 "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
@@ -230,7 +230,7 @@ async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_go
         await relay.dispatcher.set_state("bus", "on", None)
         await eventually(lambda: bool(far.delivered))
         assert [event.subject for event in far.delivered] == ["E-2"]
-        assert not relay.dispatcher.status()[0].failing
+        assert not relay.dispatcher.workers[0].failing
         await eventually(lambda: len(far.delivered) == 2)
         relay.store.read = read  # type: ignore[method-assign]  # as it was
         await relay.settle()
@@ -279,7 +279,7 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
     taken = [line.split() for line in lines_read if line.endswith("\n")]
     far = ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
         await relay.settle()
         everything = await relay.store.read(lambda tx: tx.journal.events_after(0, 10_000))
         assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
@@ -369,7 +369,7 @@ async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Pat
     chat = ScriptedSink(no_scheduled)
     async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
         await relay.record_event("E-1")
-        await eventually(lambda: relay.dispatcher.status()[0].waiting == 0)
+        await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
         await relay.dispatcher.set_state("chat", "paused", None)
         await relay.record_event("E-1", "event.started")
         chat.answer = accepts

@@ -103,11 +103,11 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
         await relay.record_event("poison")
         for number in range(3):
             await relay.forward(1800)
-            assert relay.dispatcher.status()[0].failing
+            assert relay.dispatcher.workers[0].failing
             await relay.record_event(f"E-{number}", "event.started")
             await relay.forward(0)
             assert drain.delivered[-1].subject == f"E-{number}"
-            assert not relay.dispatcher.status()[0].failing
+            assert not relay.dispatcher.workers[0].failing
         assert len(drain.times("poison")) < 100
 
 

@@ -68,7 +68,7 @@ async def run_page_relay(folder: Path, **settings: Any) -> AsyncIterator[Running
 
 async def all_delivered(relay: RunningRelay) -> None:
     """Wait until no sink has anything to do."""
-    await eventually(lambda: all(not sink.waiting for sink in relay.dispatcher.status()))
+    await eventually(lambda: all(not sink.waiting for sink in relay.dispatcher.workers))
 
 
 def reboot(relay: RunningRelay, minutes: float, **changes: Any) -> ScheduledEvent:
@@ -168,7 +168,7 @@ async def break_sinks(relay: RunningRelay) -> None:
     await relay.observe(
         make_event(event_id="DEAD-1"), make_event(event_id="DEAD-2", resources=("db-9",))
     )
-    await eventually(lambda: not relay.dispatcher.get_worker("drain").unfinished_entry_count)
+    await eventually(lambda: not relay.dispatcher.get_worker("drain").waiting)
     relay.sinks["bus"].failure = Deferred(
         "the broker does not answer: 10.0.0.4:5671, connection refused", after=0.01
     )

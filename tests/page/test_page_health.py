@@ -93,7 +93,7 @@ async def test_sinks_show_what_waits_and_send_again(page: Page, tmp_path: Path) 
         await expect(bus).to_contain_text("failing")
         await expect(bus).to_contain_text("connection refused")
         await expect(bus).to_contain_text(
-            f"Waiting{relay.dispatcher.get_worker('bus').unfinished_entry_count}, the"
+            f"Waiting{relay.dispatcher.get_worker('bus').waiting}, the"
         )
         await expect(bus.locator("dd").nth(1)).to_contain_text("open")
         letters = page.locator("#dead tr")
@@ -116,11 +116,11 @@ async def test_a_sink_is_paused_tested_and_resumed(page: Page, relay: RunningRel
     await eventually(lambda: "relay.ping" in relay.sinks["ops"].delivered_names())
     await ops.get_by_role("button", name="Pause ops").click()
     await expect(ops).to_contain_text("Paused by client:alice")
-    assert relay.dispatcher.status()[2].state == "paused"
+    assert relay.dispatcher.get_worker("ops").state == "paused"
     await expect(ops.get_by_role("button", name="Resume ops")).to_be_focused()
     await page.keyboard.press("Enter")
     await expect(ops).to_contain_text("takes events")
-    assert relay.dispatcher.status()[2].state == "on"
+    assert relay.dispatcher.get_worker("ops").state == "on"
 
 
 async def test_who_may_not_operate_gets_no_buttons_for_sinks(page: Page, tmp_path: Path) -> None:

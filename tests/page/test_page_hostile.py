@@ -62,7 +62,7 @@ async def test_text_from_azure_and_people_is_never_markup(page: Page, tmp_path: 
         await relay.observe(changed, odd_id, odd_type)
         bus = relay.dispatcher.get_worker("bus").health.circuit
         await eventually(lambda: bus.is_failing)
-        await eventually(lambda: not relay.dispatcher.get_worker("drain").unfinished_entry_count)
+        await eventually(lambda: not relay.dispatcher.get_worker("drain").waiting)
         await show(page, relay)
         for view, ready in (
             ("", ".event"),

@@ -136,9 +136,9 @@ async def test_what_waits_for_a_changed_sink_goes_to_its_new_address_in_order(
     ):
         old.status = 503
         events = [relay.schedule() for _ in range(3)]
-        await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 3)
+        await eventually(lambda: relay.running.relay.dispatcher.workers[0].waiting == 3)
         relay.azure.start(events[0])
-        await eventually(lambda: relay.running.relay.dispatcher.status()[0].waiting == 4)
+        await eventually(lambda: relay.running.relay.dispatcher.workers[0].waiting == 4)
         assert await relay.reload(sinks=[webhook(new.url)]) == [("sinks.drain", "changed")]
         await eventually(lambda: len(new.events) == 4)
         assert new.types_of(events[0].event_id) == ["event.scheduled", "event.started"]
@@ -195,7 +195,7 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
         stored = await relay.running.relay.store.read(
             lambda tx: tx.deliveries.sink_states_with_reasons()
         )
-        (status,) = relay.running.relay.dispatcher.status()
+        (status,) = relay.running.relay.dispatcher.workers
         assert stored == {"drain": (status.state, status.reason)}
         assert status.state == "disabled"
 
@@ -206,7 +206,7 @@ async def test_a_removed_sink_leaves_dead_letters_that_it_can_get_when_it_is_bac
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
         drain.status = 503
         event = relay.schedule()
-        await eventually(lambda: relay.running.relay.dispatcher.status()[0].failing)
+        await eventually(lambda: relay.running.relay.dispatcher.workers[0].failing)
         assert await relay.reload(sinks=[]) == [("sinks.drain", "removed")]
         _, page = await relay.call("GET", "/v1/deliveries")
         assert [(each["state"], each["reason"]) for each in page["items"]] == [
@@ -248,7 +248,7 @@ async def test_no_event_misses_a_sink_or_reaches_it_twice_while_reloads_come_and
         # A guest that is back gets everything that is live again, each once per visit.
         await eventually(lambda: set(event_ids) == set(_ids(guest)))
         assert all(name_of(event) == "event.scheduled" for event in keeper.events)
-        assert relay.running.relay.dispatcher.status()[0].tries == {("delivered", 204): 36}
+        assert relay.running.relay.dispatcher.workers[0].tries == {("delivered", 204): 36}
 
 
 class BreakingSettings(SinkSettings):
@@ -294,7 +294,7 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
         with pytest.raises(LookupError):
             await relay.running.live.prepare_configuration_take_over(broken)
         await eventually(lambda: Box.open_boxes == 0)
-        assert [sink.name for sink in relay.running.relay.dispatcher.status()] == ["drain"]
+        assert [sink.name for sink in relay.running.relay.dispatcher.workers] == ["drain"]
         event = relay.schedule()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
@@ -430,7 +430,7 @@ async def test_a_key_that_needs_a_restart_changes_nothing_else(tmp_path: Path) -
         for change, keys in changes:
             reason = await relay.refuse(**change, sinks=[webhook(drain.url)])
             assert reason == f"restart required for: {keys}. Nothing was changed"
-        assert relay.running.relay.dispatcher.status() == []
+        assert relay.running.relay.dispatcher.workers == []
         assert relay.reloader.problem is not None
         assert await relay.reload() == []
         assert relay.reloader.problem is None
@@ -441,7 +441,7 @@ async def test_a_certificate_that_cannot_be_read_changes_nothing(tmp_path: Path)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
         reason = await relay.refuse(api=api(tls=tls), sinks=[webhook(drain.url)])
         assert reason.startswith("api.tls: expected a certificate in PEM in ")
-        assert relay.running.relay.dispatcher.status() == []
+        assert relay.running.relay.dispatcher.workers == []
         assert (await relay.call("GET", "/readyz"))[1]["configuration"] == "refused"
 
 

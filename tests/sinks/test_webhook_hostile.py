@@ -99,7 +99,7 @@ async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_o
             await relay.record_event(f"E-{number}", "event.started")
         await eventually(lambda: len(well.requests) == 20)
         await eventually(
-            lambda: all(status.reason is not None for status in relay.dispatcher.status()[1:])
+            lambda: all(status.reason is not None for status in relay.dispatcher.workers[1:])
         )
         await relay.settle()
         for name in ("drips", "hangs"):

@@ -93,7 +93,7 @@ async def _redeliver(call: Call) -> RedeliveredDeadLetter:
     relay, dead_letter = call.relay, await find_delivery_of_path(call)
     if dead_letter is None or dead_letter.state != "parked":
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
-    if dead_letter.sink not in {sink.name for sink in relay.dispatcher.status()}:
+    if dead_letter.sink not in {sink.name for sink in relay.dispatcher.workers}:
         raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
     now = relay.clock.now()
     if not await relay.store.transact(
@@ -106,7 +106,7 @@ async def _redeliver(call: Call) -> RedeliveredDeadLetter:
 async def _redeliver_page_of_matching(call: Call) -> BulkRedeliveryResult:
     relay, now = call.relay, call.relay.clock.now()
     body: BulkRedeliveryRequest = call.body
-    sinks = [sink.name for sink in relay.dispatcher.status()]
+    sinks = [sink.name for sink in relay.dispatcher.workers]
     if body.sink is not None and body.sink not in sinks:
         raise Problem(
             404,

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from relay.api import ConfigurationReloader
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
-from relay.delivery.dispatcher import SinkStatus
+from relay.delivery.worker import Worker
 
 
 class LivenessStatus(TypedDict):
@@ -63,7 +63,7 @@ async def _show_readiness(call: Call) -> ReadinessStatus:
     relay = call.relay
     # Reasons name principals, hosts, users and files.
     tells_reasons = "read" in call.caller.rights.can
-    sinks = _sink_problems(relay.dispatcher.status(), tells_reasons=tells_reasons)
+    sinks = _sink_problems(relay.dispatcher.workers, tells_reasons=tells_reasons)
     configuration = _configuration_problem(call.server.reloader, tells_reasons=tells_reasons)
     problems = []
     if relay.source.lost:
@@ -94,17 +94,17 @@ def _configuration_problem(
     return ConfigurationProblem(configuration="refused", configurationProblem=reloader.problem)
 
 
-def _sink_problems(statuses: Sequence[SinkStatus], *, tells_reasons: bool) -> SinkProblems:
+def _sink_problems(sinks: Sequence[Worker], *, tells_reasons: bool) -> SinkProblems:
     readiness = SinkProblems(
         sinks=UndeliveringSinks(
-            failing=[sink.name for sink in statuses if sink.failing and sink.state == "on"],
-            disabled=[sink.name for sink in statuses if sink.state == "disabled"],
-            paused=[sink.name for sink in statuses if sink.state == "paused"],
+            failing=[sink.name for sink in sinks if sink.failing and sink.state == "on"],
+            disabled=[sink.name for sink in sinks if sink.state == "disabled"],
+            paused=[sink.name for sink in sinks if sink.state == "paused"],
         )
     )
     reasons = {
         sink.name: sink.reason
-        for sink in statuses
+        for sink in sinks
         if sink.reason and (sink.failing or sink.state != "on")
     }
     if reasons and tells_reasons:

@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Route
-from relay.delivery.dispatcher import SinkStatus
 from relay.delivery.sink_health import CircuitState
+from relay.delivery.worker import Worker
 from relay.errors import StoreUnavailable
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
@@ -64,20 +64,17 @@ class SinkList(TypedDict):
 
 
 async def _list_sinks(call: Call) -> SinkList:
-    dispatcher = call.relay.dispatcher
     dead_letters = await _count_dead_letters_by_sink(call)
-    items = []
-    for sink in dispatcher.status():
-        measured = dispatcher.measure_sink(sink.name)
-        items.append(
-            SinkSummary(
-                **_sink_details(sink),
-                circuit=measured.circuit,
-                oldestWaitingSeconds=measured.oldest_age,
-                delivered=measured.ends.get("delivered", 0),
-                deadLetters=None if dead_letters is None else dead_letters.get(sink.name, 0),
-            )
+    items = [
+        SinkSummary(
+            **_sink_details(sink),
+            circuit=sink.circuit_state,
+            oldestWaitingSeconds=sink.oldest_age(),
+            delivered=sink.ends["delivered"],
+            deadLetters=None if dead_letters is None else dead_letters.get(sink.name, 0),
         )
+        for sink in call.relay.dispatcher.workers
+    ]
     return SinkList(items=items)
 
 
@@ -88,18 +85,17 @@ async def _count_dead_letters_by_sink(call: Call) -> Mapping[str, int] | None:
         return None
 
 
-def _find_sink(call: Call) -> SinkStatus:
+def _find_sink(call: Call) -> Worker:
     name = call.request.match_info["name"]
-    sinks = call.relay.dispatcher.status()
-    for sink in sinks:
-        if sink.name == name:
-            return sink
-    choices = describe_choices(name, [sink.name for sink in sinks])
-    raise Problem(404, f"no such sink in the configuration; {choices}")
+    sinks = {sink.name: sink for sink in call.relay.dispatcher.workers}
+    if name not in sinks:
+        choices = describe_choices(name, list(sinks))
+        raise Problem(404, f"no such sink in the configuration; {choices}")
+    return sinks[name]
 
 
 async def _ping(call: Call) -> PingRecorded:
-    relay, name, at = call.relay, _find_sink(call).name, call.relay.clock.now()
+    relay, name, at = call.relay, _find_sink(call).settings.name, call.relay.clock.now()
     reason = f"a test message, asked for by {call.caller.principal}"
 
     def record_ping_event_for_delivery(tx: Transaction) -> CloudEvent:
@@ -122,7 +118,8 @@ async def _resume(call: Call) -> SinkDetails:
 
 
 async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | None) -> SinkDetails:
-    name = _find_sink(call).name
+    sink = _find_sink(call)
+    name = sink.name
     await call.relay.dispatcher.set_state(name, state, reason)
     principal = call.caller.principal
     _log.warning(
@@ -132,10 +129,10 @@ async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | N
         principal,
         extra=log_extra(sink=name, state=state, principal=principal),
     )
-    return _sink_details(_find_sink(call))
+    return _sink_details(sink)
 
 
-def _sink_details(sink: SinkStatus) -> SinkDetails:
+def _sink_details(sink: Worker) -> SinkDetails:
     return SinkDetails(
         name=sink.name,
         kind=sink.kind,
