@@ -29,7 +29,7 @@ from relay.approvals.transitions import (
 from relay.events.build import Origin, approval_or_startrequest_event
 from relay.events.remarks import NO_REMARKS
 from relay.events.timestamps import format_rfc3339
-from relay.store import Decision, Grant, GrantState, Mode, RecordedEvent
+from relay.store import Decision, Grant, GrantState, Mode, RecordedEvent, TrackedEvent
 from relay.store.transaction import Transaction
 
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
@@ -84,15 +84,9 @@ def record_decision(
         **waits_field("waitingFor", waiting_for),
         **standing_holds_field(status.active_standing_holds),
     }
-    event = _record_event(
-        tx,
-        origin.copy_for_scope(status.occurrence.scope),
-        "approval.recorded",
-        status.occurrence.data,
-        details,
-        cause=cause,
-        at=decision.at,
-        dry_run=decision.dry_run,
+    dry_run, at = decision.dry_run, decision.at
+    event = _record_about(
+        tx, origin, status.occurrence, "approval.recorded", details, cause, at, dry_run=dry_run
     )
     return replace(decision, recorded_event_id=event.id, position=event.position)
 
@@ -107,31 +101,22 @@ def record_refusal(
     mode: Mode,
 ) -> None:
     """Record ``approval.refused``. ``status`` is None if the request names no known event."""
-    event_data: Mapping[str, Any] = {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
-    votes, cause = _NO_VOTES, request.message_id
-    if status is not None:
-        origin = origin.copy_for_scope(status.occurrence.scope)
-        event_data, votes = status.occurrence.data, status.vote_count_fields
-        cause = cause or status.occurrence.last_event_id
     details = {
         "approvalId": new_approval_id(),
         "decision": request.decision,
         "principal": request.caller.principal,
         "channel": request.caller.channel,
         **request.remarks,
-        **votes,
+        **(_NO_VOTES if status is None else status.vote_count_fields),
         "refusal": reason,
     }
-    _record_event(
-        tx,
-        origin,
-        "approval.refused",
-        event_data,
-        details,
-        cause=cause,
-        at=request.at,
-        dry_run=mode == "dry-run",
-    )
+    name, at, dry_run = "approval.refused", request.at, mode == "dry-run"
+    if status is not None:
+        cause = request.message_id or status.occurrence.last_event_id
+        _record_about(tx, origin, status.occurrence, name, details, cause, at, dry_run=dry_run)
+    else:
+        unknown = {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
+        _record(tx, origin, name, unknown, details, request.message_id, at, dry_run=dry_run)
 
 
 def record_transition(
@@ -185,20 +170,14 @@ def record_start_answer(
     answered = next(
         each for each in tx.approvals.of_occurrence(occurrence).grants if each.id == grant.id
     )
-    _record_event(
-        tx,
-        origin.copy_for_scope(occurrence.scope),
-        "startrequest.accepted" if state == "accepted" else "startrequest.failed",
-        occurrence.data,
-        {
-            "approvalId": grant.approval_id,
-            "status": answered.status if http_status is None else http_status,
-            "attempts": answered.attempts,
-            "reason": reason,
-        },
-        cause=grant.cause,
-        at=at,
-    )
+    details = {
+        "approvalId": grant.approval_id,
+        "status": answered.status if http_status is None else http_status,
+        "attempts": answered.attempts,
+        "reason": reason,
+    }
+    name = "startrequest.accepted" if state == "accepted" else "startrequest.failed"
+    _record_about(tx, origin, occurrence, name, details, grant.cause, at)
 
 
 def _void_votes(
@@ -207,19 +186,14 @@ def _void_votes(
     decisions, reason = transition.decisions, transition.reason
     occurrence = status.occurrence
     cause = decisions[-1].recorded_event_id if reason == "expired" else occurrence.last_event_id
-    _record_event(
-        tx,
-        origin.copy_for_scope(occurrence.scope),
-        "approval.voided",
-        occurrence.data,
-        {
-            "why": reason,
-            **_ended_decisions_field(decisions),
-            **waits_field("waitedFor", transition.waited_for),
-        },
-        cause=cause,
-        at=status.now,
-        dry_run=all(vote.dry_run for vote in decisions),
+    details = {
+        "why": reason,
+        **_ended_decisions_field(decisions),
+        **waits_field("waitedFor", transition.waited_for),
+    }
+    dry_run = all(vote.dry_run for vote in decisions)
+    _record_about(
+        tx, origin, occurrence, "approval.voided", details, cause, status.now, dry_run=dry_run
     )
 
 
@@ -245,23 +219,16 @@ def _record_reminder(tx: Transaction, origin: Origin, status: ApprovalStatus) ->
     """Record the only reminder for this revision of the event."""
     occurrence, closes_at = status.occurrence, status.voting_closes_at
     assert closes_at is not None  # noqa: S101  # without NotBefore nobody is reminded
-    _record_event(
-        tx,
-        origin.copy_for_scope(occurrence.scope),
-        "approval.reminder",
-        occurrence.data,
-        {
-            **status.vote_count_fields,
-            "missing": status.votes_missing,
-            "mayVote": list(status.voters_without_vote),
-            "uncoveredResources": list(status.uncovered_resources),
-            "closes": format_rfc3339(closes_at),
-            "runbook": status.runbook,
-        },
-        cause=occurrence.last_event_id,
-        at=status.now,
-        dry_run=status.mode == "dry-run",
-    )
+    details = {
+        **status.vote_count_fields,
+        "missing": status.votes_missing,
+        "mayVote": list(status.voters_without_vote),
+        "uncoveredResources": list(status.uncovered_resources),
+        "closes": format_rfc3339(closes_at),
+        "runbook": status.runbook,
+    }
+    name, cause, dry_run = "approval.reminder", occurrence.last_event_id, status.mode == "dry-run"
+    _record_about(tx, origin, occurrence, name, details, cause, status.now, dry_run=dry_run)
 
 
 def _create_grant(
@@ -271,7 +238,7 @@ def _create_grant(
     status: ApprovalStatus,
     cause: Decision | None,
 ) -> None:
-    rule, dry_run = transition.rule, status.mode == "dry-run"
+    rule = transition.rule
     vote = status.counted_votes[-1] if status.quorum is not None else None
     # If this transaction has recorded no decision, the newest vote causes a grant by votes.
     deciding = cause or vote
@@ -286,30 +253,43 @@ def _create_grant(
         **(vote.remarks if vote is not None else NO_REMARKS),
         **status.vote_count_fields,
     }
-    _record_event(
-        tx,
-        origin.copy_for_scope(status.occurrence.scope),
+    name, cause_id, dry_run = (
         "approval.granted",
-        status.occurrence.data,
-        details,
-        cause=message_id or recorded_id,
-        at=status.now,
-        dry_run=dry_run,
+        message_id or recorded_id,
+        status.mode == "dry-run",
+    )
+    _record_about(
+        tx, origin, status.occurrence, name, details, cause_id, status.now, dry_run=dry_run
     )
 
 
-def _record_event(
+def _record_about(
+    tx: Transaction,
+    origin: Origin,
+    occurrence: TrackedEvent,
+    name: str,
+    details: Mapping[str, Any],
+    cause: str | None,
+    at: datetime,
+    *,
+    dry_run: bool = False,
+) -> RecordedEvent:
+    """Record an ``approval.*`` or ``startrequest.*`` about an event of Azure; return it."""
+    origin = origin.copy_for_scope(occurrence.scope)
+    return _record(tx, origin, name, occurrence.data, details, cause, at, dry_run=dry_run)
+
+
+def _record(
     tx: Transaction,
     origin: Origin,
     name: str,
     event_data: Mapping[str, Any],
     details: Mapping[str, Any],
-    *,
     cause: str | None,
     at: datetime,
-    dry_run: bool = False,
+    *,
+    dry_run: bool,
 ) -> RecordedEvent:
-    """Record an ``approval.*`` or ``startrequest.*`` event; return it with its position."""
     if dry_run:
         details = {**details, "dryRun": True}
     event = approval_or_startrequest_event(

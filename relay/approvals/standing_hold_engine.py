@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any
 
 import orjson
 
@@ -48,8 +50,8 @@ def create_standing_hold(tx: Transaction, origin: Origin, request: CreateRequest
         )
         if refusal is not None:
             return _refusal_answer(refusal)
-        hold = _record_hold(tx, origin, request)
-        return DecisionAnswer(201, standing_hold_to_json_object(hold))
+        hold = _build_hold(request)
+        return DecisionAnswer(201, _record(tx, origin, CREATED, hold, request.at))
 
     return _decide_or_repeat_first_answer(tx, request, decide)
 
@@ -65,14 +67,8 @@ def end_standing_hold(
         if refusal is not None:
             return _refusal_answer(refusal)
         assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one
-        principal = request.caller.principal
-        ended = {"endedBy": principal, "endReason": request.reason}
-        data = {**standing_hold_to_json_object(hold), **ended}
-        head = str(tx.head())
-        event = standing_hold_event(ENDED, origin, request.at, data=data, head=head)
-        tx.record(event, request.at)
-        _refresh_messages(tx, hold, request.at)
-        return DecisionAnswer(200, data)
+        ended = {"endedBy": request.caller.principal, "endReason": request.reason}
+        return DecisionAnswer(200, _record(tx, origin, ENDED, hold, request.at, ended))
 
     return _decide_or_repeat_first_answer(tx, request, decide)
 
@@ -81,9 +77,7 @@ def expire_standing_holds(tx: Transaction, origin: Origin, now: datetime) -> lis
     """Expire the standing holds whose time is over; return them."""
     expired = [hold for hold in tx.standing_holds.list_open() if hold.ends <= now]
     for hold in expired:
-        data, head = standing_hold_to_json_object(hold), str(tx.head())
-        tx.record(standing_hold_event(EXPIRED, origin, now, data=data, head=head), now)
-        _refresh_messages(tx, hold, now)
+        _record(tx, origin, EXPIRED, hold, now)
     return expired
 
 
@@ -107,9 +101,9 @@ def _decide_or_repeat_first_answer(
     return answer
 
 
-def _record_hold(tx: Transaction, origin: Origin, request: CreateRequest) -> StandingHold:
+def _build_hold(request: CreateRequest) -> StandingHold:
     starts, ends = hold_times(request)
-    hold = StandingHold(
+    return StandingHold(
         hold_id=new_approval_id(),
         conditions=orjson.dumps(conditions_to_json_object(request.body.match)).decode(),
         within=orjson.dumps(patterns_of_rights(request.caller.rights)).decode(),
@@ -120,10 +114,6 @@ def _record_hold(tx: Transaction, origin: Origin, request: CreateRequest) -> Sta
         reason=request.body.reason,
         created=request.at,
     )
-    data, head = standing_hold_to_json_object(hold), str(tx.head())
-    tx.record(standing_hold_event(CREATED, origin, request.at, data=data, head=head), request.at)
-    _refresh_messages(tx, hold, request.at)
-    return hold
 
 
 def _refusal_answer(refusal: Refusal) -> DecisionAnswer:
@@ -131,13 +121,23 @@ def _refusal_answer(refusal: Refusal) -> DecisionAnswer:
     return DecisionAnswer(refusal.status, {"detail": refusal.reason, **field})
 
 
-def _refresh_messages(tx: Transaction, hold: StandingHold, now: datetime) -> None:
-    """Make the messages about the events that a standing hold is about due for refresh."""
-    about = [
-        occurrence.id
-        for occurrence in tx.occurrences.live_occurrences()
-        if is_about(hold, occurrence)
-    ]
+def _record(
+    tx: Transaction,
+    origin: Origin,
+    name: str,
+    hold: StandingHold,
+    at: datetime,
+    added: Mapping[str, str | None] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Record an event about a standing hold; return its data.
+
+    The messages about the events that it is about become due for refresh.
+    """
+    data = {**standing_hold_to_json_object(hold), **added}
+    tx.record(standing_hold_event(name, origin, at, data=data, head=str(tx.head())), at)
+    live = tx.occurrences.live_occurrences()
+    about = [occurrence.id for occurrence in live if is_about(hold, occurrence)]
     shown = tx.messages.filter_shown_occurrences(about)
     if shown:
-        tx.messages.refresh_about(shown, now)
+        tx.messages.refresh_about(shown, at)
+    return data
