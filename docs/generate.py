@@ -109,8 +109,20 @@ def examples() -> list[CloudEvent]:
 
 
 def catalog() -> str:
-    """Return the part of docs/events.md that lists each type with its data and an example."""
-    sections = map(_section, CATALOG, examples())
+    """Return the part of docs/events.md that lists each type with its data and an example.
+
+    The first type of a family has a whole one. The others show the data that differs.
+    """
+    first: dict[str, CloudEvent] = {}
+    sections = []
+    for definition, example in zip(CATALOG, examples(), strict=True):
+        family = definition.name.partition(".")[0]
+        shown = orjson.loads(example.body)
+        if family in first:
+            known = first["event" if "eventId" in example.data else family].data
+            shown = dict(item for item in example.data.items() if item not in known.items())
+        first.setdefault(family, example)
+        sections.append(_section(definition, shown))
     return "\n".join(sections)
 
 
@@ -283,7 +295,7 @@ def _head(position: int) -> str:
     return f"{position}:{'3b' * 32}"
 
 
-def _section(definition: EventDefinition, example: CloudEvent) -> str:
+def _section(definition: EventDefinition, example: Mapping[str, Any]) -> str:
     schema = TypeAdapter(definition.data).json_schema()
     fields = schema["properties"]
     introduction = "`data`:"
@@ -310,7 +322,7 @@ def _section(definition: EventDefinition, example: CloudEvent) -> str:
             *rows,
             "",
             "```json",
-            _pretty(orjson.loads(example.body)),
+            _pretty(example),
             "```",
             "",
         ]

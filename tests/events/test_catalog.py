@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from datetime import datetime
 from typing import Any
 
@@ -58,9 +57,16 @@ def written(said: CloudEvent) -> dict[str, Any]:
 
 
 def test_the_examples_of_the_page_are_valid() -> None:
+    """The first of a family is whole; the others show the data that differs."""
     shown = [orjson.loads(text) for text in blocks("docs/events.md", "json")]
-    assert [event["type"] for event in shown] == [kind.type for kind in CATALOG]
-    for event, kind in zip(shown, CATALOG, strict=True):
+    whole = {event["type"].split(".")[2]: event for event in shown if "type" in event}
+    assert whole.keys() == {kind.name.partition(".")[0] for kind in CATALOG}
+    for block, kind in zip(shown, CATALOG, strict=True):
+        event = block
+        if "type" not in block:
+            about = "event" if "eventId" in EXAMPLES[kind.name].data else kind.name.split(".")[0]
+            event = written(EXAMPLES[kind.name]) | {"data": whole[about]["data"] | block}
+        assert event["type"] == kind.type
         STRICT[kind.name].validate(event)
 
 
@@ -131,15 +137,13 @@ def test_every_generated_file_is_up_to_date() -> None:
 
 
 @EACH_TYPE
-def test_the_page_names_each_type_with_every_field_and_a_true_example(
+def test_the_page_names_each_type_with_every_field(
     kind: EventDefinition,
 ) -> None:
     page = generate.EVENTS_PAGE.read_text(encoding="utf-8")
     section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
     assert kind.type in section
     assert kind.when in section
-    (example,) = re.findall(r"```json\n(.*?)\n```", section, re.DOTALL)
-    STRICT[kind.name].validate(orjson.loads(example))
     shared = (
         set(cloudevent_schema(CATALOG[0])["properties"]["data"]["properties"])
         if kind is not CATALOG[0]
