@@ -33,9 +33,8 @@ from relay.events.build import common_event_data
 from relay.events.model import diff_events_with_document
 from relay.events.timestamps import format_rfc3339, format_sortable, parse_timestamp
 from relay.fleet.message_reader import read_message
-from relay.imds.api_version_features import API_VERSIONS
 from relay.imds.discover import read_lease, read_reply
-from relay.imds.document import parse_document
+from relay.imds.document import API_VERSIONS, parse_document
 from relay.imds.instance_metadata import derive_scope, parse_instance, resource_names
 from relay.net.egress import is_refused, parse_address_literal, parse_receiver_url
 from relay.net.http import parse_retry_after

@@ -48,7 +48,7 @@ from relay.amqp.topology import (
 from relay.clock import Clock, wait_for_event
 from relay.errors import Deferred
 from relay.log_once import LogOnce
-from relay.net.backoff import exponential_backoff
+from relay.net import exponential_backoff
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
 MAX_WAITING = 200

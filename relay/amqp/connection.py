@@ -33,7 +33,7 @@ from relay.amqp.failures import (
 from relay.amqp.frame_streams import MAX_BODY_BYTES, CoalescingWriter, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.net.backoff import exponential_backoff, with_jitter
+from relay.net import exponential_backoff, with_jitter
 from relay.net.egress import guarded_socket
 from relay.net.tls import client_context_trusting_ca_file, load_client_certificate
 

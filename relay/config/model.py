@@ -28,7 +28,7 @@ from relay.config.voters import Voter, check_principals_exist, voters_of_quorum
 from relay.events.match import matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
-from relay.imds.api_version_features import SOURCE_SINCE
+from relay.imds.document import SOURCE_SINCE
 from relay.settings import KeyPath, Section, WrongValue, check_unique, text_pattern_validator
 from relay.sinks import SinkSettings
 from relay.store import StoreSettings

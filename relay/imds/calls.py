@@ -33,7 +33,7 @@ from relay.errors import (
     SourceUnavailable,
 )
 from relay.events.timestamps import parse_timestamp
-from relay.net.backoff import exponential_backoff
+from relay.net import exponential_backoff
 from relay.net.http import measure_clock_skew, parse_retry_after
 
 MAX_CALLS = 2

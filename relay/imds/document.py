@@ -1,27 +1,47 @@
-"""Reads the Scheduled Events document of IMDS. Unknown content is ignored, broken content refused.
+"""Reads the Scheduled Events document of IMDS, and knows what each version of the API has.
 
-Source of every field: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+Unknown content is ignored, broken content refused. Source of every field and of the table of
+versions: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+(docs/protocol.md#api-versions).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from relay.errors import DocumentError
+from relay.events.match import Match
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.imds.api_version_features import NEWEST_API_VERSION, prefixes_resource_names
 from relay.validation import first_error_path_and_message
 
+API_VERSIONS: Final = (
+    "2017-03-01",
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+)
+"""Oldest first."""
+NEWEST_API_VERSION: Final = API_VERSIONS[-1]
+SOURCE_SINCE: Final = "2019-08-01"
+"""Since this version a document says who started an event."""
+DURATION_SINCE: Final = "2020-07-01"
+"""Since this version a document says how long an interruption lasts."""
+_PREFIX_UNTIL: Final = "2017-03-01"
+"""In documents of this version, names in ``Resources`` begin with an additional ``_``."""
+_TYPE_SINCE: Final[Mapping[str, str]] = {"preempt": "2017-11-01", "terminate": "2019-01-01"}
 _SEVERITY = ("terminate", "preempt", "redeploy", "reboot", "freeze", "")
 
 
@@ -103,7 +123,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
     try:
         content = orjson.loads(body)
-        events = _parse_entries(content, prefixed=prefixes_resource_names(api_version))
+        events = _parse_entries(content, prefixed=api_version <= _PREFIX_UNTIL)
     except orjson.JSONDecodeError as error:
         raise DocumentError(
             f"expected a Scheduled Events document, got a body that is not JSON: {error}",
@@ -162,3 +182,21 @@ def _severity_rank(event_type: str | None) -> int:
     name = (event_type or "").lower()
     # A type that we do not know may be worse than all others.
     return _SEVERITY.index(name) if name in _SEVERITY else -1
+
+
+def shows_all_types(api_version: str) -> bool:
+    """Whether documents of this version show events of every type."""
+    return api_version >= max(_TYPE_SINCE.values())
+
+
+def find_impossible_conditions(match: Match, api_version: str) -> Iterator[str]:
+    """Yield why no event of this version can ever meet a condition: one text for each key."""
+    if match.event_source is not None and api_version < SOURCE_SINCE:
+        yield f"event_source: the source is not known before {SOURCE_SINCE}"
+    if match.duration is not None and api_version < DURATION_SINCE:
+        yield f"duration: it is not known before {DURATION_SINCE}"
+    if match.event_type is not None:
+        since = [_TYPE_SINCE.get(name.lower(), "") for name in match.event_type]
+        if all(api_version < first for first in since):
+            names = ", ".join(match.event_type)
+            yield f"event_type: there is no {names} before {min(since)}"

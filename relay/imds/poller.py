@@ -30,11 +30,10 @@ from relay.events.build import RecordRelayEvent
 from relay.events.model import Document
 from relay.histogram import Histogram
 from relay.imds import SourceSettings
-from relay.imds.api_version_features import shows_all_types
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
-from relay.imds.document import parse_document
-from relay.ingest.recorder import Recorder, SuccessfulPoll
+from relay.imds.document import parse_document, shows_all_types
+from relay.ingest import Recorder, SuccessfulPoll
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
 from relay.store import Grant

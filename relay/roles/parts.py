@@ -45,7 +45,7 @@ from relay.imds.instance_metadata import (
     wait_for_instance_metadata,
 )
 from relay.imds.poller import Poller
-from relay.ingest.recorder import Recorder
+from relay.ingest import Recorder
 from relay.sinks import SinkSettings
 from relay.store import JournalHead, StateFileScopeAndVm
 from relay.store.journal import GENESIS

@@ -21,7 +21,7 @@ from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort
-from relay.ingest.recorder import names_this_vm
+from relay.ingest import names_this_vm
 from relay.roles import RunningRelay
 from relay.roles.live_parts import DecidingParts
 from relay.roles.parts import (

@@ -20,7 +20,7 @@ from relay.fleet.settings import HubSettings
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
-from relay.ingest.recorder import Recorder
+from relay.ingest import Recorder
 from tests.api.running_relay import ORIGIN, SCOPE, RunningRelay, run_relay
 from tests.background_tasks import BackgroundTasks
 from tests.eventually import eventually

@@ -31,7 +31,7 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import EventSighting, Recorder, SuccessfulPoll
+from relay.ingest import EventSighting, Recorder, SuccessfulPoll
 from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings

@@ -27,7 +27,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.remarks import NO_REMARKS, remarks_in
 from relay.events.timestamps import format_rfc3339
-from relay.ingest.recorder import EventSighting, Recorder, SuccessfulPoll
+from relay.ingest import EventSighting, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
 from relay.store.approvals import FoldCache
 from relay.store.file import StateFile, open_state_file

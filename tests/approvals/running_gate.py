@@ -23,7 +23,7 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable, StartReq
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
-from relay.ingest.recorder import (
+from relay.ingest import (
     EventDeparture,
     EventSighting,
     Recorder,

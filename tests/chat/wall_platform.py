@@ -23,7 +23,7 @@ from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred
 from relay.events.model import Document, ScheduledEvent
-from relay.ingest.recorder import Recorder, SuccessfulPoll
+from relay.ingest import Recorder, SuccessfulPoll
 from relay.sentences import PrincipalRef, Text
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store

@@ -36,7 +36,7 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import Pulse, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest.recorder import EventDeparture, EventSighting, Recorder
+from relay.ingest import EventDeparture, EventSighting, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import NOTHING, EventApprovals, fold
 from relay.store.file import open_for_reading

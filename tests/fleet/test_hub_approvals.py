@@ -16,7 +16,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
-from relay.ingest.recorder import EventSighting, Recorder
+from relay.ingest import EventSighting, Recorder
 from tests.api.running_relay import make_event
 from tests.eventually import eventually
 from tests.journey.bus import Bus, define_users, unused_exchange

@@ -25,7 +25,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.poller import Poller
-from relay.ingest.recorder import Recorder
+from relay.ingest import Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN

@@ -22,7 +22,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest.recorder import EventSighting, Recorder
+from relay.ingest import EventSighting, Recorder
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
 from relay.store.file import open_for_reading
 from relay.store.journal import read_all_rows, verify_journal

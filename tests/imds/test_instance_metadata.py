@@ -26,7 +26,7 @@ from relay.imds.instance_metadata import (
     resource_names,
     wait_for_instance_metadata,
 )
-from relay.ingest.recorder import names_this_vm
+from relay.ingest import names_this_vm
 from tests.clocks import ManualClock
 from tests.imds.scripted_server import Answer, ScriptedServer, answers_in_order, run_server
 

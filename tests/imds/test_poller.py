@@ -21,10 +21,10 @@ import pytest
 from relay.errors import SourceError
 from relay.events.cloudevent import CloudEvent
 from relay.imds import SourceSettings
-from relay.imds.api_version_features import NEWEST_API_VERSION
 from relay.imds.client import ImdsClient
+from relay.imds.document import NEWEST_API_VERSION
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, LARGE_BODY, Poller
-from relay.ingest.recorder import Recorder
+from relay.ingest import Recorder
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store

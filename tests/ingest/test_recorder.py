@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relay.events.model import Document, ScheduledEvent
-from relay.ingest.recorder import CHANGES_PER_STEP, Recorder, SuccessfulPoll
+from relay.ingest import CHANGES_PER_STEP, Recorder, SuccessfulPoll
 from relay.store import GrantState
 from relay.store.transaction import Transaction
 from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.net.backoff import exponential_backoff, with_jitter
+from relay.net import exponential_backoff, with_jitter
 
 
 @pytest.mark.parametrize(

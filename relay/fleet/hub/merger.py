@@ -42,7 +42,7 @@ from relay.fleet.hub.merge import (
     forget_agent,
     wait_again_for_agents,
 )
-from relay.ingest.recorder import EventDeparture, EventSighting, Recorder
+from relay.ingest import EventDeparture, EventSighting, Recorder
 from relay.store import EventKeyFormat
 from relay.store.fleet import SightingRow
 from relay.store.sqlite import Store

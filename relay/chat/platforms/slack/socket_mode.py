@@ -24,7 +24,7 @@ from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
-from relay.net.backoff import exponential_backoff, with_jitter
+from relay.net import exponential_backoff, with_jitter
 
 HEARTBEAT_INTERVAL = 10.0
 """Seconds between pings. aiohttp closes a connection that does not answer within half of it."""

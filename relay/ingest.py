@@ -1,8 +1,9 @@
-"""Records what a source found out about events.
+"""Records what has changed since the last document of scheduled events, for any source.
 
-The recorder compares it with the snapshot in the store. It journals one CloudEvent for each change
-and moves the snapshot on, in one transaction. It does not know which source it was: a poll of the
-metadata service gives a whole document, the agents of a fleet give news of single events.
+The poller of a relay (`relay.imds.poller`) gives the `Recorder` a whole document, the hub of a
+fleet (`relay.fleet.hub.merger`) news of single events. The recorder compares it with the snapshot
+in the store, journals one CloudEvent for each change, and moves the snapshot on, in one
+transaction.
 
 For a poll, the recorder tells itself whether an event ended with a reboot of this VM. Each live row
 of the snapshot holds the boot id of the VM. An event that can explain a reboot keeps the boot id of
