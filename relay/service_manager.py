@@ -1,7 +1,8 @@
 """Tells the service manager (systemd) when the relay runs, reloads, is alive, and stops.
 
 The service manager names a datagram socket in NOTIFY_SOCKET and the time of its watchdog in
-WATCHDOG_USEC. Without NOTIFY_SOCKET nothing is sent. Decision 41 says why this is our own code.
+WATCHDOG_USEC. Without NOTIFY_SOCKET nothing is sent. Why this is our own code:
+docs/decisions.md#libraries-and-where-there-is-none.
 """
 
 from __future__ import annotations
