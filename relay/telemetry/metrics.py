@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
@@ -29,25 +30,24 @@ Value: TypeAlias = float | Histogram
 Samples: TypeAlias = Mapping[str, Sequence[tuple[tuple[str, ...], Value]]]
 """By the name of the metric: values, each with its labels in the order of the definition."""
 MetricKind = Literal["counter", "gauge", "histogram", "info"]
-Unit = Literal["", "seconds"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """The definition of a metric. ``labels`` has the meaning of each label.
 
     ``only`` says which relays have the metric; empty: all of them.
     """
 
-    name: str
     kind: MetricKind
+    name: str
     help: str
     labels: Mapping[str, str] = field(default_factory=dict)
     only: str = ""
 
     @property
-    def unit(self) -> Unit:
-        """The unit; empty for plain numbers."""
+    def unit(self) -> str:
+        """The unit, for docs/metrics.md; empty for plain numbers."""
         return "seconds" if self.name.endswith("_seconds") else ""
 
 
@@ -61,270 +61,183 @@ _SINK = {"sink": "the name in the configuration", "kind": "such as `webhook`"}
 _WITH_POLLS = "not on a hub"
 _ON_HUB = "on a hub"
 
+_counter = partial(Metric, "counter")
+_gauge = partial(Metric, "gauge")
+_histogram = partial(Metric, "histogram")
+_info = partial(Metric, "info")
+
 METRICS = (
-    Metric(
-        name="imds_relay_build_info",
-        kind="info",
-        help="The running relay",
-        labels={
-            "version": "of imds-relay",
-            "scope": "of the relay",
-            "relay": "the name of the relay",
-        },
+    _info(
+        "imds_relay_build_info",
+        "The running relay",
+        {"version": "of imds-relay", "scope": "of the relay", "relay": "the name of the relay"},
     ),
-    Metric(
-        name="imds_relay_config_last_reload_successful",
-        kind="gauge",
-        help="1 unless the last reload was refused, so that an earlier configuration is in force",
+    _gauge(
+        "imds_relay_config_last_reload_successful",
+        "1 unless the last reload was refused, so that an earlier configuration is in force",
     ),
-    Metric(
-        name="imds_relay_polls_total",
-        kind="counter",
-        help="Polls of the metadata service; on a hub messages of agents",
+    _counter(
+        "imds_relay_polls_total", "Polls of the metadata service; on a hub messages of agents"
     ),
-    Metric(
-        name="imds_relay_poll_failures",
-        kind="gauge",
-        help="Polls in a row without a usable response; on a hub failed connections in a row",
+    _gauge(
+        "imds_relay_poll_failures",
+        "Polls in a row without a usable response; on a hub failed connections in a row",
     ),
-    Metric(
-        name="imds_relay_poll_duration_seconds",
-        kind="histogram",
-        help="Time until the metadata service had answered with a document",
+    _histogram(
+        "imds_relay_poll_duration_seconds",
+        "Time until the metadata service had answered with a document",
         only=_WITH_POLLS,
     ),
-    Metric(
-        name="imds_relay_poll_age_seconds",
-        kind="gauge",
-        help="Time since the last good poll; missing before the first one",
+    _gauge(
+        "imds_relay_poll_age_seconds",
+        "Time since the last good poll; missing before the first one",
         only=_WITH_POLLS,
     ),
-    Metric(
-        name="imds_relay_source_lost",
-        kind="gauge",
-        help="1 while the metadata service gives no usable response; on a hub while it is not "
+    _gauge(
+        "imds_relay_source_lost",
+        "1 while the metadata service gives no usable response; on a hub while it is not "
         "connected to RabbitMQ",
     ),
-    Metric(
-        name="imds_relay_clock_offset_seconds",
-        kind="gauge",
-        help="How far the clock is certainly ahead of that of the metadata service; negative if "
+    _gauge(
+        "imds_relay_clock_offset_seconds",
+        "How far the clock is certainly ahead of that of the metadata service; negative if "
         "it is behind, missing if it is not known",
         only=_WITH_POLLS,
     ),
-    Metric(
-        name="imds_relay_store_failing",
-        kind="gauge",
-        help="1 while the state file cannot be written",
+    _gauge("imds_relay_store_failing", "1 while the state file cannot be written"),
+    _histogram(
+        "imds_relay_store_commit_duration_seconds",
+        "Duration of transactions on the state file, with all work in them",
     ),
-    Metric(
-        name="imds_relay_store_commit_duration_seconds",
-        kind="histogram",
-        help="Duration of transactions on the state file, with all work in them",
+    _gauge("imds_relay_journal_position", "Position of the journal's last row"),
+    _counter(
+        "imds_relay_events_total",
+        "Changes of scheduled events that were recorded",
+        {"change": "`scheduled`, `updated`, `started` or `ended`", **_EVENT_TYPE},
     ),
-    Metric(
-        name="imds_relay_journal_position",
-        kind="gauge",
-        help="Position of the journal's last row",
+    _gauge(
+        "imds_relay_live_events",
+        "Scheduled events that are in the document",
+        {**_EVENT_TYPE, "status": "`Scheduled`, `Started` or `other`"},
     ),
-    Metric(
-        name="imds_relay_events_total",
-        kind="counter",
-        help="Changes of scheduled events that were recorded",
-        labels={"change": "`scheduled`, `updated`, `started` or `ended`", **_EVENT_TYPE},
-    ),
-    Metric(
-        name="imds_relay_live_events",
-        kind="gauge",
-        help="Scheduled events that are in the document",
-        labels={**_EVENT_TYPE, "status": "`Scheduled`, `Started` or `other`"},
-    ),
-    Metric(
-        name="imds_relay_scheduled_events",
-        kind="gauge",
-        help="Events with the status Scheduled by the state of their approval; of more than 200, "
+    _gauge(
+        "imds_relay_scheduled_events",
+        "Events with the status Scheduled by the state of their approval; of more than 200, "
         "those with the earliest NotBefore",
-        labels=_APPROVAL,
+        _APPROVAL,
     ),
-    Metric(
-        name="imds_relay_next_event_seconds",
-        kind="gauge",
-        help="Time until the earliest NotBefore of these events that is still to come; missing if "
+    _gauge(
+        "imds_relay_next_event_seconds",
+        "Time until the earliest NotBefore of these events that is still to come; missing if "
         "there is none",
-        labels=_APPROVAL,
+        _APPROVAL,
     ),
-    Metric(
-        name="imds_relay_missing_votes",
-        kind="gauge",
-        help="Votes that these events need and do not have yet",
+    _gauge("imds_relay_missing_votes", "Votes that these events need and do not have yet"),
+    _gauge(
+        "imds_relay_approvals_mode",
+        "1 for the mode of approvals",
+        {"mode": "`on`, `dry-run` or `off`"},
     ),
-    Metric(
-        name="imds_relay_approvals_mode",
-        kind="gauge",
-        help="1 for the mode of approvals",
-        labels={"mode": "`on`, `dry-run` or `off`"},
-    ),
-    Metric(
-        name="imds_relay_approvals_link_up",
-        kind="gauge",
-        help="1 while the relay is connected to RabbitMQ to take approvals",
+    _gauge(
+        "imds_relay_approvals_link_up",
+        "1 while the relay is connected to RabbitMQ to take approvals",
         only="with `approvals.amqp`",
     ),
-    Metric(
-        name="imds_relay_decisions_total",
-        kind="counter",
-        help="Votes, holds and releases that were accepted",
-        labels=_DECISION,
+    _counter(
+        "imds_relay_decisions_total", "Votes, holds and releases that were accepted", _DECISION
     ),
-    Metric(
-        name="imds_relay_refusals_total",
-        kind="counter",
-        help="Votes, holds and releases of known callers that were refused",
-        labels=_DECISION,
+    _counter(
+        "imds_relay_refusals_total",
+        "Votes, holds and releases of known callers that were refused",
+        _DECISION,
     ),
-    Metric(
-        name="imds_relay_grants_total",
-        kind="counter",
-        help="Events whose start was granted, dry runs included",
-    ),
-    Metric(
-        name="imds_relay_start_requests_total",
-        kind="counter",
-        help="Grants that ended",
-        labels={
+    _counter("imds_relay_grants_total", "Events whose start was granted, dry runs included"),
+    _counter(
+        "imds_relay_start_requests_total",
+        "Grants that ended",
+        {
             "result": "`accepted` by Azure, `refused` by Azure (400), or `failed`: the relay gave "
             "up, for example because the event changed"
         },
     ),
-    Metric(
-        name="imds_relay_sink_waiting",
-        kind="gauge",
-        help="Deliveries that wait for the sink",
-        labels=_SINK,
+    _gauge("imds_relay_sink_waiting", "Deliveries that wait for the sink", _SINK),
+    _gauge(
+        "imds_relay_sink_oldest_waiting_seconds",
+        "Age of the oldest delivery that waits for the sink; 0 if none waits",
+        _SINK,
     ),
-    Metric(
-        name="imds_relay_sink_oldest_waiting_seconds",
-        kind="gauge",
-        help="Age of the oldest delivery that waits for the sink; 0 if none waits",
-        labels=_SINK,
+    _gauge("imds_relay_sink_failing", "1 while deliveries to the sink fail", _SINK),
+    _gauge(
+        "imds_relay_sink_state",
+        "1 for the state of the sink",
+        {**_SINK, "state": "`on`, `paused` or `disabled`"},
     ),
-    Metric(
-        name="imds_relay_sink_failing",
-        kind="gauge",
-        help="1 while deliveries to the sink fail",
-        labels=_SINK,
-    ),
-    Metric(
-        name="imds_relay_sink_state",
-        kind="gauge",
-        help="1 for the state of the sink",
-        labels={**_SINK, "state": "`on`, `paused` or `disabled`"},
-    ),
-    Metric(
-        name="imds_relay_sink_circuit_state",
-        kind="gauge",
-        help="1 for the state of the sink's circuit breaker",
-        labels={
+    _gauge(
+        "imds_relay_sink_circuit_state",
+        "1 for the state of the sink's circuit breaker",
+        {
             **_SINK,
             "state": "`closed`; while the sink fails `open`, or `half-open` when it may be tried",
         },
     ),
-    Metric(
-        name="imds_relay_sink_clock_skewed",
-        kind="gauge",
-        help="1 while the clocks of the receiver and of the relay differ by more than 30 seconds",
-        labels=_SINK,
+    _gauge(
+        "imds_relay_sink_clock_skewed",
+        "1 while the clocks of the receiver and of the relay differ by more than 30 seconds",
+        _SINK,
     ),
-    Metric(
-        name="imds_relay_sink_tries_total",
-        kind="counter",
-        # An unrouted message that RabbitMQ returned counts as delivered, with status 312.
-        help="Delivery attempts",
-        labels={
+    # An unrouted message that RabbitMQ returned counts as delivered, with status 312.
+    _counter(
+        "imds_relay_sink_tries_total",
+        "Delivery attempts",
+        {
             **_SINK,
             "outcome": "`delivered`, `deferred`, `parked` (the receiver rejected the event for "
             "good), or `error` (the code of the sink failed)",
             "status": "of HTTP or AMQP, empty without one, `other` for an unknown one",
         },
     ),
-    Metric(
-        name="imds_relay_sink_try_duration_seconds",
-        kind="histogram",
-        help="Duration of delivery attempts",
-        labels=_SINK,
+    _histogram("imds_relay_sink_try_duration_seconds", "Duration of delivery attempts", _SINK),
+    _counter(
+        "imds_relay_sink_deliveries_total",
+        "Deliveries that ended",
+        {**_SINK, "result": "`delivered`, `superseded` or `parked` (a dead letter)"},
     ),
-    Metric(
-        name="imds_relay_sink_deliveries_total",
-        kind="counter",
-        help="Deliveries that ended",
-        labels={
-            **_SINK,
-            "result": "`delivered`, `superseded` or `parked` (a dead letter)",
-        },
+    _gauge(
+        "imds_relay_sink_dead_letters", "Dead letters of the sink that the state file holds", _SINK
     ),
-    Metric(
-        name="imds_relay_sink_dead_letters",
-        kind="gauge",
-        help="Dead letters of the sink that the state file holds",
-        labels=_SINK,
+    _counter(
+        "imds_relay_rejected_calls_total",
+        "Calls without valid credentials, and AMQP messages that could not be used",
     ),
-    Metric(
-        name="imds_relay_rejected_calls_total",
-        kind="counter",
-        help="Calls without valid credentials, and AMQP messages that could not be used",
-    ),
-    Metric(
-        name="imds_relay_http_answers_total",
-        kind="counter",
-        help="Responses of the API",
-        labels={"status": "of HTTP"},
-    ),
-    Metric(
-        name="imds_relay_hub_agents",
-        kind="gauge",
-        help="Agents of the fleet",
-        labels={
-            "state": "`fresh`, `silent`, or `unknown` while the hub has not listened for long "
-            "enough"
-        },
+    _counter("imds_relay_http_answers_total", "Responses of the API", {"status": "of HTTP"}),
+    _gauge(
+        "imds_relay_hub_agents",
+        "Agents of the fleet",
+        {"state": "`fresh`, `silent`, or `unknown` while the hub has not listened for long enough"},
         only=_ON_HUB,
     ),
-    Metric(
-        name="imds_relay_hub_agents_with_wrong_clock",
-        kind="gauge",
-        help="Fresh agents whose clock is wrong by more than 2 seconds, so that they get no orders",
+    _gauge(
+        "imds_relay_hub_agents_with_wrong_clock",
+        "Fresh agents whose clock is wrong by more than 2 seconds, so that they get no orders",
         only=_ON_HUB,
     ),
-    Metric(
-        name="imds_relay_hub_scopes",
-        kind="gauge",
-        help="Scopes that have agents",
-        labels={"state": "`silent` if all agents of the scope are silent, else `fresh`"},
+    _gauge(
+        "imds_relay_hub_scopes",
+        "Scopes that have agents",
+        {"state": "`silent` if all agents of the scope are silent, else `fresh`"},
         only=_ON_HUB,
     ),
-    Metric(
-        name="imds_relay_hub_reports_total",
-        kind="counter",
-        help="Reports about events that were read, copies included",
+    _counter(
+        "imds_relay_hub_reports_total",
+        "Reports about events that were read, copies included",
         only=_ON_HUB,
     ),
-    Metric(
-        name="imds_relay_hub_copies_total",
-        kind="counter",
-        help="Reports that said nothing new",
-        only=_ON_HUB,
-    ),
-    Metric(
-        name="imds_relay_hub_pulses_total",
-        kind="counter",
-        help="Pulses that were read",
-        only=_ON_HUB,
-    ),
-    Metric(
-        name="imds_relay_hub_orders_total",
-        kind="counter",
-        help="Start orders to agents that ended",
-        labels={
+    _counter("imds_relay_hub_copies_total", "Reports that said nothing new", only=_ON_HUB),
+    _counter("imds_relay_hub_pulses_total", "Pulses that were read", only=_ON_HUB),
+    _counter(
+        "imds_relay_hub_orders_total",
+        "Start orders to agents that ended",
+        {
             "result": "`accepted` or `refused` by Azure, `failed` without a final answer of Azure, "
             "`changed` or `stale` (the agent sent nothing), `returned` (the agent is not "
             "connected), or `unanswered`"
