@@ -157,8 +157,22 @@ class Dispatcher:
         A new sink gets an entry for every live event that it wants. With ``removing``, the entries
         of all others become dead letters.
         """
-        settings = [worker.settings for worker in self._workers.values()]
-        return lambda tx: _reconcile_sinks(tx, settings, now, removing=removing)
+        sinks = {name: worker.settings for name, worker in self._workers.items()}
+
+        def work(tx: Transaction) -> SinkStates:
+            known = tx.deliveries.sink_states_with_reasons()
+            if removing:
+                for name in (known.keys() | tx.deliveries.waiting_sinks()) - sinks.keys():
+                    tx.deliveries.remove_sink(name, _unconfigured_sink_reason(name), now)
+            for sink in (sinks[name] for name in sinks if name not in known):
+                tx.deliveries.set_sink_state(sink.name, "on")
+                for live in tx.occurrences.live_occurrences():
+                    at = tx.journal.position_of_last_change_of_event(live.key)
+                    if at is not None and wants(sink, tx.journal.require_event_at_position(at)):
+                        tx.deliver_again(at, sink.name, now)
+            return {name: known.get(name, ("on", None)) for name in sinks}
+
+        return work
 
     async def end_change_of_configured_sinks(
         self, replacement: NewAndRetiredWorkers, states: SinkStates
@@ -172,10 +186,7 @@ class Dispatcher:
         retired = {worker.name: worker for worker in replacement.retired}
         async with asyncio.TaskGroup() as group:
             for name in retired.keys() - self._workers.keys():
-                group.create_task(
-                    self._remove_sink(retired[name]),
-                    name=f"remove sink {name}",
-                )
+                group.create_task(self._remove_sink(retired[name]), name=f"remove sink {name}")
             for worker in replacement.new:
                 name = worker.name
                 worker.set_sink_state(*states[name])
@@ -188,8 +199,7 @@ class Dispatcher:
         await self._retire(worker, lambda: worker.is_idle)
         now, reason = self._clock.now(), _unconfigured_sink_reason(name)
         await self._store.transact(
-            lambda tx: tx.deliveries.remove_sink(name, reason, now),
-            fail_open=True,
+            lambda tx: tx.deliveries.remove_sink(name, reason, now), fail_open=True
         )
 
     async def _replace_worker(self, old: Worker | None, new: Worker) -> None:
@@ -229,14 +239,7 @@ class Dispatcher:
         self._tasks[worker] = self._group.create_task(worker.run(), name=f"sink {worker.name}")
 
     def _make_worker(self, settings: SinkSettings, sink: Sink) -> Worker:
-        return Worker(
-            settings,
-            sink,
-            self._store,
-            self._results,
-            self._clock,
-            self._report,
-        )
+        return Worker(settings, sink, self._store, self._results, self._clock, self._report)
 
     # --- what operators and the API ask
 
@@ -299,28 +302,5 @@ def _by_sink(entries: Iterable[Entry]) -> defaultdict[str, list[Entry]]:
     return entries_by_sink
 
 
-def _reconcile_sinks(
-    tx: Transaction, settings: Sequence[SinkSettings], now: datetime, *, removing: bool
-) -> SinkStates:
-    """Compare the sinks of the configuration with those of the store; return their states."""
-    known = tx.deliveries.sink_states_with_reasons()
-    configured = {sink.name for sink in settings}
-    if removing:
-        for name in (known.keys() | tx.deliveries.waiting_sinks()) - configured:
-            tx.deliveries.remove_sink(name, _unconfigured_sink_reason(name), now)
-    for sink in settings:
-        if sink.name not in known:
-            _add_new_sink_with_live_events(tx, sink, now)
-    return {sink.name: known.get(sink.name, ("on", None)) for sink in settings}
-
-
 def _unconfigured_sink_reason(name: str) -> str:
     return f"the sink {name} is not in the configuration any more"
-
-
-def _add_new_sink_with_live_events(tx: Transaction, sink: SinkSettings, now: datetime) -> None:
-    tx.deliveries.set_sink_state(sink.name, "on")
-    for occurrence in tx.occurrences.live_occurrences():
-        position = tx.journal.position_of_last_change_of_event(occurrence.key)
-        if position is not None and wants(sink, tx.journal.require_event_at_position(position)):
-            tx.deliver_again(position, sink.name, now)

@@ -44,9 +44,9 @@ async def deliver_once(sink: Sink, event: CloudEvent) -> Receipt | Exception:
         try:
             receipt = await sink.deliver(event)
         except DeliveryError as error:
-            return _make_delivery_error_storable(error)
+            return _checked(error)
         # What is no receipt, such as None, fails here: that is a bug of the sink too.
-        return _make_receipt_storable(receipt)
+        return _checked(receipt)
     except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
         return error
 
@@ -56,26 +56,24 @@ def make_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> A
 
     ``elapsed`` is in seconds.
     """
-    match result:
-        case Receipt():
-            return Attempt(
-                at=at,
-                elapsed=elapsed,
-                outcome="delivered",
-                status=result.status,
-                response=result.response,
-            )
-        case Rejected() | Deferred():
-            return Attempt(
-                at=at,
-                elapsed=elapsed,
-                outcome="parked" if isinstance(result, Rejected) else "deferred",
-                status=result.status,
-                reason=result.reason,
-                response=result.response,
-            )
-        case _:
-            return Attempt(at=at, elapsed=elapsed, outcome="error", reason=error_type_name(result))
+    if isinstance(result, Receipt):
+        return Attempt(
+            at=at,
+            elapsed=elapsed,
+            outcome="delivered",
+            status=result.status,
+            response=result.response,
+        )
+    if isinstance(result, Rejected | Deferred):
+        return Attempt(
+            at=at,
+            elapsed=elapsed,
+            outcome="parked" if isinstance(result, Rejected) else "deferred",
+            status=result.status,
+            reason=result.reason,
+            response=result.response,
+        )
+    return Attempt(at=at, elapsed=elapsed, outcome="error", reason=error_type_name(result))
 
 
 def error_type_name(error: Exception) -> str:
@@ -83,45 +81,24 @@ def error_type_name(error: Exception) -> str:
     return type(error).__name__
 
 
-def _make_receipt_storable(receipt: Receipt) -> Receipt:
-    """Return a receipt that the store can hold. Raises TypeError or ValueError if it cannot.
+def _checked(result: Receipt | DeliveryError) -> Receipt | DeliveryError:
+    """Return a result that the store can hold. Raises TypeError or ValueError if it cannot.
 
     The store records it together with the deliveries of other sinks, and must not fail on them.
     """
-    _check_status_is_storable(receipt.status)
-    _check_seconds_not_nan(receipt.skew)
-    response = receipt.response
-    return Receipt(
-        receipt.status,
-        _replace_lone_surrogates(response) if response is not None else None,
-        receipt.skew,
-    )
-
-
-def _make_delivery_error_storable(error: DeliveryError) -> DeliveryError:
-    """Return the error with details that the store can hold, as `_make_receipt_storable` does."""
-    _check_status_is_storable(error.status)
-    _check_seconds_not_nan(error.skew)
-    if isinstance(error, Deferred):
-        _check_seconds_not_nan(error.after)
-    error.reason = _replace_lone_surrogates(error.reason)
-    error.response = (
-        _replace_lone_surrogates(error.response) if error.response is not None else None
-    )
-    return error
-
-
-def _check_status_is_storable(status: int | None) -> None:
-    if status is not None and abs(status) > MAX_STATUS:
+    if result.status is not None and abs(result.status) > MAX_STATUS:
         raise ValueError(f"expected a status of at most {MAX_STATUS}, got a larger one")
+    for seconds in (result.skew, result.after if isinstance(result, Deferred) else None):
+        if seconds is not None and math.isnan(seconds):
+            raise ValueError("expected a number of seconds, got NaN")
+    response = result.response if result.response is None else _encodable(result.response)
+    if isinstance(result, DeliveryError):
+        result.reason, result.response = _encodable(result.reason), response
+        return result
+    return Receipt(result.status, response, result.skew)
 
 
-def _check_seconds_not_nan(seconds: float | None) -> None:
-    if seconds is not None and math.isnan(seconds):
-        raise ValueError("expected a number of seconds, got NaN")
-
-
-def _replace_lone_surrogates(text: str) -> str:
+def _encodable(text: str) -> str:
     """Return the text without lone surrogates, which UTF-8 cannot encode."""
     if not isinstance(text, str):
         raise TypeError(f"expected a text, got {type(text).__name__}")

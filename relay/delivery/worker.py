@@ -164,7 +164,8 @@ class Worker:
                 while True:
                     self._wake.clear()
                     self.health.report_if_no_recent_success()
-                    self._start_deliveries(group)
+                    while (entry := self._take_next_allowed_entry()) is not None:
+                        group.create_task(self._deliver_in_turn(entry), name=f"sink {self.name}")
                     self._set_timer(group)
                     await self._wake.wait()
             except asyncio.CancelledError:
@@ -191,10 +192,6 @@ class Worker:
             return self._in_flight >= 1
         is_full = self._in_flight + self._unrecorded >= MAX_OPEN_DELIVERIES
         return is_full or self._in_flight >= self.sink.concurrency
-
-    def _start_deliveries(self, group: asyncio.TaskGroup) -> None:
-        while (entry := self._take_next_allowed_entry()) is not None:
-            group.create_task(self._deliver_in_turn(entry), name=f"sink {self.name}")
 
     def _take_next_allowed_entry(self) -> Entry | None:
         """Return the next entry that may be tried now, which is then in flight."""
@@ -291,7 +288,11 @@ class Worker:
         self._log_attempt(entry, attempt)
         if isinstance(result, Receipt):
             self.health.record_clock_skew(result.skew)
-            self._handle_success(entry, attempt)
+            self._unrecorded += 1
+            self.ends["delivered"] += 1
+            self._results.record_delivery(entry.id, attempt, self._on_recorded)
+            self._queue.remove_head(entry)
+            self._note_success(entry)
             return True
         if isinstance(result, Rejected):
             self.health.record_clock_skew(result.skew)
@@ -339,13 +340,6 @@ class Worker:
             return Deferred("the connection was lost")
 
     # --- what follows from a try
-
-    def _handle_success(self, entry: Entry, attempt: Attempt) -> None:
-        self._unrecorded += 1
-        self.ends["delivered"] += 1
-        self._results.record_delivery(entry.id, attempt, self._on_recorded)
-        self._queue.remove_head(entry)
-        self._note_success(entry)
 
     def _note_success(self, entry: Entry) -> None:
         """The sink works. If it failed until now, send everything that waited."""
