@@ -1,11 +1,10 @@
 """Polls the document of scheduled events, and reports when its source is lost and is back.
 
 Each document with new bytes goes to the recorder, in one transaction of the store. Whoever sends a
-StartRequest first wants a document that was asked for from now on (`wait_for_fresh_poll`, for an
-agent of a fleet `read_with_imds_time`). That read is the next poll, which then begins at once; all
-who ask before it begins share it. After a failure it waits as every poll does: the service asked
-for that pause, or needs it. `ImdsStartRequestPort` does both for the gate: the fresh read, and the
-StartRequest.
+StartRequest first wants a document that was asked for from now on (`read_with_imds_time`). That
+read is the next poll, which then begins at once; all who ask before it begins share it. After a
+failure it waits as every poll does: the service asked for that pause, or needs it.
+`ImdsStartRequestPort` does both for the gate: the fresh read, and the StartRequest.
 """
 
 from __future__ import annotations
@@ -110,20 +109,15 @@ class Poller:
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
         self._last_error: SourceError | None = None  # of the last poll, if it failed
-        self._reads_of_next_poll: list[asyncio.Future[FreshReadResult]] = []
-        self._reads_of_this_poll: list[asyncio.Future[FreshReadResult]] = []
-        """Those who asked before this poll began. Those who ask now wait for the next one."""
         self._poll_requested = asyncio.Event()
-        self._has_ended = False
+        self._next_read: asyncio.Future[FreshReadResult] = asyncio.Future()
+        """What the next poll reads, for those who ask before it begins."""
 
     async def run(self) -> None:
         """Poll until canceled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._poll_forever(), name="source: poll")
-                group.create_task(self._watch_for_source_loss(), name="source: watch")
-        finally:
-            self._fail_waiting_reads(SourceUnavailable("the relay stops, and reads no more"))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._poll_forever(), name="source: poll")
+            group.create_task(self._watch_for_source_loss(), name="source: watch")
 
     @property
     def read_age(self) -> float | None:
@@ -144,52 +138,34 @@ class Poller:
             self._poll_requested.set()  # ends the pause, which has the earlier interval
         self._settings = settings
 
-    async def wait_for_fresh_poll(self) -> None:
+    async def read_with_imds_time(self) -> FreshReadResult:
         """Read the document with a call that begins from now on, and record it.
 
-        Raises SourceError.
+        Return it with the times of the call. Raises SourceError.
         """
-        await self.read_with_imds_time()
-
-    async def read_with_imds_time(self) -> FreshReadResult:
-        """Do as `wait_for_fresh_poll`, and return the document with the times of the call.
-
-        Raises SourceError.
-        """
-        if self._has_ended:
-            raise SourceUnavailable("the relay stops, and reads no more")
-        future: asyncio.Future[FreshReadResult] = asyncio.get_running_loop().create_future()
-        self._reads_of_next_poll.append(future)
         self._poll_requested.set()
-        return await future
-
-    def _fail_waiting_reads(self, error: SourceError) -> None:
-        """Nobody reads any more: tell those who wait for it."""
-        self._has_ended = True
-        for future in [*self._reads_of_this_poll, *self._reads_of_next_poll]:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # whoever waits may be cancelled too
+        return await asyncio.shield(self._next_read)  # others wait for it too
 
     async def _poll_forever(self) -> None:
-        while True:
-            began = self._clock.monotonic()
-            self._reads_of_this_poll, self._reads_of_next_poll = self._reads_of_next_poll, []
-            self._poll_requested.clear()
-            self.polls += 1
-            try:
-                read = await self._poll()
-            except SourceError as error:
-                self._note_failure(error)
-                for future in self._reads_of_this_poll:
-                    if not future.done():
-                        future.set_exception(error)
-            else:
-                self._note_success()
-                for future in self._reads_of_this_poll:
-                    if not future.done():
-                        future.set_result(read)
-            await self._wait_for_next_poll(began)
+        read = self._next_read
+        try:
+            while True:
+                began = self._clock.monotonic()
+                read, self._next_read = self._next_read, asyncio.Future()
+                self._poll_requested.clear()
+                self.polls += 1
+                try:
+                    result = await self._poll()
+                except SourceError as error:
+                    self._note_failure(error)
+                    _fail(read, error)
+                else:
+                    self._note_success()
+                    read.set_result(result)
+                await self._wait_for_next_poll(began)
+        finally:
+            _fail(read, SourceUnavailable("the relay stops, and reads no more"))
+            _fail(self._next_read, SourceUnavailable("the relay stops, and reads no more"))
 
     async def _poll(self) -> FreshReadResult:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
@@ -278,14 +254,17 @@ class Poller:
                 since, timeout = self._last_read_monotonic, ANSWER_TIMEOUT
             seconds_left = since + timeout - self._clock.monotonic()
             if seconds_left <= 0 and not self.lost:
-                self._report_loss(timeout)
+                self.lost = True
+                reason = self._last_error.reason if self._last_error else "no answer came"
+                self._report("relay.source-lost", f"no usable answer for {timeout:g} s: {reason}")
             # The first answer may come during the sleep, and then the shorter timeout applies.
             await self._clock.sleep(min(max(seconds_left, MIN_WATCH_INTERVAL), ANSWER_TIMEOUT))
 
-    def _report_loss(self, seconds: float) -> None:
-        self.lost = True
-        reason = self._last_error.reason if self._last_error is not None else "no answer came"
-        self._report("relay.source-lost", f"no usable answer for {seconds:g} s: {reason}")
+
+def _fail(read: asyncio.Future[FreshReadResult], error: SourceError) -> None:
+    if not read.done():
+        read.set_exception(error)
+        read.exception()  # perhaps nobody waits for it
 
 
 class ImdsStartRequestPort:
@@ -304,7 +283,7 @@ class ImdsStartRequestPort:
 
     async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Read the document with a call that begins now, and record it. Raises SourceError."""
-        await self._poller.wait_for_fresh_poll()
+        await self._poller.read_with_imds_time()
 
     def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return None: this relay sends its StartRequests itself."""

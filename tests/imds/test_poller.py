@@ -271,7 +271,7 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
         sim.add_fault(Fault(status=429, retry_after=20.0))
         await running.polled()
         calls = len(sim.calls)
-        question = asyncio.create_task(running.poller.wait_for_fresh_poll())
+        question = asyncio.create_task(running.poller.read_with_imds_time())
         for _ in range(19):
             running.clock.advance(1)
             await asyncio.sleep(0)
@@ -290,7 +290,7 @@ async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_pol
     async with simulated(tmp_path, interval="10s") as (running, sim):
         running.clock.advance(4)
         sim.schedule(Plan())
-        await running.poller.wait_for_fresh_poll()
+        await running.poller.read_with_imds_time()
         assert await running.names() == ["event.scheduled"]
         await running.resting()
         assert len(sim.calls) == 2
@@ -307,7 +307,7 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
 
     async with run_server(script) as server, rig(tmp_path, server.url, clock) as running:
         await gate.wait()
-        await running.poller.wait_for_fresh_poll()
+        await running.poller.read_with_imds_time()
         assert len(server.requests) == 2
         assert await running.names() == ["event.scheduled"]
 
@@ -322,15 +322,15 @@ async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> 
     async with run_server(script) as server:
         async with rig(tmp_path, server.url, clock) as running:
             await running.resting()
-            asked = asyncio.create_task(running.poller.wait_for_fresh_poll())
+            asked = asyncio.create_task(running.poller.read_with_imds_time())
             await eventually(lambda: len(server.requests) == 2)
-            late = asyncio.create_task(running.poller.wait_for_fresh_poll())
+            late = asyncio.create_task(running.poller.read_with_imds_time())
             await asyncio.sleep(0)
         for task in (asked, late):
             with pytest.raises(SourceError, match="stops"):
                 await asyncio.wait_for(task, 60)
         with pytest.raises(SourceError, match="stops"):
-            await running.poller.wait_for_fresh_poll()
+            await running.poller.read_with_imds_time()
 
 
 # --- whether it is there at all
@@ -401,7 +401,7 @@ async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing
         assert name == "relay.source-lost"
         assert "larger than 4 MiB" in reason
         assert "nothing is reported as ended" in reason
-        reading = asyncio.create_task(running.poller.wait_for_fresh_poll())
+        reading = asyncio.create_task(running.poller.read_with_imds_time())
         await running.until(reading.done)
         with pytest.raises(SourceError, match="4 MiB"):
             await reading
