@@ -92,21 +92,15 @@ class SimulatedAzure(Scope):
 
     async def wait_until_approved(self, event: Event | str, *, within: float) -> Event:
         """Wait at most ``within`` real seconds until it is approved. Raises TimeoutError."""
-        return await self._wait_for_event_state(
-            event, lambda state: state.approved, "approved", within
-        )
+        return await self._wait_until(event, lambda now: now.approved, "approved", within)
 
     async def wait_until_started(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is no longer Scheduled. Raises TimeoutError."""
-        return await self._wait_for_event_state(
-            event, lambda state: state.status != "Scheduled", "started", within
-        )
+        return await self._wait_until(event, lambda now: now.has_started, "started", within)
 
     async def wait_until_ended(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is gone. Raises TimeoutError."""
-        return await self._wait_for_event_state(
-            event, lambda state: not state.is_live, "gone", within
-        )
+        return await self._wait_until(event, lambda now: not now.is_live, "gone", within)
 
     async def wait_until(
         self, condition: Callable[[], bool], *, within: float | None = None
@@ -130,14 +124,9 @@ class SimulatedAzure(Scope):
             seconds = (due - self.clock.now()).total_seconds()
             self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.001), self._on_timer)
 
-    def start_transition_timer(self) -> None:
-        """Start the timer: events happen when they are due. Needs a running event loop."""
-        self._running = True
-        self.wake_waiters()
-
-    def stop_transition_timer(self) -> None:
-        """Stop the timer."""
-        self._running = False
+    def run_timer(self, *, runs: bool) -> None:
+        """Let events happen when they are due, or stop that. Needs a running event loop."""
+        self._running = runs
         self.wake_waiters()
 
     def _on_timer(self) -> None:
@@ -145,10 +134,18 @@ class SimulatedAzure(Scope):
         self.wake_waiters()
 
     def _report_transition(self, transition: PastTransition) -> None:
-        self._report(f"{transition.at:%H:%M:%S} {_describe_transition(transition)}")
+        event, text = transition.event, transition.detail
+        if event is not None:
+            plan, machines = event.plan, ", ".join(event.resources) or "no VM"
+            text = f"{transition.kind:<9} {plan.type} {event.event_id} of {machines}"
+            if transition.kind in ("scheduled", "updated") and event.status == "Scheduled":
+                not_before = f"{event.not_before:%Y-%m-%d %H:%M:%S} UTC"
+                text += f", not before {not_before}, {plan.source}, {plan.duration} s"
+            text = f"{text} {transition.detail}".rstrip()
+        self._report(f"{transition.at:%H:%M:%S} {text}")
         self.wake_waiters()
 
-    async def _wait_for_event_state(
+    async def _wait_until(
         self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
     ) -> Event:
         try:
@@ -162,16 +159,3 @@ class SimulatedAzure(Scope):
                 f"it is {state_now.status}, approved by {approved_by}"
             ) from error
         return self.event(event)
-
-
-def _describe_transition(transition: PastTransition) -> str:
-    event = transition.event
-    if event is None:
-        return transition.detail
-    plan = event.plan
-    machines = ", ".join(event.resources) or "no VM"
-    text = f"{transition.kind:<9} {plan.type} {event.event_id} of {machines}"
-    if transition.kind in ("scheduled", "updated") and event.status == "Scheduled":
-        not_before = f"{event.not_before:%Y-%m-%d %H:%M:%S} UTC"
-        text += f", not before {not_before}, {plan.source}, {plan.duration} s"
-    return f"{text} {transition.detail}".rstrip()

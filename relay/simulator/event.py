@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from email.utils import format_datetime
 from typing import Any, ClassVar, Final, Literal
 
@@ -120,6 +120,11 @@ class Event:
         return self.status in ("Scheduled", "Started")
 
     @property
+    def has_started(self) -> bool:
+        """Whether the event is not Scheduled any more."""
+        return self.status != "Scheduled"
+
+    @property
     def resources(self) -> tuple[str, ...]:
         """The affected VMs."""
         return self.plan.resources or ()
@@ -130,25 +135,22 @@ def rfc1123(moment: datetime) -> str:
     return format_datetime(moment.replace(microsecond=0), usegmt=True)
 
 
-def format_iso8601(moment: datetime) -> str:
-    """Return a time as the oldest version writes it, in seconds: ``2016-09-19T18:29:47Z``."""
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
 def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     """Return the event in the document of an api-version; None if the version lacks its type."""
     plan = event.plan
     if api_version < _TYPE_SINCE.get(plan.type, ""):
         return None
     is_preview = api_version == PREVIEW_API_VERSION
-    prefix, time_text = ("_", format_iso8601) if is_preview else ("", rfc1123)
+    not_before = rfc1123(event.not_before)
+    if is_preview:
+        not_before = f"{event.not_before:%Y-%m-%dT%H:%M:%SZ}"
     entry: dict[str, Any] = {
         "EventId": event.event_id,
         "EventStatus": event.status,
         "EventType": plan.type,
         "ResourceType": "VirtualMachine",
-        "Resources": [prefix + name for name in event.resources],
-        "NotBefore": time_text(event.not_before) if event.status == "Scheduled" else "",
+        "Resources": [f"_{name}" if is_preview else name for name in event.resources],
+        "NotBefore": not_before if event.status == "Scheduled" else "",
         "Description": _default_description(plan),
         "EventSource": plan.source,
         "DurationInSeconds": plan.duration,

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, ClassVar, Final, Literal
 
 import orjson
@@ -158,34 +159,24 @@ async def distort_answer(
     if fault.kind == "delay":
         await clock.sleep(span(fault.time).total_seconds())
     content_type = "text/html" if fault.kind == "wrong-type" and body else JSON
-    body = _distort_body(body, fault)
-    return web.Response(body=body, content_type=content_type, charset="utf-8")
-
-
-def _distort_body(body: bytes, fault: Fault) -> bytes:
-    """Return the body that a fault makes of the right one."""
-    if not body:
-        return body
-    match fault.kind:
+    match fault.kind if body else None:
         case "empty":
-            return b""
+            body = b""
         case "truncated":
-            return body[: len(body) // 2]
+            body = body[: len(body) // 2]
         case "malformed":
-            return body.replace(b":", b"=", 1)
+            body = body.replace(b":", b"=", 1)
         case "no-events":
             document = orjson.loads(body)
             document.pop("Events", None)
-            return orjson.dumps(document)
+            body = orjson.dumps(document)
         case "duplicate":
             document = orjson.loads(body)
-            events = []
-            for event in document.get("Events", ()):
-                events += [event, event | dict(fault.fields)]
-            return orjson.dumps(document | {"Events": events})
+            pairs = ((event, event | dict(fault.fields)) for event in document.get("Events", ()))
+            body = orjson.dumps(document | {"Events": list(chain.from_iterable(pairs))})
         case "oversize":
-            return body + b" " * fault.size
-    return body
+            body += b" " * fault.size
+    return web.Response(body=body, content_type=content_type, charset="utf-8")
 
 
 def _reset_connection(request: web.Request) -> None:

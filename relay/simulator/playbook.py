@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -209,7 +208,12 @@ def load_playbook(name_or_path: str | Path) -> Playbook:
 
 def describe_errors(errors: Iterable[ErrorDetails]) -> list[str]:
     """Return a line for each error: the key path, what was expected, and what was there."""
-    return [f"{_format_path(error['loc'])}: {_describe_error(error)}" for error in errors]
+    lines = []
+    for error in errors:
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+        path = "".join(parts).removeprefix(".") or "the document"
+        lines.append(f"{path}: {_describe_error(error)}")
+    return lines
 
 
 def _packaged_files() -> Mapping[str, Traversable]:
@@ -229,11 +233,6 @@ def _parse(text: str, file: str) -> Playbook:
     except ValidationError as error:
         lines = (f"{file}: {line}" for line in describe_errors(error.errors()))
         raise ConfigError("\n".join(lines)) from error
-
-
-def _format_path(path: tuple[int | str, ...]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return "".join(parts).removeprefix(".") or "the document"
 
 
 def _describe_error(error: ErrorDetails) -> str:
@@ -258,7 +257,13 @@ async def play_playbook(azure: SimulatedAzure, playbook: Playbook) -> None:
     while True:
         started_at = azure.clock.now()
         for step in playbook.steps:
-            await _wait_until_step_is_due(azure, step, started_at)
+            if step.at is not None:
+                due = started_at + azure.scale_duration(step.at)
+                await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
+            else:
+                if step.when is not None:
+                    await azure.wait_until(partial(_is_met, azure, step.when))
+                await azure.clock.sleep(azure.scale_duration(step.after or 0.0).total_seconds())
             try:
                 perform_action(azure, step)
             except InvalidTransition as error:
@@ -268,20 +273,8 @@ async def play_playbook(azure: SimulatedAzure, playbook: Playbook) -> None:
             return
 
 
-async def _wait_until_step_is_due(azure: SimulatedAzure, step: Step, started_at: datetime) -> None:
-    if step.at is not None:
-        due = started_at + azure.scale_duration(step.at)
-        await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
-        return
-    if step.when is not None:
-        await azure.wait_until(partial(_is_met, azure, step.when))
-    await azure.clock.sleep(azure.scale_duration(step.after or 0.0).total_seconds())
-
-
 def _is_met(azure: SimulatedAzure, condition: AwaitedEventState) -> bool:
     event = azure.event(condition.event)
     if condition.is_ == "gone":
         return not event.is_live
-    if condition.is_ == "approved" and event.approved:
-        return True
-    return event.status != "Scheduled"
+    return event.has_started or (condition.is_ == "approved" and event.approved)

@@ -32,18 +32,6 @@ from relay.simulator.setup import Setup
 _MAX_PAST_EVENTS = 1000
 """How many events that are gone can still be found."""
 
-TransitionKind = Literal[
-    "scheduled",
-    "updated",
-    "approved",
-    "started",
-    "completed",
-    "canceled",
-    "shown",
-    "reset",
-    "disabled",
-]
-
 
 class UnknownEvent(RelayError):
     """No event has this EventId or name."""
@@ -58,7 +46,8 @@ class PastTransition:
     """One thing that happened to an event or to the service."""
 
     at: datetime
-    kind: TransitionKind
+    kind: str
+    """Such as scheduled or shown, the word of the report."""
     event: Event | None = None
     detail: str = ""
 
@@ -121,7 +110,8 @@ class Scope:
         entries = (
             event_fields(event, api_version)
             for event in self._live_events.values()
-            if self._is_visible_to(vm, event)
+            if not self._hides_events
+            and (self.setup.broadcast or vm is None or vm in event.resources)
         )
         return {
             "DocumentIncarnation": self.incarnation,
@@ -233,7 +223,8 @@ class Scope:
         if event.status != "Scheduled" or vm in event.approved_by:
             return
         approved_by = (*event.approved_by, vm)
-        approved = event.approved or not self._needs_approval_by_more_vms(event, approved_by)
+        needed = {vm.name for vm in self.setup.vms} & set(event.resources)
+        approved = event.approved or event.plan.approvals != "all" or needed <= set(approved_by)
         starts = event.starts
         if approved and event.plan.approvals != "ignored" and starts is not None:
             starts = min(starts, now + self.scale_duration(event.plan.starts_after))
@@ -286,21 +277,17 @@ class Scope:
         plan = replace(event.plan, **changes)  # type: ignore[arg-type]  # the types are those above
         event = replace(event, plan=plan)
         if notice is not None:
-            event = self._copy_event_with_new_not_before(event, notice, now)
+            if event.status != "Scheduled":
+                raise InvalidTransition(
+                    "expected a Scheduled event to give a new notice, "
+                    f"{event.event_id} is {event.status}"
+                )
+            not_before, starts = now + self.scale_duration(notice), event.starts
+            if not event.approved or plan.approvals == "ignored":  # else it starts early
+                starts = not_before + self.scale_duration(plan.starts_after)
+            event = replace(event, not_before=not_before, starts=starts)
         self._store_event(event, now, "updated")
         return self.event(event)
-
-    def _copy_event_with_new_not_before(self, event: Event, notice: float, now: datetime) -> Event:
-        if event.status != "Scheduled":
-            raise InvalidTransition(
-                "expected a Scheduled event to give a new notice, "
-                f"{event.event_id} is {event.status}"
-            )
-        not_before = now + self.scale_duration(notice)
-        starts = not_before + self.scale_duration(event.plan.starts_after)
-        if event.approved and event.plan.approvals != "ignored":
-            return replace(event, not_before=not_before)  # it starts early, as approved
-        return replace(event, not_before=not_before, starts=starts)
 
     def skip_incarnations(self, count: int) -> None:
         """Let the next change of DocumentIncarnation skip so many numbers."""
@@ -314,15 +301,6 @@ class Scope:
         self._on_transition(
             PastTransition(at=now, kind="reset", detail=f"DocumentIncarnation is {incarnation}")
         )
-
-    def _is_visible_to(self, vm: str | None, event: Event) -> bool:
-        return not self._hides_events and (
-            self.setup.broadcast or vm is None or vm in event.resources
-        )
-
-    def _needs_approval_by_more_vms(self, event: Event, approved_by: Sequence[str]) -> bool:
-        needed = {vm.name for vm in self.setup.vms} & set(event.resources)
-        return event.plan.approvals == "all" and not needed <= set(approved_by)
 
     def _require_live_event_in_status(
         self, event: Event | str, status: Status | None = None
@@ -356,9 +334,7 @@ class Scope:
         )
         return gone
 
-    def _store_event(
-        self, event: Event, at: datetime, kind: TransitionKind, detail: str = ""
-    ) -> None:
+    def _store_event(self, event: Event, at: datetime, kind: str, detail: str = "") -> None:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
         self._count_change(changed=before is None or _shown(before) != _shown(event))

@@ -26,7 +26,7 @@ from yarl import URL
 from relay.clock import Clock
 from relay.simulator.azure import RecordedCall, SimulatedAzure
 from relay.simulator.event import API_VERSIONS, PREVIEW_API_VERSION
-from relay.simulator.faults import JSON, Fault, Target, answer_with_replacing_fault, distort_answer
+from relay.simulator.faults import JSON, Target, answer_with_replacing_fault, distort_answer
 from relay.simulator.playbook import (
     ACTIONS,
     Action,
@@ -109,12 +109,12 @@ class Simulator(SimulatedAzure):
                 self.urls[vm.name] = str(URL.build(scheme="http", host=host, port=bound_port))
                 self.is_loopback &= ip_address(host).is_loopback
             self._listeners = opening.pop_all()
-        self.start_transition_timer()
+        self.run_timer(runs=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """End every call and stop listening."""
-        self.stop_transition_timer()
+        self.run_timer(runs=False)
         await self._listeners.aclose()
 
     def _make_app(self, vm: VM) -> web.Application:
@@ -166,7 +166,14 @@ class Simulator(SimulatedAzure):
                 f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}"
             )
             if fault.replaces_answer:
-                return await self._send_fault_instead_of_answer(request, call, vm, target, fault)
+                if fault.processed:
+                    await self._correct_answer(request, call, vm, target)
+                self.wake_waiters()
+                response = await answer_with_replacing_fault(
+                    request, fault, span=self.scale_duration
+                )
+                call.status = None if fault.kind == "reset" else response.status
+                return response
         status, body = await self._correct_answer(request, call, vm, target)
         call.status = status
         if status >= 400:
@@ -177,16 +184,6 @@ class Simulator(SimulatedAzure):
         if fault is None or status != 200:
             return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
         return await distort_answer(body, fault, span=self.scale_duration, clock=self.clock)
-
-    async def _send_fault_instead_of_answer(
-        self, request: web.Request, call: RecordedCall, vm: VM, target: Target, fault: Fault
-    ) -> web.StreamResponse:
-        if fault.processed:
-            await self._correct_answer(request, call, vm, target)
-        self.wake_waiters()
-        response = await answer_with_replacing_fault(request, fault, span=self.scale_duration)
-        call.status = None if fault.kind == "reset" else response.status
-        return response
 
     async def _record_call(self, request: web.Request, vm: VM) -> RecordedCall:
         peer = (
@@ -201,9 +198,8 @@ class Simulator(SimulatedAzure):
             peer=":".join(map(str, peer[:2])) if peer else "",
             headers={name.lower(): value for name, value in request.headers.items()},
             body=await request.read(),
+            event_ids=_event_ids(await request.read()) if request.method == "POST" else (),
         )
-        if request.method == "POST":
-            call.event_ids = _event_ids(call.body)
         if call.vm not in self._called_vms:
             self._called_vms.add(call.vm)
             self.report_line_with_time(f"{call.vm} is called for the first time, by {call.peer}")
@@ -237,16 +233,14 @@ class Simulator(SimulatedAzure):
             text = "Bad request. api-version is invalid or was not specified in the request"
             return 400, _error_body(text, **{"newest-versions": known_versions[:-4:-1]})
         if target == "instance":
-            return self._answer_instance(vm, whole=request.path.endswith("/instance"))
+            if not self.setup.instance_metadata:
+                return 404, _error_body("Not found")
+            is_whole = request.path.endswith("/instance")
+            return 200, orjson.dumps(instance_document(vm) if is_whole else compute_document(vm))
         await self.clock.sleep(self.enable_by_call().total_seconds())
         if target == "approval":
             return self._answer_start_request(call, vm)
         return 200, orjson.dumps(self.document(version, vm.name))
-
-    def _answer_instance(self, vm: VM, *, whole: bool) -> _StatusAndBody:
-        if not self.setup.instance_metadata:
-            return 404, _error_body("Not found")
-        return 200, orjson.dumps(instance_document(vm) if whole else compute_document(vm))
 
     def _answer_start_request(self, call: RecordedCall, vm: VM) -> _StatusAndBody:
         if not call.event_ids:
