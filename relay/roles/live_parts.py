@@ -75,8 +75,8 @@ class LiveParts:
         self.store = store
         self.clock = clock
         self.report = report
-        self.inputs: InputTasks | None = None
-        """The tasks of the running relay. The role sets it; None before that."""
+        self.inputs: InputTasks
+        """The tasks of the running relay. The role sets it."""
         self.polling: tuple[Poller, ImdsClient] | None = None
         """The poller of this VM and its client, which use the settings of the source.
 
@@ -100,15 +100,9 @@ class LiveParts:
 
         return take_over
 
-    @property
-    def _input_tasks_or_raise(self) -> InputTasks:
-        if self.inputs is None:
-            raise RuntimeError("expected the relay to run before a reload")
-        return self.inputs
-
     async def run_prepared_take_over(self, take_over: TakeOver) -> None:
         """Take a configuration over. If that fails, the relay ends."""
-        await self._input_tasks_or_raise.run_task_until_done("reload", take_over())
+        await self.inputs.run_task_until_done("reload", take_over())
 
     async def _use_other_settings(self, config: Config) -> None:
         before, self.config = self.config, config
@@ -117,7 +111,7 @@ class LiveParts:
                 part.use_source_settings(config.source)
         if config.store != before.store:
             self.store.settings = config.store
-            await self._input_tasks_or_raise.replace_task(
+            await self.inputs.replace_task(
                 "retention", prune_forever(self.store, self.clock, self.report)
             )
 
@@ -153,8 +147,8 @@ class DecidingParts(LiveParts):
         # Set by `connect_sinks` and `attach_gate`:
         self._dispatcher: Dispatcher
         self._consumer: ApprovalConsumer | None
-        self._gate: Gate | None = None
-        self._relay: Relay | None = None
+        self._gate: Gate
+        self._relay: Relay
 
     # --- the start
 
@@ -213,7 +207,7 @@ class DecidingParts(LiveParts):
                 config, sinks, leaving, use_api
             )
             sink_states = await states
-            self._gate_or_raise.wake()
+            self._gate.wake()
             await self._dispatcher.end_change_of_configured_sinks(replacement, sink_states)
             for connected in leaving:
                 connected.request_disconnect()
@@ -241,13 +235,13 @@ class DecidingParts(LiveParts):
         use_api()
         self._use_role(config)
         if any(connected not in self._sinks.values() for connected in sinks.values()):
-            self._gate_or_raise.restart_tell_first_waits()
+            self._gate.restart_tell_first_waits()
         self._sinks = sinks
         for connected in leaving:
             if connected.decisions is not None:
                 connected.decisions.detach_gate()
         self._use_callers(config)
-        self._replace_api_relay(replace(self._relay_or_raise, chats=self.chats))
+        self._replace_api_relay(replace(self._relay, chats=self.chats))
         replacement = self._dispatcher.begin_change_of_configured_sinks(_settings_with_sinks(sinks))
         now = self.clock.now()
         reconcile = self._dispatcher.reconcile_work(now)
@@ -270,18 +264,17 @@ class DecidingParts(LiveParts):
                 connected.decisions.use_callers(
                     config.approvals, config.api.rights_by_client_principal
                 )
-                connected.decisions.attach_gate(self._gate_or_raise.submit)
+                connected.decisions.attach_gate(self._gate.submit)
         self._amqp_callers.clear()
         self._amqp_callers.update(callers_by_amqp_user(config.api.clients))
 
     async def _replace_input_tasks(self, before: Config, after: Config) -> None:
-        inputs = self._input_tasks_or_raise
         if _approval_consumer_settings(before) != _approval_consumer_settings(after):
-            await inputs.stop_task(_APPROVALS_INPUT)
-            self._consumer = self._make_consumer(after, self._relay_or_raise)
-            self._replace_api_relay(replace(self._relay_or_raise, approvals_link=self._consumer))
+            await self.inputs.stop_task(_APPROVALS_INPUT)
+            self._consumer = self._make_consumer(after, self._relay)
+            self._replace_api_relay(replace(self._relay, approvals_link=self._consumer))
             if self._consumer is not None:
-                inputs.start_task(_APPROVALS_INPUT, self._run_consumer(self._consumer))
+                self.inputs.start_task(_APPROVALS_INPUT, self._run_consumer(self._consumer))
 
     # --- parts
 
@@ -317,16 +310,6 @@ class DecidingParts(LiveParts):
         """Let the API use these parts."""
         self._relay = relay
         self.server.state.replace_relay(relay)
-
-    @property
-    def _gate_or_raise(self) -> Gate:
-        assert self._gate is not None  # noqa: S101  # `attach_gate` comes before all else
-        return self._gate
-
-    @property
-    def _relay_or_raise(self) -> Relay:
-        assert self._relay is not None  # noqa: S101  # `attach_gate` comes before all else
-        return self._relay
 
 
 def _is_sink_unchanged(known: ConnectedSink, settings: SinkSettings, chat: ChatContext) -> bool:
