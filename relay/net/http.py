@@ -283,11 +283,8 @@ def _loggable_text(body: bytes, request: Request) -> str | None:
     Secrets are replaced before the cut: a cut could leave the first half of one.
     """
     text = body.decode("utf-8", "replace").strip()
-    if len(text) > 1:  # a shorter text contains no secret
-        secrets = {*_url_secrets(request.url), *request.secrets}
-        for secret in sorted(secrets, key=len, reverse=True):
-            if len(secret) > 1:
-                text = text.replace(secret, "…")
+    for secret in _texts_to_hide(request.url, request.secrets):
+        text = text.replace(secret, "…")
     text = text[:MAX_TEXT_BYTES]
     if not text.isprintable():
         text = "".join(
@@ -297,18 +294,19 @@ def _loggable_text(body: bytes, request: Request) -> str | None:
     return text.encode()[:MAX_TEXT_BYTES].decode("utf-8", "ignore") or None
 
 
-@lru_cache(maxsize=256)  # a sink has one URL
-def _url_secrets(url: URL) -> frozenset[str]:
-    return frozenset(
-        {
-            url.raw_path_qs,
-            url.path_qs,
-            url.raw_path,
-            url.path,
-            url.raw_query_string,
-            url.query_string,
-        }
-    )
+@lru_cache(maxsize=256)  # a sink has one URL and few secrets
+def _texts_to_hide(url: URL, secrets: tuple[str, ...]) -> list[str]:
+    """Return the secrets of a request, the longest first: one can contain another."""
+    texts = {
+        url.raw_path_qs,
+        url.path_qs,
+        url.raw_path,
+        url.path,
+        url.raw_query_string,
+        url.query_string,
+        *secrets,
+    }
+    return sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
 
 
 def _classify(error: Exception) -> tuple[str, Failure]:
