@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relay.errors import Failure
+from relay.net import exponential_backoff
 from relay.store import Entry
 
 URGENT_WINDOW = 15 * 60.0
@@ -121,9 +122,9 @@ def backoff(tries: int, seconds_left: float) -> float:
 
     ``seconds_left`` is the time to NotBefore; zero or less if none is ahead.
     """
-    doubled = FIRST_PAUSE * 2.0 ** min(tries - 1, 16)
+    doubled = exponential_backoff(tries, first=FIRST_PAUSE, maximum=MAX_PAUSE)
     if seconds_left <= 0:
-        return min(doubled, MAX_PAUSE)
+        return doubled
     if seconds_left > URGENT_WINDOW:
         return min(doubled, MAX_EARLY_PAUSE, max(seconds_left - URGENT_WINDOW, MAX_URGENT_PAUSE))
     return min(doubled, MAX_URGENT_PAUSE)

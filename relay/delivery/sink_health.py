@@ -145,23 +145,21 @@ class CircuitBreaker:
         """A try that began at ``began`` failed. Return whether the sink has just become failing."""
         if began > self._last_failure_at:
             self.failures, self._last_failure_at = self.failures + 1, now
-        return self._update_failing(now, has_enough_failures=self.failures >= FAILURE_THRESHOLD)
+        return self._update_failing(now, is_repeated=self.failures >= FAILURE_THRESHOLD)
 
     def record_rejection(self, now: float) -> bool:
         """The receiver rejected an entry for good. Return whether the sink just became failing.
 
         A rejection concerns the entry alone, so it is not a failure. But it is no success either.
         """
-        return self._update_failing(now, has_enough_failures=False)
+        return self._update_failing(now)
 
-    def _update_failing(self, now: float, *, has_enough_failures: bool) -> bool:
+    def _update_failing(self, now: float, *, is_repeated: bool = False) -> bool:
         if self._first_failure_at is None:
             self._first_failure_at = now
         is_stalled = now - self._first_failure_at >= STALL_TIMEOUT
-        if self.is_failing or not (has_enough_failures or is_stalled):
-            return False
-        self.is_failing = True
-        return True
+        was_failing, self.is_failing = self.is_failing, self.is_failing or is_repeated or is_stalled
+        return self.is_failing and not was_failing
 
     def record_success(self) -> bool:
         """A try succeeded. Return whether the sink was failing until now."""

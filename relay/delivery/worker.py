@@ -286,8 +286,9 @@ class Worker:
         self.tries[attempt.outcome, attempt.status] += 1
         self.try_seconds.observe(attempt.elapsed)
         self._log_attempt(entry, attempt)
-        if isinstance(result, Receipt):
+        if isinstance(result, Receipt | Rejected | Deferred):
             self.health.record_clock_skew(result.skew)
+        if isinstance(result, Receipt):
             self._unrecorded += 1
             self.ends["delivered"] += 1
             self._results.record_delivery(entry.id, attempt, self._on_recorded)
@@ -295,11 +296,9 @@ class Worker:
             self._note_success(entry)
             return True
         if isinstance(result, Rejected):
-            self.health.record_clock_skew(result.skew)
             self.health.record_rejection(entry, result)
             self._move_entry_to_dead_letters(entry, result.reason, attempt)
         elif isinstance(result, Deferred):
-            self.health.record_clock_skew(result.skew)
             decision = self.health.plan_after_failure(entry, result, began)
             self._apply_retry_decision(decision, entry, result, attempt)
         else:

@@ -56,6 +56,7 @@ MAX_ERROR_BYTES = 200
 """This much of the body of a 400 goes into the error."""
 ERROR_BODY_TIMEOUT = 1.0
 """Seconds to wait for the body of a 400."""
+_TOO_LATE = "the deadline of the call passed before it was sent"
 _HEADERS = {
     "Metadata": "true",
     "Accept": "application/json",
@@ -208,7 +209,7 @@ class ImdsSession:
                 return await self._send(call)
         except TimeoutError:
             if not call.is_sent:
-                raise _not_sent_in_time_error() from None
+                raise SourceCallNotSentInTime(_TOO_LATE) from None
             raise SourceUnavailable(
                 f"expected an answer from {call.origin} before the deadline of the call"
             ) from None
@@ -252,7 +253,7 @@ class ImdsSession:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error.__cause__, SourceCallNotSentInTime):  # raised in `_check_deadline`
-                raise _not_sent_in_time_error() from None
+                raise SourceCallNotSentInTime(_TOO_LATE) from None
             raise _unavailable_error(error) from error
         finally:
             if not call.is_sent:
@@ -277,7 +278,7 @@ class ImdsSession:
     ) -> None:
         call: Call = context.trace_request_ctx
         if call.is_too_late:
-            raise _not_sent_in_time_error()
+            raise SourceCallNotSentInTime(_TOO_LATE)
         call.is_sent = True
         call.sent_at, call.sent_monotonic = self._clock.now(), self._clock.monotonic()
         self._budget.mark_sent(call.sent_monotonic)
@@ -320,7 +321,7 @@ async def _check_deadline(
     """
     call: Call = context.trace_request_ctx
     if call.is_too_late:
-        raise _not_sent_in_time_error()
+        raise SourceCallNotSentInTime(_TOO_LATE)
 
 
 def _make_abortive_socket(info: AddrInfoType) -> socket.socket:
@@ -346,19 +347,8 @@ async def _send_once(
         raise _unavailable_error(error) from error
 
 
-def _not_sent_in_time_error() -> SourceCallNotSentInTime:
-    return SourceCallNotSentInTime("the deadline of the call passed before it was sent")
-
-
 def _unavailable_error(error: Exception) -> SourceUnavailable:
     return SourceUnavailable(f"expected an answer, got {type(error).__name__}: {error}")
-
-
-def _too_large_error() -> DocumentTooLarge:
-    return DocumentTooLarge(
-        f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes (4 MiB), got a larger one",
-        status=200,
-    )
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
@@ -368,14 +358,18 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
             f"expected an answer without Content-Encoding, got {encoding[:50]!r}", status=200
         )
     # To leave a response before its end closes the connection.
-    if (response.content_length or 0) > MAX_DOCUMENT_BYTES:
-        raise _too_large_error()
     body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_DOCUMENT_BYTES:
-            raise _too_large_error()
-    return bytes(body)
+    if (response.content_length or 0) <= MAX_DOCUMENT_BYTES:
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > MAX_DOCUMENT_BYTES:
+                break
+        else:
+            return bytes(body)
+    raise DocumentTooLarge(
+        f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes (4 MiB), got a larger one",
+        status=200,
+    )
 
 
 async def _read_error_text(response: aiohttp.ClientResponse) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
@@ -55,7 +56,7 @@ class ImdsClient:
         self._finder = finder or CandidateFinder(clock) if settings.url == DISCOVER else None
         self._found: Candidate | None = None
         self._searching = asyncio.Lock()
-        self._failing_since: float | None = None  # monotonic
+        self._failing_since = math.inf  # monotonic
         self._usable_body: bytes | None = None  # the last that was a document
         self._has_answered = False
         self._session = ImdsSession(clock)
@@ -101,24 +102,19 @@ class ImdsClient:
         """
         if self._finder is None:
             return await self._read_document_body_from_origin(self._settings.url)
-        if self._found is None or self._must_search_again:
+        failing = self._clock.monotonic() - self._failing_since
+        if self._found is None or failing >= SEARCH_AFTER:
             return await self._search(self._finder)
         try:
             read = await self._read_document_body_from_origin(self._found.base_url)
             if read.body != self._usable_body:
                 parse_document(read.body)
         except SourceError as error:
-            if self._failing_since is None and error.status != 429:  # it works, others poll too
-                self._failing_since = self._clock.monotonic()
+            if error.status != 429:  # it works, others poll too
+                self._failing_since = min(self._failing_since, self._clock.monotonic())
             raise
-        self._failing_since, self._usable_body = None, read.body
+        self._failing_since, self._usable_body = math.inf, read.body
         return read
-
-    @property
-    def _must_search_again(self) -> bool:
-        if self._failing_since is None:
-            return False
-        return self._clock.monotonic() - self._failing_since >= SEARCH_AFTER
 
     async def _search(self, finder: CandidateFinder) -> DatedBody:
         """Read the document from the first candidate that has it, and call that from now on.
@@ -148,7 +144,7 @@ class ImdsClient:
 
     def _use_candidate_endpoint(self, candidate: Candidate | None) -> None:
         """Call this candidate from now on; None: none."""
-        self._failing_since = None
+        self._failing_since = math.inf
         if candidate == self._found:
             return
         if self._found is not None:

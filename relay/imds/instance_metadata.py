@@ -51,11 +51,7 @@ class Instance:
     zone: str = ""
 
 
-def _none_to_empty(value: object) -> object:
-    return "" if value is None else value
-
-
-_Text = Annotated[str, BeforeValidator(_none_to_empty)]
+_Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
 class _WireModel(BaseModel):

@@ -71,11 +71,7 @@ async def check_connectivity(
         )
     if not certificate:
         return ok(subject, message)
-    return _check_expiry(subject, message, certificate["notAfter"], now)
-
-
-def _check_expiry(subject: str, message: str, not_after: str, now: datetime) -> Finding:
-    expiry = datetime.fromtimestamp(ssl.cert_time_to_seconds(not_after), UTC)
+    expiry = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)
     message = f"{message}, with a certificate good until {expiry:%Y-%m-%d}"
     if (expiry - now).total_seconds() < _EXPIRY_WARNING:
         return warning(subject, message, "make sure that it is renewed")

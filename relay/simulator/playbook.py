@@ -129,7 +129,10 @@ class Playbook(Section):
     def _check_event_references(self) -> Playbook:
         known: set[str | None] = set()
         for number, step in enumerate(self.steps):
-            for reference in _event_references(step):
+            sections = (step.update, step.approve, step.when)
+            references = [section.event for section in sections if section is not None]
+            references += [name for name in (step.start, step.end, step.cancel) if name is not None]
+            for reference in references:
                 if reference not in known:
                     raise ValueError(
                         f"steps[{number}]: expected the name or id of an event that "
@@ -138,14 +141,6 @@ class Playbook(Section):
             if step.schedule is not None:
                 known |= {step.schedule.name, step.schedule.id}
         return self
-
-
-def _event_references(step: Step) -> list[str]:
-    """Return the names and EventIds of the events that a step refers to."""
-    sections = (step.update, step.approve, step.when)
-    references = [section.event for section in sections if section is not None]
-    actions = (step.start, step.end, step.cancel)
-    return references + [reference for reference in actions if reference is not None]
 
 
 ACTIONS = tuple(Action.model_fields)

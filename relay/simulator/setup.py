@@ -115,7 +115,9 @@ def compute_document(vm: VM) -> dict[str, Any]:
         resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
     placement_group = vm.placement_group
     if placement_group is None:
-        placement_group = _stable_uuid(f"placement/{scale_set}") if scale_set else ""
+        placement_group = (
+            str(uuid.uuid5(_UUID_NAMESPACE, f"placement/{scale_set}")) if scale_set else ""
+        )
     vm_path = f"{vm.subscription}/{vm.resource_group}/{vm.name}"
     return {
         "azEnvironment": "AzurePublicCloud",
@@ -137,7 +139,7 @@ def compute_document(vm: VM) -> dict[str, Any]:
         "subscriptionId": vm.subscription,
         "tags": ";".join(f"{key}:{value}" for key, value in vm.tags.items()),
         "tagsList": [{"name": key, "value": value} for key, value in vm.tags.items()],
-        "vmId": vm.vm_id or _stable_uuid(f"vm/{vm_path}"),
+        "vmId": vm.vm_id or str(uuid.uuid5(_UUID_NAMESPACE, f"vm/{vm_path}")),
         "vmScaleSetName": scale_set,
         "vmSize": "Standard_D2s_v3",
         "zone": vm.zone,
@@ -152,11 +154,6 @@ def instance_document(vm: VM) -> dict[str, Any]:
     }
     interface = {"ipv4": addresses, "ipv6": {"ipAddress": []}, "macAddress": "000D3A000001"}
     return {"compute": compute_document(vm), "network": {"interface": [interface]}}
-
-
-def _stable_uuid(name: str) -> str:
-    """Return an UUID that is always the same for a name."""
-    return str(uuid.uuid5(_UUID_NAMESPACE, name))
 
 
 def _encode_base36(number: int) -> str:
