@@ -82,7 +82,7 @@ class ApprovalMode(TypedDict):
 
 
 async def _submit_decision(call: Call) -> DecisionRecorded:
-    return await _submit(call, request_id=call.parameters)
+    return await _submit(call, request_id=parse_request_id(call.request))
 
 
 async def _submit_decision_of_signed_request(call: Call) -> DecisionRecorded:
@@ -139,7 +139,6 @@ ROUTES = (
         handler=_submit_decision,
         status=202,
         parameters=(IDEMPOTENCY_KEY,),
-        parse_parameters=parse_request_id,
         body=DecisionBody,
         problem_statuses=(403, 404, 409),
     ),

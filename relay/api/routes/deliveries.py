@@ -12,7 +12,14 @@ from typing import Literal, cast
 from typing_extensions import TypedDict
 
 from relay.api.schema.responses import Problem
-from relay.api.schema.route import MAX_DETAIL_ROWS, PAGE_SIZE, Call, page_route, split_page
+from relay.api.schema.route import (
+    MAX_DETAIL_ROWS,
+    PAGE_SIZE,
+    Call,
+    page_route,
+    parse_cursor,
+    split_page,
+)
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.store import EntryState
 from relay.store.deliveries import Delivery
@@ -87,7 +94,7 @@ def delivery_summary(delivery: Delivery) -> DeliverySummary:
 
 async def read_delivery_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
     """Return the page that the cursor names, of deliveries in these states; none means all."""
-    cursor: int | None = call.parameters
+    cursor = parse_cursor(call.request)
     deliveries = await call.run_long_read(
         lambda tx: tx.deliveries.page(states=states, before=cursor, limit=PAGE_SIZE + 1)
     )
@@ -104,10 +111,10 @@ async def find_delivery_of_path(call: Call) -> Delivery | None:
 
 
 async def _show_delivery(call: Call) -> DeliveryDetails:
+    cursor = parse_cursor(call.request)
     delivery = await find_delivery_of_path(call)
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
-    cursor: int | None = call.parameters
     attempts = await call.run_long_read(
         lambda tx: tx.deliveries.attempts_of_entry(delivery.id, cursor, MAX_DETAIL_ROWS + 1)
     )

@@ -9,7 +9,6 @@ the event does not meet, then the votes, holds and limits that count now.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
@@ -161,28 +160,9 @@ _LIVE = Parameter(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _EventsQuery:
-    """The parameters of a page of events, or of one event."""
-
-    cursor: int | None
-    scope: str | None
-    live: bool | None = None
-
-
 def parse_scope_name(request: web.Request) -> str | None:
     """Return the scope of the query; None for all. Raises Problem 422."""
     return SCOPE.read_from_query(request, "the name of a scope")
-
-
-def _parse_cursor_and_scope(request: web.Request) -> _EventsQuery:
-    return _EventsQuery(parse_cursor(request), parse_scope_name(request))
-
-
-def _parse_cursor_scope_and_live(request: web.Request) -> _EventsQuery:
-    text = _LIVE.read_from_query(request, "true or false")
-    live = None if text is None else text == "true"
-    return replace(_parse_cursor_and_scope(request), live=live)
 
 
 async def run_read_about_event_in_path(
@@ -214,12 +194,16 @@ def problem_of_refusal(refusal: Refusal) -> Problem:
 
 
 async def _list_events(call: Call) -> EventPage:
-    query: _EventsQuery = call.parameters
+    live = _LIVE.read_from_query(call.request, "true or false")
+    cursor, scope = parse_cursor(call.request), parse_scope_name(call.request)
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
         page, has_more = tx.occurrences.occurrence_page(
-            query.cursor, PageLimit(PAGE_SIZE), scope=query.scope, live=query.live
+            cursor,
+            PageLimit(PAGE_SIZE),
+            scope=scope,
+            live=None if live is None else live == "true",
         )
         return EventPage(
             items=[_event_summary(tx, call, row, now) for row in page],
@@ -230,11 +214,11 @@ async def _list_events(call: Call) -> EventPage:
 
 
 async def _show_event(call: Call) -> EventDetails:
-    query: _EventsQuery = call.parameters
+    cursor, scope = parse_cursor(call.request), parse_scope_name(call.request)
     return await run_read_about_event_in_path(
         call,
-        query.scope,
-        lambda tx, occurrence: _event_details(tx, call, occurrence, query.cursor),
+        scope,
+        lambda tx, occurrence: _event_details(tx, call, occurrence, cursor),
     )
 
 
@@ -360,7 +344,7 @@ class ApprovalEvaluation(TypedDict):
 
 
 async def _show_evaluation(call: Call) -> ApprovalEvaluation:
-    scope: str | None = call.parameters
+    scope = parse_scope_name(call.request)
     return await run_read_about_event_in_path(
         call, scope, lambda tx, occurrence: _make_approval_evaluation(tx, call, occurrence)
     )
@@ -416,7 +400,6 @@ ROUTES = (
         "current and recent events",
         _list_events,
         filters=(SCOPE, _LIVE),
-        parse_parameters=_parse_cursor_scope_and_live,
     ),
     page_route(
         "/v1/events/{eventId}",
@@ -424,7 +407,6 @@ ROUTES = (
         _show_event,
         problem_statuses=(404,),
         filters=(SCOPE,),
-        parse_parameters=_parse_cursor_and_scope,
     ),
     Route(
         method="GET",
@@ -435,6 +417,5 @@ ROUTES = (
         is_large=True,
         problem_statuses=(404,),
         parameters=(SCOPE,),
-        parse_parameters=parse_scope_name,
     ),
 )

@@ -46,8 +46,8 @@ class FleetRoster(TypedDict):
 
 
 async def _show_fleet(call: Call) -> FleetRoster:
+    scope = parse_scope_name(call.request)
     roster, now = call.relay.roster, call.relay.clock.now()
-    scope: str | None = call.parameters
     if roster is None:
         raise Problem(404, "this relay is no hub: it has no agents")
     agents = [
@@ -84,7 +84,6 @@ ROUTES = (
         needs="read",
         is_large=True,
         parameters=(SCOPE,),
-        parse_parameters=parse_scope_name,
         problem_statuses=(404,),
     ),
 )

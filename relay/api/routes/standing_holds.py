@@ -8,10 +8,8 @@ them: the server answers 409.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Literal, NotRequired, cast
 
-from aiohttp import web
 from typing_extensions import TypedDict
 
 from relay.api.routes.approvals import IDEMPOTENCY_KEY, parse_request_id
@@ -58,22 +56,12 @@ class StandingHoldPage(TypedDict):
     next: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _PageQuery:
-    cursor: int | None
-    only_open: bool
-
-
-def _parse_page_query(request: web.Request) -> _PageQuery:
-    over = _OVER.read_from_query(request, "true or false") == "true"
-    return _PageQuery(parse_cursor(request), only_open=not over)
-
-
 async def _list(call: Call) -> StandingHoldPage:
-    page: _PageQuery = call.parameters
+    only_open = _OVER.read_from_query(call.request, "true or false") != "true"
+    cursor = parse_cursor(call.request)
     async with call.server.long_reads:  # the gate reads the page from the store
         holds, has_more = await call.relay.gate.standing_holds_page(
-            page.cursor, PageLimit(PAGE_SIZE), only_open=page.only_open
+            cursor, PageLimit(PAGE_SIZE), only_open=only_open
         )
     return StandingHoldPage(
         items=[_standing_hold_details(call, hold) for hold in holds],
@@ -93,12 +81,13 @@ async def _show(call: Call) -> StandingHoldDetails:
 
 
 async def _create(call: Call) -> StandingHoldData:
+    request_id = parse_request_id(call.request)
     body: StandingHoldBody = call.body
     answer = await call.relay.gate.create_standing_hold(
         CreateRequest(
             caller=call.caller,
             at=call.relay.clock.now(),
-            request_id=call.parameters,
+            request_id=request_id,
             digest=_request_digest(call),
             body=body,
         )
@@ -107,13 +96,14 @@ async def _create(call: Call) -> StandingHoldData:
 
 
 async def _end(call: Call) -> EndedStandingHoldData:
+    request_id = parse_request_id(call.request)
     body: EndBody = call.body
     await _find(call)
     answer = await call.relay.gate.end_standing_hold(
         EndRequest(
             caller=call.caller,
             at=call.relay.clock.now(),
-            request_id=call.parameters,
+            request_id=request_id,
             digest=_request_digest(call),
             hold_id=call.request.match_info["holdId"],
             reason=body.reason,
@@ -155,7 +145,6 @@ ROUTES = (
         f"holds by conditions and for a time, that are not over; {HOLD_NOTICE}",
         _list,
         filters=(_OVER,),
-        parse_parameters=_parse_page_query,
         problem_statuses=(409,),
     ),
     Route(
@@ -166,7 +155,6 @@ ROUTES = (
         status=201,
         needs="hold",
         parameters=(IDEMPOTENCY_KEY,),
-        parse_parameters=parse_request_id,
         body=StandingHoldBody,
         problem_statuses=(409,),
     ),
@@ -184,7 +172,6 @@ ROUTES = (
         summary="end a standing hold early: its author, or whoever has the right operate",
         handler=_end,
         parameters=(IDEMPOTENCY_KEY,),
-        parse_parameters=parse_request_id,
         body=EndBody,
         problem_statuses=(403, 404, 409),
     ),

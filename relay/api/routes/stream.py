@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 async def _stream_events(call: Call) -> web.StreamResponse:
+    last_event_id = _parse_last_event_id(call.request)
     relay, limits, wakeups = call.relay, call.server.limits, call.server.stream_wakeups
     principal = call.caller.principal
     own = sum(other == principal for other in wakeups.values())
@@ -53,7 +54,7 @@ async def _stream_events(call: Call) -> web.StreamResponse:
     wakeup = connection_of(call.request).wakeup
     wakeups[wakeup] = principal
     try:
-        head = await relay.store.read(lambda tx: _start(tx, call.parameters))
+        head = await relay.store.read(lambda tx: _start(tx, last_event_id))
         await response.prepare(call.request)
         await _send_events(call, response, head)
         await response.write_eof()
@@ -148,6 +149,5 @@ ROUTES = (
         media_types=(MEDIA_TYPE,),
         needs="read",
         parameters=(_LAST_EVENT_ID,),
-        parse_parameters=_parse_last_event_id,
     ),
 )

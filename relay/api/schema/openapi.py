@@ -180,6 +180,6 @@ def _problem_statuses(route: Route) -> list[int]:
     if route.needs is not None:
         statuses.add(403)
     reads_query = any(parameter.place == "query" for parameter in route.parameters)
-    if route.body is not None or (reads_query and route.parse_parameters is not None):
+    if route.body is not None or (reads_query and route.access != "handler"):
         statuses.add(422)
     return sorted(statuses)

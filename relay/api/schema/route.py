@@ -18,14 +18,15 @@ from types import UnionType
 from typing import Any, Literal, Protocol, TypeVar, get_args, get_type_hints
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from relay.api import Relay
 from relay.api.auth.sessions import Session
 from relay.api.schema.responses import Problem
 from relay.api.server.state import ServerState
-from relay.approvals.request import Caller, Right
+from relay.approvals.request import Caller, MalformedJsonBody, Right, read_json
 from relay.store.transaction import Transaction
+from relay.validation import first_error_path_and_message
 
 T = TypeVar("T")
 SESSION = web.RequestKey("session", Session)
@@ -60,10 +61,27 @@ class Call:
     caller: Caller
     content: bytes
     """The body as it was sent."""
-    body: Any
-    """The body as an instance of `Route.body`."""
-    parameters: Any
-    """The result of `Route.parse_parameters`."""
+    route: Route
+
+    @property
+    def body(self) -> Any:
+        """The body as an instance of `Route.body`.
+
+        Raises Problem 400 for anything but a JSON object with unique keys, and Problem 422 for the
+        first invalid field.
+        """
+        assert self.route.body is not None  # noqa: S101  # the handler is of a route with a body
+        try:
+            fields = read_json(self.content)
+        except MalformedJsonBody as error:
+            raise Problem(400, str(error)) from None
+        if not isinstance(fields, dict):
+            raise Problem(400, "expected a JSON object")
+        try:
+            return self.route.body.model_validate(fields)
+        except ValidationError as error:
+            field, message = first_error_path_and_message(error)
+            raise Problem(422, f"{field}: {message}", field=field) from None
 
     @property
     def has_ended_session(self) -> bool:
@@ -124,8 +142,7 @@ class Route:
     needs: Right | None = None
     """The right that the caller needs. The gate checks rights that depend on the event."""
     parameters: tuple[Parameter, ...] = ()
-    parse_parameters: Callable[[web.Request], Any] | None = None
-    """Raises Problem 422 for a query parameter, and 400 for a header."""
+    """Those that the handler reads, before it reads the body and does anything."""
     is_large: bool = False
     """Whether the answer is a page: few are built or sent at once."""
     body: type[BaseModel] | None = None
@@ -191,13 +208,11 @@ def page_route(
     handler: Callable[[Call], Awaitable[Any]],
     *,
     filters: tuple[Parameter, ...] = (),
-    parse_parameters: Callable[[web.Request], Any] = parse_cursor,
     problem_statuses: tuple[int, ...] = (),
 ) -> Route:
     """Return a route whose response is a page, for callers with the right to read.
 
-    ``filters`` are query parameters beside the cursor. ``parse_parameters`` reads them and the
-    cursor; its result, by default the cursor alone, is `Call.parameters` of the handler.
+    ``filters`` are query parameters beside the cursor.
     """
     return Route(
         method="GET",
@@ -207,6 +222,5 @@ def page_route(
         needs="read",
         is_large=True,
         parameters=(CURSOR, *filters),
-        parse_parameters=parse_parameters,
         problem_statuses=problem_statuses,
     )

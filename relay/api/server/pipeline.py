@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
-from pydantic import BaseModel, ValidationError
 
 from relay.api.auth.authentication import (
     ANONYMOUS,
@@ -34,8 +33,7 @@ from relay.api.schema.route import NEVER_REFUSED, SESSION, Call, Route
 from relay.api.server.connections import connection_of, send_response
 from relay.api.server.limits import MAX_BODY_BYTES
 from relay.api.server.state import ServerState
-from relay.approvals.request import Caller, MalformedJsonBody, read_json
-from relay.validation import first_error_path_and_message
+from relay.approvals.request import Caller
 
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
 # Proxies add headers like these. X-Forwarded-* and X-Envoy-* have many more.
@@ -88,15 +86,7 @@ class RequestPipeline:
             raise Problem(
                 403, f"{caller.principal} may not {route.needs}: it is not in the rights (can)"
             )
-        parse_parameters = route.parse_parameters
-        call = Call(
-            request=request,
-            server=self.state,
-            caller=caller,
-            content=content,
-            parameters=None if parse_parameters is None else parse_parameters(request),
-            body=None if route.body is None else _parse_body(route.body, content),
-        )
+        call = Call(request=request, server=self.state, caller=caller, content=content, route=route)
         if not route.is_large:
             return await _answer(route, call)
         async with self.state.large_answers.slot(_concurrency_key(caller, request)):
@@ -267,25 +257,6 @@ def _check_content_type(route: Route, request: web.Request) -> None:
             "expected Content-Type: application/json, in UTF-8",
             headers={"Accept": "application/json"},
         )
-
-
-def _parse_body(model: type[BaseModel], content: bytes) -> BaseModel:
-    """Return the model of a body.
-
-    Raises Problem 400 for anything but a JSON object with unique keys, and Problem 422 for the
-    first invalid field.
-    """
-    try:
-        fields = read_json(content)
-    except MalformedJsonBody as error:
-        raise Problem(400, str(error)) from None
-    if not isinstance(fields, dict):
-        raise Problem(400, "expected a JSON object")
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        field, message = first_error_path_and_message(error)
-        raise Problem(422, f"{field}: {message}", field=field) from None
 
 
 def _unauthorized_problem(route: Route, *, has_session: bool) -> Problem:
