@@ -104,8 +104,8 @@ async def _redeliver(call: Call) -> RedeliveredDeadLetter:
 
 
 async def _redeliver_page_of_matching(call: Call) -> BulkRedeliveryResult:
-    relay, now = call.relay, call.relay.clock.now()
     body: BulkRedeliveryRequest = call.body
+    relay, now = call.relay, call.relay.clock.now()
     sinks = [sink.name for sink in relay.dispatcher.workers]
     if body.sink is not None and body.sink not in sinks:
         raise Problem(

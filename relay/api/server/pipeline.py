@@ -2,8 +2,9 @@
 
 The server makes a handler for aiohttp from each route here. docs/api.md#order-of-checks says the
 order to callers: 413 body over 64 KiB, 415 wrong content type, 401 credentials, or 429 after too
-many failures of this address, 429 too many calls of this caller, 403 missing right, 400 malformed
-parameter or body, 422 invalid field, 429 too many large answers, 404 unknown resource.
+many failures of this address, 429 too many calls of this caller, 403 missing right, 429 too many
+large answers. Then the handler reads its parameters and body: 400 malformed, 422 invalid field, 404
+unknown resource.
 `relay.approvals.gate` makes the other checks of a decision. The server
 listens before its role has started the relay: a handler that uses the relay earlier fails with 503.
 """
