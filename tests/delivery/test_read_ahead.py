@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from pathlib import Path
 
 from relay.errors import StoreUnavailable
@@ -23,21 +21,6 @@ async def record_events(folder: Path, count: int = 10) -> None:
         for number in range(count):
             await relay.record_event(f"E-{number}")
         await relay.dispatcher.set_state("bus", "paused", None)
-
-
-async def test_a_broken_row_becomes_a_dead_letter_and_stops_no_other(tmp_path: Path) -> None:
-    await record_events(tmp_path)
-    with contextlib.closing(sqlite3.connect(tmp_path / "relay.db")) as connection, connection:
-        connection.execute("DROP TRIGGER journal_is_append_only")
-        connection.execute("UPDATE journal SET body = x'7b' WHERE position = 4")
-    sink = ScriptedSink(concurrency=1)
-    async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
-        await relay.dispatcher.set_state("bus", "on", None)
-        await eventually(lambda: len(sink.delivered) == 9)
-        await relay.settle()
-        (dead_letter,) = await relay.deliveries("bus", "parked")
-        assert dead_letter.id == 4
-        assert (dead_letter.reason or "").startswith("its event could not be read from the journal")
 
 
 async def test_an_event_is_read_by_itself_if_others_cannot_be_read_with_it(tmp_path: Path) -> None:

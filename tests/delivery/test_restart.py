@@ -255,11 +255,10 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await eventually(lambda: len(far.delivered) == 2)
         await relay.settle()
-        assert [delivery.state for delivery in await relay.deliveries("bus")] == [
-            "delivered",
-            "parked",
-            "delivered",
-        ]
+        deliveries = await relay.deliveries("bus")
+        assert [each.state for each in deliveries] == ["delivered", "parked", "delivered"]
+        reason = deliveries[1].reason or ""
+        assert reason.startswith("its event could not be read from the journal")
 
 
 @pytest.mark.parametrize("lines", [1, 200])

@@ -113,6 +113,7 @@ def test_a_reason_says_what_to_do(status: int, advice: str) -> None:
         (format_datetime(NOW + timedelta(days=1), usegmt=True), 3600.0),
         ("", None),
         ("soon", None),
+        ("inf", None),
         ("-1", None),
         ("1.5", 1.5),
         ("٣", None),
