@@ -370,25 +370,20 @@ def test_check_against_a_document_says_which_rule_decides_about_each_event(
 
 
 def test_check_against_says_that_approvals_are_off(tmp_path: Path) -> None:
-    (tmp_path / "relay.yaml").write_text(
-        "approvals: {enabled: false, rules: [{name: a, approve: automatic}]}"
-    )
-    (tmp_path / "document.json").write_bytes(azure(event()))
-    result = run_command(
-        "check",
-        "--config",
-        str(tmp_path / "relay.yaml"),
-        "--against",
-        str(tmp_path / "document.json"),
-    )
+    config, document = tmp_path / "relay.yaml", tmp_path / "document.json"
+    config.write_text("approvals: {enabled: false, rules: [{name: a, approve: automatic}]}")
+    document.write_bytes(azure(event()))
+    result = run_command("check", "--config", str(config), "--against", str(document))
     assert "nothing: approvals are off (else approved at once)" in result.out
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"no JSON", None], ids=["empty", "no events", "no JSON", "absent"]
+    ("content", "sentence"),
+    [(b"", ""), (b"{}", ""), (b"no JSON", ""), (b"[]", "expected a JSON object"), (None, "read")],
+    ids=["empty", "no events", "no JSON", "list", "absent"],
 )
 def test_check_against_what_is_no_document_exits_with_2(
-    relay_yaml: str, tmp_path: Path, content: bytes | None
+    relay_yaml: str, tmp_path: Path, content: bytes | None, sentence: str
 ) -> None:
     document = tmp_path / "document.json"
     if content is not None:
@@ -396,6 +391,7 @@ def test_check_against_what_is_no_document_exits_with_2(
     result = run_command("check", "--config", relay_yaml, "--against", str(document))
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("imds-relay: --against: ")
+    assert sentence in result.err
     assert len(result.err.splitlines()) == 1
 
 
