@@ -147,6 +147,7 @@ class DecidingParts(LiveParts):
         # Set by `connect_sinks` and `attach_gate`:
         self._dispatcher: Dispatcher
         self._consumer: ApprovalConsumer | None
+        self._newest = config
         self._gate: Gate
         self._relay: Relay
 
@@ -245,6 +246,7 @@ class DecidingParts(LiveParts):
         replacement = self._dispatcher.begin_change_of_configured_sinks(_settings_with_sinks(sinks))
         now = self.clock.now()
         reconcile = self._dispatcher.reconcile_work(now)
+        self._newest = config
         # What was submitted before goes to the sinks of before.
         self.store.use_route(partial(matching_sinks, sinks=config.sinks))
 
@@ -252,7 +254,9 @@ class DecidingParts(LiveParts):
             states = reconcile(tx)
             if has_changed_rules:
                 tx.messages.refresh_all(now)
-            self._engine.use_settings(config.approvals, config.api.resources_by_client_principal)
+            # Of two reloads on a full disk, only the first may be repeated afterwards.
+            newest = self._newest
+            self._engine.use_settings(newest.approvals, newest.api.resources_by_client_principal)
             return states
 
         return replacement, self.store.submit(change, fail_open=True)
