@@ -167,9 +167,9 @@ def record_start_answer(
         note = {"granted": grant.id, "state": state, "status": http_status}
         tx.note(at, "answer", note, occurrence.key)
         return
-    answered = next(
-        each for each in tx.approvals.of_occurrence(occurrence).grants if each.id == grant.id
-    )
+    # If the rows of the event were damaged meanwhile, no grant is known.
+    known = tx.approvals.of_occurrence(occurrence).grants
+    answered = next((each for each in known if each.id == grant.id), grant)
     details = {
         "approvalId": grant.approval_id,
         "status": answered.status if http_status is None else http_status,

@@ -244,14 +244,12 @@ class StartRequestSender:
                 await scope.wake.wait()
 
     def _find_open_grants(self, scope: str, tx: Transaction) -> list[_OpenGrant]:
-        now, is_on = self._clock.now(), self._engine.effective_approval_mode(tx) == "on"
-        found = []
+        now, found = self._clock.now(), []
         for grant, occurrence in tx.approvals.open_grants(scope):
-            status = self._engine.status(tx, occurrence, now) if is_on else None
-            can_be_freed = status is not None and bool(
-                status.waiting_for or status.active_standing_holds
-            )
-            is_stopped = status is None or can_be_freed or bool(status.active_holds)
+            status = self._engine.status(tx, occurrence, now)
+            is_on = status.mode == "on"  # it is off for an event whose rows are damaged
+            can_be_freed = is_on and bool(status.waiting_for or status.active_standing_holds)
+            is_stopped = not is_on or can_be_freed or bool(status.active_holds)
             found.append(
                 _OpenGrant(
                     grant=grant,

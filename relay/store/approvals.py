@@ -192,6 +192,12 @@ class FoldCache:
     holds: HoldCache = field(default_factory=HoldCache)
     """Standing holds."""
 
+    def clear(self) -> None:
+        """Forget everything but what was told."""
+        self.folded.clear()
+        self.watched, self.whole = None, range(0)
+        self.holds.folded = NO_HOLDS
+
 
 class Approvals:
     """Reads what the journal says about approvals, inside a transaction."""
@@ -340,12 +346,6 @@ class Approvals:
             (occurrence.key, occurrence.position, later.position if later else 2**62, limit),
         ).fetchall()
         return [decision_of(position, CloudEvent.parse(body)) for position, body in reversed(rows)]
-
-    def forget_what_was_read(self) -> None:
-        """Read everything again when it is asked for: it would grow with each event."""
-        self._cache.folded.clear()
-        self._cache.watched = None
-        self._cache.holds.folded = NO_HOLDS
 
     # --- where something may have to follow
 

@@ -47,7 +47,7 @@ def prune_all_tables(
     keep_from = tx.standing_holds.first_open_position()
     journal_rows = tx.journal.prune(audit_limit, now, keep_from)
     tx.occurrences.prune_ended_occurrences(audit_limit)
-    tx.approvals.forget_what_was_read()
+    tx.forget_what_was_read()
     tx.messages.prune()
     tx.fleet.prune_orphaned_sightings()
     return journal_rows, dead_letters

@@ -118,7 +118,8 @@ class _Job:
         except Exception as error:  # whoever submitted the work gets it
             if isinstance(error, sqlite3.Error) and result_code(error) in _FILE_ERRORS:
                 raise
-            self.error = error
+            # A future takes no StopIteration, and the jobs after this one would get no results.
+            self.error = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
             return False
         self.error = None
         self.recorded, self.redelivered = transaction.finish()

@@ -121,9 +121,21 @@ class Transaction:
             redelivered = self.deliveries.redelivered
             self.journal, self.deliveries = Journal(self._connection), Deliveries(self._connection)
             self.deliveries.redelivered = redelivered
-            for name in ("approvals", "standing_holds"):
-                self.__dict__.pop(name, None)
+            self._look_again()
         self._connection.execute("RELEASE follow_up")
+
+    def forget_what_was_read(self) -> None:
+        """Read all about approvals again when it is asked for: rows of the journal were deleted.
+
+        Otherwise the memory would grow with each event, too.
+        """
+        self._cache.clear()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        # They remember what they have looked at, and the next piece of work can share them.
+        for name in ("approvals", "standing_holds"):
+            self.__dict__.pop(name, None)
 
     def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
         """Append a row about an event that is no CloudEvent."""

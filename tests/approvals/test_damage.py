@@ -261,6 +261,21 @@ def test_an_acceptance_takes_no_vote_on_a_state_that_came_while_it_was_sent(
     assert problems(approvals) == ()
 
 
+def test_what_was_pruned_in_quiet_months_is_no_gap(approvals: ApprovalFile) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    approvals.record_document()
+    keep = StoreSettings(retain=0.0, audit_retain=30 * 86400.0)
+    for day in range(70):
+        approvals.clock.advance(86400)
+        approvals.record_document(build_event(f"Q-{day}", event_type="Freeze"))
+        approvals.record_document()
+        approvals.transact(lambda tx: prune_all_tables(tx, keep, approvals.clock.now()))
+    new = build_event("E-5", event_type="Redeploy", due=71 * 86400.0)
+    approvals.record_document(new)
+    assert [approvals.submit(of=new).status for _ in range(2)] == [202, 202]
+
+
 def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(
     approvals: ApprovalFile,
 ) -> None:

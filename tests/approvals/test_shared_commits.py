@@ -1,0 +1,129 @@
+"""The gate beside what shares a commit with it: pruning, and rows that were damaged meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from relay.approvals.standing_hold_admission import StandingHoldBody
+from relay.events.timestamps import format_rfc3339
+from relay.store import StoreSettings
+from relay.store.file import open_for_reading
+from relay.store.retention import prune_all_tables
+from relay.store.transaction import Transaction
+from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
+from tests.approvals.running_gate import GateHarness, running_gate
+from tests.clocks import NOON
+from tests.eventually import eventually
+
+
+def hold_everything(resources: Sequence[str] | None = None) -> StandingHoldBody:
+    """A standing hold for an hour."""
+    ends = format_rfc3339(NOON + timedelta(hours=1))
+    match = {} if resources is None else {"resources": list(resources)}
+    return StandingHoldBody.model_validate({"match": match, "ends": ends, "reason": "freeze"})
+
+
+def prune(harness: GateHarness) -> asyncio.Future[object]:
+    """Delete what is old, in the turn of the store that comes next."""
+    return harness.store.submit(
+        lambda tx: prune_all_tables(tx, StoreSettings(), harness.clock.now())
+    )
+
+
+def spoil(tx: Transaction, rows: str) -> None:
+    """Change rows of the journal as another program does, and read everything again."""
+    tx._connection.execute("DROP TRIGGER journal_is_append_only")  # noqa: SLF001
+    tx._connection.execute(f"UPDATE journal SET body = CAST('x' AS BLOB) WHERE {rows}")  # noqa: S608, SLF001
+    tx.forget_what_was_read()
+
+
+async def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        await harness.wait_for_events("startrequest.accepted")
+        may_go_on = threading.Event()
+        harness.store.submit_read(lambda _: may_go_on.wait(30))
+        await eventually(lambda: harness.store._jobs.qsize() == 0)  # noqa: SLF001
+        harness.store.submit_read(lambda tx: tx.approvals.open_grants())
+        prune(harness)
+        vote = asyncio.create_task(harness.submit("approve", "alice", USER_REBOOT))
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await vote
+        for _ in range(5):
+            await harness.settle()
+            harness.clock.advance(1)
+        assert len(harness.azure.sent) == 1
+        assert harness.kinds().count("approval.granted") == 1
+
+
+async def test_a_claim_that_shares_a_commit_with_pruning_obeys_a_standing_hold(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REDEPLOY) as harness:
+        harness.azure.may_read.clear()
+        may_go_on = threading.Event()
+
+        def prune_with_claim() -> None:
+            harness.azure.after_read = lambda: None
+            harness.store.submit_read(lambda _: may_go_on.wait(30))
+            prune(harness)
+            asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+
+        harness.azure.after_read = prune_with_claim
+        assert (await harness.submit("approve", "alice", REDEPLOY)).accepted
+        await eventually(lambda: harness.azure.reads == 1)
+        await harness.hold_ahead(hold_everything())
+        harness.azure.may_read.set()
+        await eventually(may_go_on.is_set)
+        await harness.settle()
+        assert harness.azure.sent == []
+        assert "claim" not in harness.kinds()
+
+
+async def test_damage_of_standing_holds_ends_the_reads_before_a_start_request(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REDEPLOY) as harness:
+        harness.azure.may_read.clear()
+        await harness.hold_ahead(hold_everything(resources=("nobody",)))
+        assert (await harness.submit("approve", "alice", REDEPLOY)).accepted
+        await eventually(lambda: harness.azure.reads == 1)
+        await harness.store.transact(partial(spoil, rows="kind = 'standing-hold.created'"))
+        harness.azure.may_read.set()
+        for _ in range(20):
+            await harness.settle()
+            harness.clock.advance(0.05)
+        assert harness.azure.reads <= 3
+        assert harness.azure.sent == []
+
+
+async def test_an_answer_about_damaged_rows_keeps_no_notice_from_its_sinks(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REDEPLOY) as harness:
+        harness.azure.may_answer.clear()
+        await harness.submit("approve", "alice", REDEPLOY)
+        await eventually(lambda: len(harness.azure.sent) == 1)
+        await harness.store.transact(partial(spoil, rows="kind = 'claim'"))
+        may_go_on = threading.Event()
+        harness.store.submit_read(lambda _: may_go_on.wait(30))
+        harness.azure.may_answer.set()
+        await eventually(lambda: harness.store._jobs.qsize() == 1)  # noqa: SLF001  # the answer
+        harness.azure.document = (REDEPLOY, build_event("E-9", event_type="Freeze"))
+        poll = asyncio.create_task(harness.azure.poll())
+        await asyncio.sleep(0)
+        may_go_on.set()
+        async with asyncio.timeout(60):
+            await poll
+        await eventually(lambda: not harness.gate.engine.in_flight)
+        with contextlib.closing(open_for_reading(harness.path)) as reader:
+            kinds = [kind for (kind,) in reader.execute("SELECT kind FROM journal")]
+        assert {"startrequest.accepted", "event.scheduled"} <= set(kinds)
