@@ -106,11 +106,15 @@ def test_two_clients_with_one_key_are_a_configuration_error() -> None:
     )
 
 
-READS = ("/v1/events", f"/v1/events/{EVENT_ID}", "/v1/deliveries", "/v1/dead-letters", "/v1/stream")
+LISTS = ("events", "deliveries", "dead-letters", "sinks", "standing-holds", "fleet")
+OTHERS = (f"events/{EVENT_ID}", f"events/{EVENT_ID}/rule", "standing-holds/x", "stream", "status")
+READS = tuple(f"/v1/{path}" for path in (*LISTS, *OTHERS))
 OPERATIONS = (
     ("POST", "/v1/sinks/box/ping", None),
     ("POST", "/v1/sinks/box/pause", None),
     ("POST", "/v1/sinks/box/resume", None),
+    ("POST", "/v1/dead-letters/redeliver", {"sink": "box"}),
+    ("POST", "/v1/dead-letters/1/redeliver", None),
     ("POST", "/v1/reload", None),
     ("PUT", "/v1/approvals/mode", {"mode": "on"}),
 )
@@ -257,7 +261,7 @@ async def test_without_an_attached_relay_all_but_health_and_the_description_is_5
         for path in (*READS, "/readyz", "/metrics"):
             answer = await relay.call("GET", path)
             assert (answer.status, "starting" in answer.json["detail"]) == (503, True), path
-        for method, path, body in (*OPERATIONS, ("POST", "/v1/dead-letters/1/redeliver", None)):
+        for method, path, body in OPERATIONS:
             assert (await relay.call(method, path, body)).status == 503, path
         assert (await relay.decide()).status == 503
         assert (
