@@ -39,9 +39,9 @@ SOURCE_SINCE: Final = "2019-08-01"
 """Since this version a document says who started an event."""
 DURATION_SINCE: Final = "2020-07-01"
 """Since this version a document says how long an interruption lasts."""
-_PREFIX_UNTIL: Final = "2017-03-01"
+PREFIX_UNTIL: Final = "2017-03-01"
 """In documents of this version, names in ``Resources`` begin with an additional ``_``."""
-_TYPE_SINCE: Final[Mapping[str, str]] = {"preempt": "2017-11-01", "terminate": "2019-01-01"}
+TYPE_SINCE: Final[Mapping[str, str]] = {"preempt": "2017-11-01", "terminate": "2019-01-01"}
 _SEVERITY = ("terminate", "preempt", "redeploy", "reboot", "freeze", "")
 
 
@@ -123,7 +123,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
     try:
         content = orjson.loads(body)
-        events = _parse_entries(content, prefixed=api_version <= _PREFIX_UNTIL)
+        events = _parse_entries(content, prefixed=api_version <= PREFIX_UNTIL)
     except orjson.JSONDecodeError as error:
         raise DocumentError(
             f"expected a Scheduled Events document, got a body that is not JSON: {error}",
@@ -186,7 +186,7 @@ def _severity_rank(event_type: str | None) -> int:
 
 def shows_all_types(api_version: str) -> bool:
     """Whether documents of this version show events of every type."""
-    return api_version >= max(_TYPE_SINCE.values())
+    return api_version >= max(TYPE_SINCE.values())
 
 
 def find_impossible_conditions(match: Match, api_version: str) -> Iterator[str]:
@@ -196,7 +196,7 @@ def find_impossible_conditions(match: Match, api_version: str) -> Iterator[str]:
     if match.duration is not None and api_version < DURATION_SINCE:
         yield f"duration: it is not known before {DURATION_SINCE}"
     if match.event_type is not None:
-        since = [_TYPE_SINCE.get(name.lower(), "") for name in match.event_type]
+        since = [TYPE_SINCE.get(name.lower(), "") for name in match.event_type]
         if all(api_version < first for first in since):
             names = ", ".join(match.event_type)
             yield f"event_type: there is no {names} before {min(since)}"

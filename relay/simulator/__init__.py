@@ -1,21 +1,19 @@
 """A simulator of Azure IMDS: maintenance happens when a test, a playbook or a person wants it.
 
-Use ``async with Simulator(Setup(vms=(VM("vm-0"),))) as sim``, or ``run_simulator``. The simulator
-does not know the relay. docs/simulator.md describes it. A `Plan` says what shall happen to an
-`Event`. `play_playbook` performs all steps of a `Playbook`, each at its time. `perform_action`
-performs one action now.
+Use ``async with Simulator(Setup(vms=(VM("vm-0"),))) as sim``, or ``run_simulator``. Of the
+relay it knows which fields each api-version has, and how Azure writes names. docs/simulator.md
+describes it. A `Plan` says what shall happen to an `Event`. `play_playbook` performs all steps of a
+`Playbook`, each at its time.
 """
 
 from __future__ import annotations
 
-from relay.simulator.azure import RecordedCall
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
 from relay.simulator.playbook import (
     Playbook,
     load_packaged_playbooks,
     load_playbook,
-    perform_action,
     play_playbook,
 )
 from relay.simulator.scope import InvalidTransition, UnknownEvent
@@ -29,13 +27,11 @@ __all__ = [
     "InvalidTransition",
     "Plan",
     "Playbook",
-    "RecordedCall",
     "Setup",
     "Simulator",
     "UnknownEvent",
     "load_packaged_playbooks",
     "load_playbook",
-    "perform_action",
     "play_playbook",
     "run_simulator",
 ]

@@ -8,7 +8,6 @@ API and tests drive it. `Simulator` in `relay.simulator.server` adds HTTP.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from datetime import datetime
 
 from relay.clock import Clock, SystemClock
 from relay.simulator.event import Event
-from relay.simulator.faults import Fault, Faults
-from relay.simulator.scope import PastTransition, Scope
+from relay.simulator.faults import Fault, Target
+from relay.simulator.scope import Scope
 from relay.simulator.setup import Setup
 
 _MAX_CALLS = 10_000
@@ -48,6 +47,13 @@ class RecordedCall:
     """When the answer was sent or the connection was lost; None until then."""
 
 
+@dataclass(slots=True)
+class _ActiveFault:
+    fault: Fault
+    calls_left: int | None
+    until: datetime | None
+
+
 class SimulatedAzure(Scope):
     """A scope that runs by itself, fails when it is told to, and remembers the calls."""
 
@@ -61,25 +67,49 @@ class SimulatedAzure(Scope):
         super().__init__(
             setup or Setup(),
             clock=clock or SystemClock(),
-            new_id=lambda: str(uuid.uuid4()),
             on_transition=self._report_transition,
         )
-        self.faults = Faults()
         self.calls: deque[RecordedCall] = deque(maxlen=_MAX_CALLS)
+        self._faults: list[_ActiveFault] = []
         self._report = report
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
 
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The faults that calls can still meet, oldest first."""
+        return tuple(active.fault for active in self._faults)
+
     def add_fault(self, fault: Fault) -> None:
         """Let calls fail from now on."""
-        self.faults.add(fault, self.clock.now(), self.scale_duration)
+        calls, until = fault.calls, None
+        if fault.lasts is not None:
+            until = self.clock.now() + self.scale_duration(fault.lasts)
+        elif calls is None:
+            calls = 1
+        self._faults.append(_ActiveFault(fault, calls, until))
         self.report_line_with_time(f"fault {fault.label} waits for {fault.on} calls")
 
     def clear_faults(self) -> None:
         """Remove all faults."""
-        self.faults.clear()
+        self._faults.clear()
         self.report_line_with_time("no more faults")
+
+    def take_fault(self, target: Target, vm: str) -> Fault | None:
+        """Return the fault that this call meets, and count the call; None if it meets none."""
+        now = self.clock.now()
+        self._faults = [each for each in self._faults if each.until is None or now < each.until]
+        for active in self._faults:
+            fault = active.fault
+            if fault.on not in (target, "any") or fault.vm not in (None, vm):
+                continue
+            if active.calls_left is not None:
+                active.calls_left -= 1
+                if active.calls_left == 0:
+                    self._faults.remove(active)
+            return fault
+        return None
 
     def report_line_with_time(self, text: str) -> None:
         """Report a line with the time."""
@@ -96,11 +126,27 @@ class SimulatedAzure(Scope):
 
     async def wait_until_started(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is no longer Scheduled. Raises TimeoutError."""
-        return await self._wait_until(event, lambda now: now.has_started, "started", within)
+        return await self._wait_until(
+            event, lambda now: now.status != "Scheduled", "started", within
+        )
 
     async def wait_until_ended(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is gone. Raises TimeoutError."""
         return await self._wait_until(event, lambda now: not now.is_live, "gone", within)
+
+    async def _wait_until(
+        self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
+    ) -> Event:
+        try:
+            await self.wait_until(lambda: condition(self.event(event)), within=within)
+        except TimeoutError as error:
+            now = self.event(event)
+            raise TimeoutError(
+                f"expected {event if isinstance(event, str) else event.event_id} to be {state} "
+                f"within {within:g} s, it is {now.status}, "
+                f"approved by {', '.join(now.approved_by) or 'nobody'}"
+            ) from error
+        return self.event(event)
 
     async def wait_until(
         self, condition: Callable[[], bool], *, within: float | None = None
@@ -133,29 +179,13 @@ class SimulatedAzure(Scope):
         self.tick()
         self.wake_waiters()
 
-    def _report_transition(self, transition: PastTransition) -> None:
-        event, text = transition.event, transition.detail
+    def _report_transition(self, at: datetime, kind: str, event: Event | None, text: str) -> None:
         if event is not None:
             plan, machines = event.plan, ", ".join(event.resources) or "no VM"
-            text = f"{transition.kind:<9} {plan.type} {event.event_id} of {machines}"
-            if transition.kind in ("scheduled", "updated") and event.status == "Scheduled":
+            about = f"{kind:<9} {plan.type} {event.event_id} of {machines}"
+            if kind in ("scheduled", "updated") and event.status == "Scheduled":
                 not_before = f"{event.not_before:%Y-%m-%d %H:%M:%S} UTC"
-                text += f", not before {not_before}, {plan.source}, {plan.duration} s"
-            text = f"{text} {transition.detail}".rstrip()
-        self._report(f"{transition.at:%H:%M:%S} {text}")
+                about += f", not before {not_before}, {plan.source}, {plan.duration} s"
+            text = f"{about} {text}".rstrip()
+        self._report(f"{at:%H:%M:%S} {text}")
         self.wake_waiters()
-
-    async def _wait_until(
-        self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
-    ) -> Event:
-        try:
-            await self.wait_until(lambda: condition(self.event(event)), within=within)
-        except TimeoutError as error:
-            reference = event if isinstance(event, str) else event.event_id
-            state_now = self.event(event)
-            approved_by = ", ".join(state_now.approved_by) or "nobody"
-            raise TimeoutError(
-                f"expected {reference} to be {state} within {within:g} s, "
-                f"it is {state_now.status}, approved by {approved_by}"
-            ) from error
-        return self.event(event)

@@ -11,35 +11,22 @@ from datetime import datetime
 from email.utils import format_datetime
 from typing import Any, ClassVar, Final, Literal
 
+from relay.imds.document import (
+    DURATION_SINCE,
+    PREFIX_UNTIL,
+    SOURCE_SINCE,
+    TYPE_SINCE,
+)
 from relay.settings import Duration
 
 EventType = Literal["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]
 Status = Literal["Scheduled", "Started", "Completed", "Canceled"]
 
-API_VERSIONS: Final = (
-    "2017-03-01",
-    "2017-08-01",
-    "2017-11-01",
-    "2019-01-01",
-    "2019-04-01",
-    "2019-08-01",
-    "2020-07-01",
-)
-"""Every api-version of Scheduled Events, oldest first."""
-NEWEST_API_VERSION: Final = API_VERSIONS[-1]
-PREVIEW_API_VERSION: Final = API_VERSIONS[0]
-"""The only version that needs no header ``Metadata: true``.
-
-It puts ``_`` before VM names, and the pages of its time write NotBefore in ISO 8601.
-"""
-
 _FIELD_SINCE: Final = {
     "Description": "2019-04-01",
-    "EventSource": "2019-08-01",
-    "DurationInSeconds": "2020-07-01",
+    "EventSource": SOURCE_SINCE,
+    "DurationInSeconds": DURATION_SINCE,
 }
-_TYPE_SINCE: Final = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
-
 DEFAULT_NOTICE: Final[Mapping[EventType, float]] = {
     "Freeze": 900.0,
     "Reboot": 900.0,
@@ -120,11 +107,6 @@ class Event:
         return self.status in ("Scheduled", "Started")
 
     @property
-    def has_started(self) -> bool:
-        """Whether the event is not Scheduled any more."""
-        return self.status != "Scheduled"
-
-    @property
     def resources(self) -> tuple[str, ...]:
         """The affected VMs."""
         return self.plan.resources or ()
@@ -138,20 +120,19 @@ def rfc1123(moment: datetime) -> str:
 def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     """Return the event in the document of an api-version; None if the version lacks its type."""
     plan = event.plan
-    if api_version < _TYPE_SINCE.get(plan.type, ""):
+    if api_version < TYPE_SINCE.get(plan.type.lower(), ""):
         return None
-    is_preview = api_version == PREVIEW_API_VERSION
-    not_before = rfc1123(event.not_before)
-    if is_preview:
-        not_before = f"{event.not_before:%Y-%m-%dT%H:%M:%SZ}"
+    not_before, prefix = rfc1123(event.not_before), ""
+    if api_version <= PREFIX_UNTIL:  # the pages of its time write NotBefore in ISO 8601
+        not_before, prefix = f"{event.not_before:%Y-%m-%dT%H:%M:%SZ}", "_"
     entry: dict[str, Any] = {
         "EventId": event.event_id,
         "EventStatus": event.status,
         "EventType": plan.type,
         "ResourceType": "VirtualMachine",
-        "Resources": [f"_{name}" if is_preview else name for name in event.resources],
+        "Resources": [f"{prefix}{name}" for name in event.resources],
         "NotBefore": not_before if event.status == "Scheduled" else "",
-        "Description": _default_description(plan),
+        "Description": _description(plan),
         "EventSource": plan.source,
         "DurationInSeconds": plan.duration,
     }
@@ -163,10 +144,9 @@ def event_fields(event: Event, api_version: str) -> dict[str, Any] | None:
     }
 
 
-def _default_description(plan: Plan) -> str:
+def _description(plan: Plan) -> str:
     if plan.description is not None:
         return plan.description
-    if plan.source == "User" and plan.type in _USER_ACTIONS:
-        action = _USER_ACTIONS[plan.type]
+    if plan.source == "User" and (action := _USER_ACTIONS.get(plan.type)):
         return f"Virtual machine is going to be {action} as requested by authorized user."
     return _PLATFORM_DESCRIPTIONS.get(plan.type, "Host server is undergoing maintenance.")

@@ -5,11 +5,8 @@ The control API takes the same actions. docs/simulator.md#playbooks lists the ke
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,12 +16,17 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from relay.errors import ConfigError
-from relay.settings import Duration, Section
+from relay.settings import Duration, Section, format_path
 from relay.simulator.azure import SimulatedAzure
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
 from relay.simulator.scope import InvalidTransition
 from relay.simulator.setup import Setup
+from relay.suggestions import describe_choices
+
+_PACKAGED = {
+    file.stem: file for file in sorted(Path(__file__).with_name("playbooks").glob("*.yaml"))
+}
 
 
 class EventUpdate(Section):
@@ -146,7 +148,7 @@ class Playbook(Section):
 ACTIONS = tuple(Action.model_fields)
 """Every action of a step and of ``POST /sim/<action>``."""
 
-_ACTION_METHODS: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
+_PERFORM: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
     "schedule": SimulatedAzure.schedule,
     "start": SimulatedAzure.start,
     "end": SimulatedAzure.end,
@@ -168,15 +170,12 @@ def perform_action(azure: SimulatedAzure, action: Action) -> Event | None:
     Raises UnknownEvent, or InvalidTransition if the event's state does not allow the action.
     """
     (name,) = action.given_keys()
-    return _ACTION_METHODS[name](azure, getattr(action, name))
+    return _PERFORM[name](azure, getattr(action, name))
 
 
 def load_packaged_playbooks() -> dict[str, Playbook]:
     """Return the playbooks of the package by name."""
-    return {
-        name: _parse(file.read_text(encoding="utf-8"), name)
-        for name, file in sorted(_packaged_files().items())
-    }
+    return {name: load_playbook(name) for name in _PACKAGED}
 
 
 def load_playbook(name_or_path: str | Path) -> Playbook:
@@ -185,49 +184,31 @@ def load_playbook(name_or_path: str | Path) -> Playbook:
     Raises ConfigError with the file, the key path, what was expected and what was there.
     """
     name = str(name_or_path)
-    packaged = _packaged_files()
-    if name in packaged:
-        return _parse(packaged[name].read_text(encoding="utf-8"), f"{name}.yaml")
-    path = Path(name_or_path)
+    path = _PACKAGED.get(name, Path(name))
     if path.suffix not in (".yaml", ".yml"):
-        similar = difflib.get_close_matches(name, packaged, n=3)
-        hint = f"there are {', '.join(sorted(packaged))}"
-        if similar:
-            hint = f"did you mean {' or '.join(similar)}?"
-        raise ConfigError(f"expected a YAML file or the name of a playbook, got {name!r}; {hint}")
+        choices = describe_choices(name, _PACKAGED)
+        raise ConfigError(
+            f"expected a YAML file or the name of a playbook, got {name!r}; {choices}"
+        )
     try:
-        return _parse(path.read_text(encoding="utf-8"), name)
+        return Playbook.model_validate(
+            YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: expected a readable file in UTF-8, {error}") from error
-
-
-def describe_errors(errors: Iterable[ErrorDetails]) -> list[str]:
-    """Return a line for each error: the key path, what was expected, and what was there."""
-    lines = []
-    for error in errors:
-        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
-        path = "".join(parts).removeprefix(".") or "the document"
-        lines.append(f"{path}: {_describe_error(error)}")
-    return lines
-
-
-def _packaged_files() -> Mapping[str, Traversable]:
-    folder = files("relay.simulator") / "playbooks"
-    return {
-        file.name.removesuffix(".yaml"): file
-        for file in folder.iterdir()
-        if file.name.endswith(".yaml")
-    }
-
-
-def _parse(text: str, file: str) -> Playbook:
-    try:
-        return Playbook.model_validate(YAML(typ="safe", pure=True).load(text))
     except YAMLError as error:
-        raise ConfigError(f"{file}: expected YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{name}: expected YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        lines = (f"{file}: {line}" for line in describe_errors(error.errors()))
+        lines = (f"{name}: {line}" for line in describe_errors(error))
         raise ConfigError("\n".join(lines)) from error
+
+
+def describe_errors(error: ValidationError) -> list[str]:
+    """Return a line for each error: the key path, what was expected, and what was there."""
+    return [
+        f"{format_path(details['loc']) or 'the document'}: {_describe_error(details)}"
+        for details in error.errors()
+    ]
 
 
 def _describe_error(error: ErrorDetails) -> str:
@@ -272,4 +253,4 @@ def _is_met(azure: SimulatedAzure, condition: AwaitedEventState) -> bool:
     event = azure.event(condition.event)
     if condition.is_ == "gone":
         return not event.is_live
-    return event.has_started or (condition.is_ == "approved" and event.approved)
+    return event.status != "Scheduled" or (condition.is_ == "approved" and event.approved)

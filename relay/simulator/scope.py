@@ -1,8 +1,7 @@
 """The state machine of a scope: VMs that share one document, its events, and their approvals.
 
-An event is Scheduled, then Started, then Completed, or it is Canceled before its start. Each change
-is a `PastTransition`, which is reported. What is due by time happens at the next call of any method
-(`tick`), at the time at which it was due.
+An event is Scheduled, then Started, then Completed, or it is Canceled before its start. What is due
+by time happens at the next call of any method (`tick`), at the time at which it was due.
 
 Azure's service is off until its first call, and again after a day without one. After that call it
 does not answer for a while (``first_call``), and does not show events for a while
@@ -11,26 +10,24 @@ does not answer for a while (``first_call``), and does not show events for a whi
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from relay.clock import Clock
 from relay.errors import RelayError
-from relay.simulator.event import (
-    DEFAULT_NOTICE,
-    NEWEST_API_VERSION,
-    Event,
-    Plan,
-    Status,
-    event_fields,
-)
+from relay.imds.document import NEWEST_API_VERSION
+from relay.simulator.event import DEFAULT_NOTICE, Event, Plan, Status, event_fields
 from relay.simulator.setup import Setup
 
 _MAX_PAST_EVENTS = 1000
 """How many events that are gone can still be found."""
+
+Transition = Callable[[datetime, str, Event | None, str], None]
+"""Is told what happened: when, a word such as scheduled or shown, the event, and more text."""
 
 
 class UnknownEvent(RelayError):
@@ -41,17 +38,6 @@ class InvalidTransition(RelayError):
     """The event's state does not allow the action."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastTransition:
-    """One thing that happened to an event or to the service."""
-
-    at: datetime
-    kind: str
-    """Such as scheduled or shown, the word of the report."""
-    event: Event | None = None
-    detail: str = ""
-
-
 class Scope:
     """The state machine. What was due happens before a method reads or changes anything.
 
@@ -59,24 +45,15 @@ class Scope:
     InvalidTransition if the state of the event does not allow the action.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        *,
-        clock: Clock,
-        new_id: Callable[[], str],
-        on_transition: Callable[[PastTransition], None],
-    ) -> None:
+    def __init__(self, setup: Setup, *, clock: Clock, on_transition: Transition) -> None:
         self.setup = setup
         self.clock = clock
         self.incarnation = setup.incarnation
-        self._new_id = new_id
         self._on_transition = on_transition
         self._live_events: dict[str, Event] = {}
         self._past_events: deque[Event] = deque(maxlen=_MAX_PAST_EVENTS)
         self._skipped_incarnations = 0
-        self._answers_at: datetime | None = None  # None: the service is off
-        self._shows_events_at: datetime | None = None
+        self._on_since: datetime | None = None  # None: the service is off
         self._hides_events = setup.events_after > 0
         self._last_call_at: datetime | None = None
 
@@ -120,14 +97,13 @@ class Scope:
 
     def next_transition_at(self) -> datetime | None:
         """Return when the next thing happens by itself."""
-        times = [
-            time
-            for event in self._live_events.values()
-            if (time := event.starts or event.ends) is not None
-        ]
-        if self._hides_events and self._shows_events_at is not None:
-            times.append(self._shows_events_at)
-        return min(times, default=None)
+        times = [event.starts or event.ends for event in self._live_events.values()]
+        return min(filter(None, (*times, self._shows_events_at())), default=None)
+
+    def _shows_events_at(self) -> datetime | None:
+        if not self._hides_events or self._on_since is None:
+            return None
+        return self._on_since + self.scale_duration(self.setup.events_after)
 
     def tick(self) -> datetime:
         """Let everything happen that is due, in order and each at its own time. Return the time.
@@ -137,18 +113,15 @@ class Scope:
         """
         now = self.clock.now()
         while (at := self.next_transition_at()) is not None and at <= now:
-            if self._hides_events and self._shows_events_at == at:
+            if self._shows_events_at() == at:
                 self._hides_events = False
                 self._count_change(changed=bool(self._live_events))
-                self._on_transition(
-                    PastTransition(at=at, kind="shown", detail="events are shown from now on")
-                )
+                self._on_transition(at, "shown", None, "events are shown from now on")
                 continue
-            event = next(
-                event for event in self._live_events.values() if (event.starts or event.ends) == at
-            )
+            events = self._live_events.values()
+            event = next(event for event in events if (event.starts or event.ends) == at)
             if event.status == "Scheduled":
-                self._set_event_started(event, at)
+                self._start(event, at)
             else:
                 self._remove(event, "Completed", at)
         return now
@@ -160,10 +133,9 @@ class Scope:
         if self._last_call_at is not None and now - self._last_call_at > disabled_after:
             self.disable()
         self._last_call_at = now
-        if self._answers_at is None:
-            self._answers_at = now + self.scale_duration(self.setup.first_call)
-            self._shows_events_at = now + self.scale_duration(self.setup.events_after)
-        return max(self._answers_at - now, timedelta(0))
+        self._on_since = self._on_since or now
+        answers_at = self._on_since + self.scale_duration(self.setup.first_call)
+        return max(answers_at - now, timedelta(0))
 
     def disable(self) -> None:
         """Switch the service off, as Azure does after a day without a call.
@@ -171,17 +143,15 @@ class Scope:
         DocumentIncarnation starts again.
         """
         now = self.tick()
-        self._answers_at = self._shows_events_at = None
+        self._on_since = None
         self._hides_events = self.setup.events_after > 0
         self.incarnation = 1
-        self._on_transition(
-            PastTransition(at=now, kind="disabled", detail="the service is off until the next call")
-        )
+        self._on_transition(now, "disabled", None, "the service is off until the next call")
 
     def schedule(self, plan: Plan) -> Event:
         """Add an event. Raises InvalidTransition if the document holds its EventId."""
         now = self.tick()
-        event_id = plan.id if plan.id is not None else self._new_id().upper()
+        event_id = plan.id if plan.id is not None else str(uuid.uuid4()).upper()
         if any(event_id.casefold() == known.casefold() for known in self._live_events):
             raise InvalidTransition(f"expected a new EventId, {event_id} is in the document")
         if plan.resources is None:
@@ -197,9 +167,9 @@ class Scope:
             ends=None,
         )
         if plan.started:
-            self._set_event_started(event, now)
+            self._start(event, now)
         else:
-            self._store_event(event, now, "scheduled")
+            self._keep(event, now, "scheduled")
         return self.event(event)
 
     def accept_start_request(self, event_ids: Iterable[str], vm: str) -> None:
@@ -229,53 +199,39 @@ class Scope:
         if approved and event.plan.approvals != "ignored" and starts is not None:
             starts = min(starts, now + self.scale_duration(event.plan.starts_after))
         event = replace(event, approved_by=approved_by, approved=approved, starts=starts)
-        self._store_event(event, now, "approved", f"by {vm}")
+        self._keep(event, now, "approved", f"by {vm}")
 
     def approve(self, event: Event | str, vm: str) -> Event:
         """Approve a live event as a VM or an operator."""
-        event = self._require_live_event_in_status(event)
+        event = self._require_live(event)
         self.accept_start_request([event.event_id], vm)
         return self.event(event)
 
     def start(self, event: Event | str) -> Event:
         """Start a Scheduled event at once."""
-        event = self._require_live_event_in_status(event, "Scheduled")
-        return self.event(self._set_event_started(event, self.clock.now()))
+        event = self._require_live(event, "Scheduled")
+        self._start(event, self.clock.now())
+        return self.event(event)
 
     def end(self, event: Event | str) -> Event:
         """End a Started event at once."""
-        return self._remove(
-            self._require_live_event_in_status(event, "Started"), "Completed", self.clock.now()
-        )
+        return self._remove(self._require_live(event, "Started"), "Completed", self.clock.now())
 
     def cancel(self, event: Event | str) -> Event:
         """Remove a Scheduled event without starting it."""
-        return self._remove(
-            self._require_live_event_in_status(event, "Scheduled"), "Canceled", self.clock.now()
-        )
+        return self._remove(self._require_live(event, "Scheduled"), "Canceled", self.clock.now())
 
     def update_event(
-        self,
-        event: Event | str,
-        *,
-        notice: float | None = None,
-        resources: Sequence[str] | None = None,
-        description: str | None = None,
-        duration: int | None = None,
-        fields: Mapping[str, Any] | None = None,
+        self, event: Event | str, *, notice: float | None = None, **changes: Any
     ) -> Event:
-        """Change a live event; None changes nothing. ``notice`` is in seconds from now."""
-        event = self._require_live_event_in_status(event)
+        """Change a live event. ``notice`` is in seconds from now; None changes nothing.
+
+        ``changes`` are fields of its plan: resources, description, duration, fields.
+        """
+        event = self._require_live(event)
         now = self.clock.now()
-        changes = {
-            "resources": tuple(resources) if resources is not None else None,
-            "description": description,
-            "duration": duration,
-            "fields": fields,
-        }
-        changes = {name: value for name, value in changes.items() if value is not None}
-        plan = replace(event.plan, **changes)  # type: ignore[arg-type]  # the types are those above
-        event = replace(event, plan=plan)
+        given = {name: value for name, value in changes.items() if value is not None}
+        event = replace(event, plan=replace(event.plan, **given))
         if notice is not None:
             if event.status != "Scheduled":
                 raise InvalidTransition(
@@ -283,10 +239,10 @@ class Scope:
                     f"{event.event_id} is {event.status}"
                 )
             not_before, starts = now + self.scale_duration(notice), event.starts
-            if not event.approved or plan.approvals == "ignored":  # else it starts early
-                starts = not_before + self.scale_duration(plan.starts_after)
+            if not event.approved or event.plan.approvals == "ignored":  # else it starts early
+                starts = not_before + self.scale_duration(event.plan.starts_after)
             event = replace(event, not_before=not_before, starts=starts)
-        self._store_event(event, now, "updated")
+        self._keep(event, now, "updated")
         return self.event(event)
 
     def skip_incarnations(self, count: int) -> None:
@@ -298,13 +254,9 @@ class Scope:
         """Set DocumentIncarnation, which may make it lower."""
         now = self.tick()
         self.incarnation = incarnation
-        self._on_transition(
-            PastTransition(at=now, kind="reset", detail=f"DocumentIncarnation is {incarnation}")
-        )
+        self._on_transition(now, "reset", None, f"DocumentIncarnation is {incarnation}")
 
-    def _require_live_event_in_status(
-        self, event: Event | str, status: Status | None = None
-    ) -> Event:
+    def _require_live(self, event: Event | str, status: Status | None = None) -> Event:
         event = self.event(event)
         if not event.is_live or status not in (None, event.status):
             raise InvalidTransition(
@@ -313,12 +265,10 @@ class Scope:
             )
         return event
 
-    def _set_event_started(self, event: Event, at: datetime) -> Event:
+    def _start(self, event: Event, at: datetime) -> None:
         lasts = event.plan.lasts
         ends = at + self.scale_duration(lasts) if lasts is not None else None
-        event = replace(event, status="Started", starts=None, ends=ends)
-        self._store_event(event, at, "started")
-        return event
+        self._keep(replace(event, status="Started", starts=None, ends=ends), at, "started")
 
     def _remove(
         self, event: Event, status: Literal["Completed", "Canceled"], at: datetime
@@ -327,25 +277,18 @@ class Scope:
         del self._live_events[event.event_id]
         self._past_events.append(gone)
         self._count_change(changed=True)
-        self._on_transition(
-            PastTransition(
-                at=at, kind="completed" if status == "Completed" else "canceled", event=gone
-            )
-        )
+        self._on_transition(at, status.lower(), gone, "")
         return gone
 
-    def _store_event(self, event: Event, at: datetime, kind: str, detail: str = "") -> None:
+    def _keep(self, event: Event, at: datetime, kind: str, detail: str = "") -> None:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
-        self._count_change(changed=before is None or _shown(before) != _shown(event))
-        self._on_transition(PastTransition(at=at, kind=kind, event=event, detail=detail))
+        shown = [event_fields(each, NEWEST_API_VERSION) for each in (before, event) if each]
+        self._count_change(changed=len(shown) == 1 or shown[0] != shown[1])
+        self._on_transition(at, kind, event, detail)
 
     def _count_change(self, *, changed: bool) -> None:
         """Increase DocumentIncarnation if the document changed and shows events."""
         if changed and not self._hides_events:
             self.incarnation += 1 + self._skipped_incarnations
             self._skipped_incarnations = 0
-
-
-def _shown(event: Event) -> dict[str, Any] | None:
-    return event_fields(event, NEWEST_API_VERSION)

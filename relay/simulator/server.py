@@ -24,9 +24,9 @@ from pydantic import BaseModel, Field, ValidationError
 from yarl import URL
 
 from relay.clock import Clock
+from relay.imds.document import API_VERSIONS
 from relay.simulator.azure import RecordedCall, SimulatedAzure
-from relay.simulator.event import API_VERSIONS, PREVIEW_API_VERSION
-from relay.simulator.faults import JSON, Target, answer_with_replacing_fault, distort_answer
+from relay.simulator.faults import JSON, Target, distort_answer, replace_answer
 from relay.simulator.playbook import (
     ACTIONS,
     Action,
@@ -47,7 +47,6 @@ from relay.simulator.setup import (
 DEFAULT_PORT: Final = 8169
 _MAX_BODY_BYTES: Final = 64 * 1024
 _EVENTS_PATH: Final = "/metadata/scheduledevents"
-_StatusAndBody = tuple[int, bytes]
 
 
 class _StartRequest(BaseModel):
@@ -75,8 +74,7 @@ class Simulator(SimulatedAzure):
         self.host = host
         self._port = port
         self._listeners = AsyncExitStack()
-        self._recent_calls: dict[str, deque[float]] = {vm.name: deque() for vm in self.setup.vms}
-        self._called_vms: set[str] = set()
+        self._recent_calls: dict[str, deque[float]] = {}
         self.urls: dict[str, str] = {}
         """The URL of each VM's IMDS, by the VM's name, without a slash at the end."""
         self.is_loopback = True
@@ -148,47 +146,40 @@ class Simulator(SimulatedAzure):
     async def _answer(
         self, request: web.Request, call: RecordedCall, vm: VM, target: Target
     ) -> web.StreamResponse:
+        said = f"{vm.name} {call.method} {call.path}"
         if self._exceeds_rate_limit(vm):
             call.status = 429
             self.report_line_with_time(
                 f"{vm.name} called more than {self.setup.rate_limit} times in a second: 429"
             )
-            return web.Response(
-                status=429,
-                headers={"Retry-After": "1"},
-                body=_error_body("Too many requests"),
-                content_type=JSON,
-            )
-        fault = self.faults.take_for_call(target, vm.name, self.clock.now())
+            answer = _answer_of_imds(429, _error_body("Too many requests"))
+            answer.headers["Retry-After"] = "1"
+            return answer
+        fault = self.take_fault(target, vm.name)
         if fault is not None:
             call.fault = fault.label
-            self.report_line_with_time(
-                f"{vm.name} {call.method} {call.path} meets a fault: {call.fault}"
-            )
-            if fault.replaces_answer:
-                if fault.processed:
-                    await self._correct_answer(request, call, vm, target)
-                self.wake_waiters()
-                response = await answer_with_replacing_fault(
-                    request, fault, span=self.scale_duration
-                )
-                call.status = None if fault.kind == "reset" else response.status
-                return response
-        status, body = await self._correct_answer(request, call, vm, target)
-        call.status = status
-        if status >= 400:
-            self.report_line_with_time(
-                f"{vm.name} {call.method} {call.path} is refused: {status} {body.decode()}"
-            )
+            self.report_line_with_time(f"{said} meets a fault: {call.fault}")
+        if fault is not None and fault.replaces_answer:
+            if fault.processed:
+                await self._correct_answer(request, call, vm, target)
+            self.wake_waiters()
+            answer = await replace_answer(request, fault, span=self.scale_duration)
+            call.status = None if fault.kind == "reset" else answer.status
+            return answer
+        call.status, body = await self._correct_answer(request, call, vm, target)
+        if call.status >= 400:
+            self.report_line_with_time(f"{said} is refused: {call.status} {body.decode()}")
         self.wake_waiters()
-        if fault is None or status != 200:
-            return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
-        return await distort_answer(body, fault, span=self.scale_duration, clock=self.clock)
+        if fault is None or call.status != 200:
+            return _answer_of_imds(call.status, body)
+        if fault.kind == "delay":
+            await self.clock.sleep(self.scale_duration(fault.time).total_seconds())
+        return distort_answer(body, fault)
 
     async def _record_call(self, request: web.Request, vm: VM) -> RecordedCall:
-        peer = (
-            request.transport.get_extra_info("peername") if request.transport is not None else None
-        )
+        transport = request.transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        body = await request.read()
         call = RecordedCall(
             at=self.clock.now(),
             vm=vm.name,
@@ -197,38 +188,35 @@ class Simulator(SimulatedAzure):
             query=request.query_string,
             peer=":".join(map(str, peer[:2])) if peer else "",
             headers={name.lower(): value for name, value in request.headers.items()},
-            body=await request.read(),
-            event_ids=_event_ids(await request.read()) if request.method == "POST" else (),
+            body=body,
+            event_ids=_event_ids(body) if request.method == "POST" else (),
         )
-        if call.vm not in self._called_vms:
-            self._called_vms.add(call.vm)
-            self.report_line_with_time(f"{call.vm} is called for the first time, by {call.peer}")
+        if vm.name not in self._recent_calls:
+            self._recent_calls[vm.name] = deque(maxlen=self.setup.rate_limit or 0)
+            self.report_line_with_time(f"{vm.name} is called for the first time, by {call.peer}")
         self.calls.append(call)
         return call
 
     def _exceeds_rate_limit(self, vm: VM) -> bool:
         recent_calls, now = self._recent_calls[vm.name], self.clock.monotonic()
-        while recent_calls and recent_calls[0] <= now - 1:
-            recent_calls.popleft()
-        if self.setup.rate_limit is not None and len(recent_calls) >= self.setup.rate_limit:
+        if recent_calls and len(recent_calls) == recent_calls.maxlen and recent_calls[0] > now - 1:
             return True
         recent_calls.append(now)
         return False
 
     async def _correct_answer(
         self, request: web.Request, call: RecordedCall, vm: VM, target: Target
-    ) -> _StatusAndBody:
+    ) -> tuple[int, bytes]:
         """Return the answer of IMDS. It depends on the api-version."""
         version = request.query.get("api-version", "")
-        has_header = request.headers.get("Metadata", "").lower() == "true"
-        needs_header = target == "instance" or version != PREVIEW_API_VERSION
-        if needs_header and not has_header:
+        known_versions = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
+        needs_header = target == "instance" or version != API_VERSIONS[0]
+        if needs_header and request.headers.get("Metadata", "").lower() != "true":
             return 400, _error_body("Bad request. Required metadata header not specified")
         if "X-Forwarded-For" in request.headers:
             return 400, _error_body(
                 "Bad request. A request with the header X-Forwarded-For is not answered"
             )
-        known_versions = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
         if version not in known_versions:
             text = "Bad request. api-version is invalid or was not specified in the request"
             return 400, _error_body(text, **{"newest-versions": known_versions[:-4:-1]})
@@ -238,11 +226,8 @@ class Simulator(SimulatedAzure):
             is_whole = request.path.endswith("/instance")
             return 200, orjson.dumps(instance_document(vm) if is_whole else compute_document(vm))
         await self.clock.sleep(self.enable_by_call().total_seconds())
-        if target == "approval":
-            return self._answer_start_request(call, vm)
-        return 200, orjson.dumps(self.document(version, vm.name))
-
-    def _answer_start_request(self, call: RecordedCall, vm: VM) -> _StatusAndBody:
+        if target != "approval":
+            return 200, orjson.dumps(self.document(version, vm.name))
         if not call.event_ids:
             return 400, _error_body(
                 'Bad request. The body is not {"StartRequests": [{"EventId": "…"}]}'
@@ -265,7 +250,7 @@ class Simulator(SimulatedAzure):
                 "incarnation": self.incarnation,
                 "vms": [vm.name for vm in self.setup.vms],
                 "events": self.events,
-                "faults": self.faults.active,
+                "faults": self.faults,
             }
         )
 
@@ -288,7 +273,7 @@ class Simulator(SimulatedAzure):
         except orjson.JSONDecodeError as error:
             return _error_response(f"expected JSON: {error}", status=400)
         except ValidationError as error:
-            return _error_response("; ".join(describe_errors(error.errors())), status=400)
+            return _error_response("; ".join(describe_errors(error)), status=400)
         except UnknownEvent as error:
             return _error_response(error, status=404)
         except InvalidTransition as error:
@@ -308,6 +293,10 @@ def _event_ids(body: bytes) -> tuple[str, ...]:
         )
     except ValidationError:
         return ()
+
+
+def _answer_of_imds(status: int, body: bytes) -> web.Response:
+    return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
 
 
 def _error_body(text: str, **more: Any) -> bytes:

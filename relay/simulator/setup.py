@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from relay.events.names import other_instance_names
 from relay.settings import Duration
 
 
@@ -34,7 +35,7 @@ class VM:
     @property
     def uniform(self) -> tuple[str, int] | None:
         """Scale set and number in a uniform scale set; None for another VM."""
-        match = re.fullmatch(r"(.+)_(\d+)", self.name)
+        match = re.fullmatch(r"(.+)_(\d{1,9})", self.name, re.ASCII)
         if match is None or self.scale_set not in (None, match[1]):
             return None
         return match[1], int(match[2])
@@ -101,7 +102,6 @@ Source: Microsoft, "Azure Instance Metadata Service".
 """
 
 _UUID_NAMESPACE = uuid.UUID("a2b7c4d0-1690-4254-9169-254169254000")
-_BASE36_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def compute_document(vm: VM) -> dict[str, Any]:
@@ -110,9 +110,8 @@ def compute_document(vm: VM) -> dict[str, Any]:
     host_name = vm.name.lower()
     resource = f"virtualMachines/{vm.name}"
     if vm.uniform is not None:
-        _, number = vm.uniform
-        host_name = f"{scale_set.lower()}{_encode_base36(number):0>6}"
-        resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
+        host_name = next(other_instance_names(vm.name)).lower()
+        resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{vm.uniform[1]}"
     placement_group = vm.placement_group
     if placement_group is None:
         placement_group = (
@@ -154,11 +153,3 @@ def instance_document(vm: VM) -> dict[str, Any]:
     }
     interface = {"ipv4": addresses, "ipv6": {"ipAddress": []}, "macAddress": "000D3A000001"}
     return {"compute": compute_document(vm), "network": {"interface": [interface]}}
-
-
-def _encode_base36(number: int) -> str:
-    digits = ""
-    while number:
-        number, rest = divmod(number, 36)
-        digits = _BASE36_DIGITS[rest] + digits
-    return digits or "0"

@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from relay.imds.document import NEWEST_API_VERSION
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.simulator.event import NEWEST_API_VERSION
 
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 

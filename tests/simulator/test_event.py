@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from relay.simulator.event import API_VERSIONS, Event, EventType, Plan, event_fields
+from relay.imds.document import API_VERSIONS
+from relay.simulator.event import Event, EventType, Plan, event_fields
 from relay.simulator.setup import VM, compute_document
 
 NOT_BEFORE = datetime(2022, 4, 11, 22, 26, 58, 999999, tzinfo=UTC)

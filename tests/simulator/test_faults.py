@@ -10,17 +10,15 @@ import aiohttp
 import orjson
 import pytest
 
+from relay.imds.document import NEWEST_API_VERSION
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
-from relay.simulator.event import NEWEST_API_VERSION
-from relay.simulator.faults import Faults, Kind
+from relay.simulator.azure import SimulatedAzure
+from relay.simulator.faults import Kind
+from tests.clocks import ManualClock
 
 EVENTS = "/metadata/scheduledevents"
 FREE = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def scale_duration(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds)
 
 
 async def ask(client: aiohttp.ClientSession, sim: Simulator, **more: float) -> tuple[int, bytes]:
@@ -137,32 +135,26 @@ async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
         assert sim.start_requests[0].event_ids == (event.event_id,)
 
 
-def test_a_fault_that_lasts_is_over_at_its_time() -> None:
-    faults = Faults()
-    faults.add(Fault(lasts=70.0), T0, scale_duration)
-    assert [
-        faults.take_for_call("document", "vm-0", T0 + scale_duration(seconds)) is not None
-        for seconds in (0, 69.9, 70)
-    ] == [True, True, False]
-    assert faults.active == ()
-
-
-def test_of_number_and_time_whichever_is_over_first_ends_a_fault() -> None:
-    faults = Faults()
-    faults.add(Fault(lasts=70.0, calls=1), T0, scale_duration)
-    faults.add(Fault(lasts=10.0, calls=5, status=503), T0, scale_duration)
-    taken = [
-        faults.take_for_call("document", "vm-0", T0 + scale_duration(seconds))
-        for seconds in (0, 0, 11)
-    ]
-    assert [fault.status if fault else None for fault in taken] == [500, 503, None]
+def test_a_fault_is_over_at_its_time_or_after_its_calls_whichever_comes_first() -> None:
+    clock = ManualClock(T0)
+    azure = SimulatedAzure(clock=clock)
+    azure.add_fault(Fault(lasts=70.0, calls=1))
+    azure.add_fault(Fault(lasts=10.0, calls=5, status=503))
+    azure.add_fault(Fault(lasts=70.0, status=429))
+    taken = []
+    for seconds in (0, 0, 9.9, 10, 69.9, 70):
+        clock.set_wall_clock(T0 + timedelta(seconds=seconds))
+        taken.append(azure.take_fault("document", "vm-0"))
+    statuses = [fault.status if fault else None for fault in taken]
+    assert statuses == [500, 503, 503, 429, 429, None]
+    assert azure.faults == ()
 
 
 def test_a_fault_waits_for_the_calls_that_it_is_meant_for() -> None:
-    faults = Faults()
-    faults.add(Fault(on="approval", vm="vm-1"), T0, scale_duration)
-    faults.add(Fault(on="any", status=410), T0, scale_duration)
-    assert faults.take_for_call("approval", "vm-0", T0) == Fault(on="any", status=410)
-    assert faults.take_for_call("approval", "vm-0", T0) is None
-    assert faults.take_for_call("document", "vm-1", T0) is None
-    assert faults.take_for_call("approval", "vm-1", T0) == Fault(on="approval", vm="vm-1")
+    azure = SimulatedAzure()
+    azure.add_fault(Fault(on="approval", vm="vm-1"))
+    azure.add_fault(Fault(on="any", status=410))
+    assert azure.take_fault("approval", "vm-0") == Fault(on="any", status=410)
+    assert azure.take_fault("approval", "vm-0") is None
+    assert azure.take_fault("document", "vm-1") is None
+    assert azure.take_fault("approval", "vm-1") == Fault(on="approval", vm="vm-1")

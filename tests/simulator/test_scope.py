@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
@@ -11,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.simulator.event import Plan
-from relay.simulator.scope import InvalidTransition, PastTransition, Scope, UnknownEvent
+from relay.simulator.event import Event, Plan
+from relay.simulator.scope import InvalidTransition, Scope, Transition, UnknownEvent
 from relay.simulator.setup import VM, Setup
 from tests.clocks import ManualClock
 
@@ -28,26 +27,16 @@ def later(seconds: float) -> datetime:
 class TimedScope(Scope):
     """A scope whose time a test sets. It is `T0` at first."""
 
-    def __init__(
-        self, setup: Setup, on_transition: Callable[[PastTransition], None] = lambda _: None
-    ) -> None:
-        numbers = itertools.count(1)
+    def __init__(self, setup: Setup, on_transition: Transition) -> None:
         self.manual_clock = ManualClock(T0)
-        super().__init__(
-            setup,
-            clock=self.manual_clock,
-            new_id=lambda: f"event-{next(numbers)}",
-            on_transition=on_transition,
-        )
+        super().__init__(setup, clock=self.manual_clock, on_transition=on_transition)
 
     def at(self, moment: datetime) -> Self:
         self.manual_clock.set_wall_clock(moment)
         return self
 
 
-def scope(
-    on_transition: Callable[[PastTransition], None] = lambda _: None, **setup: Any
-) -> TimedScope:
+def scope(on_transition: Transition = lambda *_: None, **setup: Any) -> TimedScope:
     return TimedScope(Setup(**{"vms": VMS} | setup), on_transition)
 
 
@@ -285,14 +274,9 @@ def perform_all(
 def test_an_event_only_goes_from_scheduled_to_started_to_gone(actions: list[TimedAction]) -> None:
     told: dict[str, list[str]] = {}
 
-    def on_transition(happening: PastTransition) -> None:
-        if happening.event is not None and happening.kind in (
-            "scheduled",
-            "started",
-            "completed",
-            "canceled",
-        ):
-            told.setdefault(happening.event.event_id, []).append(happening.kind)
+    def on_transition(_at: datetime, kind: str, event: Event | None, _text: str) -> None:
+        if event is not None and kind in ("scheduled", "started", "completed", "canceled"):
+            told.setdefault(event.event_id, []).append(kind)
 
     perform_all(scope(on_transition), actions)
     for states in told.values():
@@ -313,16 +297,15 @@ def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
 ) -> None:
     by_hand: set[str] = set()
 
-    def on_transition(happening: PastTransition) -> None:
-        event = happening.event
+    def on_transition(at: datetime, kind: str, event: Event | None, _text: str) -> None:
         if (
-            happening.kind == "started"
+            kind == "started"
             and event is not None
             and not event.plan.started
             and event.event_id not in by_hand
         ):
             brought_forward = event.approved and event.plan.approvals != "ignored"
-            assert brought_forward or happening.at >= event.not_before
+            assert brought_forward or at >= event.not_before
 
     machine = scope(on_transition)
     now = T0

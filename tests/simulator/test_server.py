@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from relay.imds.document import NEWEST_API_VERSION
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.simulator.event import NEWEST_API_VERSION
 from tests.clocks import ManualClock
 
 EVENTS = "/metadata/scheduledevents"
