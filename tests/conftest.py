@@ -1,4 +1,4 @@
-"""Fixtures for every test: a shared and a private RabbitMQ, an unused exchange, and a browser.
+"""Fixtures for every test: a RabbitMQ, an unused exchange, and a browser.
 
 It also gives the files that share a costly fixture to the same worker of pytest-xdist.
 """
@@ -45,13 +45,12 @@ settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
 
-_OWN_BROKER = re.compile(r"\b(own_broker|_private_node): ")
+_BROKER = re.compile(r"\b(own_broker: |_node: |broker: Reachable)")
 GROUPS = {
-    "private RabbitMQ of agents": (_OWN_BROKER, "fleet/test_agent"),
-    "private RabbitMQ of journeys": (_OWN_BROKER, "journey/"),
-    "private RabbitMQ": (_OWN_BROKER, ""),
+    "RabbitMQ of agents": (_BROKER, "fleet/test_agent"),
+    "RabbitMQ of journeys": (_BROKER, "journey/"),
+    "RabbitMQ": (_BROKER, ""),
     "browser": (re.compile(r"\b(browser: Browser|page: Page)\b"), ""),
-    "RabbitMQ": (re.compile(r"\bbroker: Reachable"), ""),
 }
 """Groups of files that share a costly fixture, the slowest group first.
 
@@ -209,34 +208,29 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
-    """A running RabbitMQ that all tests share.
-
-    A test leaves it as it was and uses its own names: see `exchange`.
-    """
-    if url := os.environ.get("RELAY_TEST_AMQP_URL"):
-        yield NamedBroker(url)
-        return
+def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with Broker(tmp_path_factory.mktemp("rabbitmq")) as node:
-        node.start()
-        yield node
-
-
-@pytest.fixture(scope="session")
-def _private_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("own-rabbitmq")) as node:
         yield node
 
 
 @pytest.fixture
-def own_broker(_private_node: Broker) -> Iterator[Broker]:
-    """A private RabbitMQ that a test may stop, kill, freeze or fill.
+def own_broker(_node: Broker) -> Iterator[Broker]:
+    """The RabbitMQ of this worker, which a test may stop, kill, freeze or fill.
 
     It is healed before each test, but keeps its queues and messages.
     """
-    _private_node.heal()
-    yield _private_node
-    _private_node.thaw()  # the clients that still wait get a response
+    _node.heal()
+    yield _node
+    _node.thaw()  # the clients that still wait get a response
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest) -> Reachable:
+    """A running RabbitMQ, which a test leaves as it was. It uses its own names: see `exchange`."""
+    if url := os.environ.get("RELAY_TEST_AMQP_URL"):
+        return NamedBroker(url)
+    own: Broker = request.getfixturevalue("own_broker")
+    return own
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A TCP proxy that counts its connections, to see whether a connection stays."""
+"""A TCP proxy that counts its connections, to see whether one stays, and that can go away."""
 
 from __future__ import annotations
 
@@ -17,13 +17,25 @@ class CountingProxy:
     host: str
     port: int
     accepted: int = 0
-    open: int = 0
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def open(self) -> int:
+        """How many connections are open now."""
+        return len(self._writers)
+
+    def go_away(self) -> None:
+        """Accept no more connections, and reset those that are open."""
+        assert self.server is not None
+        self.server.close()
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on until both ends are closed."""
         self.accepted += 1
-        self.open += 1
+        self._writers.add(writer)
         try:
             far_reader, far_writer = await asyncio.open_connection(self.host, self.port)
             try:
@@ -32,7 +44,7 @@ class CountingProxy:
                 far_writer.close()
         finally:
             writer.close()
-            self.open -= 1
+            self._writers.discard(writer)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,7 +60,7 @@ async def counting_proxy(url: str) -> AsyncIterator[tuple[CountingProxy, str]]:
     """Yield a proxy before the host of a URL, and the URL of the proxy."""
     target = URL(url)
     proxy = CountingProxy(target.host or "", target.port or 5672)
-    server = await asyncio.start_server(proxy.pass_on, "127.0.0.1", 0)
-    async with server:
+    proxy.server = await asyncio.start_server(proxy.pass_on, "127.0.0.1", 0)
+    async with proxy.server as server:
         port = server.sockets[0].getsockname()[1]
         yield proxy, str(target.with_host("127.0.0.1").with_port(port))

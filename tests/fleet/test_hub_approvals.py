@@ -80,13 +80,11 @@ class HubOnBus:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(
-    _private_node: Broker, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[HubOnBus]:
+async def hub(_node: Broker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubOnBus]:
     """One hub and broker for all tests of this module, which use different events and ids."""
-    _private_node.heal()
-    define_users(_private_node)
-    bus = Bus(_private_node, unused_exchange("hub"))
+    _node.heal()
+    define_users(_node)
+    bus = Bus(_node, unused_exchange("hub"))
     async with AsyncExitStack() as stack:
         config = hub_config(bus, tmp_path_factory.mktemp("hub"))
         running = await stack.enter_async_context(start_relay(config, SystemClock()))

@@ -26,13 +26,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def system(
-    _private_node: Broker, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[System]:
+async def system(_node: Broker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
     """One relay and broker for all tests of this module, which use different events and ids."""
-    _private_node.heal()
-    define_users(_private_node)
-    async with running_system(_private_node, tmp_path_factory.mktemp("relay")) as system:
+    _node.heal()
+    define_users(_node)
+    async with running_system(_node, tmp_path_factory.mktemp("relay")) as system:
         await system.schedule_reboots(12)
         yield system
 

@@ -46,11 +46,11 @@ MESSAGES = depth(20_000, 2_000)
 
 
 @pytest.fixture(scope="module")
-def node(_private_node: Broker) -> Broker:
+def node(_node: Broker) -> Broker:
     """A broker with the users of these tests."""
-    _private_node.heal()
-    define_users(_private_node)
-    return _private_node
+    _node.heal()
+    define_users(_node)
+    return _node
 
 
 def refused(system: System) -> int:

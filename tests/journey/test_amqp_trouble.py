@@ -43,9 +43,9 @@ from tests.store.conftest import LimitedDisk
 
 
 @pytest.fixture(scope="module")
-def _with_users(_private_node: Broker) -> None:
-    _private_node.heal()
-    define_users(_private_node)
+def _with_users(_node: Broker) -> None:
+    _node.heal()
+    define_users(_node)
 
 
 @pytest.fixture
