@@ -139,27 +139,28 @@ def change_event(
     already.
     """
     added: dict[str, Any] = {}
-    attributes = {
-        "specversion": "1.0",
-        "id": digest_id(transition or transition_digest(change, origin), previous_count),
-        "type": f"{TYPE_PREFIX}event.{change.kind}{TYPE_VERSION}",
-        "source": f"imds://{origin.scope}",
-        "subject": change.event.event_id,
-        "time": format_rfc3339(at),
-        **_common_attributes(f"event.{change.kind}", origin),
-        **_event_extension_attributes(data),
-    }
+    more: dict[str, str | None] = {}
     if change.kind in ("scheduled", "updated"):
         not_before = parse_timestamp(data["notBefore"])
-        attributes["notbefore"] = format_rfc3339(not_before) if not_before else None
+        more["notbefore"] = format_rfc3339(not_before) if not_before else None
     if change.kind in ("updated", "started"):
         added["changed"] = dict(change.changed)
     if change.kind == "ended" and outcome is not None:
-        attributes["outcome"] = outcome.outcome
+        more["outcome"] = outcome.outcome
         added |= outcome._asdict()
     if change.kind in ("started", "ended"):
         added["approvedByRelay"] = approved_by_relay
-    return CloudEvent.build(attributes, {**data, **added})
+    return _build(
+        f"event.{change.kind}",
+        origin,
+        at,
+        {**data, **added},
+        id=digest_id(transition or transition_digest(change, origin), previous_count),
+        source=f"imds://{origin.scope}",
+        subject=change.event.event_id,
+        event=data,
+        **more,
+    )
 
 
 def approval_or_startrequest_event(
@@ -178,19 +179,17 @@ def approval_or_startrequest_event(
     ``causationid``. ``head`` is the position and hash of the journal before this event, as
     ``<position>:<hash>``.
     """
-    attributes = {
-        "specversion": "1.0",
-        "id": digest_id(origin.relay_source, event["eventId"].lower(), name, added, head),
-        "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
-        "source": origin.relay_source,
-        "subject": event["eventId"],
-        "time": format_rfc3339(at),
-        **_common_attributes(name, origin),
-        **_event_extension_attributes(event),
-        "causationid": cause,
-        "journalhead": head,
-    }
-    return CloudEvent.build(attributes, {**event, **added})
+    return _build(
+        name,
+        origin,
+        at,
+        {**event, **added},
+        id=digest_id(origin.relay_source, event["eventId"].lower(), name, added, head),
+        subject=event["eventId"],
+        event=event,
+        causationid=cause,
+        journalhead=head,
+    )
 
 
 def standing_hold_event(
@@ -200,17 +199,8 @@ def standing_hold_event(
 
     ``head`` is as for `approval_or_startrequest_event`.
     """
-    attributes = {
-        "specversion": "1.0",
-        "id": digest_id(origin.relay_source, name, data, head),
-        "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
-        "source": origin.relay_source,
-        "subject": data["holdId"],
-        "time": format_rfc3339(at),
-        **_common_attributes(name, origin),
-        "journalhead": head,
-    }
-    return CloudEvent.build(attributes, data)
+    id_ = digest_id(origin.relay_source, name, data, head)
+    return _build(name, origin, at, data, id=id_, subject=data["holdId"], journalhead=head)
 
 
 def relay_event(
@@ -220,33 +210,41 @@ def relay_event(
 
     ``reason`` is a sentence for people. ``count`` is how many entries or messages it is about.
     """
-    time = format_rfc3339(at)
+    data = {"sink": sink, "reason": reason, "count": count}
+    id_ = digest_id(origin.relay_source, sink, name, reason, format_rfc3339(at), head)
+    return _build(name, origin, at, data, id=id_, subject=sink, journalhead=head)
+
+
+def _build(
+    name: str,
+    origin: Origin,
+    at: datetime,
+    data: Mapping[str, Any],
+    *,
+    id: str,  # noqa: A002  # the name of the attribute
+    subject: str | None,
+    source: str | None = None,
+    event: Mapping[str, Any] | None = None,
+    **more: str | None,
+) -> CloudEvent:
+    """Build any CloudEvent. ``event`` is the data of the event of Azure that it is about."""
     attributes = {
         "specversion": "1.0",
-        "id": digest_id(origin.relay_source, sink, name, reason, time, head),
+        "id": id,
         "type": f"{TYPE_PREFIX}{name}{TYPE_VERSION}",
-        "source": origin.relay_source,
-        "subject": sink,
-        "time": time,
-        **_common_attributes(name, origin),
-        "journalhead": head,
-    }
-    return CloudEvent.build(attributes, {"sink": sink, "reason": reason, "count": count})
-
-
-def _common_attributes(name: str, origin: Origin) -> dict[str, str | None]:
-    return {
+        "source": source or origin.relay_source,
+        "subject": subject,
+        "time": format_rfc3339(at),
         "datacontenttype": "application/json",
         "dataschema": dataschema(name),
         "scope": origin.scope,
         "relay": origin.relay,
     }
-
-
-def _event_extension_attributes(data: Mapping[str, Any]) -> dict[str, str | None]:
-    return {
-        "eventtype": data["eventType"],
-        "eventsource": data["eventSource"],
-        "correlationid": data["eventId"],
-        "partitionkey": data["eventId"],
-    }
+    if event is not None:
+        attributes |= {
+            "eventtype": event["eventType"],
+            "eventsource": event["eventSource"],
+            "correlationid": event["eventId"],
+            "partitionkey": event["eventId"],
+        }
+    return CloudEvent.build({**attributes, **more}, data)

@@ -16,6 +16,18 @@ from relay.events.cloudevent import digest_id
 from relay.events.timestamps import parse_timestamp
 
 ChangeKind = Literal["scheduled", "updated", "started", "ended"]
+_DATA_NAMES = {
+    "event_id": "eventId",
+    "event_type": "eventType",
+    "event_status": "eventStatus",
+    "resource_type": "resourceType",
+    "resources": "resources",
+    "not_before": "notBefore",
+    "description": "description",
+    "event_source": "eventSource",
+    "duration": "durationSeconds",
+}
+"""The fields of an event, and their names in the ``data`` of a CloudEvent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,32 +81,14 @@ class ScheduledEvent:
 
     def to_cloudevent_data(self) -> dict[str, Any]:
         """Return the fields under their names in the ``data`` of a CloudEvent."""
-        return {
-            "eventId": self.event_id,
-            "eventType": self.event_type,
-            "eventStatus": self.event_status,
-            "resourceType": self.resource_type,
-            "resources": list(self.resources),
-            "notBefore": self.not_before,
-            "description": self.description,
-            "eventSource": self.event_source,
-            "durationSeconds": self.duration,
-        }
+        data = {name: getattr(self, field) for field, name in _DATA_NAMES.items()}
+        return data | {"resources": list(self.resources)}
 
     @classmethod
     def from_cloudevent_data(cls, fields: Mapping[str, Any]) -> ScheduledEvent:
         """Make the event from what ``to_cloudevent_data`` returned; other keys are ignored."""
-        return cls(
-            event_id=fields["eventId"],
-            event_type=fields["eventType"],
-            event_status=fields["eventStatus"],
-            resource_type=fields["resourceType"],
-            resources=tuple(fields["resources"]),
-            not_before=fields["notBefore"],
-            description=fields["description"],
-            event_source=fields["eventSource"],
-            duration=fields["durationSeconds"],
-        )
+        values = {field: fields[name] for field, name in _DATA_NAMES.items()}
+        return cls(**values | {"resources": tuple(fields["resources"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +136,13 @@ def compare_event(before: ScheduledEvent | None, event: ScheduledEvent) -> Chang
         return Change("started" if event.is_started else "scheduled", event, {})
     if before is event or before == event:  # faster than to compare field by field
         return None
-    changed = _old_values_of_changed_fields(before, event)
+    old, new = before.to_cloudevent_data(), event.to_cloudevent_data()
+    # The case of the EventId and the order of the resources carry no information.
+    new["eventId"] = old["eventId"]
+    if sorted(old["resources"]) == sorted(new["resources"]):
+        new["resources"] = old["resources"]
+    changed = {name: value for name, value in old.items() if value != new[name]}
     if not changed:
         return None
     has_started = event.is_started and not before.is_started
     return Change("started" if has_started else "updated", event, changed)
-
-
-def _old_values_of_changed_fields(before: ScheduledEvent, event: ScheduledEvent) -> dict[str, Any]:
-    old, new = before.to_cloudevent_data(), event.to_cloudevent_data()
-    # The case of the EventId and the order of the resources carry no information.
-    return {
-        name: value
-        for name, value in old.items()
-        if name != "eventId" and _ignoring_order(value) != _ignoring_order(new[name])
-    }
-
-
-def _ignoring_order(value: Any) -> Any:
-    return sorted(value) if isinstance(value, list) else value
