@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 import orjson
@@ -21,9 +22,9 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.remarks import remarks_in
 from relay.events.timestamps import parse_timestamp
 from relay.store import Decision, Grant, TrackedEvent
-from relay.store.journal import APPROVAL_ROWS, Journal
+from relay.store.journal import APPROVAL_ROWS, Folded, Journal, JournalRow
 from relay.store.occurrences import Occurrences
-from relay.store.standing_holds import NO_HOLDS, VALUE_ERRORS, HoldCache
+from relay.store.standing_holds import NO_HOLDS, FoldedHolds
 
 MAX_ENDED_AT_START = 1000
 """Ended events that are looked at after a start: what follows from an end can be missing."""
@@ -31,19 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class EventApprovals:
-    """What the rows of one event key say, up to the row with this position and hash."""
+class EventApprovals(Folded):
+    """What the rows of one event key say."""
 
-    position: int = 0
-    hash: str = ""
     decisions: tuple[Decision, ...] = ()
     """The votes and holds that were not replaced, released or voided, oldest first."""
     grants: tuple[Grant, ...] = ()
     """Every grant, oldest first."""
     reminded: tuple[tuple[int, str], ...] = ()
     """Position and revision of each reminder."""
-    damage: str | None = None
-    """Why the rows cannot be trusted. Then nothing else is known."""
 
     @property
     def is_open(self) -> bool:
@@ -64,40 +61,75 @@ class EventApprovals:
 NOTHING = EventApprovals()
 
 
-def fold(before: EventApprovals, position: int, kind: str, body: bytes) -> EventApprovals:
+def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
     """Return what is known after one more row of `APPROVAL_ROWS`. Pure.
 
     Raises one of `VALUE_ERRORS` for a row that the relay did not write.
     """
-    if kind in ("claim", "answer"):
-        note = orjson.loads(body)
-        index = _index_of(before.grants, lambda grant: grant.id == note["granted"])
-        if index is None:
-            return before
-        grant = before.grants[index]
-        if kind == "claim":
-            grant = replace(grant, state="sent", attempts=note["attempt"], status=None)
-        else:
-            status = note["status"]
-            grant = replace(
-                grant, state=note["state"], status=grant.status if status is None else status
-            )
-        return replace(before, grants=_with(before.grants, index, grant))
-    event = CloudEvent.parse(body)
+    if row.kind in ("claim", "answer"):
+        note = orjson.loads(row.body)
+        return _with_grant(
+            before,
+            lambda grant: grant.id == note["granted"],
+            lambda grant: _claimed(grant, note) if row.kind == "claim" else _tried(grant, note),
+        )
+    event = CloudEvent.parse(row.body)
     data = event.data
     ended = data.get("ended", ())
     decisions = tuple(each for each in before.decisions if each.approval_id not in ended)
-    match kind:
+    match row.kind:
         case "approval.recorded" if data["decision"] != "release":
-            return replace(before, decisions=(*decisions, decision_of(position, event)))
+            return replace(before, decisions=(*decisions, decision_of(row.position, event)))
         case "approval.granted":
-            return replace(before, grants=(*before.grants, _grant_of(position, event, decisions)))
+            grant = _grant_of(row.position, event, decisions)
+            return replace(before, grants=(*before.grants, grant))
         case "approval.reminder":
-            reminded = (*before.reminded, (position, data["revision"]))
+            reminded = (*before.reminded, (row.position, data["revision"]))
             return replace(before, reminded=reminded)
         case "startrequest.accepted" | "startrequest.failed":
-            return replace(before, grants=_with_final_answer(before.grants, kind, data))
+            return _with_grant(
+                before,
+                lambda grant: (
+                    grant.is_open and not grant.dry_run and grant.approval_id == data["approvalId"]
+                ),
+                lambda grant: _answered(grant, row.kind, data["status"]),
+            )
     return replace(before, decisions=decisions)
+
+
+def _claimed(grant: Grant, note: Mapping[str, Any]) -> Grant:
+    return replace(grant, state="sent", attempts=note["attempt"], status=None)
+
+
+def _tried(grant: Grant, note: Mapping[str, Any]) -> Grant:
+    status = note["status"] if note["status"] is not None else grant.status
+    return replace(grant, state=note["state"], status=status)
+
+
+def _answered(grant: Grant, kind: str, status: int | None) -> Grant:
+    if kind == "startrequest.accepted":
+        return replace(grant, state="accepted", status=status)
+    # A 400 that an `answer` told before was not final.
+    if status == 400 and grant.state == "sent" and grant.status is None:  # HTTP
+        return replace(grant, state="refused", status=status)
+    return replace(grant, state="failed")
+
+
+def _with_grant(
+    before: EventApprovals, is_meant: Callable[[Grant], bool], change: Callable[[Grant], Grant]
+) -> EventApprovals:
+    """Change the newest such grant; none is there if it was pruned, with an event long ended."""
+    grants = list(before.grants)
+    for index in reversed(range(len(grants))):
+        if is_meant(grants[index]):
+            grants[index] = change(grants[index])
+            return replace(before, grants=tuple(grants))
+    return before
+
+
+def fold_all(before: EventApprovals, rows: Iterable[JournalRow]) -> EventApprovals:
+    """Return what is known after some more rows."""
+    return reduce(fold, rows, before)
 
 
 def decision_of(position: int, event: CloudEvent) -> Decision:
@@ -137,37 +169,6 @@ def _grant_of(position: int, event: CloudEvent, decisions: Iterable[Decision]) -
     )
 
 
-def _with_final_answer(
-    grants: tuple[Grant, ...], kind: str, data: Mapping[str, Any]
-) -> tuple[Grant, ...]:
-    """Return the grants with the end of the one that a ``startrequest.*`` names."""
-    index = _index_of(
-        grants,
-        lambda grant: (
-            grant.is_open and not grant.dry_run and grant.approval_id == data["approvalId"]
-        ),
-    )
-    if index is None:
-        return grants
-    grant, status = grants[index], data["status"]
-    if kind == "startrequest.accepted":
-        grant = replace(grant, state="accepted", status=status)
-    elif status == 400 and grant.state == "sent" and grant.status is None:  # HTTP
-        grant = replace(grant, state="refused", status=status)
-    else:  # a 400 that an `answer` told before was not final
-        grant = replace(grant, state="failed")
-    return _with(grants, index, grant)
-
-
-def _index_of(grants: Sequence[Grant], is_meant: Callable[[Grant], bool]) -> int | None:
-    """Return where the newest such grant is; None if it was pruned, with an event long ended."""
-    return next((i for i in reversed(range(len(grants))) if is_meant(grants[i])), None)
-
-
-def _with(grants: tuple[Grant, ...], index: int, grant: Grant) -> tuple[Grant, ...]:
-    return (*grants[:index], grant, *grants[index + 1 :])
-
-
 def _time_of(event: CloudEvent) -> datetime:
     at = parse_timestamp(event.attributes["time"])
     assert at is not None  # noqa: S101  # every event has a time
@@ -182,21 +183,19 @@ class FoldCache:
     right when a transaction is rolled back.
     """
 
+    damage: str | None = None
+    """What was wrong with the journal at the start. Then approvals are off until the next one."""
     folded: dict[str, EventApprovals] = field(default_factory=dict)
     watched: set[str] | None = None
     """The keys of events from whose end something may have to follow; None: not known yet."""
-    whole: range = range(0)
-    """Positions between which no row of the journal is missing."""
     told: set[str] = field(default_factory=set)
     """The keys whose damage was logged."""
-    holds: HoldCache = field(default_factory=HoldCache)
-    """Standing holds."""
+    holds: FoldedHolds = NO_HOLDS
 
     def clear(self) -> None:
-        """Forget everything but what was told."""
+        """Forget what was folded."""
         self.folded.clear()
-        self.watched, self.whole = None, range(0)
-        self.holds.folded = NO_HOLDS
+        self.watched, self.holds = None, NO_HOLDS
 
 
 class Approvals:
@@ -216,84 +215,53 @@ class Approvals:
         self._checked: dict[str, int] = {}
         """Where the journal ended when the newest row of an event was looked at."""
 
-    def of_key(self, event_key: str, *, afresh: bool = False) -> EventApprovals:
-        """Return what the journal says about an event key.
-
-        ``afresh``: read and verify all of its rows again, as before a StartRequest, and compare
-        them with what was known.
-        """
-        end = self._journal.head().position
-        if not afresh and self._checked.get(event_key) == end:
-            return self._cache.folded.get(event_key, NOTHING)
-        self._checked[event_key] = end
-        newest = self._journal.newest_of(APPROVAL_ROWS, event_key)
-        if newest is None:
-            self._cache.folded.pop(event_key, None)
-            return NOTHING
-        known = self._cache.folded.get(event_key)
-        if not afresh and known is not None and (known.position, known.hash) == newest:
+    def of_key(self, event_key: str) -> EventApprovals:
+        """Return what the journal says about an event key."""
+        known, end = self._cache.folded.get(event_key, NOTHING), self._journal.head().position
+        if self._checked.get(event_key) == end:
             return known
-        if known is not None and not self._journal.holds(known.position, known.hash):
-            self._cache.whole = range(0)  # the row is gone: by a rollback, or somebody removed it
-            known = None
-        if known is None or known.damage is not None:
-            known = NOTHING
-        folded = self._fold(event_key, known, newest)
-        if afresh and known is not NOTHING and self._fold(event_key, NOTHING, newest) != folded:
-            damage = f"journal: rows before position {newest[0]} were changed or removed"
-            folded = EventApprovals(*newest, damage=damage)
-            self._tell(event_key, damage)
+        self._checked[event_key] = end
+        folded = self._fold(known, event_key)
+        return folded if folded is known else self._keep(event_key, folded)
+
+    def _fold(self, known: EventApprovals, event_key: str) -> EventApprovals:
+        return self._journal.fold_newer(known, NOTHING, fold_all, APPROVAL_ROWS, event_key)
+
+    def _keep(self, event_key: str, folded: EventApprovals) -> EventApprovals:
         self._cache.folded[event_key] = folded
+        if folded is NOTHING:
+            del self._cache.folded[event_key]
+        if folded.damage is not None and event_key not in self._cache.told:
+            self._cache.told.add(event_key)
+            _log.error("approvals of event %s are off: %s", event_key, folded.damage)
         if folded.is_open and self._cache.watched is not None:
             self._cache.watched.add(event_key)
         return folded
 
-    def _fold(
-        self, event_key: str, known: EventApprovals, newest: tuple[int, str]
-    ) -> EventApprovals:
-        position, digest = known.position, known.hash
-        damage: str | None = None
+    def _verify(self, occurrence: TrackedEvent, folded: EventApprovals) -> EventApprovals:
+        """Return what is known, or the damage: read the rows again, and miss none."""
+        again = self._fold(NOTHING, occurrence.key)
+        damage = again.damage
         try:
-            if known is NOTHING:
-                self._require_no_gap_since(self._journal.first_position_about(event_key))
-            for row in self._journal.verified_rows(APPROVAL_ROWS, event_key, after=known.position):
-                position, digest = row.position, row.hash
-                known = fold(known, row.position, row.kind, row.body)
+            self._journal.require_no_gap(occurrence.position)
         except StoreError as error:
             damage = str(error)
-        except VALUE_ERRORS as error:
-            text = f"{type(error).__name__}: {error}"
-            damage = f"journal: the row at position {position} cannot be read ({text})"
+        if damage is None and again != folded:
+            damage = f"journal: rows before position {again.position} were changed or removed"
         if damage is None:
-            return replace(known, position=position, hash=digest)
-        self._tell(event_key, damage)
-        return EventApprovals(*newest, damage=damage)
-
-    def _require_no_gap_since(self, first: int) -> None:
-        """Raise StoreError if a row is missing from a position on. Each is looked for once."""
-        whole, end = self._cache.whole, self._journal.head().position
-        whole = range(whole.start, min(whole.stop, end + 1))  # a rollback can have taken rows
-        if whole and first >= whole.start:
-            first = whole.stop
-        elif whole:
-            self._journal.require_no_gap(first, whole.start)
-            whole, first = range(first, whole.stop), whole.stop
-        else:
-            whole = range(first, first)
-        self._journal.require_no_gap(first, end)
-        self._cache.whole = range(whole.start, end + 1)
-
-    def _tell(self, event_key: str, damage: str) -> None:
-        if event_key not in self._cache.told:
-            self._cache.told.add(event_key)
-            _log.error("approvals of event %s are off: %s", event_key, damage)
+            return folded
+        damaged = EventApprovals(again.position, again.hash, damage)
+        return self._keep(occurrence.key, damaged)
 
     def of_occurrence(self, occurrence: TrackedEvent, *, afresh: bool = False) -> EventApprovals:
         """Return what the journal says about one occurrence, and the holds of earlier ones.
 
-        A hold belongs to the EventId: it is in force again when the event comes back.
+        A hold belongs to the EventId: it is in force again when the event comes back. ``afresh``:
+        read and verify all rows again, as before a StartRequest, and compare.
         """
-        folded = self.of_key(occurrence.key, afresh=afresh)
+        folded = self.of_key(occurrence.key)
+        if afresh and folded.damage is None:
+            folded = self._verify(occurrence, folded)
         if folded.position < occurrence.position and not folded.decisions:
             return NOTHING if folded.damage is None else folded
         later = None

@@ -18,8 +18,12 @@ import orjson
 
 from relay.errors import StoreError
 from relay.store.approvals import NOTHING, EventApprovals, fold
-from relay.store.journal import APPROVAL_ROWS, read_pruning_checkpoint
-from relay.store.standing_holds import VALUE_ERRORS
+from relay.store.journal import (
+    APPROVAL_ROWS,
+    VALUE_ERRORS,
+    JournalRow,
+    read_pruning_checkpoint,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +56,26 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     problems: list[str] = []
     pruned_until = read_pruning_checkpoint(connection).position
     known: dict[str, EventApprovals] = {}
-    rows = connection.execute(
-        f"SELECT position, kind, event_key, body FROM journal WHERE {APPROVAL_ROWS} "  # noqa: S608  # our own text
-        "ORDER BY position"
-    )
-    for position, kind, event_key, body in rows:
-        before = known.get(event_key, NOTHING)
+    rows = connection.execute(f"SELECT * FROM journal WHERE {APPROVAL_ROWS} ORDER BY position")  # noqa: S608  # our own text
+    for row in map(JournalRow._make, rows):
+        key = row.event_key or ""
+        before = known.get(key, NOTHING)
         try:
-            if kind == "claim":
+            if row.kind == "claim":
                 claims += 1
-                _check_claim(before, orjson.loads(body), pruned_until)
-        except _PrunedError:
-            pruned += 1
-        except _UnjustifiedClaimError as problem:
-            problems.append(f"the claim at position {position} ({event_key}) {problem}")
+                try:
+                    _check_claim(before, orjson.loads(row.body), pruned_until)
+                except _PrunedError:
+                    pruned += 1
+                except _UnjustifiedClaimError as problem:
+                    problems.append(f"the claim at position {row.position} ({key}) {problem}")
+            known[key] = fold(before, row)
         except VALUE_ERRORS as error:
-            raise _unreadable(position, error) from error
-        try:
-            known[event_key] = fold(before, position, kind, body)
-        except VALUE_ERRORS as error:
-            raise _unreadable(position, error) from error
+            text = " ".join(str(error).split())  # some have several lines
+            raise StoreError(
+                f"journal: the row at position {row.position} cannot be read: {text}"
+            ) from error
     return ClaimAuditResult(claims, pruned, tuple(problems))
-
-
-def _unreadable(position: int, error: Exception) -> StoreError:
-    text = " ".join(str(error).split())  # some have several lines
-    return StoreError(f"journal: the row at position {position} cannot be read: {text}")
 
 
 def _check_claim(before: EventApprovals, note: Mapping[str, Any], pruned_until: int) -> None:

@@ -24,10 +24,9 @@ from relay.files import create_private_folder, current_user, describe_os_error, 
 from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, SinkState, StateFileScopeAndVm
 from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables
-from relay.store.journal import Journal
+from relay.store.journal import VALUE_ERRORS, Journal, verify_journal
 from relay.store.occurrences import Occurrences
 from relay.store.rows import get_meta
-from relay.store.standing_holds import VALUE_ERRORS
 
 SCHEMA_VERSION = 1
 """That of ``schema.sql``. A file of another version is refused."""
@@ -47,12 +46,14 @@ class StateFile:
     """The open and locked file.
 
     ``trusted`` is False if the file belongs to a VM and the relay could not learn its own VM ID.
+    ``damage`` is what is wrong with the chain of its journal; None: nothing is.
     """
 
     path: Path
     connection: sqlite3.Connection
     lock: sqlite3.Connection
     trusted: bool
+    damage: str | None
     keys: EventKeyFormat = SINGLE_SCOPE
 
     def close(self) -> None:
@@ -106,6 +107,7 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
         connection=connection,
         lock=lock,
         trusted=trusted,
+        damage=_find_damage(connection),
         keys=EventKeyFormat(with_scope=identity.is_hub),
     )
 
@@ -299,6 +301,19 @@ def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
         fleet = FleetTables(connection)
         fleet.agents()
         fleet.sightings([occurrence.key for occurrence in live])
+
+
+def _find_damage(connection: sqlite3.Connection) -> str | None:
+    """Verify the whole journal once, since later only rows that are looked for are verified.
+
+    A row can have been removed, or changed so that nobody looks for it. Whose it was is not known.
+    """
+    try:
+        verify_journal(connection)
+    except StoreError as error:
+        _log.error("approvals are off: %s; see imds-relay audit verify", error)
+        return str(error)
+    return None
 
 
 def _check_owner(connection: sqlite3.Connection, identity: StateFileScopeAndVm) -> None:

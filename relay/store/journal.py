@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -38,12 +38,13 @@ STANDING_HOLD_ROWS = "kind >= 'standing-hold.' AND kind < 'standing-hold/'"
 _CLOUDEVENTS = "kind NOT IN ('claim', 'answer', 'mode')"
 _CHANGE = "kind >= 'event.' AND kind < 'event/'"
 """The rows about what Azure changed. The index ``journal_of_change`` has the same condition."""
+VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""What reading a row raises that is not what the relay writes."""
 NewRow = tuple[str, str | None, str | None, bytes]
 """Kind, event_key, transition and body of a row to append: see `JournalRow`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalRow:
+class JournalRow(NamedTuple):
     """One row.
 
     ``kind`` is ``<family>.<change>`` of a CloudEvent, ``claim``, ``answer`` or ``mode``.
@@ -61,12 +62,16 @@ class JournalRow:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryRow:
-    """A row of a CloudEvent; ``body`` is its JSON."""
+class Folded:
+    """What some rows say, up to the one with this position and hash."""
 
-    position: int
-    kind: str
-    body: bytes
+    position: int = 0
+    hash: str = ""
+    damage: str | None = None
+    """Why the rows cannot be trusted. Then nothing else is known."""
+
+
+F = TypeVar("F", bound=Folded)
 
 
 class Journal:
@@ -142,37 +147,56 @@ class Journal:
             start += length
         return bodies
 
-    def holds(self, position: int, digest: str) -> bool:
-        """Whether the row at a position has this hash."""
-        row = self._connection.execute(
-            "SELECT 1 FROM journal WHERE position = ? AND hash = ?", (position, digest)
-        ).fetchone()
-        return row is not None
-
-    def first_position_about(self, event_key: str) -> int:
-        """Return the position of the first row about an event that has any."""
-        (first,) = self._connection.execute(
-            "SELECT min(position) FROM journal WHERE event_key = ?", (event_key,)
-        ).fetchone()
-        return int(first)
-
-    def require_no_gap(self, first: int, last: int) -> None:
-        """Raise StoreError if a row from ``first`` to ``last`` is missing."""
+    def require_no_gap(self, first: int) -> None:
+        """Raise StoreError if a row from ``first`` to the head is missing."""
+        last = self.head().position
         (count,) = self._connection.execute(
             "SELECT count(*) FROM journal WHERE position BETWEEN ? AND ?", (first, last)
         ).fetchone()
         if count != last - first + 1:
             raise StoreError(f"journal: rows between {first} and {last} were removed")
 
-    def newest_of(self, rows: str, event_key: str | None = None) -> tuple[int, str] | None:
-        """Return position and hash of the newest of such rows, or of those about an event."""
+    def fold_newer(
+        self,
+        known: F,
+        nothing: F,
+        fold: Callable[[F, Iterator[JournalRow]], F],
+        rows: str,
+        event_key: str | None = None,
+    ) -> F:
+        """Return what is known with such rows as came since, or those about an event.
+
+        All are read if the last known one is gone: by a rollback, or somebody removed it. ``fold``
+        raises one of `VALUE_ERRORS` at a row that the relay did not write.
+        """
         of_event = "" if event_key is None else "event_key = :key AND "
-        found: tuple[int, str] | None = self._connection.execute(
+        newest: tuple[int, str] | None = self._connection.execute(
             f"SELECT position, hash FROM journal WHERE {of_event}{rows} "  # noqa: S608  # our own text
             "ORDER BY position DESC LIMIT 1",
             {"key": event_key},
         ).fetchone()
-        return found
+        if newest is None:
+            return nothing
+        if newest == (known.position, known.hash):
+            return known
+        if known.damage is not None or self.head_at(known.position).hash != known.hash:
+            known = nothing
+        position = known.position
+
+        def verified() -> Iterator[JournalRow]:
+            nonlocal position
+            for row in self.verified_rows(rows, event_key, after=known.position):
+                position = row.position
+                yield row
+
+        try:
+            return replace(fold(known, verified()), position=newest[0], hash=newest[1])
+        except StoreError as error:
+            damage = str(error)
+        except VALUE_ERRORS as error:
+            text = f"{type(error).__name__}: {error}"
+            damage = f"journal: the row at position {position} cannot be read ({text})"
+        return replace(nothing, position=newest[0], hash=newest[1], damage=damage)
 
     def verified_rows(
         self, rows: str, event_key: str | None = None, *, after: int = 0
@@ -184,27 +208,16 @@ class Journal:
         """
         of_event = "" if event_key is None else "event_key = :key AND "
         found = self._connection.execute(
-            "SELECT position, at, kind, event_key, transition, body, hash, coalesce("  # noqa: S608  # our own text
+            "SELECT coalesce("  # noqa: S608  # our own text
             "(SELECT hash FROM journal AS before WHERE before.position = journal.position - 1), "
-            "(SELECT hash FROM checkpoint WHERE checkpoint.position = journal.position - 1)) "
+            "(SELECT hash FROM checkpoint WHERE checkpoint.position = journal.position - 1)), * "
             f"FROM journal WHERE {of_event}{rows} AND position > :after ORDER BY position",
             {"key": event_key, "after": after},
         ).fetchall()
-        for *columns, digest, before in found:
-            if digest != row_hash(before or GENESIS.hash, *columns):
-                raise StoreError(
-                    f"journal: the row at position {columns[0]} is not the one that was written"
-                )
-            position, at, kind, key, transition, body = columns
-            yield JournalRow(
-                position=position,
-                at=at,
-                kind=kind,
-                event_key=key,
-                transition=transition,
-                body=bytes(body),
-                hash=digest,
-            )
+        for before, *columns in found:
+            row = JournalRow(*columns)
+            _check_hash(before or GENESIS.hash, row)
+            yield row
 
     def position_of_last_change_of_event(
         self, event_key: str, before: str | None = None
@@ -222,14 +235,14 @@ class Journal:
 
     def history_page_of_event(
         self, event_key: str, since: str, before: int | None, limit: PageLimit
-    ) -> tuple[list[HistoryRow], bool]:
+    ) -> tuple[list[JournalRow], bool]:
         """Return the newest rows of CloudEvents about an EventId from a time on, newest first.
 
         ``before``: only consider rows before that position. The second value says whether there
         are older ones.
         """
         rows = self._connection.execute(
-            "SELECT position, kind, body FROM journal WHERE event_key = :key "  # noqa: S608  # our own text
+            "SELECT * FROM journal WHERE event_key = :key "  # noqa: S608  # our own text
             # The first row is a change. Without its position, all older rows would be read.
             "AND position >= (SELECT coalesce(min(position), 0) FROM journal "
             f"WHERE event_key = :key AND {_CHANGE} AND at >= :since) "
@@ -238,8 +251,7 @@ class Journal:
             "ORDER BY position DESC",
             {"key": event_key, "since": since, "before": before},
         )
-        page, has_more = take_page(rows, lambda row: len(row[2]), limit)
-        return [HistoryRow(*row) for row in page], has_more
+        return take_page(map(JournalRow._make, rows), lambda row: len(row.body), limit)
 
     def newest_changes_since(
         self, event_key: str, since: str, limit: PageLimit
@@ -388,10 +400,19 @@ def read_pruning_checkpoint(connection: sqlite3.Connection) -> JournalHead:
 
 def read_all_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
     """Yield every row, oldest first."""
-    rows = connection.execute("SELECT * FROM journal ORDER BY position")
-    rows.row_factory = sqlite3.Row
-    for row in rows:
-        yield JournalRow(**row)
+    return map(JournalRow._make, connection.execute("SELECT * FROM journal ORDER BY position"))
+
+
+def _check_hash(before: str, row: JournalRow) -> None:
+    """Raise StoreError if a row does not continue the chain of hashes."""
+    try:
+        digest = row_hash(before, *row[:-1])
+    except TypeError:  # damage turned text into bytes, or bytes into text
+        digest = None
+    if row.hash != digest:
+        raise StoreError(
+            f"journal: the row at position {row.position} is not the one that was written"
+        )
 
 
 def verify_journal(
@@ -424,16 +445,7 @@ def _verify_rows(
                 f"journal: expected position {head.position + 1}, found {row.position}: "
                 "rows were removed or inserted"
             )
-        try:
-            digest = row_hash(
-                head.hash, row.position, row.at, row.kind, row.event_key, row.transition, row.body
-            )
-        except TypeError:  # damage turned text into bytes, or bytes into text
-            digest = None
-        if row.hash != digest:
-            raise StoreError(
-                f"journal: the row at position {row.position} is not the one that was written"
-            )
+        _check_hash(head.hash, row)
         head, count = JournalHead(row.position, row.hash), count + 1
         _check_expected_head(head, expected)
     if expected is not None and expected.position > head.position:

@@ -144,7 +144,7 @@ class Store:
         self._state_file = state_file
         self._route = route
         self._loop = asyncio.get_running_loop()
-        self._fold_cache = FoldCache()
+        self._fold_cache = FoldCache(state_file.damage)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._uncommitted: sqlite3.Connection | None = None  # while the file cannot be written

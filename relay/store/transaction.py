@@ -85,7 +85,7 @@ class Transaction:
     @cached_property
     def standing_holds(self) -> StandingHolds:
         """Holds by conditions and for a time."""
-        return StandingHolds(self.journal, self._cache.holds)
+        return StandingHolds(self.journal, self._cache)
 
     @cached_property
     def messages(self) -> ChatMessages:
@@ -123,6 +123,11 @@ class Transaction:
             self.deliveries.redelivered = redelivered
             self._look_again()
         self._connection.execute("RELEASE follow_up")
+
+    @property
+    def damage(self) -> str | None:
+        """What was wrong with the journal at the start, if anything was."""
+        return self._cache.damage
 
     def forget_what_was_read(self) -> None:
         """Read all about approvals again when it is asked for: rows of the journal were deleted.

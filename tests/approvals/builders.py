@@ -273,7 +273,7 @@ class ApprovalFile:
         self._opened = open_state_file(
             self.path, StateFileScopeAndVm(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
-        self._cache = FoldCache()
+        self._cache = FoldCache(self._opened.damage)
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self.engine = ApprovalEngine(
             self.settings, ORIGIN, trusted=self.trusted, client_resources=self.client_resources

@@ -430,7 +430,7 @@ class Hub:
         for row in self.journal():
             if row.event_key is not None and not row.kind.startswith("event."):
                 before = folded.get(row.event_key, NOTHING)
-                folded[row.event_key] = fold(before, row.position, row.kind, row.body)
+                folded[row.event_key] = fold(before, row)
         grants = sorted(
             (grant.id, key.rpartition("@")[2], grant.state, grant.attempts)
             for key, approvals in folded.items()
