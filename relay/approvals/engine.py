@@ -339,7 +339,7 @@ class ApprovalEngine:
                 )
             moment = self._limits.line(tx, now, in_flight).next_rest_end
             moments += [moment] if moment is not None else []
-            self._limits.refresh_messages(tx, now, in_flight, event_keys)
+            self._limits.refresh_messages(tx, now, in_flight)
         return min(moments, default=None)
 
     def _apply_event_transitions(

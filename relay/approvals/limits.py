@@ -1,8 +1,7 @@
 """How many machines may go at once: the settings of a limit, and who gets its slots. Pure.
 
-A `Limit` counts machines. Each machine of an event that it counts needs one of its slots. A
-`SlotAllocator` gives the slots to events, and says for which limits an event waits (`WaitingFor`).
-An occurrence is an event from its appearance to its end; Azure can give an EventId again later.
+A `Limit` counts machines. Each machine of an event that it counts needs one of its slots. `assign`
+gives the slots to one event after the other, and says for which limits the others wait.
 `relay.approvals.limit_slots` reads from the store who takes slots and who wants them.
 """
 
@@ -11,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from fractions import Fraction
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -29,6 +29,7 @@ LIMIT_NOTICE = (
 """
 MAX_NAMES = 10
 """Machines or resources that a text names; it counts the rest."""
+NEVER = datetime.max.replace(tzinfo=UTC)
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%")
 
 
@@ -80,12 +81,10 @@ class Limit(Section):
         """Whether the limit applies now. Otherwise it counts and delays nothing."""
         return self.match.time is None or self.match.time.are_active(now)
 
-    def selects_machine(self, scope: str, name: str) -> bool:
-        """Whether a machine of a scope is one of those of which a share is taken."""
-        conditions = self.match
-        return (conditions.scope is None or matches_any_pattern(conditions.scope, scope)) and (
-            conditions.resources is None or matches_any_pattern(conditions.resources, name)
-        )
+    @cached_property
+    def _event_conditions(self) -> LimitMatchConditions:
+        """The conditions of events: the resources of a limit select machines."""
+        return self.match.model_copy(update={"resources": None})
 
     def machines_of(self, data: Mapping[str, Any], scope: str) -> frozenset[Machine]:
         """Return the machines for which an event (the ``data`` of its CloudEvent) needs slots.
@@ -93,19 +92,16 @@ class Limit(Section):
         An event without resources needs one slot, whatever ``resources`` says: it may concern any
         machine.
         """
-        conditions = self.match
-        others = conditions.model_copy(update={"resources": None})  # these select machines
-        if not matches(others, data, scope):
+        patterns = self.match.resources
+        if not matches(self._event_conditions, data, scope):
             return frozenset()
-        names: Iterable[str] = data.get("resources") or ()
+        names: Sequence[str] = data.get("resources") or ()
         if not names:
-            return frozenset(
-                {Machine(scope, f"event {data['eventId']}".lower(), f"event {data['eventId']}")}
-            )
+            names, patterns = [f"event {data['eventId']}"], None
         return frozenset(
             Machine(scope, name.lower(), name)
             for name in names
-            if conditions.resources is None or matches_any_pattern(conditions.resources, name)
+            if patterns is None or matches_any_pattern(patterns, name)
         )
 
 
@@ -115,9 +111,15 @@ CountMachines = Callable[[Limit], int]
 
 def count_selected_machines(limit: Limit, machines: Iterable[tuple[str, Iterable[str]]]) -> int:
     """Return how many machines a limit selects. Each is given as its scope and its names."""
+    scopes, resources = limit.match.scope, limit.match.resources
     return sum(
-        any(limit.selects_machine(scope, name) for name in names) for scope, names in machines
+        (scopes is None or matches_any_pattern(scopes, scope))
+        and any(resources is None or matches_any_pattern(resources, name) for name in names)
+        for scope, names in machines
     )
+
+
+# --- who gets the slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +131,6 @@ class Machine:
     name: str = field(compare=False)
     """As Azure writes it; of an event that names no resource ``event <EventId>``."""
 
-    def display_name_in_scope(self, scope: str) -> str:
-        """Return the name for readers about an event of a scope."""
-        return self.name if self.scope == scope else f"{self.scope}/{self.name}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingFor:
@@ -142,7 +140,7 @@ class WaitingFor:
     slots: int
     """How many slots the limit has."""
     machines: tuple[str, ...]
-    """The machines that take the slots, sorted."""
+    """The machines that take the slots, sorted; of another scope as ``<scope>/<name>``."""
     behind: str | None
     """The event that comes first, if there would be a slot otherwise (`TrackedEvent.reference`)."""
     until: datetime | None
@@ -159,8 +157,15 @@ class WaitingFor:
         }
 
 
-Needs = Mapping[str, frozenset[Machine]]
-"""The machines for which an event needs slots, by the name of the limit. No set is empty."""
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """An event takes slots of a limit for its machines."""
+
+    limit: str
+    occurrence: int
+    machines: frozenset[Machine]
+    until: datetime = NEVER
+    """When its rest is over; `NEVER`: that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,148 +176,88 @@ class Claimant:
     reference: str
     """What people and programs call it (`TrackedEvent.reference`)."""
     scope: str
-    needs: Needs
+    needs: Mapping[str, frozenset[Machine]]
+    """The machines for which it needs slots, by the name of the limit."""
 
 
-class SlotAllocator:
-    """Gives the slots of each limit to one event after the other.
+def assign(
+    sizes: Mapping[str, int], going: Iterable[Taking], line: Iterable[Claimant]
+) -> dict[int, tuple[WaitingFor, ...]]:
+    """Give the slots of each limit to the events in line; return for what each of them waits.
 
-    First `take_unconditionally` for those that have slots whatever the limits say, then
-    `take_slots_or_wait` in turn. A machine takes one slot of a limit, however many events are about
-    it. An event waits for a limit if it needs a slot for a machine that no other event has taken,
-    and
+    ``sizes`` are the slots of each limit. ``going`` take theirs whatever the limits say; such an
+    event can be in line too, for its next StartRequest, and then has these for itself. A machine
+    takes one slot of a limit, however many events are about it. An event waits for a limit if it
+    needs a slot for a machine that no other event has taken, and
 
     - there are not enough free slots. An event that needs more than the limit has goes alone, when
       nobody else takes one.
     - or another event waits first for the limit. So no later event passes it.
     """
-
-    def __init__(self, capacities: Mapping[str, int]) -> None:
-        self._capacities = capacities
-        self._taken: dict[str, dict[Machine, dict[int, datetime | None]]] = {
-            limit: {} for limit in capacities
+    taken: dict[str, list[Taking]] = {limit: [] for limit in sizes}
+    for taking in going:
+        taken[taking.limit].append(taking)
+    first_waiting: dict[str, str] = {}
+    waits = {}
+    for claimant in line:
+        blocking = {
+            limit: wait
+            for limit in claimant.needs
+            if (
+                wait := _wait(claimant, limit, sizes[limit], taken[limit], first_waiting.get(limit))
+            )
         }
-        """By limit and machine: the occurrences, and when a rest ends."""
-        self._holders: set[int] = set()
-        """The occurrences that take slots."""
-        self._first_waiting: dict[str, str] = {}
-        """By limit: the first event that waits for it (`TrackedEvent.reference`)."""
-
-    def take_unconditionally(
-        self, occurrence: int, needs: Needs, rests: Mapping[str, datetime] | None = None
-    ) -> None:
-        """Take slots whatever the limits say. ``rests``: when the rest of an ended event ends."""
-        for limit, machines in needs.items():
-            self._holders.add(occurrence)
-            until = rests[limit] if rests is not None else None
-            for machine in machines:
-                self._taken[limit].setdefault(machine, {})[occurrence] = until
-
-    def take_slots_or_wait(self, claimant: Claimant, *, keeps: bool = False) -> bool:
-        """Give an event its slots; return whether it has them and need not wait.
-
-        ``keeps``: it takes its slots in any case, because Azure may have its StartRequest already.
-        """
-        blocked = self.blocking_limits(claimant)
-        if keeps or not blocked:
-            self.take_unconditionally(claimant.occurrence, claimant.needs)
-            return not blocked
-        if not any(limit in self._first_waiting for limit in blocked):
-            # The first in line keeps what it can have, so that later events do not take turns
+        if not blocking.keys() & first_waiting:
+            # Who is first in line keeps what it can have, so that later events do not take turns
             # in passing it.
-            rest = {limit: all_ for limit, all_ in claimant.needs.items() if limit not in blocked}
-            self.take_unconditionally(claimant.occurrence, rest)
-        for limit in blocked:
-            self._first_waiting.setdefault(limit, claimant.reference)
-        return False
+            for limit in claimant.needs.keys() - blocking:
+                taken[limit].append(Taking(limit, claimant.occurrence, claimant.needs[limit]))
+        for limit in blocking:
+            first_waiting.setdefault(limit, claimant.reference)
+        waits[claimant.occurrence] = tuple(blocking.values())
+    return waits
 
-    def waits_of(self, claimant: Claimant) -> tuple[WaitingFor, ...]:
-        """Return for what an event waits, or would wait if it were offered slots now."""
-        return tuple(
-            self._build_waiting_for(limit, claimant) for limit in self.blocking_limits(claimant)
-        )
 
-    def are_all_limits_full_for(self, claimant: Claimant) -> bool:
-        """Whether no later event can get a new slot in any limit that counts this one."""
-        return all(len(self._taken[limit]) >= self._capacities[limit] for limit in claimant.needs)
-
-    def next_rest_end(self) -> datetime | None:
-        """Return when the first machine in rest frees its slot; None if none rests."""
-        ends = [
-            until
-            for machines in self._taken.values()
-            for takers in machines.values()
-            for until in takers.values()
-            if until is not None
-        ]
-        return min(ends, default=None)
-
-    def blocking_limits(self, claimant: Claimant) -> list[str]:
-        """Return the limits for which an event would wait if it were offered slots now."""
-        return [limit for limit in claimant.needs if self._is_blocked(limit, claimant)]
-
-    def _is_blocked(self, limit: str, claimant: Claimant) -> bool:
-        machines, taken = claimant.needs[limit], self._taken[limit]
-        others: Collection[Machine] = taken.keys()
-        has_slots = False
-        if claimant.occurrence in self._holders:
-            # Its own slots are free for itself. If it has all that it needs, it is behind nobody.
-            others = self._machines_taken_by_others(limit, claimant.occurrence).keys()
-            has_slots = all(claimant.occurrence in taken.get(one, ()) for one in machines)
-        if all(machine in others for machine in machines):
-            return False  # it needs no further slot
-        first = self._first_waiting.get(limit)
-        is_behind = first not in (None, claimant.reference) and not has_slots
-        return is_behind or not self._fits_in_limit(limit, machines, others)
-
-    def _machines_taken_by_others(
-        self, limit: str, occurrence: int
-    ) -> dict[Machine, datetime | None]:
-        """Return the machines that other events take, and until when if that is known."""
-        others: dict[Machine, datetime | None] = {}
-        for machine, takers in self._taken[limit].items():
-            ends = [until for taker, until in takers.items() if taker != occurrence]
-            if ends:
-                known = [end for end in ends if end is not None]
-                others[machine] = max(known) if len(known) == len(ends) else None
-        return others
-
-    def _build_waiting_for(self, limit: str, claimant: Claimant) -> WaitingFor:
-        machines = claimant.needs[limit]
-        others = self._machines_taken_by_others(limit, claimant.occurrence)
-        fits = self._fits_in_limit(limit, machines, others)
-        return WaitingFor(
-            limit=limit,
-            slots=self._capacities[limit],
-            machines=tuple(
-                sorted(machine.display_name_in_scope(claimant.scope) for machine in others)
-            ),
-            behind=self._first_waiting[limit] if fits else None,
-            until=None if fits else self._first_end_freeing_slots(limit, machines, others),
-        )
-
-    def _fits_in_limit(
-        self, limit: str, machines: frozenset[Machine], others: Collection[Machine]
-    ) -> bool:
-        capacity = self._capacities[limit]
-        if len(machines) > capacity:
-            return not others  # otherwise it could never go
-        new = sum(machine not in others for machine in machines)
-        return len(others) + new <= capacity
-
-    def _first_end_freeing_slots(
-        self,
-        limit: str,
-        machines: frozenset[Machine],
-        others: Mapping[Machine, datetime | None],
-    ) -> datetime | None:
-        for end in sorted({end for end in others.values() if end is not None}):
-            left = {
-                machine: until for machine, until in others.items() if until is None or until > end
-            }
-            if machines <= left.keys() or self._fits_in_limit(limit, machines, left):
-                return end
+def _wait(
+    claimant: Claimant, limit: str, slots: int, taken: Iterable[Taking], first: str | None
+) -> WaitingFor | None:
+    """Return how an event waits for a limit. ``first`` is the first event that waits for it."""
+    machines, has_slots = claimant.needs[limit], False
+    others: dict[Machine, datetime] = {}
+    for taking in taken:
+        if taking.occurrence == claimant.occurrence:
+            has_slots = has_slots or machines <= taking.machines
+            continue
+        for machine in taking.machines:
+            others[machine] = max(taking.until, others.get(machine, taking.until))
+    fits = _fit(machines, others, slots)
+    if machines <= others.keys() or (fits and (first is None or has_slots)):
         return None
+    frees: list[datetime] = []
+    for end in sorted(set(others.values()) - {NEVER}) if not fits else ():
+        left = {machine for machine, until in others.items() if until > end}
+        if machines <= left or _fit(machines, left, slots):
+            frees.append(end)
+    names = (
+        machine.name if machine.scope == claimant.scope else f"{machine.scope}/{machine.name}"
+        for machine in others
+    )
+    return WaitingFor(
+        limit=limit,
+        slots=slots,
+        machines=tuple(sorted(names)),
+        behind=first if fits else None,
+        until=min(frees, default=None),
+    )
+
+
+def _fit(machines: frozenset[Machine], others: Collection[Machine], slots: int) -> bool:
+    if len(machines) > slots:
+        return not others  # otherwise it could never go
+    return len(machines.union(others)) <= slots
+
+
+# --- what is said
 
 
 def waits_field(name: str, waits: Iterable[WaitingFor]) -> dict[str, Any]:

@@ -54,12 +54,6 @@ class Occurrences:
             limit,
         )
 
-    def live_last_event_ids(self) -> list[tuple[int, str]]:
-        """Return each live occurrence with the id of the CloudEvent that reported its state."""
-        return self._connection.execute(
-            "SELECT id, last_event_id FROM occurrence INDEXED BY occurrence_live WHERE live"
-        ).fetchall()
-
     def ended_between(self, since: datetime, until: datetime) -> list[TrackedEvent]:
         """Return the occurrences that ended after ``since`` and before ``until``."""
         return self._select_occurrences(
