@@ -1,23 +1,24 @@
 """Makes one HTTP call to the metadata service, and says when the next may follow.
 
-`ImdsClient` decides which calls there are. All of them share one limit of calls in a second
-(`CallRateLimiter`). A call is sent once or not at all, never after its deadline, and its answer is
-bounded. Each failure is a SourceError. Nothing is repeated here: the poller and the reader of
-instance metadata call again after `retry_delay`. Sources: the events page and the IMDS page
-(docs/protocol.md#imds-scheduled-events).
+`ImdsClient` decides which calls there are. All of them share one `CallBudget`. A call is sent once
+or not at all, never after its deadline, and its answer is bounded. Each failure is a SourceError.
+Nothing is repeated here: the poller and the reader of instance metadata call again after
+`retry_delay`. Sources: the events page and the IMDS page (docs/protocol.md#imds-scheduled-events).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
+from typing import Self
 
 import aiohttp
 from aiohttp.connector import AddrInfoType
@@ -65,36 +66,37 @@ _HEADERS = {
 }
 
 
-class CallRateLimiter:
+class CallBudget:
     """Allows at most `MAX_CALLS` calls in any `CALL_WINDOW`. A call counts from when it was sent.
 
-    A caller reserves a place before it connects, which can take long. Then it calls `mark_sent` or
-    `release_unsent_call`, once.
+    Each of so many places is a moment from which on it may be used. Who has the place of a call
+    keeps it until the call is sent, which can take long, or until it is certain that it is not.
     """
 
-    def __init__(self) -> None:
-        self._reserved = 0
-        self._sent: deque[float] = deque(maxlen=MAX_CALLS)
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._places: asyncio.PriorityQueue[float] = asyncio.PriorityQueue()
+        for _ in range(MAX_CALLS):
+            self._places.put_nowait(-math.inf)
 
-    def delay(self, now: float) -> float | None:
-        """Return the seconds until a place is free; None if calls not yet sent hold every place."""
-        recent = [moment for moment in self._sent if now < moment + CALL_WINDOW]
-        if self._reserved + len(recent) < MAX_CALLS:
-            return 0.0
-        return recent[0] + CALL_WINDOW - now if recent else None
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[Callable[[float], None]]:
+        """Wait for a place, in order of arrival. Tell the result when the call was sent."""
+        free_at = await self._places.get()
+        sent_at: float | None = None
 
-    def reserve(self) -> None:
-        """Take a place. Call this only directly after `delay` returned 0."""
-        self._reserved += 1
+        def mark_sent(moment: float) -> None:
+            nonlocal sent_at
+            sent_at = moment
+            self._places.put_nowait(moment + CALL_WINDOW)
 
-    def mark_sent(self, now: float) -> None:
-        """The call that holds a place is being sent."""
-        self._reserved -= 1
-        self._sent.append(now)
-
-    def release_unsent_call(self) -> None:
-        """The call that holds a place was never sent."""
-        self._reserved -= 1
+        try:
+            while (delay := free_at - self._clock.monotonic()) > 0:
+                await self._clock.sleep(delay)
+            yield mark_sent
+        finally:
+            if sent_at is None:
+                self._places.put_nowait(free_at)
 
 
 def retry_delay(failures: int, retry_after: float | None, interval: float, jitter: float) -> float:
@@ -147,35 +149,25 @@ class Call:
     It is asked directly before the first byte is written. The call ends when that time is over, and
     nothing of it is sent later: the connection is dropped with what the kernel has not sent yet.
     """
-    is_sent: bool = field(default=False, init=False)
-    """Whether its headers were written."""
-    sent_at: datetime = field(init=False)
-    sent_monotonic: float = field(init=False)
-    """The moment directly before its headers were written, by both clocks."""
-
-    @property
-    def is_too_late(self) -> bool:
-        """Whether it may not be sent any more."""
-        return self.seconds_left is not None and self.seconds_left() <= 0
+    mark_sent: Callable[[float], None] = field(init=False)
+    sent: tuple[datetime, float] | None = field(default=None, init=False)
+    """The moment directly before its headers were written, by both clocks; None: they were not."""
 
 
 class ImdsSession:
-    """One HTTP session for all calls of an `ImdsClient`. They share one `CallRateLimiter`."""
+    """An async context manager over one HTTP session, whose calls share one `CallBudget`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._budget = CallRateLimiter()
-        self._arrivals = asyncio.Lock()
-        self._budget_changed = asyncio.Event()
+        self._budget = CallBudget(clock)
         self._session: aiohttp.ClientSession | None = None
         self.clock_skew: float | None = None
         """Seconds that the service's clock is certainly ahead of ours; None if it is not known."""
 
-    def open(self) -> None:
-        """Open the session. `close` ends it."""
+    async def __aenter__(self) -> Self:
         tracing = aiohttp.TraceConfig()
-        tracing.on_request_headers_sent.append(self._on_headers_sent)
-        tracing.on_request_chunk_sent.append(_check_deadline)
+        tracing.on_request_headers_sent.append(self._before_write)
+        tracing.on_request_chunk_sent.append(self._before_write)
         self._session = aiohttp.ClientSession(
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -185,9 +177,9 @@ class ImdsSession:
             connector=aiohttp.TCPConnector(socket_factory=_make_abortive_socket),
             middlewares=(_send_once,),
         )
+        return self
 
-    async def close(self) -> None:
-        """Close the session."""
+    async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -200,15 +192,13 @@ class ImdsSession:
         `MAX_DOCUMENT_BYTES`, DocumentError for one with a Content-Encoding, and SourceUnavailable
         if a later call may work.
         """
-        call.sent_at, call.sent_monotonic = self._clock.now(), self._clock.monotonic()
-        if call.seconds_left is None:
-            return await self._send(call)
-        # This timeout covers the wait for a place in the budget too.
+        left = None if call.seconds_left is None else max(0.0, call.seconds_left())
         try:
-            async with asyncio.timeout(max(0.0, call.seconds_left())):
+            # The timeout covers the wait for a place in the budget too.
+            async with asyncio.timeout(left), self._budget.place() as call.mark_sent:
                 return await self._send(call)
         except TimeoutError:
-            if not call.is_sent:
+            if call.sent is None:
                 raise SourceCallNotSentInTime(_TOO_LATE) from None
             raise SourceUnavailable(
                 f"expected an answer from {call.origin} before the deadline of the call"
@@ -218,7 +208,6 @@ class ImdsSession:
         if self._session is None:
             raise RuntimeError("expected ImdsClient to be entered (async with) before it is called")
         is_post = call.body is not None
-        await self._reserve_call()
         began = self._clock.now()
         try:
             async with (
@@ -242,7 +231,8 @@ class ImdsSession:
                 if response.status != 200:
                     raise await self._error_from_response(response)
                 body = b"" if is_post else await _read_body(response)
-                return DatedBody(body, parse_timestamp(date), call.sent_at, call.sent_monotonic)
+                asked_at, asked_monotonic = call.sent or (began, self._clock.monotonic())
+                return DatedBody(body, parse_timestamp(date), asked_at, asked_monotonic)
         except aiohttp.ConnectionTimeoutError as error:
             raise SourceUnavailable(
                 f"expected a connection to {call.origin} within {call.connect_timeout:g}s"
@@ -252,37 +242,23 @@ class ImdsSession:
                 f"expected a complete answer from {call.origin} within {call.timeout:g}s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error.__cause__, SourceCallNotSentInTime):  # raised in `_check_deadline`
+            if isinstance(error.__cause__, SourceCallNotSentInTime):  # raised in `_before_write`
                 raise SourceCallNotSentInTime(_TOO_LATE) from None
             raise _unavailable_error(error) from error
-        finally:
-            if not call.is_sent:
-                self._budget.release_unsent_call()
-                self._budget_changed.set()
 
-    async def _reserve_call(self) -> None:
-        async with self._arrivals:  # first come, first served
-            while (delay := self._budget.delay(self._clock.monotonic())) != 0:
-                if delay is None:
-                    self._budget_changed.clear()
-                    await self._budget_changed.wait()
-                else:
-                    await self._clock.sleep(delay)
-            self._budget.reserve()
-
-    async def _on_headers_sent(
-        self,
-        _session: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        _: aiohttp.TraceRequestHeadersSentParams,
+    async def _before_write(
+        self, _session: aiohttp.ClientSession, context: SimpleNamespace, _params: object
     ) -> None:
+        """Check the time. aiohttp writes headers and body together, after it said so of both.
+
+        A process can be stopped between the two: aiohttp writes the body in another task.
+        """
         call: Call = context.trace_request_ctx
-        if call.is_too_late:
+        if call.seconds_left is not None and call.seconds_left() <= 0:
             raise SourceCallNotSentInTime(_TOO_LATE)
-        call.is_sent = True
-        call.sent_at, call.sent_monotonic = self._clock.now(), self._clock.monotonic()
-        self._budget.mark_sent(call.sent_monotonic)
-        self._budget_changed.set()
+        if call.sent is None:
+            call.sent = self._clock.now(), self._clock.monotonic()
+            call.mark_sent(call.sent[1])
 
     async def _error_from_response(self, response: aiohttp.ClientResponse) -> SourceError:
         status = response.status
@@ -307,21 +283,6 @@ class ImdsSession:
         return SourceUnavailable(
             f"expected 200, got {status_line}", status=status, retry_after=retry_after
         )
-
-
-async def _check_deadline(
-    _session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    _: aiohttp.TraceRequestChunkSentParams,
-) -> None:
-    """Check the time again. aiohttp writes headers and body together, after this call.
-
-    A process can be stopped between the check of the headers and this one: aiohttp writes the body
-    in another task.
-    """
-    call: Call = context.trace_request_ctx
-    if call.is_too_late:
-        raise SourceCallNotSentInTime(_TOO_LATE)
 
 
 def _make_abortive_socket(info: AddrInfoType) -> socket.socket:

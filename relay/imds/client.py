@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.clock import Clock
 from relay.errors import SourceError, SourceUnavailable
@@ -30,15 +31,11 @@ CONNECT_TIMEOUT = 5.0
 SEARCH_AFTER = 15.0
 """Seconds without a usable answer after which a service that was found is searched again."""
 
-_EVENTS_PATH = "/metadata/scheduledevents"
-_INSTANCE_PATH = "/metadata/instance"
-_INSTANCE_QUERY = {"api-version": "2021-02-01", "format": "json"}
-
 _log = logging.getLogger(__name__)
 
 
-class ImdsClient:
-    """An async context manager over one `ImdsSession`. Calls may overlap.
+class ImdsClient(ImdsSession):
+    """The calls of the relay. They may overlap.
 
     Every method waits until it may call, in order of arrival. The timeout of the settings covers
     the whole call after that. Every method raises the errors of `ImdsSession.send`.
@@ -51,32 +48,23 @@ class ImdsClient:
     def __init__(
         self, settings: SourceSettings, clock: Clock, finder: CandidateFinder | None = None
     ) -> None:
+        super().__init__(clock)
         self._settings = settings
-        self._clock = clock
         self._finder = finder or CandidateFinder(clock) if settings.url == DISCOVER else None
         self._found: Candidate | None = None
         self._searching = asyncio.Lock()
         self._failing_since = math.inf  # monotonic
         self._usable_body: bytes | None = None  # the last that was a document
         self._has_answered = False
-        self._session = ImdsSession(clock)
 
     def use_source_settings(self, settings: SourceSettings) -> None:
         """Take the timeouts from these settings from now on. The URL must be the same."""
         self._settings = settings
 
-    async def __aenter__(self) -> Self:
-        self._session.open()
-        return self
-
+    @override
     async def __aexit__(self, *_: object) -> None:
         self._use_candidate_endpoint(None)
-        await self._session.close()
-
-    @property
-    def clock_skew(self) -> float | None:
-        """Seconds that the service's clock is certainly ahead of ours; None if it is not known."""
-        return self._session.clock_skew
+        await super().__aexit__()
 
     @property
     def base_url(self) -> str | None:
@@ -101,12 +89,12 @@ class ImdsClient:
         was found: another one may answer at that address by now.
         """
         if self._finder is None:
-            return await self._read_document_body_from_origin(self._settings.url)
+            return await self._read_document(self._settings.url)
         failing = self._clock.monotonic() - self._failing_since
         if self._found is None or failing >= SEARCH_AFTER:
             return await self._search(self._finder)
         try:
-            read = await self._read_document_body_from_origin(self._found.base_url)
+            read = await self._read_document(self._found.base_url)
             if read.body != self._usable_body:
                 parse_document(read.body)
         except SourceError as error:
@@ -126,9 +114,7 @@ class ImdsClient:
             async with contextlib.aclosing(finder.candidates()) as candidates:
                 async for candidate in candidates:
                     try:
-                        read = await self._read_document_body_from_origin(
-                            candidate.base_url, CONNECT_TIMEOUT
-                        )
+                        read = await self._read_document(candidate.base_url, CONNECT_TIMEOUT)
                         parse_document(read.body)
                     except SourceError as error:
                         problems.append(
@@ -154,22 +140,17 @@ class ImdsClient:
             _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 
-    async def _read_document_body_from_origin(
-        self, origin: str, connect_timeout: float | None = None
-    ) -> DatedBody:
+    async def _read_document(self, url: str, connect_timeout: float | None = None) -> DatedBody:
         # The first call can take two minutes: docs/protocol.md#the-first-call
         timeout = self._settings.timeout if self._has_answered else self._settings.first_timeout
-        read = await self._session.send(
-            Call(
-                origin=origin,
-                path=_EVENTS_PATH,
-                query=self._events_query,
-                timeout=timeout,
-                connect_timeout=connect_timeout,
-            )
-        )
+        call = self._events_call(url, timeout=timeout, connect_timeout=connect_timeout)
+        read = await self.send(call)
         self._has_answered = True
         return read
+
+    def _events_call(self, url: str, **options: Any) -> Call:
+        query = {"api-version": self._settings.api_version}
+        return Call(origin=url, path="/metadata/scheduledevents", query=query, **options)
 
     async def send_start_request(
         self, event_ids: Sequence[str], *, seconds_left: Callable[[], float] | None = None
@@ -177,38 +158,24 @@ class ImdsClient:
         """Ask Azure to start these events now. Return when it answered 200.
 
         The EventIds are sent in the case in which they are given. Azure answers 200 for every valid
-        EventId (docs/protocol.md#startrequests).
-
-        ``seconds_left`` is the deadline, as for `Call`.
+        EventId (docs/protocol.md#startrequests). ``seconds_left`` is the deadline, as for `Call`.
         """
         body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
         if self.base_url is None:
             raise SourceUnavailable("expected a metadata service, none is found yet")
-        await self._session.send(
-            Call(
-                origin=self.base_url,
-                path=_EVENTS_PATH,
-                query=self._events_query,
-                timeout=self._settings.timeout,
-                body=body,
-                seconds_left=seconds_left,
-            )
+        timeout = self._settings.timeout
+        await self.send(
+            self._events_call(self.base_url, timeout=timeout, body=body, seconds_left=seconds_left)
         )
 
     async def read_instance_metadata_body(self) -> bytes:
         """Return the body of instance metadata."""
         if self._finder is not None and self._found is None:
             await self._search(self._finder)
-        read = await self._session.send(
-            Call(
-                origin=self.base_url or self._settings.url,
-                path=_INSTANCE_PATH,
-                query=_INSTANCE_QUERY,
-                timeout=self._settings.timeout,
-            )
+        call = Call(
+            origin=self.base_url or self._settings.url,
+            path="/metadata/instance",
+            query={"api-version": "2021-02-01", "format": "json"},
+            timeout=self._settings.timeout,
         )
-        return read.body
-
-    @property
-    def _events_query(self) -> Mapping[str, str]:
-        return {"api-version": self._settings.api_version}
+        return (await self.send(call)).body

@@ -52,23 +52,19 @@ async def diagnose(
     async with ImdsClient(settings, clock) as client:
         findings: list[Finding] = []
         instance: Instance | None = None
-        subject = f"metadata service {settings.url}"
         if settings.url == DISCOVER:
             progress("searching the metadata service")
         try:
             instance = parse_instance(await _read_instance(client, clock))
         except SourceError as error:
-            if client.is_outside_virtual_network and not required:
-                message = "it has no instance metadata, as is usual outside virtual networks"
-                findings.append(ok(f"metadata service {client.base_url}", message))
-            else:
-                findings.append(_instance_error_finding(subject, error, required=required))
+            findings.append(_explain_no_instance(client, settings, error, required=required))
         else:
             message = f"this is VM {instance.name}, vmId {instance.vm_id}"
             findings.append(ok(f"metadata service {client.base_url}", message))
             findings += _check_clock(client.clock_skew)
         if poll:
-            findings.append(await _check_events(client, settings.api_version, progress))
+            progress("reading the document of events: the first read may take two minutes")
+            findings.append(await _check_events(client, settings.api_version))
         elif instance is not None:
             message = "the running relay reads them" if running else NOT_POLLED
             findings.append(ok("scheduled events", message))
@@ -87,18 +83,18 @@ async def _read_instance(client: ImdsClient, clock: Clock) -> bytes:
     return await client.read_instance_metadata_body()
 
 
-def _instance_error_finding(subject: str, error: SourceError, *, required: bool) -> Finding:
+def _explain_no_instance(
+    client: ImdsClient, settings: SourceSettings, error: SourceError, *, required: bool
+) -> Finding:
+    if client.is_outside_virtual_network and not required:
+        message = "it has no instance metadata, as is usual outside virtual networks"
+        return ok(f"metadata service {client.base_url}", message)
+    subject = f"metadata service {settings.url}"
     if error.status == 404 and not required:
-        return warning(
-            subject,
-            "it has no instance metadata (404)",
-            "this is normal on a simulator; on Azure check source.url",
-        )
-    return failure(
-        subject,
-        error.reason,
-        "this must run on an Azure VM, and nothing may block the way to that address",
-    )
+        remedy = "this is normal on a simulator; on Azure check source.url"
+        return warning(subject, "it has no instance metadata (404)", remedy)
+    remedy = "this must run on an Azure VM, and nothing may block the way to that address"
+    return failure(subject, error.reason, remedy)
 
 
 def _check_clock(skew: float | None) -> list[Finding]:
@@ -118,19 +114,12 @@ def _check_clock(skew: float | None) -> list[Finding]:
     return [ok("clock", "it agrees with the metadata service's")]
 
 
-async def _check_events(
-    client: ImdsClient, api_version: str, progress: Callable[[str], object]
-) -> Finding:
-    subject = "scheduled events"
-    progress("reading the document of events: the first read may take two minutes")
+async def _check_events(client: ImdsClient, api_version: str) -> Finding:
     try:
         document = parse_document(await client.read_document_bytes(), api_version)
-    except DocumentError as error:
-        return failure(subject, error.reason, "check source.api_version; else ask Azure's support")
     except SourceError as error:
-        return failure(
-            subject,
-            error.reason,
-            "check that nothing blocks the connection; a running relay keeps trying",
-        )
-    return ok(subject, f"the document holds {len(document.events)} events")
+        remedy = "check that nothing blocks the connection; a running relay keeps trying"
+        if isinstance(error, DocumentError):
+            remedy = "check source.api_version; else ask Azure's support"
+        return failure("scheduled events", error.reason, remedy)
+    return ok("scheduled events", f"the document holds {len(document.events)} events")

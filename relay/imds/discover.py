@@ -23,16 +23,11 @@ WIRE_SERVER = IPv4Address("168.63.129.16")
 """The address of Azure's host, the same in all regions."""
 PORTS = (80, 8080)
 """The sample in Python calls port 80, the sample in C# port 8080."""
-ALLOWED = tuple(
-    ip_network(network)
-    for network in (
-        "10.0.0.0/8",
-        "172.16.0.0/12",
-        "192.168.0.0/16",
-        "100.64.0.0/10",  # shared (RFC 6598): Azure uses these addresses without a virtual network
-        "169.254.0.0/16",  # link local
-        "168.63.129.16/32",
-    )
+ALLOWED = (
+    *map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
+    ip_network("100.64.0.0/10"),  # shared (RFC 6598): what Azure uses without a virtual network
+    ip_network("169.254.0.0/16"),  # link local
+    ip_network("168.63.129.16/32"),
 )
 """Networks in which the service may be. No public host is in them."""
 DHCP_INTERVAL = 30.0
@@ -223,11 +218,8 @@ class CandidateFinder:
         seen = {VIRTUAL_NETWORK}
         yield Candidate(VIRTUAL_NETWORK, 80, "the address in a virtual network")
         for reason in ("option 245 of a DHCP lease", "option 245 of DHCP"):
-            if reason.endswith("lease"):
-                addresses = await asyncio.to_thread(lambda: list(self._leases()))
-            else:
-                addresses = await self._ask_rarely()
-            for address in addresses:
+            is_lease = reason.endswith("lease")
+            for address in await (self._list_leases() if is_lease else self._ask_rarely()):
                 if address not in seen and not any(address in network for network in ALLOWED):
                     self.problems.append(
                         f"{reason} is {address}, and the metadata service has no public address"
@@ -239,23 +231,27 @@ class CandidateFinder:
         if WIRE_SERVER not in seen:
             yield Candidate(WIRE_SERVER, 80, "the address of Azure's host")
 
+    async def _list_leases(self) -> list[IPv4Address]:
+        return await asyncio.to_thread(lambda: list(self._leases()))
+
     async def _ask_rarely(self) -> list[IPv4Address]:
         now = self._clock.monotonic()
-        problem = "DHCP was asked a moment ago"
-        if now >= self._next_request_at:
-            self._next_request_at = now + DHCP_INTERVAL
-            try:
-                if (address := await self._ask()) is not None:
-                    return [address]
-                problem = "the answer of DHCP has no option 245"
-            except TimeoutError:
-                problem = f"no DHCP server answered within {REPLY_TIMEOUT:g} s"
-            except PermissionError:
-                problem = (
-                    "DHCP cannot be asked: UDP port 68 needs CAP_NET_BIND_SERVICE "
-                    "(docs/operations.md#without-a-virtual-network)"
-                )
-            except OSError as error:
-                problem = f"DHCP cannot be asked: {error.strerror or error}"
+        if now < self._next_request_at:
+            self.problems.append("DHCP was asked a moment ago")
+            return []
+        self._next_request_at = now + DHCP_INTERVAL
+        try:
+            if (address := await self._ask()) is not None:
+                return [address]
+            problem = "the answer of DHCP has no option 245"
+        except TimeoutError:
+            problem = f"no DHCP server answered within {REPLY_TIMEOUT:g} s"
+        except PermissionError:
+            problem = (
+                "DHCP cannot be asked: UDP port 68 needs CAP_NET_BIND_SERVICE "
+                "(docs/operations.md#without-a-virtual-network)"
+            )
+        except OSError as error:
+            problem = f"DHCP cannot be asked: {error.strerror or error}"
         self.problems.append(problem)
         return []

@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -123,7 +121,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
     try:
         content = orjson.loads(body)
-        events = _parse_entries(content, prefixed=api_version <= PREFIX_UNTIL)
+        entries = _WireDocument.model_validate(content).Events
     except orjson.JSONDecodeError as error:
         raise DocumentError(
             f"expected a Scheduled Events document, got a body that is not JSON: {error}",
@@ -135,26 +133,11 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
             f"expected a Scheduled Events document, {path or 'document'}: {problem}", status=200
         ) from error
     events_by_key: dict[str, list[ScheduledEvent]] = {}
-    for event in events:
+    for entry in entries:
+        event = entry.to_event(prefixed=api_version <= PREFIX_UNTIL)
         events_by_key.setdefault(event.lowercase_event_id, []).append(event)
     incarnation = _parse_incarnation(content.get("DocumentIncarnation"))
     return Document(incarnation, tuple(map(_merge_same_event, events_by_key.values())))
-
-
-def _parse_entries(content: Any, *, prefixed: bool) -> list[ScheduledEvent]:
-    entries = content.get("Events") if isinstance(content, dict) else None
-    if isinstance(entries, list):
-        with suppress(ValidationError, TypeError):
-            return [_parse_entry(orjson.dumps(entry), prefixed=prefixed) for entry in entries]
-    # The whole document says where it is wrong, or an entry is too deep to be written again.
-    read = _WireDocument.model_validate(content)
-    return [entry.to_event(prefixed=prefixed) for entry in read.Events]
-
-
-@lru_cache(maxsize=1024)
-def _parse_entry(entry: bytes, *, prefixed: bool) -> ScheduledEvent:
-    # Most entries are those of the document before.
-    return _WireEvent.model_validate(orjson.loads(entry)).to_event(prefixed=prefixed)
 
 
 def _merge_same_event(events: Sequence[ScheduledEvent]) -> ScheduledEvent:

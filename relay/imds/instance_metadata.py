@@ -12,13 +12,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from relay.clock import Clock
-from relay.errors import DocumentError, SourceError, SourceUnavailable
+from relay.errors import DocumentError, SourceError
 from relay.events.names import add_underscore_prefixed_names, other_instance_names
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
@@ -51,35 +50,24 @@ class Instance:
     zone: str = ""
 
 
+def _at(*path: str) -> Any:
+    return Field("", validation_alias=AliasPath("compute", *path))
+
+
 _Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(
-        extra="ignore",
-        hide_input_in_errors=True,
-        str_strip_whitespace=True,
-        alias_generator=to_camel,
-    )
+class _WireInstance(BaseModel):
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True, str_strip_whitespace=True)
 
-
-class _WireOsProfile(_WireModel):
-    computer_name: _Text = ""
-
-
-class _WireCompute(_WireModel):
-    vm_id: str = Field(min_length=1)
-    name: _Text = ""
-    subscription_id: _Text = ""
-    resource_group_name: _Text = ""
-    vm_scale_set_name: _Text = ""
-    placement_group_id: _Text = ""
-    zone: _Text = ""
-    os_profile: _WireOsProfile | None = None
-
-
-class _WireInstance(_WireModel):
-    compute: _WireCompute
+    vm_id: str = Field(min_length=1, validation_alias=AliasPath("compute", "vmId"))
+    name: _Text = _at("name")
+    computer_name: _Text = _at("osProfile", "computerName")
+    subscription_id: _Text = _at("subscriptionId")
+    resource_group: _Text = _at("resourceGroupName")
+    scale_set: _Text = _at("vmScaleSetName")
+    placement_group: _Text = _at("placementGroupId")
+    zone: _Text = _at("zone")
 
 
 def parse_instance(body: bytes) -> Instance:
@@ -88,23 +76,14 @@ def parse_instance(body: bytes) -> Instance:
     Raises DocumentError if it is not JSON or has no ``compute.vmId``.
     """
     try:
-        compute = _WireInstance.model_validate_json(body).compute
+        wire = _WireInstance.model_validate_json(body)
     except ValidationError as error:
         path, problem = first_error_path_and_message(error)
         raise DocumentError(
             f"expected instance metadata, {path or 'document'}: {problem}", status=200
         ) from error
-    computer_name = compute.os_profile.computer_name if compute.os_profile else ""
-    return Instance(
-        vm_id=compute.vm_id,
-        name=compute.name or computer_name or compute.vm_id,
-        computer_name=computer_name,
-        subscription_id=compute.subscription_id,
-        resource_group=compute.resource_group_name,
-        scale_set=compute.vm_scale_set_name,
-        placement_group=compute.placement_group_id,
-        zone=compute.zone,
-    )
+    name = wire.name or wire.computer_name or wire.vm_id
+    return Instance(**wire.model_dump() | {"name": name})
 
 
 def derive_scope(instance: Instance) -> str:
@@ -175,36 +154,29 @@ async def wait_for_instance_metadata(
             failure = error
         else:
             if failures:
-                _log.info(
-                    "instance metadata answers: this is VM %s, vmId %s",
-                    instance.name,
-                    instance.vm_id,
-                )
+                text = "instance metadata answers: this is VM %s, vmId %s"
+                _log.info(text, instance.name, instance.vm_id)
             return instance
         failures += 1
         now = clock.monotonic()
         # Outside a virtual network Azure's host may answer, which does not know the path.
-        is_absent = failure.status == 404 or (
-            failure.status == 400 and client.is_outside_virtual_network
-        )
-        if not is_absent:
+        is_outside = client.is_outside_virtual_network
+        if failure.status == 404 or (failure.status == 400 and is_outside):
+            not_found_since = now if not_found_since is None else not_found_since
+        else:
             not_found_since = None
-        elif not_found_since is None:
-            not_found_since = now
-        if not required and not_found_since is not None:
-            seconds = now - not_found_since
-            if seconds >= NOT_FOUND_TIMEOUT:
-                _log.warning(
-                    "no instance metadata (%s for %.0fs): "
-                    "there is no vmId to compare with the state file",
-                    failure.status,
-                    seconds,
-                )
-                return None
+        seconds = now - not_found_since if not_found_since is not None else 0.0
+        if not required and seconds >= NOT_FOUND_TIMEOUT:
+            _log.warning(
+                "no instance metadata (%s for %.0fs): "
+                "there is no vmId to compare with the state file",
+                failure.status,
+                seconds,
+            )
+            return None
         state_log.log_if_changed(
             logging.WARNING,
             "waiting for instance metadata, which names this VM: %s",
             failure.reason,
         )
-        retry_after = failure.retry_after if isinstance(failure, SourceUnavailable) else None
-        await clock.sleep(retry_delay(failures, retry_after, RETRY_INTERVAL, jitter()))
+        await clock.sleep(retry_delay(failures, failure.retry_after, RETRY_INTERVAL, jitter()))

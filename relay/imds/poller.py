@@ -210,8 +210,7 @@ class Poller:
     async def _wait_for_next_poll(self, began: float) -> None:
         if self.failures:
             # Fresh reads wait too.
-            error = self._last_error
-            retry_after = error.retry_after if isinstance(error, SourceUnavailable) else None
+            retry_after = self._last_error.retry_after if self._last_error else None
             delay = retry_delay(self.failures, retry_after, self._settings.interval, self._jitter())
             await self._clock.sleep(delay)
             return

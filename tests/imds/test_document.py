@@ -297,14 +297,6 @@ def test_two_entries_of_different_types_count_as_the_graver(
         assert parsed.event_type == gravest
 
 
-def test_values_that_are_equal_in_python_are_not_the_same_entry() -> None:
-    """Most entries are those of the document before, and are not read again."""
-    values = (1, True, 1.0, False, 0)
-    assert [parse_one_event(DurationInSeconds=value).duration for value in values] == [
-        *(1, None, 1, None, 0)
-    ]
-
-
 # --- revision
 
 

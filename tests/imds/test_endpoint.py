@@ -6,17 +6,20 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.errors import SourceUnavailable
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
-from relay.imds.discover import ALLOWED, DHCP_INTERVAL, CandidateFinder
+from relay.imds.discover import ALLOWED, DHCP_INTERVAL, Candidate, CandidateFinder
 from tests.clocks import ManualClock
+from tests.imds.scripted_server import Answer, run_server
 
 PRIVATE, SHARED = IPv4Address("10.9.8.9"), IPv4Address("100.65.96.130")
 METADATA, WIRE_SERVER = IPv4Address("169.254.169.254"), IPv4Address("168.63.129.16")
@@ -111,6 +114,43 @@ async def test_a_start_request_is_sent_nowhere_before_the_service_is_found() -> 
         with pytest.raises(SourceUnavailable, match="none is found yet"):
             await client.send_start_request(["A"])
         assert client.base_url is None
+
+
+class OneCandidate(CandidateFinder):
+    """Finds a server of this machine, where no metadata service of Azure can be."""
+
+    searches, port = 0, 0
+
+    @override
+    async def candidates(self) -> AsyncGenerator[Candidate, None]:
+        self.searches += 1
+        yield Candidate(IPv4Address("127.0.0.1"), self.port, "a test")
+
+
+async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures() -> None:
+    """Failures that follow, and a 429, do not let the time begin anew."""
+    clock = ManualClock()
+    finder = OneCandidate(clock)
+    failing = Answer(b"", 503)
+    async with (
+        run_server(clock=clock) as server,
+        ImdsClient(SourceSettings(url="discover"), clock, finder) as client,
+    ):
+        finder.port = int(server.url.rpartition(":")[2])
+
+        async def read(seconds: float, answer: Answer) -> int:
+            clock.advance(seconds)
+            server.answer = answer
+            with suppress(SourceUnavailable):
+                await client.read_dated_document()
+            return finder.searches
+
+        assert await read(0, Answer()) == 1
+        assert await read(100, Answer(b"", 429)) == 1
+        assert [await read(5, failing), await read(5, failing), await read(9.9, failing)] == [1] * 3
+        assert await read(5, failing) == 2
+        assert await read(5, Answer()) == 2
+        assert await read(100, failing) == 2
 
 
 # --- on a machine without a virtual network

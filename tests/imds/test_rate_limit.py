@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.imds.calls import (
@@ -11,79 +13,84 @@ from relay.imds.calls import (
     MAX_BACKOFF,
     MAX_CALLS,
     MAX_RETRY_AFTER,
-    CallRateLimiter,
+    CallBudget,
     retry_delay,
 )
+from tests.clocks import ManualClock
 
 INTERVALS = st.floats(0.5, 600)
 JITTERS = st.floats(0, 1)
 RESTS = st.none() | st.floats(0, 10_000)
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 0.5), st.sampled_from(["take", "send", "give back"])), max_size=200
-    )
-)
+async def sent_calls(steps: list[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    """When calls asked for a place and were sent; each waits, connects, and may not be sent."""
+    clock = ManualClock()
+    budget = CallBudget(clock)
+    sent: list[tuple[float, float]] = []
+
+    async def settle() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def call(connect: float | None) -> None:
+        asked = clock.monotonic()
+        async with budget.place() as mark_sent:
+            if connect is None:
+                return
+            await clock.sleep(connect)
+            sent.append((asked, clock.monotonic()))
+            mark_sent(clock.monotonic())
+
+    async with asyncio.TaskGroup() as calls:
+        for pause, connect in steps:
+            await clock.forward(pause, settle)
+            calls.create_task(call(connect))
+        await clock.forward(100 * CALL_WINDOW, settle)
+    return sent
+
+
+@example([(0.0, 0.0)] * 3)
+@given(st.lists(st.tuples(st.floats(0, 3), st.none() | st.floats(0, 2)), max_size=30))
 def test_no_window_holds_more_than_two_calls_however_they_come(
-    steps: list[tuple[float, str]],
+    steps: list[tuple[float, float | None]],
 ) -> None:
-    """Whatever is taken, sent late or never sent: any window has at most two sent calls."""
-    budget, now, unsent = CallRateLimiter(), 0.0, 0
-    sent: list[float] = []
-    for pause, step in steps:
-        now += pause
-        if step == "take" and budget.delay(now) == 0:
-            budget.reserve()
-            unsent += 1
-        elif step == "send" and unsent:
-            budget.mark_sent(now)
-            unsent -= 1
-            sent.append(now)
-        elif step == "give back" and unsent:
-            budget.release_unsent_call()
-            unsent -= 1
+    """Whatever waits, is sent late or never sent: any window has at most two sent calls."""
+    moments = sorted(moment for _, moment in asyncio.run(sent_calls(steps)))
+    assert len(moments) == len([connect for _, connect in steps if connect is not None])
     assert all(
-        later >= earlier + CALL_WINDOW
-        for earlier, later in zip(sent, sent[MAX_CALLS:], strict=False)
+        later >= earlier + CALL_WINDOW - 1e-6
+        for earlier, later in zip(moments, moments[MAX_CALLS:], strict=False)
     )
 
 
-@given(st.lists(st.floats(0, 3), min_size=1, max_size=50))
-def test_who_waits_as_long_as_told_gets_a_place_and_nobody_waits_for_nothing(
-    pauses: list[float],
-) -> None:
-    budget, now = CallRateLimiter(), 0.0
-    sent: list[float] = []
-    for pause in pauses:
-        now += pause
-        delay = budget.delay(now)
-        assert delay is not None
-        assert (delay == 0) == (
-            len([moment for moment in sent if now < moment + CALL_WINDOW]) < MAX_CALLS
-        )
-        assert delay == pytest.approx(
-            max(0.0, sent[-MAX_CALLS] + CALL_WINDOW - now) if len(sent) >= MAX_CALLS else 0.0,
-            abs=1e-9,
-        )
-        while delay:  # rounding may ask for one more tiny wait
-            now += max(delay, 1e-9)
-            delay = budget.delay(now)
-        budget.reserve()
-        budget.mark_sent(now)
-        sent.append(now)
+@given(st.lists(st.floats(0, 3), min_size=1, max_size=30))
+def test_a_call_waits_for_the_second_before_it_and_for_nothing_else(pauses: list[float]) -> None:
+    sent = asyncio.run(sent_calls([(pause, 0.0) for pause in pauses]))
+    for number, (asked, moment) in enumerate(sent):
+        second = sent[number - MAX_CALLS][1] if number >= MAX_CALLS else -CALL_WINDOW
+        assert moment == pytest.approx(max(asked, second + CALL_WINDOW), abs=1e-6)
 
 
-def test_a_call_that_was_not_sent_holds_its_place_however_long_it_takes() -> None:
-    budget = CallRateLimiter()
-    for _ in range(MAX_CALLS):
-        assert budget.delay(0.0) == 0
-        budget.reserve()
-    assert budget.delay(1_000_000.0) is None
-    budget.mark_sent(1_000_000.0)
-    assert budget.delay(1_000_000.5) == pytest.approx(CALL_WINDOW - 0.5)
-    budget.release_unsent_call()
-    assert budget.delay(1_000_000.5) == 0
+async def test_a_call_that_was_not_sent_keeps_its_place_however_long_it_takes() -> None:
+    clock = ManualClock()
+    budget = CallBudget(clock)
+    async with budget.place(), budget.place() as mark_sent:
+        third = asyncio.create_task(_take(budget))
+        clock.advance(1_000_000)
+        await asyncio.sleep(0)
+        assert clock.remaining_sleeps == []
+        mark_sent(clock.monotonic())
+        await asyncio.sleep(0)
+        assert clock.remaining_sleeps == [pytest.approx(CALL_WINDOW)]
+        third.cancel()
+        await asyncio.wait({third})
+    assert await asyncio.wait_for(_take(budget), 60)  # by the one that was never sent
+
+
+async def _take(budget: CallBudget) -> bool:
+    async with budget.place():
+        return True
 
 
 @given(st.integers(0, 100_000), RESTS, INTERVALS, JITTERS)
