@@ -41,7 +41,7 @@ _MODULES: Mapping[str, str] = {
     **dict.fromkeys(("keys", "schema"), "init"),
     **dict.fromkeys(("events", "explain"), "show"),
     **dict.fromkeys(("approve", "hold", "release", "approvals"), "decide"),
-    **dict.fromkeys(("dead_letters", "redeliver"), "deliveries"),
+    **dict.fromkeys(("deliveries", "dead_letters", "redeliver"), "operate"),
     **dict.fromkeys(("reload", "ping", "pause", "resume"), "operate"),
 }
 _COMPLETION = "_IMDS_RELAY_COMPLETE"

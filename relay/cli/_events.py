@@ -7,7 +7,7 @@ an EventId: EVENTID@SCOPE names one of them. Everything here takes the JSON obje
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from relay.approvals.admission import HOLD_NOTICE
@@ -84,10 +84,11 @@ async def _find_single_event_by_prefix(
     if scope is None and "@" in text:
         text, _, scope = text.rpartition("@")
     page = await relay.get_first_or_all_pages("events", all_pages=True, **scope_query(scope))
-    wanted = text.lower()
-    matching = _newest_of_each(
-        [event for event in page["items"] if event["eventId"].lower().startswith(wanted)]
-    )
+    newest: dict[tuple[str, str | None], Mapping[str, Any]] = {}  # the occurrence of each event
+    for event in page["items"]:  # the newest first
+        if event["eventId"].lower().startswith(text.lower()):
+            newest.setdefault((event["eventId"].lower(), event["scope"]), event)
+    matching = [*newest.values()]
     live = [event for event in matching if event["outcome"] is None]
     candidates = live or matching
     if len(candidates) > 1:
@@ -104,10 +105,8 @@ async def _find_single_event_by_prefix(
 def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:
     """Return a beginning of each EventId that no other one has, at least eight characters."""
     known = set(event_ids)
-    length = _MIN_BEGINNING
-    while len({event_id[:length].lower() for event_id in known}) < len(
-        {event_id.lower() for event_id in known}
-    ):
+    lower, length = {event_id.lower() for event_id in known}, _MIN_BEGINNING
+    while len({event_id[:length] for event_id in lower}) < len(lower):
         length += 1
     return {event_id: event_id[:length] for event_id in known}
 
@@ -119,21 +118,11 @@ def with_short_event_ids(page: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not sys.stdout.isatty():
         return page
-    event_ids = [item["eventId"] for item in page["items"] if item["eventId"] is not None]
-    beginnings = unique_beginnings(event_ids)
+    short = unique_beginnings(item["eventId"] for item in page["items"] if item["eventId"])
     items = [
-        {**item, "eventId": beginnings.get(item["eventId"], item["eventId"])}
-        for item in page["items"]
+        {**item, "eventId": short.get(item["eventId"], item["eventId"])} for item in page["items"]
     ]
     return {**page, "items": items}
-
-
-def _newest_of_each(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the newest occurrence of each event. The relay lists the newest first."""
-    newest: dict[tuple[str, str | None], Mapping[str, Any]] = {}
-    for event in events:
-        newest.setdefault((event["eventId"].lower(), event["scope"]), event)
-    return list(newest.values())
 
 
 def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:

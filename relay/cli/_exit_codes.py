@@ -67,16 +67,11 @@ def error_text(error: Exception) -> str:
             return f"{file}: {reason}"
         case OSError() | ClientError() | sqlite3.Error():
             return str(error) or type(error).__name__
-    return (
-        f"this is a bug in imds-relay, please report it: {type(error).__name__}: {error} "
-        f"({_innermost_frame_location(error)})"
-    )
-
-
-def _innermost_frame_location(error: Exception) -> str:
-    """Return file and line of the innermost frame in this package, else of the innermost frame."""
     package = Path(__file__).parent.parent
     frames = traceback.extract_tb(error.__traceback__)
     own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
     innermost = (own_frames or frames)[-1:]
-    return "".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in innermost) or "?"
+    place = "".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in innermost) or "?"
+    return (
+        f"this is a bug in imds-relay, please report it: {type(error).__name__}: {error} ({place})"
+    )

@@ -12,32 +12,37 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-AllPages = Annotated[bool, typer.Option("--all", help="Every page, not only the first.")]
+
+def option(name: str, metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
+    """Return an option with its help text. One without a ``metavar`` takes no value."""
+    return typer.Option(name, *names, metavar=metavar, help=text, **settings)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return an argument with its help text."""
+    return typer.Argument(metavar=metavar, help=text)
+
+
+AsJson = Annotated[bool, option("--json", None, "Print JSON for programs.")]
+AllPages = Annotated[bool, option("--all", None, "Every page, not only the first.")]
 EventId = Annotated[
     str,
-    typer.Argument(
-        metavar="EVENT",
-        help="An EventId or a unique beginning of it; upper and lower case are the same. "
+    argument(
+        "EVENT",
+        "An EventId or a unique beginning of it; upper and lower case are the same. "
         "On a hub also EVENTID@SCOPE.",
     ),
 ]
-Scope = Annotated[
-    str | None,
-    typer.Option("--scope", metavar="SCOPE", help="Of a hub: only this scope."),
-]
-Reason = Annotated[
-    str | None,
-    typer.Option("--reason", metavar="TEXT", help="Recorded for the audit."),
-]
+Scope = Annotated[str | None, option("--scope", "SCOPE", "Of a hub: only this scope.")]
+Reason = Annotated[str | None, option("--reason", "TEXT", "Recorded for the audit.")]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--config",
-        "-c",
-        metavar="FILE",
-        help="The configuration file. Default: $IMDS_RELAY_CONFIG, else ./relay.yaml, "
+        "FILE",
+        "The configuration file. Default: $IMDS_RELAY_CONFIG, else ./relay.yaml, "
         "else /etc/imds-relay/relay.yaml, else the built-in defaults.",
+        "-c",
     ),
 ]
 AZURE_PROCEEDS = (

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -20,58 +19,23 @@ from relay.cli._output import print_json, print_lines, print_to_stderr, strip_co
 
 _PIPE_WIDTH = 500
 """Characters in a line where no terminal sets a width: a row is then one line for grep."""
-_MIN_COLUMN_WIDTH, _MIN_LAST_COLUMN_WIDTH = 8, 16
-"""Characters at which a column of a narrow table is not made narrower, if it has as many."""
-_PADDING = 2
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
     """Print a table, or ``empty`` if it has no rows. None is printed as a dash.
 
-    If it is too wide for the terminal, its last column wraps, then others with several words. If
-    that is not enough, each row becomes a block of fields.
+    In a terminal that is too narrow, cells wrap. A word is split only if it is wider than its
+    column.
     """
     if not rows:
         print_lines(empty)
         return
-    cells = [["–" if cell is None else strip_control(str(cell)) for cell in row] for row in rows]
-    widths = _column_widths(list(zip(columns, *cells, strict=True)), _terminal_width())
-    if widths is None:
-        for row in cells:
-            print_lines("")
-            print_fields(zip(columns, row, strict=True))
-        return
     table = _new_table(show_header=True)
-    for column, width in zip(columns, widths, strict=True):
-        table.add_column(column, width=width, overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    _print_rich_table(table)
-
-
-def _column_widths(columns: Sequence[Sequence[str]], available: int) -> list[int] | None:
-    """Return the width of each column of a table; None if it cannot be made narrow enough.
-
-    Each column is the texts of its cells and its title.
-    """
-    widths = [max(map(cell_len, column)) for column in columns]
-    excess = sum(widths) + _PADDING * (len(widths) - 1) - available
-    last = len(widths) - 1
-    for index in sorted(range(len(widths)), key=lambda index: (index != last, -widths[index])):
-        if excess <= 0:
-            break
-        narrowest = _min_column_width(columns[index], is_last=index == last)
-        cut = min(excess, max(0, widths[index] - narrowest))
-        widths[index] -= cut
-        excess -= cut
-    return widths if excess <= 0 else None
-
-
-def _min_column_width(column: Sequence[str], *, is_last: bool) -> int:
-    """Return how narrow a column may be: its words stay whole, but for those of the last one."""
-    if is_last:
-        return _MIN_LAST_COLUMN_WIDTH
-    return max(_MIN_COLUMN_WIDTH, *(cell_len(word) for cell in column for word in cell.split()), 1)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("–" if cell is None else _text(cell) for cell in row))
+    _print(table)
 
 
 def print_page(
@@ -98,8 +62,8 @@ def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
     table.add_column(overflow="fold")
     for name, value in pairs:
         if value is not None and value != "":
-            table.add_row(name, Text(strip_control(str(value))))
-    _print_rich_table(table)
+            table.add_row(name, _text(value))
+    _print(table)
 
 
 @contextmanager
@@ -117,12 +81,13 @@ def _new_table(*, show_header: bool) -> Table:
     )
 
 
-def _terminal_width() -> int:
-    return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
+def _text(value: object) -> Text:
+    return Text(strip_control(str(value)))
 
 
-def _print_rich_table(table: Table) -> None:
-    console = Console(width=_terminal_width(), highlight=False)
+def _print(table: Table) -> None:
+    width = Console().width if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width, highlight=False)
     with console.capture() as capture:
         console.print(table)
     # Rich pads each row to the width of its columns. A pipe should not see the padding.

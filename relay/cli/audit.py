@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ import typer
 
 from relay.cli._events import cloudevent_row
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import AsJson, ConfigFile, DefaultGroup, EventId
+from relay.cli._options import AsJson, ConfigFile, DefaultGroup, EventId, option
 from relay.cli._output import (
     format_local_time,
     pluralize,
@@ -42,18 +42,18 @@ audit = typer.Typer(
 
 ExpectedHead = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--expect",
-        metavar="HEAD",
-        help="An earlier journalhead, kept elsewhere: shows whether rows were cut off since.",
+        "HEAD",
+        "An earlier journalhead, kept elsewhere: shows whether rows were cut off since.",
     ),
 ]
 StoreFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--store",
-        metavar="FILE",
-        help="The state file itself, or a copy of it. No configuration is read then.",
+        "FILE",
+        "The state file itself, or a copy of it. No configuration is read then.",
     ),
 ]
 
@@ -92,16 +92,13 @@ def verify_chain_and_claims(
         )
         return
     print_lines(f"the chain of {path} holds: {pluralize(count, 'row')}, journalhead {head}")
-    older = (
-        f", {claim_audit.pruned} of them from before the kept journal" if claim_audit.pruned else ""
-    )
+    pruned = claim_audit.pruned
+    older = f", {pruned} of them from before the kept journal" if pruned else ""
     print_lines(f"claims that follow from recorded approvals: {claim_audit.claims}{older}")
-    if expected is not None:
-        print_lines(
-            "it ends where it was seen to end"
-            if expected == head
-            else f"it continues from {expected}"
-        )
+    if expected == head:
+        print_lines("it ends where it was seen to end")
+    elif expected is not None:
+        print_lines(f"it continues from {expected}")
 
 
 @audit.command("show")
@@ -110,32 +107,60 @@ def show_rows_of_event(
 ) -> None:
     """Show every row about one event, oldest first."""
     with _open_journal(store, config) as (connection, path):
-        # On a hub the key of an event is an EventId and a scope (`relay.store.EventKeyFormat`).
-        event_rows = [
-            row
-            for row in read_all_rows(connection)
-            if row.event_key is not None and row.event_key.startswith(event.lower())
-        ]
-        event_rows = _filter_rows_to_one_event(event, event_rows)
-    if not event_rows:
+        rows = _rows_of_event(event.lower(), read_all_rows(connection))
+    if not rows:
         raise CommandFailed(
             f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
         )
     if as_json:
-        print_json([_exported_row(row) for row in event_rows])
+        print_json([_exported_row(row) for row in rows])
         return
     print_table(
         ("row", "at", "what", "by", "detail"),
         [
-            (
-                row.position,
-                format_local_time(row.at, relative=False),
-                *_table_cells_of_journal_row(row),
-            )
-            for row in event_rows
+            (row.position, format_local_time(row.at, relative=False), *_describe_row(row))
+            for row in rows
         ],
         empty="",
     )
+
+
+def _rows_of_event(text: str, rows: Iterable[JournalRow]) -> list[JournalRow]:
+    """Return the rows about the event that a text names or begins.
+
+    On a hub the key of an event is an EventId and a scope (`relay.store.EventKeyFormat`), and an
+    EventId alone names the events of all scopes that have it. Raises CommandFailed if the text
+    begins several EventIds.
+    """
+    rows = [row for row in rows if row.event_key is not None and row.event_key.startswith(text)]
+    keys = {row.event_key or "" for row in rows}
+    exact = {key for key in keys if text in (key, key.rpartition("@")[0])}
+    if len(keys) > 1 and not exact:
+        raise CommandFailed(
+            f"{text!r} begins the EventIds of {len(keys)} events: {', '.join(sorted(keys))}. "
+            "Give more of the one you mean"
+        )
+    return [row for row in rows if row.event_key in (exact or keys)]
+
+
+def _describe_row(row: JournalRow) -> tuple[object, object, str]:
+    """Return what a row records, by whom, and the details."""
+    body = orjson.loads(row.body)
+    match row.kind:
+        case "claim":
+            agent = f" by {body['agent']}" if "agent" in body else ""
+            return (
+                "claim",
+                f"rule:{body['rule']}",
+                f"StartRequest, attempt {body['attempt']}{agent}",
+            )
+        case "answer":  # one that is not final, or the end of a grant of a dry run
+            status = body["status"]
+            return "answer", None, body["state"] if status is None else f"HTTP {status}"
+        case "mode":
+            return "mode", body.get("principal"), str(body.get("mode"))
+    _, name, principal, details = cloudevent_row(body)
+    return name, principal, details
 
 
 @audit.command("export")
@@ -193,23 +218,6 @@ def _parse_head(text: str) -> JournalHead:
     return JournalHead(int(match[1]), match[2])
 
 
-def _filter_rows_to_one_event(text: str, rows: Sequence[JournalRow]) -> list[JournalRow]:
-    """Return the rows about the event that a text names or begins.
-
-    On a hub, an EventId without a scope names the events of all scopes that have it. Raises
-    CommandFailed if the text begins several EventIds.
-    """
-    keys = {row.event_key or "" for row in rows}
-    exact = {key for key in keys if text.lower() in (key, key.rpartition("@")[0])}
-    meant = exact or keys
-    if len(meant) > 1 and not exact:
-        raise CommandFailed(
-            f"{text!r} begins the EventIds of {len(meant)} events: {', '.join(sorted(meant))}. "
-            "Give more of the one you mean"
-        )
-    return [row for row in rows if row.event_key in meant]
-
-
 def _exported_row(row: JournalRow) -> dict[str, object]:
     return {
         "position": row.position,
@@ -220,20 +228,3 @@ def _exported_row(row: JournalRow) -> dict[str, object]:
         "hash": row.hash,
         "body": orjson.Fragment(row.body),  # the hash covers these bytes
     }
-
-
-def _table_cells_of_journal_row(row: JournalRow) -> tuple[object, object, str]:
-    """Return what a row records, by whom, and the details."""
-    body = orjson.loads(row.body)
-    if row.kind == "claim":
-        details = f"StartRequest, attempt {body['attempt']}"
-        if "agent" in body:
-            details += f" by {body['agent']}"
-        return "claim", f"rule:{body['rule']}", details
-    if row.kind == "answer":  # one that is not final, or the end of a grant of a dry run
-        status = body["status"]
-        return "answer", None, body["state"] if status is None else f"HTTP {status}"
-    if row.kind == "mode":
-        return "mode", body.get("principal"), str(body.get("mode"))
-    _, name, principal, details = cloudevent_row(body)
-    return name, principal, details

@@ -1,4 +1,7 @@
-"""``check``: shows what a configuration means, and what its rules would decide about events."""
+"""``check``: shows what a configuration means, and what its rules would decide about events.
+
+It shows no secret.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +11,48 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from yarl import URL
 
+from relay.amqp.broker_url import BrokerSettings, host_port
+from relay.api.auth.entra_settings import redirect_uri
 from relay.api.diagnostics import static_findings
 from relay.api.server.sockets import make_server_context
 from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
+from relay.approvals.rules import Quorum, Rule, RuleConditions
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import due_transitions
-from relay.cli._configuration_summary import (
-    describe_max_machines,
-    describe_rule_approval,
-    print_configuration,
-)
-from relay.cli._options import AsJson, ConfigFile
+from relay.cli._options import AsJson, ConfigFile, option
 from relay.cli._output import (
+    format_duration,
     format_local_time,
     join_names,
+    pluralize,
     print_json,
     print_lines,
     print_to_stderr,
 )
-from relay.cli._tables import print_table
-from relay.config import Config, load
+from relay.cli._tables import print_fields, print_table
+from relay.config import Config, LoadedConfig, load
+from relay.config.voters import Voter
 from relay.config.warnings import config_warnings
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
-from relay.events.model import Document, ScheduledEvent
+from relay.events.match import Match
+from relay.events.model import Document
 from relay.events.timestamps import format_rfc3339
+from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.document import parse_document
+from relay.sinks import SinkSettings
+from relay.sinks.webhook import Settings as WebhookSettings
 from relay.store import TrackedEvent
 
 DocumentFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--against",
-        metavar="DOCUMENT",
-        help="A Scheduled Events document in JSON: shows which rule decides about each event.",
+        "DOCUMENT",
+        "A Scheduled Events document in JSON: shows which rule decides about each event.",
     ),
 ]
 
@@ -60,12 +68,10 @@ def check(
     if against is not None:
         document = _read_document_file(against, loaded.config.source.api_version)
         events = list(evaluate_rules_for_document(loaded.config, document, datetime.now(UTC)))
+    findings = static_findings(loaded.config.api, loaded.config.store.path)
     warnings = [
         *config_warnings(loaded.config),
-        *(
-            f"{finding.subject}: {finding.line}"
-            for finding in static_findings(loaded.config.api, loaded.config.store.path)
-        ),
+        *(f"{finding.subject}: {finding.line}" for finding in findings),
     ]
     if as_json:
         answer = {
@@ -79,11 +85,38 @@ def check(
         }
         print_json(answer if events is None else {**answer, "events": events})
         return
-    print_configuration(loaded)
+    print_fields(_overview(loaded))
+    for columns, rows, empty in _tables(loaded.config):
+        if rows or empty:
+            print_lines("")
+            print_table(columns, rows, empty=empty)
     if events is not None:
-        _print_decisions(events)
+        keys = ("eventId", "eventType", "eventSource", "resources", "rule", "follows")
+        print_lines("")
+        print_table(
+            ("event", "type", "source", "machines", "rule", "what follows"),
+            [
+                tuple(
+                    join_names(event[key], limit=3) if key == "resources" else event[key]
+                    for key in keys
+                )
+                for event in events
+            ],
+            empty="the document holds no events",
+        )
     for warning in warnings:
         print_to_stderr(f"warning: {warning}")
+
+
+def _read_document_file(file: Path, api_version: str) -> Document:
+    try:
+        return parse_document(file.read_bytes(), api_version)
+    except OSError as error:
+        raise ConfigError(
+            f"--against: expected a file that can be read, {file}: {error.strerror}"
+        ) from error
+    except DocumentError as error:
+        raise ConfigError(f"--against: {file}: {error}") from error
 
 
 def evaluate_rules_for_document(
@@ -92,7 +125,21 @@ def evaluate_rules_for_document(
     """Yield what the rules would decide about each event of a document without any vote."""
     mode = effective_approvals_mode(config.approvals, "on", trusted=True)
     for event in document.events:
-        occurrence = _occurrence_as_first_stored(event, document.incarnation, config.scope)
+        occurrence = TrackedEvent(  # as the store would hold it when first seen
+            id=0,
+            scope=config.scope,
+            key=event.lowercase_event_id,
+            number=1,
+            position=1,
+            data=common_event_data(event, document.incarnation),
+            revision=event.revision,
+            live=True,
+            boot_id=None,
+            first_seen="",
+            last_changed="",
+            outcome=None,
+            last_event_id="",
+        )
         rule = first_matching_rule(config.approvals.rules, occurrence, now)
         status = ApprovalStatus(
             occurrence=occurrence,
@@ -114,79 +161,166 @@ def evaluate_rules_for_document(
             "rule": rule.name if rule else None,
             "approved": bool(due_transitions(status)),
             "limits": [limit.name for limit in limits],
-            "follows": _describe_event_approval(status, limits),
+            "follows": _what_follows(status, limits),
         }
 
 
-def _read_document_file(file: Path, api_version: str) -> Document:
-    try:
-        return parse_document(file.read_bytes(), api_version)
-    except OSError as error:
-        raise ConfigError(
-            f"--against: expected a file that can be read, {file}: {error.strerror}"
-        ) from error
-    except DocumentError as error:
-        raise ConfigError(f"--against: {file}: {error}") from error
-
-
-def _occurrence_as_first_stored(
-    event: ScheduledEvent, incarnation: int | None, scope: str
-) -> TrackedEvent:
-    """Return the event as the store would hold it when first seen."""
-    return TrackedEvent(
-        id=0,
-        scope=scope,
-        key=event.lowercase_event_id,
-        number=1,
-        position=1,
-        data=common_event_data(event, incarnation),
-        revision=event.revision,
-        live=True,
-        boot_id=None,
-        first_seen="",
-        last_changed="",
-        outcome=None,
-        last_event_id="",
-    )
-
-
-def _describe_event_approval(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
+def _what_follows(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
     if status.occurrence.event.is_started:
         return "nothing, it has started"
     if not status.is_startable:
         return "nothing, NotBefore has passed"
     if status.rule is None:
         return "nothing: no rule, no approval"
-    parts = [describe_rule_approval(status.rule)]
+    parts = [_describe_approval(status.rule)]
     closes_at = status.voting_closes_at
     if closes_at is not None and status.quorum is not None:
         verb = "closes" if status.now < closes_at else "closed"
-        parts.append(f"voting {verb} {_format_datetime_in_local_time(closes_at)}")
+        parts.append(f"voting {verb} {format_local_time(format_rfc3339(closes_at))}")
     hours = status.rule.match.time
     ends_at = hours.next_change(status.now) if hours is not None else None
     if ends_at is not None:
-        parts.append(f"the rule applies until {_format_datetime_in_local_time(ends_at)}")
-    parts += [f"limit {limit.name}: {describe_max_machines(limit)}" for limit in limits]
+        parts.append(f"the rule applies until {format_local_time(format_rfc3339(ends_at))}")
+    parts += [f"limit {limit.name}: {_describe_max(limit)}" for limit in limits]
     text = "; ".join(parts)
     return text if status.mode == "on" else f"nothing: approvals are {status.mode} (else {text})"
 
 
-def _format_datetime_in_local_time(moment: datetime) -> str | None:
-    return format_local_time(format_rfc3339(moment))
+def _overview(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
+    config = loaded.config
+    store, approvals, api, fleet = config.store, config.approvals, config.api, config.fleet
+    yield "configuration", loaded.file or "the defaults: there is no file"
+    yield "scope", config.scope
+    yield "relay", config.relay
+    if fleet is not None:
+        role = "hub"
+        if isinstance(fleet, AgentSettings):
+            role = f"agent of the hub whose RabbitMQ user is {fleet.hub_user}"
+        yield "fleet", f"{role}, over {', '.join(map(host_port, fleet.broker_urls()))}"
+    source = f"{config.source.url} every {format_duration(config.source.interval)}"
+    is_hub = isinstance(fleet, HubSettings)
+    yield "source", "what the agents of the fleet report" if is_hub else source
+    retain, audit = format_duration(store.retain), format_duration(store.audit_retain)
+    yield "store", f"{store.path}; deliveries kept {retain}, the journal {audit}"
+    mode = effective_approvals_mode(approvals, "on", trusted=True)
+    rules, lasts = pluralize(len(approvals.rules), "rule"), format_duration(approvals.hold_expires)
+    yield "approvals", f"{mode}, {rules}; a hold lasts {lasts}"
+    socket = f", and the local socket {api.socket}" if api.socket else ""
+    if api.socket == "auto":
+        socket = ", and a local socket (auto)"
+    yield "API", f"{api.listen} {'with' if api.tls else 'without'} TLS{socket}"
+    if api.oidc is not None and api.oidc.sign_in is not None and api.public_url is not None:
+        yield "sign-in", f"with Entra ID, which sends people back to {redirect_uri(api.public_url)}"
+    yield "log", f"{config.telemetry.log}, from {config.telemetry.level} on"
 
 
-def _print_decisions(events: list[dict[str, Any]]) -> None:
-    rows = [
-        (
-            event["eventId"],
-            event["eventType"],
-            event["eventSource"],
-            join_names(event["resources"], limit=3),
-            event["rule"],
-            event["follows"],
-        )
-        for event in events
+def _tables(config: Config) -> Iterator[tuple[Sequence[str], list[tuple[object, ...]], str]]:
+    """Yield titles and rows of each table, and what is printed if it has no rows."""
+    approvals = config.approvals
+    is_agent = isinstance(config.fleet, AgentSettings)
+    sinks: list[tuple[object, ...]] = [
+        (sink.name, sink.kind, _origins(sink), join_names(sink.events), _describe_match(sink.match))
+        for sink in config.sinks
     ]
-    columns = ("event", "type", "source", "machines", "rule", "what follows")
-    print_lines("")
-    print_table(columns, rows, empty="the document holds no events")
+    nobody = "no sinks: the hub tells" if is_agent else "no sinks: nobody is told"
+    yield ("sink", "kind", "to", "events", "only"), sinks, nobody
+    rules: list[tuple[object, ...]] = [
+        (at, rule.name, _describe_match(rule.match) or "every event", _describe_approval(rule))
+        for at, rule in enumerate(approvals.rules, start=1)
+    ]
+    nothing = "no rules: the hub decides" if is_agent else "no rules: nothing is approved"
+    yield ("rule", "name", "if", "then"), rules, nothing
+    limits: list[tuple[object, ...]] = [
+        (
+            limit.name,
+            _describe_match(limit.match) or "every machine",
+            _describe_max(limit),
+            format_duration(limit.rest) if limit.rest else "none",
+        )
+        for limit in approvals.limits
+    ]
+    yield ("limit", "counts", "lets go", "rest"), limits, ""
+    for title, members, named in (
+        ("person", "is", approvals.people),
+        ("group", "members", approvals.groups),
+    ):
+        yield (title, members), [(name, ", ".join(who)) for name, who in named.items()], ""
+    voters: list[tuple[object, ...]] = [
+        (rule.name, quorum.votes, "; ".join(map(_describe_voter, able)))
+        for rule, quorum, able in config.rules_with_quorum_and_voters
+    ]
+    yield ("rule", "votes", "who can vote"), voters, ""
+    clients: list[tuple[object, ...]] = [
+        (
+            client.name,
+            ", ".join(client.can),
+            join_names(client.resources) or "every machine",
+            ", ".join(client.credential_kinds),
+        )
+        for client in config.api.clients
+    ]
+    nobody = "no clients: the API refuses every caller from elsewhere"
+    yield ("client", "may", "about", "comes with"), clients, nobody
+    if isinstance(config.fleet, HubSettings):
+        domains: list[tuple[object, ...]] = [
+            (domain.user, join_names(domain.scopes), join_names(domain.relays))
+            for domain in config.fleet.domains
+        ]
+        yield ("RabbitMQ user of agents", "scopes", "relays"), domains, ""
+
+
+def _origins(sink: SinkSettings) -> str:
+    """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
+    urls: tuple[URL, ...] = ()  # a plug-in can have keys with the names of these methods
+    if isinstance(sink, BrokerSettings):
+        urls = sink.broker_urls()
+    elif isinstance(sink, WebhookSettings):
+        urls = (sink.receiver_url(),)
+    return ", ".join(str(url.origin()) for url in urls)
+
+
+def _describe_match(match: Match) -> str:
+    patterns = {
+        "type": match.event_type,
+        "source": match.event_source,
+        "machines": match.resources,
+        "scope": match.scope,
+    }
+    conditions = [
+        f"{name} {' or '.join(values)}" for name, values in patterns.items() if values is not None
+    ]
+    if match.duration is not None:
+        conditions.append(f"takes {match.duration.min:g} to {match.duration.max:g} s")
+    if isinstance(match, RuleConditions) and match.time is not None:
+        hours = match.time
+        days = f" on {join_names(hours.days, limit=7)}" if len(set(hours.days)) < 7 else ""
+        conditions.append(f"{hours.from_} to {hours.to} {hours.zone}{days}")
+    return "; ".join(conditions)
+
+
+def _describe_approval(rule: Rule) -> str:
+    quorum = rule.approve
+    if not isinstance(quorum, Quorum):
+        return "approved at once"
+    text = f"{pluralize(quorum.votes, 'vote')} of {join_names(quorum.from_)}"
+    if quorum.each_resource:
+        text += " that cover every machine together"
+    if quorum.expires is not None:
+        text += f", each good for {format_duration(quorum.expires)}"
+    if quorum.close_before:
+        text += f", until {format_duration(quorum.close_before)} before NotBefore"
+    if quorum.remind is not None:
+        text += f"; reminder {format_duration(quorum.remind)} before NotBefore"
+    return text
+
+
+def _describe_max(limit: Limit) -> str:
+    if isinstance(limit.max, int):
+        return f"{pluralize(limit.max, 'machine')} at once"
+    return f"{limit.max} of the known machines at once"
+
+
+def _describe_voter(voter: Voter) -> str:
+    if voter.principals == (voter.name,):
+        return voter.name
+    return f"{voter.name} ({', '.join(voter.principals)})"

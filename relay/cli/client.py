@@ -35,53 +35,52 @@ from relay.api.local_socket import (
     supports_local_sockets,
 )
 from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
+from relay.cli._options import option
 from relay.config.location import locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist
 from relay.net.tls import client_context_trusting_ca_file, default_context, explain_refusal
 
-_option = functools.partial(typer.Option, rich_help_panel="Which relay")
+_option = functools.partial(option, rich_help_panel="Which relay")
 SocketFile = Annotated[
-    Path | None,
-    _option("--socket", metavar="FILE", help="The local socket of a relay on this machine."),
+    Path | None, _option("--socket", "FILE", "The local socket of a relay on this machine.")
 ]
 SocketConfigFile = Annotated[
     Path | None,
     _option(
         "--config",
+        "FILE",
+        "The configuration of the relay on this machine: says where its local socket is.",
         "-c",
-        metavar="FILE",
-        help="The configuration of the relay on this machine: says where its local socket is.",
     ),
 ]
 Url = Annotated[
     str | None,
     _option(
         "--url",
+        "URL",
+        "The URL of a relay elsewhere. Default: the local socket.",
         envvar="IMDS_RELAY_URL",
-        metavar="URL",
-        help="The URL of a relay elsewhere. Default: the local socket.",
     ),
 ]
 KeyFile = Annotated[
-    Path | None,
-    _option("--key-file", metavar="FILE", help="A file that holds the bearer key for --url."),
+    Path | None, _option("--key-file", "FILE", "A file that holds the bearer key for --url.")
 ]
 Key = Annotated[
     str | None,
     _option(
         "--key",
+        "KEY",
+        "The bearer key itself. Every user of this machine can see a command line.",
         envvar="IMDS_RELAY_KEY",
-        metavar="KEY",
-        help="The bearer key itself. Every user of this machine can see a command line.",
     ),
 ]
 CaFile = Annotated[
     Path | None,
     _option(
         "--ca-file",
-        metavar="FILE",
-        help="The CA of the certificate behind --url, PEM. Default: those of this machine.",
+        "FILE",
+        "The CA of the certificate behind --url, PEM. Default: those of this machine.",
     ),
 ]
 _URL_ADVICE: Final = "give --url and a key: --url https://HOST:PORT --key-file FILE"

@@ -17,7 +17,7 @@ from relay.cli._events import (
     vote_count,
 )
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import AZURE_PROCEEDS, AsJson, EventId, Reason
+from relay.cli._options import AZURE_PROCEEDS, AsJson, EventId, Reason, option
 from relay.cli._output import (
     format_local_time,
     join_names,
@@ -30,19 +30,17 @@ from relay.errors import ConfigError
 
 Revision = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--revision",
-        metavar="REVISION",
-        help="The state that is meant. Default: the current one, which is shown.",
+        "REVISION",
+        "The state that is meant. Default: the current one, which is shown.",
     ),
 ]
 Ticket = Annotated[
     str | None,
-    typer.Option(
-        "--ticket", metavar="TICKET", help="The change or ticket that allows it, such as CHG-1234."
-    ),
+    option("--ticket", "TICKET", "The change or ticket that allows it, such as CHG-1234."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, option("--yes", None, "Do not ask.", "-y")]
 
 
 async def decide(
@@ -94,21 +92,21 @@ async def approve(
         print_json(answer)
         return
     votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
-    match answer["state"]:
-        case "granted":
-            print_lines(f"granted ({votes}): the StartRequest follows")
-        case "waiting":
-            print_lines(f"approved, and waiting ({votes}) for {describe_limit_waits(answer)}")
-        case "pending":
-            print_lines(f"recorded, and pending: {votes}")
-        case "held":
-            standing = describe_holds_in_force(answer.get("standingHolds", ()))
-            print_lines(
-                f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
-                f"`imds-relay {'holds end' if standing else 'release'}` ends a hold"
-            )
-        case state:
-            print_lines(f"{state} ({votes})")
+    standing = describe_holds_in_force(answer.get("standingHolds", ()))
+    _print_answer(
+        answer,
+        granted=f"granted ({votes}): the StartRequest follows",
+        waiting=f"approved, and waiting ({votes}) for {describe_limit_waits(answer)}",
+        pending=f"recorded, and pending: {votes}",
+        held=f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
+        f"`imds-relay {'holds end' if standing else 'release'}` ends a hold",
+        other=f"{answer['state']} ({votes})",
+    )
+
+
+def _print_answer(answer: Mapping[str, Any], *, other: str, **sentences: str) -> None:
+    """Print the sentence for the state of the event after a decision."""
+    print_lines(sentences.get(answer["state"], other))
 
 
 def _print_event_to_approve(event: Mapping[str, Any]) -> None:
@@ -185,22 +183,16 @@ async def release(
     if as_json:
         print_json(answer)
         return
-    match answer["state"]:
-        case "granted":
-            print_lines(
-                "released, and granted: rules and votes are satisfied, the StartRequest follows"
-            )
-        case "waiting":
-            print_lines(f"released and approved, and waiting for {describe_limit_waits(answer)}")
-        case "pending":
-            print_lines(f"released; pending: {answer['votes']} of {answer['required']} votes")
-        case "released":
-            print_lines("released; nobody has voted")
-        case "held":
-            holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
-            print_lines(f"released; {holders} still holds it. {AZURE_PROCEEDS}")
-        case state:
-            print_lines(state)
+    holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
+    _print_answer(
+        answer,
+        granted="released, and granted: rules and votes are satisfied, the StartRequest follows",
+        waiting=f"released and approved, and waiting for {describe_limit_waits(answer)}",
+        pending=f"released; pending: {answer['votes']} of {answer['required']} votes",
+        released="released; nobody has voted",
+        held=f"released; {holders} still holds it. {AZURE_PROCEEDS}",
+        other=answer["state"],
+    )
 
 
 async def approvals(
@@ -217,9 +209,5 @@ async def approvals(
     if as_json:
         print_json(answer)
         return
-    text = f"approvals are {answer['mode']}"
-    if answer["mode"] != mode:
-        text += (
-            f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)"
-        )
-    print_lines(text)
+    stricter = f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)"
+    print_lines(f"approvals are {answer['mode']}{stricter if answer['mode'] != mode else ''}")

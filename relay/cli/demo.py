@@ -10,18 +10,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, TypeVar
 
-import typer
 from aiohttp import web
 
 from relay.app import start_relay
 from relay.cli._exit_codes import CommandFailed
+from relay.cli._options import option
 from relay.cli._output import format_local_time, pluralize, print_lines
-from relay.cli.client import Client, connect
+from relay.cli.client import connect
 from relay.cli.decide import decide
 from relay.cli.init import make_random_bearer_key, new_signing_secret
 from relay.clock import Clock, SystemClock
@@ -32,6 +31,28 @@ from relay.signature import SignatureRefused, verify
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.store.file import open_for_reading
 from relay.store.journal import verify_journal
+
+T = TypeVar("T")
+STEP_TIMEOUT: Final = 10.0
+"""Seconds that one step may take."""
+_VM_NAME = "demo-vm"
+
+
+def demo(
+    *,
+    stay: Annotated[
+        bool,
+        option("--stay", None, "Keep running afterwards for your own trials, until Ctrl-C."),
+    ] = False,
+) -> None:
+    """Show the main job on this machine alone: no Azure, no broker, nothing to set up.
+
+    A simulated Azure announces a reboot. The relay tells a webhook receiver, a client approves
+    over the HTTP API, Azure starts the event and ends it. The demo takes some seconds.
+    """
+    was_stopped = asyncio.run(run_until_stopped(run_demo(stay=stay)))
+    if was_stopped and not stay:
+        raise CommandFailed("stopped before the demo had ended")
 
 
 class WebhookReceiver:
@@ -91,101 +112,47 @@ async def start_webhook_receiver(
         await runner.cleanup()
 
 
-T = TypeVar("T")
-
-STEP_TIMEOUT: Final = 10.0
-_VM_NAME = "demo-vm"
-
-
-def demo(
-    *,
-    stay: Annotated[
-        bool,
-        typer.Option("--stay", help="Keep running afterwards for your own trials, until Ctrl-C."),
-    ] = False,
-) -> None:
-    """Show the main job on this machine alone: no Azure, no broker, nothing to set up.
-
-    A simulated Azure announces a reboot. The relay tells a webhook receiver, a client approves
-    over the HTTP API, Azure starts the event and ends it. The demo takes some seconds.
-    """
-    was_stopped = asyncio.run(run_until_stopped(run_demo(TimedStepPrinter(), stay=stay)))
-    if was_stopped and not stay:
-        raise CommandFailed("stopped before the demo had ended")
-
-
-@dataclass(slots=True, kw_only=True)
-class TimedStepPrinter:
+class _Steps:
     """Prints each step as it happens, with the seconds since the start and since the last step."""
 
-    timeout: float = STEP_TIMEOUT
-    """How long one step may take."""
-    started_at: float = field(default_factory=time.monotonic)
-    last_at: float = field(default_factory=time.monotonic)
-    are_done: bool = False
-    """Whether the last step is done. Until then `run_demo` prints the steps in a fixed order."""
+    def __init__(self, patience: float) -> None:
+        self.started_at = self._last_at = time.monotonic()
+        self.are_done = False
+        """Whether the last step is done. Until then the steps are printed in a fixed order."""
+        self.patience = patience
 
     def print(self, text: str) -> None:
         """Print a step that is done."""
         now = time.monotonic()
-        seconds = now - self.last_at
+        seconds = now - self._last_at
         took = f"+{seconds:.2f} s" if seconds >= 1 else f"+{seconds * 1000:.0f} ms"
         print_lines(f"{now - self.started_at:6.2f} s  {took:>8}  {text}")
-        self.last_at = now
+        self._last_at = now
 
-    def print_received(self, name: str) -> None:
+    def print_received(self, event: CloudEvent) -> None:
         """Print that the receiver has verified a CloudEvent."""
-        self.print(f"the receiver has {name}, its signature is good")
+        self.print(f"the receiver has {event.name}, its signature is good")
 
-    async def await_or_fail_after_timeout(self, description: str, work: Awaitable[T]) -> T:
-        """Wait for a step. Raises CommandFailed if it takes longer than the timeout."""
+    async def wait(self, description: str, work: Awaitable[T]) -> T:
+        """Wait for a step. Raises CommandFailed if it takes longer."""
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self.patience):
                 return await work
         except TimeoutError as error:
             raise CommandFailed(
-                f"expected {description} within {self.timeout:g} s, it did not come"
+                f"expected {description} within {self.patience:g} s, it did not come"
             ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InProcessDemoServers:
-    """The programs that take part in the demo, and where they are."""
-
-    azure: Simulator
-    receiver: WebhookReceiver
-    relay: Client
-    store: Path
-    url: str
-    key: str
-
-
-async def run_demo(steps: TimedStepPrinter, *, stay: bool) -> None:
-    """Run the demo. Raises CommandFailed if a step does not come in time."""
-    async with _start_programs(steps) as programs:
-        event_id = await _schedule_reboot(programs, steps)
-        await _approve(programs, steps, event_id)
-        outcome = await _wait_for_event_start_and_end(programs, steps, event_id)
-        print_lines(
-            f"done in {time.monotonic() - steps.started_at:.1f} s: "
-            f"told in {len(programs.receiver.events)} signed CloudEvents, "
-            f"approved by client:operator, {outcome}"
-        )
-        steps.are_done = True
-        if stay:
-            _print_instructions(programs)
-            await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def _start_programs(steps: TimedStepPrinter) -> AsyncIterator[_InProcessDemoServers]:
+async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
+    """Run the demo. Raises CommandFailed if a step does not come in ``patience`` seconds."""
+    steps = _Steps(patience)
     clock = SystemClock()
-    key = make_random_bearer_key()
-    secret = new_signing_secret()
+    key, secret = make_random_bearer_key(), new_signing_secret()
 
     def on_event(event: CloudEvent) -> None:
         if steps.are_done:
-            steps.print_received(event.name)
+            steps.print_received(event)
 
     with TemporaryDirectory(prefix="imds-relay-demo-") as folder:
         store = Path(folder, "relay.db")
@@ -195,19 +162,27 @@ async def _start_programs(steps: TimedStepPrinter) -> AsyncIterator[_InProcessDe
         ):
             steps.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
             steps.print(f"a webhook receiver listens at {receiver.url}")
-            config = _demo_configuration(
-                azure.url, receiver.url, secret=secret, key=key, store=store
-            )
+            config = _configuration(azure.url, receiver.url, secret=secret, key=key, store=store)
             async with start_relay(config, clock) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
                 steps.print(f"the relay runs, its API is at {url}")
-                async with connect(url=url, key=key) as relay:
-                    yield _InProcessDemoServers(
-                        azure=azure, receiver=receiver, relay=relay, store=store, url=url, key=key
+                await _follow_one_event(steps, azure, receiver, store, url, key)
+                steps.are_done = True
+                if stay:
+                    event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
+                    print_lines(
+                        "\nThe relay runs until Ctrl-C. In another terminal:",
+                        f"  export IMDS_RELAY_URL={url} IMDS_RELAY_KEY={key}",
+                        "  imds-relay tail",
+                        f"  curl {azure.url}/sim/schedule -d '{event}'",
+                        "  imds-relay events",
+                        "  imds-relay approve <event>",
+                        f"Or open {url}/ in a browser, and enter the key from above.\n",
                     )
+                    await asyncio.Event().wait()
 
 
-def _demo_configuration(
+def _configuration(
     azure_url: str, receiver_url: str, *, secret: str, key: str, store: Path
 ) -> Config:
     webhook = {
@@ -233,77 +208,57 @@ def _demo_configuration(
     )
 
 
-async def _schedule_reboot(programs: _InProcessDemoServers, steps: TimedStepPrinter) -> str:
-    """Let Azure schedule an event. Return its EventId."""
-    event = programs.azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
-    not_before = format_local_time(event.not_before.isoformat())
+async def _follow_one_event(
+    steps: _Steps, azure: Simulator, receiver: WebhookReceiver, store: Path, url: str, key: str
+) -> None:
+    """Let Azure schedule an event, approve it, and wait until it has started and ended."""
+    planned = azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
+    event_id = planned.event_id
+
+    async def received(name: str) -> CloudEvent:
+        event = await steps.wait(f"{name} at the receiver", receiver.wait_for(name, event_id))
+        steps.print_received(event)
+        return event
+
+    not_before = format_local_time(planned.not_before.isoformat())
     steps.print(f"Azure announces a Reboot of {_VM_NAME}, not before {not_before}")
-    await _wait_for_event_at_receiver(programs, steps, "event.scheduled", event.event_id)
-    return event.event_id
-
-
-async def _wait_for_event_at_receiver(
-    programs: _InProcessDemoServers, steps: TimedStepPrinter, name: str, event_id: str
-) -> CloudEvent:
-    event = await steps.await_or_fail_after_timeout(
-        f"{name} at the receiver", programs.receiver.wait_for(name, event_id)
-    )
-    steps.print_received(name)
-    return event
-
-
-async def _approve(programs: _InProcessDemoServers, steps: TimedStepPrinter, event_id: str) -> None:
-    event: dict[str, Any] = await programs.relay.get("events", event_id)
-    approval = event["approval"]
-    missing_votes = pluralize(approval["missing"], "vote")
-    steps.print(f"GET /v1/events/{event_id[:8]}…: {approval['state']}, {missing_votes} missing")
-    answer = await decide(programs.relay, event, "approve", reason="drained")
+    await received("event.scheduled")
+    async with connect(url=url, key=key) as relay:
+        event: dict[str, Any] = await relay.get("events", event_id)
+        approval = event["approval"]
+        missing = pluralize(approval["missing"], "vote")
+        steps.print(f"GET /v1/events/{event_id[:8]}…: {approval['state']}, {missing} missing")
+        answer = await decide(relay, event, "approve", reason="drained")
     steps.print(
         f"POST /v1/approvals by client:operator: {answer['state']}, "
         f"{answer['votes']} of {answer['required']} votes"
     )
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
-    await _wait_for_event_at_receiver(programs, steps, "approval.recorded", event_id)
-    await _wait_for_event_at_receiver(programs, steps, "approval.granted", event_id)
-    approved = programs.azure.wait_until_approved(event_id, within=steps.timeout)
-    await steps.await_or_fail_after_timeout("a StartRequest at Azure", approved)
+    await received("approval.recorded")
+    await received("approval.granted")
+    await steps.wait(
+        "a StartRequest at Azure", azure.wait_until_approved(event_id, within=steps.patience)
+    )
     steps.print("Azure has the StartRequest")
-    await _wait_for_event_at_receiver(programs, steps, "startrequest.accepted", event_id)
-
-
-async def _wait_for_event_start_and_end(
-    programs: _InProcessDemoServers, steps: TimedStepPrinter, event_id: str
-) -> str:
-    """Wait until the event has started and ended. Return its outcome."""
-    await steps.await_or_fail_after_timeout(
-        "the event to start", programs.azure.wait_until_started(event_id, within=steps.timeout)
+    await received("startrequest.accepted")
+    await steps.wait(
+        "the event to start", azure.wait_until_started(event_id, within=steps.patience)
     )
     steps.print("Azure starts the event")
-    await _wait_for_event_at_receiver(programs, steps, "event.started", event_id)
-    await steps.await_or_fail_after_timeout(
-        "the event to end", programs.azure.wait_until_ended(event_id, within=steps.timeout)
-    )
+    await received("event.started")
+    await steps.wait("the event to end", azure.wait_until_ended(event_id, within=steps.patience))
     steps.print("the event is over, Azure shows it no more")
-    ended = await _wait_for_event_at_receiver(programs, steps, "event.ended", event_id)
-    if programs.receiver.rejected_requests:
+    ended = await received("event.ended")
+    if receiver.rejected_requests:
         raise CommandFailed(
-            f"expected only valid signatures, {programs.receiver.rejected_requests} were not valid"
+            f"expected only valid signatures, {receiver.rejected_requests} were not valid"
         )
-    with closing(open_for_reading(programs.store)) as connection:
+    with closing(open_for_reading(store)) as connection:
         head, count = verify_journal(connection)
     steps.print(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")
-    return str(ended.data["outcome"])
-
-
-def _print_instructions(programs: _InProcessDemoServers) -> None:
-    event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
     print_lines(
-        "\nThe relay runs until Ctrl-C. In another terminal:",
-        f"  export IMDS_RELAY_URL={programs.url} IMDS_RELAY_KEY={programs.key}",
-        "  imds-relay tail",
-        f"  curl {programs.azure.url}/sim/schedule -d '{event}'",
-        "  imds-relay events",
-        "  imds-relay approve <event>",
-        f"Or open {programs.url}/ in a browser, and enter the key from above.\n",
+        f"done in {time.monotonic() - steps.started_at:.1f} s: "
+        f"told in {len(receiver.events)} signed CloudEvents, "
+        f"approved by client:operator, {ended.data['outcome']}"
     )

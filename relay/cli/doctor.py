@@ -16,7 +16,7 @@ from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.topology import describe_approvals_queue_of_scope
 from relay.api.diagnostics import diagnose as diagnose_api
 from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
-from relay.cli._options import AsJson, ConfigFile
+from relay.cli._options import AsJson, ConfigFile, option
 from relay.cli._output import pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
 from relay.clock import Clock, SystemClock
@@ -34,9 +34,10 @@ from relay.store.diagnostics import diagnose as diagnose_store
 
 Poll = Annotated[
     bool,
-    typer.Option(
+    option(
         "--poll",
-        help="Also read the document of events. The first read ever switches the feature on for "
+        None,
+        "Also read the document of events. The first read ever switches the feature on for "
         "this VM and may take two minutes. From then on Azure waits for approval of reboots that "
         "users start.",
     ),
@@ -134,8 +135,7 @@ def _scope_and_vm_name_findings(config: Config, instance: Instance | None) -> li
     # The oldest api-version puts an underscore before each name.
     plain_names = ", ".join(sorted(name for name in names if not name.startswith("_")))
     scope = _scope(config, instance)
-    message = f"scope {scope}; events mean this VM if they name {plain_names}"
-    return [ok("names", message)]
+    return [ok("names", f"scope {scope}; events mean this VM if they name {plain_names}")]
 
 
 async def _diagnose_fleet(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from yarl import URL
 
-from relay.cli._options import AsJson, ConfigFile, DefaultGroup, Scope, scope_query
+from relay.cli._options import (
+    AsJson,
+    ConfigFile,
+    DefaultGroup,
+    Scope,
+    option,
+    scope_query,
+)
 from relay.cli._output import format_local_time, pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
 from relay.cli.client import RelayCall, RelayCommand
@@ -66,35 +73,34 @@ def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 AsDefinitions = Annotated[
-    bool, typer.Option("--json", help="Print JSON for `rabbitmqctl import_definitions`.")
+    bool, option("--json", None, "Print JSON for `rabbitmqctl import_definitions`.")
 ]
 HubUser = Annotated[
     str | None,
-    typer.Option(
-        "--hub-user", metavar="USER", help="The hub's user. Default: the user in fleet.url."
-    ),
+    option("--hub-user", "USER", "The hub's user. Default: the user in fleet.url."),
 ]
 PasswordHashes = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--password-hash",
-        metavar="USER=HASH",
-        help="Also make this user; a hash as in exported definitions. Repeatable.",
+        "USER=HASH",
+        "Also make this user; a hash as in exported definitions. Repeatable.",
     ),
 ]
 PasswordFiles = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--password-file",
-        metavar="USER=FILE",
-        help="Also make this user with the password in the file. Repeatable.",
+        "USER=FILE",
+        "Also make this user with the password in the file. Repeatable.",
     ),
 ]
 AllUsers = Annotated[
     bool,
-    typer.Option(
+    option(
         "--all-users",
-        help="Also make the other users, without a password. The import removes the password "
+        None,
+        "Also make the other users, without a password. The import removes the password "
         "of a user that exists.",
     ),
 ]
@@ -185,93 +191,89 @@ def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -
     Raises ConfigError for an option or file that cannot be used, and for two passwords of a user.
     """
     found: dict[str, str] = {}
-    for option in hashes:
-        user, value = _split_user_option("--password-hash", option)
-        if not is_password_hash(value):
-            raise ConfigError(
-                f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
-            )
-        _add_hash(found, user, value)
-    for option in files:
-        user, value = _split_user_option("--password-file", option)
-        try:
-            password = Path(value).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            problem = describe_os_error(error) if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"--password-file: {value}: {problem}") from None
-        if not password:
-            raise ConfigError(f"--password-file: {value}: expected a password, it is empty")
-        _add_hash(found, user, hash_password(password, secrets.token_bytes(SALT_BYTES)))
+
+    def add(name: str, given: str, hash_of: Callable[[str, str], str]) -> None:
+        user, _, value = given.partition("=")
+        if not (user and value):
+            raise ConfigError(f"{name}: expected USER and a value with = between them")
+        password = hash_of(user, value)
+        if found.setdefault(user, password) != password:
+            raise ConfigError(f"expected one password for {user}, got two")
+
+    for given in hashes:
+        add("--password-hash", given, _require_hash)
+    for given in files:
+        add("--password-file", given, _hash_of_file)
     return found
 
 
-def _split_user_option(name: str, option: str) -> tuple[str, str]:
-    user, equals, value = option.partition("=")
-    if not (user and equals and value):
-        raise ConfigError(f"{name}: expected USER and a value with = between them")
-    return user, value
+def _require_hash(user: str, value: str) -> str:
+    if not is_password_hash(value):
+        raise ConfigError(
+            f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
+        )
+    return value
 
 
-def _add_hash(found: dict[str, str], user: str, value: str) -> None:
-    if found.setdefault(user, value) != value:
-        raise ConfigError(f"expected one password for {user}, got two")
+def _hash_of_file(_: str, file: str) -> str:
+    try:
+        password = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = describe_os_error(error) if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--password-file: {file}: {problem}") from None
+    if not password:
+        raise ConfigError(f"--password-file: {file}: expected a password, it is empty")
+    return hash_password(password, secrets.token_bytes(SALT_BYTES))
 
 
 def _print_tables(answer: Mapping[str, Any]) -> None:
-    print_lines(f"virtual host {answer['vhosts'][0]['name']}", "")
+    print_lines(f"virtual host {answer['vhosts'][0]['name']}")
     made = {user["name"] for user in answer["users"]}
-    print_table(
-        ("user", "made", "may configure", "may write", "may read"),
-        [
-            (
-                entry["user"],
-                "yes" if entry["user"] in made else "no: it must exist",
-                entry["configure"],
-                entry["write"],
-                entry["read"],
-            )
-            for entry in answer["permissions"]
-        ],
-        empty="",
-    )
-    print_lines("")
-    print_table(
-        ("user", "at the exchange", "may write with the keys", "may bind the keys"),
-        [
-            (entry["user"], entry["exchange"], entry["write"], entry["read"])
-            for entry in answer["topic_permissions"]
-        ],
-        empty="",
-    )
-    print_lines("")
-    print_table(
-        ("exchange", "type", "arguments"),
-        [
-            (entry["name"], entry["type"], _format_amqp_arguments(entry["arguments"]))
-            for entry in answer["exchanges"]
-        ],
-        empty="",
-    )
-    print_lines("")
     keys: dict[str, list[str]] = {}
     for binding in answer["bindings"]:
         keys.setdefault(binding["destination"], []).append(
             f"{binding['source']} {binding['routing_key']}".rstrip()
         )
-    print_table(
-        ("queue", "bound to", "arguments"),
-        [
-            (
-                entry["name"],
-                ", ".join(keys[entry["name"]]),
-                _format_amqp_arguments(entry["arguments"]),
-            )
-            for entry in answer["queues"]
-        ],
-        empty="",
-    )
+    for columns, rows in (
+        (
+            ("user", "made", "may configure", "may write", "may read"),
+            [
+                (
+                    each["user"],
+                    "yes" if each["user"] in made else "no: it must exist",
+                    each["configure"],
+                    each["write"],
+                    each["read"],
+                )
+                for each in answer["permissions"]
+            ],
+        ),
+        (
+            ("user", "at the exchange", "may write with the keys", "may bind the keys"),
+            [
+                (each["user"], each["exchange"], each["write"], each["read"])
+                for each in answer["topic_permissions"]
+            ],
+        ),
+        (
+            ("exchange", "type", "arguments"),
+            [
+                (each["name"], each["type"], _describe_arguments(each))
+                for each in answer["exchanges"]
+            ],
+        ),
+        (
+            ("queue", "bound to", "arguments"),
+            [
+                (each["name"], ", ".join(keys[each["name"]]), _describe_arguments(each))
+                for each in answer["queues"]
+            ],
+        ),
+    ):
+        print_lines("")
+        print_table(columns, rows, empty="")
 
 
-def _format_amqp_arguments(arguments: Mapping[str, Any]) -> str | None:
-    texts = (f"{name}={str(value).lower()}" for name, value in sorted(arguments.items()))
-    return ", ".join(texts) or None
+def _describe_arguments(entry: Mapping[str, Any]) -> str | None:
+    arguments = sorted(entry["arguments"].items())
+    return ", ".join(f"{name}={str(value).lower()}" for name, value in arguments) or None

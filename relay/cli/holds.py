@@ -6,7 +6,7 @@ A standing hold keeps the relay from starting every event that can meet its cond
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -14,7 +14,15 @@ import typer
 
 from relay.approvals.standing_holds import describe_conditions
 from relay.cli._exit_codes import CommandFailed, NotFound
-from relay.cli._options import AZURE_PROCEEDS, AllPages, AsJson, DefaultGroup, Reason
+from relay.cli._options import (
+    AZURE_PROCEEDS,
+    AllPages,
+    AsJson,
+    DefaultGroup,
+    Reason,
+    argument,
+    option,
+)
 from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_page
 from relay.cli.client import Client, RelayCall, RelayCommand
@@ -22,58 +30,48 @@ from relay.errors import ConfigError
 from relay.events.timestamps import format_rfc3339
 from relay.settings import parse_duration
 
-Over = Annotated[bool, typer.Option("--over", help="Also those that were ended or expired.")]
-HoldReason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why. It is shown wherever the hold is.")
-]
+Over = Annotated[bool, option("--over", None, "Also those that were ended or expired.")]
+HoldReason = Annotated[str, option("--reason", "TEXT", "Why. It is shown wherever the hold is.")]
 For = Annotated[
-    str | None,
-    typer.Option("--for", metavar="DURATION", help="How long it holds, such as 90m, 8h or 3d."),
+    str | None, option("--for", "DURATION", "How long it holds, such as 90m, 8h or 3d.")
 ]
 Starts = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--starts",
-        metavar="TIME",
-        help="From when it holds, such as 2026-12-24T18:00, in local time without a zone. "
-        "Default: now.",
+        "TIME",
+        "From when it holds, such as 2026-12-24T18:00, in local time without a zone. Default: now.",
     ),
 ]
-Ends = Annotated[
-    str | None,
-    typer.Option("--ends", metavar="TIME", help="Until when it holds, instead of --for."),
-]
+Ends = Annotated[str | None, option("--ends", "TIME", "Until when it holds, instead of --for.")]
 Types = Annotated[
     list[str] | None,
-    typer.Option("--type", metavar="TYPE", help="An EventType such as Reboot; more than once."),
+    option("--type", "TYPE", "An EventType such as Reboot; more than once."),
 ]
-Sources = Annotated[
-    list[str] | None, typer.Option("--source", metavar="SOURCE", help="Platform or User.")
-]
+Sources = Annotated[list[str] | None, option("--source", "SOURCE", "Platform or User.")]
 Resources = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--resource",
-        metavar="PATTERN",
-        help="Machines such as 'db-*'; more than once. One matching machine is enough.",
+        "PATTERN",
+        "Machines such as 'db-*'; more than once. One matching machine is enough.",
     ),
 ]
 Scopes = Annotated[
-    list[str] | None,
-    typer.Option("--scope", metavar="PATTERN", help="Of a hub: scopes such as 'prod-*'."),
+    list[str] | None, option("--scope", "PATTERN", "Of a hub: scopes such as 'prod-*'.")
 ]
 Match = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--match",
-        metavar="CONDITIONS",
-        help="Conditions as in a rule, in YAML: '{duration: {max: 8s}, time: {from: \"16:00\"}}'.",
+        "CONDITIONS",
+        "Conditions as in a rule, in YAML: '{duration: {max: 8s}, time: {from: \"16:00\"}}'.",
     ),
 ]
 EveryEvent = Annotated[
-    bool, typer.Option("--every-event", help="Hold every event: there are no conditions.")
+    bool, option("--every-event", None, "Hold every event: there are no conditions.")
 ]
-HoldId = Annotated[str, typer.Argument(metavar="HOLD", help="Its id, or a unique beginning of it.")]
+HoldId = Annotated[str, argument("HOLD", "Its id, or a unique beginning of it.")]
 
 holds = typer.Typer(
     cls=DefaultGroup, help="List, add and end standing holds. Without a verb: list."
@@ -132,23 +130,22 @@ async def add(
     What Azure does not say about an event counts as a condition that is met. Azure proceeds at
     NotBefore regardless, and other relays and Azure Resource Manager can still approve.
     """
-    conditions = _parse_yaml_match_option(match)
-    given: dict[str, Sequence[str] | None] = {
-        "event_type": types,
-        "event_source": sources,
-        "resources": resources,
-        "scope": scopes,
-    }
-    for key, values in given.items():
+    conditions = _parse_match(match) if match is not None else {}
+    for key, values in (
+        ("event_type", types),
+        ("event_source", sources),
+        ("resources", resources),
+        ("scope", scopes),
+    ):
+        if values and key in conditions:
+            raise ConfigError(f"expected {key} once, got it in --match and as an option")
         if values:
-            if key in conditions:
-                raise ConfigError(f"expected {key} once, got it in --match and as an option")
             conditions[key] = values
     if bool(conditions) == every_event:
         raise ConfigError(
             "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event"
         )
-    times = _hold_times_from_options(starts, ends, duration)
+    times = _times_of_hold(starts, ends, duration)
     hold = await call.relay.post(
         "standing-holds", body={"match": conditions, "reason": reason, **times}
     )
@@ -164,9 +161,7 @@ async def add(
     )
 
 
-def _parse_yaml_match_option(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
+def _parse_match(text: str) -> dict[str, Any]:
     from ruamel.yaml import YAML  # noqa: PLC0415  # few calls need it
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
@@ -182,29 +177,27 @@ def _parse_yaml_match_option(text: str | None) -> dict[str, Any]:
     return conditions
 
 
-def _hold_times_from_options(
-    starts: str | None, ends: str | None, duration: str | None
-) -> dict[str, str]:
+def _times_of_hold(starts: str | None, ends: str | None, lasts: str | None) -> dict[str, str]:
     """Return ``starts`` and ``ends`` of the request. Raises ConfigError."""
-    if (ends is None) == (duration is None):
+    if (ends is None) == (lasts is None):
         raise ConfigError("expected one of --for and --ends")
-    first = _parse_iso_time_option("--starts", starts) if starts is not None else None
+    first = _parse_time("--starts", starts) if starts is not None else None
     if ends is not None:
-        last = _parse_iso_time_option("--ends", ends)
+        last = _parse_time("--ends", ends)
     else:
         try:
-            last = (first or datetime.now(UTC)) + timedelta(seconds=parse_duration(duration))
+            last = (first or datetime.now(UTC)) + timedelta(seconds=parse_duration(lasts))
         except (ValueError, OverflowError) as error:
             raise ConfigError(f"--for: {error}") from None
     times = {"ends": format_rfc3339(last)}
     return times if first is None else {"starts": format_rfc3339(first), **times}
 
 
-def _parse_iso_time_option(option: str, text: str) -> datetime:
+def _parse_time(option_name: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise ConfigError(f"{option}: expected a time such as 2026-12-24T18:00") from None
+        raise ConfigError(f"{option_name}: expected a time such as 2026-12-24T18:00") from None
 
 
 @holds.command("end", cls=RelayCommand)

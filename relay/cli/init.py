@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import secrets
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +17,7 @@ from relay.api.local_socket import SERVICE_SOCKET
 from relay.api.settings import KEY_PREFIX
 from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import AsJson
+from relay.cli._options import AsJson, argument, option
 from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.config import AGENT_EXAMPLE, DEFAULTS
@@ -33,12 +32,10 @@ from relay.validation import first_error_path_and_message
 
 SERVICE_GROUP = "imds-relay"
 """The group of the service, as its unit file and the file for systemd-sysusers name it."""
-ForAgent = Annotated[bool, typer.Option("--agent", help="For an agent of a fleet: short.")]
+ForAgent = Annotated[bool, option("--agent", None, "For an agent of a fleet: short.")]
 ForSystem = Annotated[
     bool,
-    typer.Option(
-        "--system", help=f"Write {SYSTEM_FILE} for the service, instead of printing; as root."
-    ),
+    option("--system", None, f"Write {SYSTEM_FILE} for the service, instead of printing; as root."),
 ]
 
 _EMPTY_RULES = re.compile(r"^  rules: \[\](?P<comment> +#.*)\n", re.MULTILINE)
@@ -64,7 +61,7 @@ def init(*, agent: ForAgent = False, system: ForSystem = False) -> None:
     if not system:
         print(text, end="")  # noqa: T201  # the output of the command
         return
-    _write_group_readable_file(SYSTEM_FILE, set_service_paths(text), _service_group())
+    _write_system_file(set_service_paths(text), _service_group())
     print_lines(f"{SYSTEM_FILE} is written. Edit it, then see `imds-relay check`")
 
 
@@ -91,9 +88,9 @@ def _service_group() -> int:
         ) from None
 
 
-def _write_group_readable_file(file: Path, text: str, group: int) -> None:
+def _write_system_file(text: str, group: int) -> None:
     """Write a file that only root can write and a group can read. Raises CommandFailed."""
-    new = file.with_name(f"{file.name}.new")
+    file, new = SYSTEM_FILE, SYSTEM_FILE.with_name(f"{SYSTEM_FILE.name}.new")
     try:
         with contextlib.suppress(FileExistsError):
             file.parent.mkdir(mode=0o700)
@@ -136,7 +133,7 @@ _KEY_BYTES = 32
 def keys(
     *,
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="The client's name in the printed lines.")
+        str, option("--name", "NAME", "The client's name in the printed lines.")
     ] = "new-client",
     as_json: AsJson = False,
 ) -> None:
@@ -188,25 +185,23 @@ def new_signing_secret() -> str:
 def schema(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="TYPE",
-            help="Such as event.scheduled, or slack-manifest. Default: all types.",
-        ),
+        argument("TYPE", "Such as event.scheduled, or slack-manifest. Default: all types."),
     ] = None,
     *,
     list_types: Annotated[
-        bool, typer.Option("--list", help="List the types, and when each is sent.")
+        bool, option("--list", None, "List the types, and when each is sent.")
     ] = False,
     answers: Annotated[
         str,
-        typer.Option(
-            metavar="HOW",
-            help="With slack-manifest: none (the app only posts messages with links), "
+        option(
+            "--answers",
+            "HOW",
+            "With slack-manifest: none (the app only posts messages with links), "
             "or socket (Socket Mode).",
         ),
     ] = "socket",
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --list: print JSON for programs.")
+        bool, option("--json", None, "With --list: print JSON for programs.")
     ] = False,
 ) -> None:
     """Print the JSON Schema of one CloudEvent, or of all by type.
@@ -225,10 +220,10 @@ def schema(
             raise ConfigError(f"--answers: expected none or socket, got {answers!r}")
         print_json(manifest(answers))
     else:
-        print_json(cloudevent_schema(_find_event_definition(name)))
+        print_json(cloudevent_schema(_definition_of(name)))
 
 
-def _find_event_definition(name: str) -> EventDefinition:
+def _definition_of(name: str) -> EventDefinition:
     for definition in CATALOG:
         if name in (definition.name, definition.type):
             return definition

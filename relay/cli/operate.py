@@ -1,16 +1,195 @@
-"""``reload``, ``ping``, ``pause`` and ``resume``: what operators do with a running relay."""
+"""What operators do: see deliveries, send them again, test and pause sinks, reload."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import typer
 
+from relay.cli._events import whole_event_id, with_short_event_ids
 from relay.cli._exit_codes import CommandFailed, Unprocessable
-from relay.cli._options import AsJson
-from relay.cli._output import print_json, print_lines
-from relay.cli.client import RelayCall
+from relay.cli._options import AllPages, AsJson, argument, option
+from relay.cli._output import (
+    format_duration,
+    format_local_time,
+    pluralize,
+    print_json,
+    print_lines,
+    print_to_stderr,
+)
+from relay.cli._tables import print_fields, print_page, print_table, show_progress_bar
+from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
+from relay.events.catalog import CATALOG
+from relay.events.cloudevent import event_name
+from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.settings import parse_duration
+from relay.suggestions import describe_choices
+
+_WHEN = "a duration such as 2h, or a time such as 2026-04-11T22:26:58Z"
+SinkName = Annotated[str, argument("SINK", "The sink's name in the configuration.")]
+
+
+async def deliveries(
+    call: RelayCall,
+    delivery: Annotated[str | None, argument("ID", "An id of the list: shows its tries.")] = None,
+    *,
+    all_pages: AllPages = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what was sent and what waits, or show one delivery with its tries."""
+    if delivery is None:
+        page = await call.relay.get_first_or_all_pages("deliveries", all_pages=all_pages)
+        _print_deliveries(page, empty="nothing was sent", as_json=as_json)
+        return
+    details = await call.relay.get_details_with_log(
+        "deliveries", delivery, log="log", all_pages=all_pages
+    )
+    if as_json:
+        print_json(details)
+        return
+    fields = {**details, "what": event_name(details["type"]), "event": details["eventId"]}
+    names = ("id", "sink", "what", "event", "state", "reason")
+    print_fields([(name, fields[name]) for name in names])
+    print_lines("")
+    rows = [
+        (
+            format_local_time(attempt["at"], relative=False),
+            format_duration(attempt["tookSeconds"]),
+            attempt["outcome"],
+            attempt["status"],
+            attempt["reason"] or attempt["answer"],
+        )
+        for attempt in details["log"]
+    ]
+    columns = ("tried", "took", "outcome", "status", "answer")
+    print_table(columns, rows, empty="it was not tried yet")
+    if details["next"] is not None:
+        print_to_stderr("there were more tries before: --all")
+
+
+async def dead_letters(
+    call: RelayCall, *, all_pages: AllPages = False, as_json: AsJson = False
+) -> None:
+    """List the deliveries that were given up, and why. `imds-relay redeliver` sends one again."""
+    page = await call.relay.get_first_or_all_pages("dead-letters", all_pages=all_pages)
+    _print_deliveries(page, empty="no dead letters", as_json=as_json)
+
+
+def _print_deliveries(page: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
+    shown = page if as_json else with_short_event_ids(page)
+    columns = ("id", "sink", "what", "event", "state", "when", "reason")
+    print_page(shown, columns, _delivery_row, empty=empty, as_json=as_json)
+
+
+def _delivery_row(delivery: Mapping[str, Any]) -> tuple[object, ...]:
+    time = delivery["settled"] or delivery["nextAttempt"] or delivery["recorded"]
+    return (
+        delivery["id"],
+        delivery["sink"],
+        event_name(delivery["type"]),
+        delivery["eventId"],
+        f"{delivery['state']}, {pluralize(delivery['attempts'], 'try')}",
+        format_local_time(time, relative=False),
+        delivery["reason"],
+    )
+
+
+async def redeliver(
+    call: RelayCall,
+    dead_letter: Annotated[
+        str | None,
+        argument("ID", "An id of `imds-relay dead-letters`. Without it, the options select."),
+    ] = None,
+    *,
+    sink: Annotated[str | None, option("--sink", "SINK", "Those of this sink.")] = None,
+    event_type: Annotated[str | None, option("--type", "TYPE", "Such as event.scheduled.")] = None,
+    event: Annotated[
+        str | None,
+        option("--event", "EVENT", "Those about this EventId, or a unique beginning of it."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        option("--since", "WHEN", "Those given up since then: 2h ago, or 2026-04-11T22:26:58Z."),
+    ] = None,
+    every: Annotated[bool, option("--all", None, "Every dead letter.")] = False,
+) -> None:
+    """Send a dead letter again at once, or all that match every given option, oldest first."""
+    conditions = {
+        "sink": sink,
+        "type": None if event_type is None else _parse_event_type(event_type),
+        "eventId": None if event is None else await whole_event_id(call.relay, event),
+        "since": None if since is None else _parse_since(since),
+    }
+    selection = {name: value for name, value in conditions.items() if value is not None}
+    if (dead_letter is not None) == (bool(selection) or every):
+        raise typer.BadParameter("expected an id, or --sink, --type, --event, --since or --all")
+    if dead_letter is not None:
+        await call.relay.post("dead-letters", dead_letter, "redeliver")
+        print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
+        return
+    count = await _redeliver_in_batches(call.relay, selection)
+    print_lines(
+        f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
+        "see `imds-relay deliveries`"
+    )
+
+
+async def _redeliver_in_batches(relay: Client, selection: dict[str, Any]) -> int:
+    """Redeliver in batches, which keeps each call short and shows progress. Return the number."""
+    count, has_more = 0, True
+    with show_progress_bar("sent again") as show_progress:
+        while has_more:
+            batch = await relay.post("dead-letters", "redeliver", body=selection)
+            count += int(batch["redelivered"])
+            show_progress(count, count + batch["left"])
+            has_more = batch["next"] is not None
+            selection = {**selection, "until": batch["until"], "after": batch["next"]}
+    return count
+
+
+def _parse_event_type(event_type: str) -> str:
+    """Return the type without prefix and version. Raises BadParameter if there is no such type."""
+    name = event_name(event_type)
+    known = [definition.name for definition in CATALOG]
+    if name not in known:
+        raise typer.BadParameter(
+            f"no such type: {event_type!r}; {describe_choices(name, known)}", param_hint="--type"
+        )
+    return name
+
+
+def _parse_since(since: str) -> str:
+    """Return the timestamp for --since, which is a duration before now or a timestamp."""
+    try:
+        duration = parse_duration(since.removesuffix(" ago").strip())
+    except ValueError:
+        moment = parse_timestamp(since)
+    else:
+        moment = datetime.now(UTC) - timedelta(seconds=duration)
+    if moment is None:
+        raise typer.BadParameter(f"expected {_WHEN}", param_hint="--since")
+    return format_rfc3339(moment)
+
+
+async def ping(call: RelayCall, sink: SinkName) -> None:
+    """Send a sink a test message. No other sink gets it."""
+    await call.relay.post("sinks", sink, "ping")
+    print_lines(f"a relay.ping goes to {sink}; see `imds-relay deliveries`")
+
+
+async def pause(call: RelayCall, sink: SinkName) -> None:
+    """Send a sink nothing until it is resumed. Its events are kept."""
+    await call.relay.post("sinks", sink, "pause")
+    print_lines(f"{sink} is paused; its events are kept until `imds-relay resume {sink}`")
+
+
+async def resume(call: RelayCall, sink: SinkName) -> None:
+    """Send to a paused or disabled sink again, the kept events first."""
+    await call.relay.post("sinks", sink, "resume")
+    print_lines(f"{sink} gets the kept events, and new ones")
 
 
 async def reload(call: RelayCall, *, as_json: AsJson = False) -> None:
@@ -33,26 +212,3 @@ async def reload(call: RelayCall, *, as_json: AsJson = False) -> None:
         print_lines(f"{change['key']} {change['change']}")
     if not answer["changes"]:
         print_lines("nothing has changed")
-
-
-SinkName = Annotated[
-    str, typer.Argument(metavar="SINK", help="The sink's name in the configuration.")
-]
-
-
-async def ping(call: RelayCall, sink: SinkName) -> None:
-    """Send a sink a test message. No other sink gets it."""
-    await call.relay.post("sinks", sink, "ping")
-    print_lines(f"a relay.ping goes to {sink}; see `imds-relay deliveries`")
-
-
-async def pause(call: RelayCall, sink: SinkName) -> None:
-    """Send a sink nothing until it is resumed. Its events are kept."""
-    await call.relay.post("sinks", sink, "pause")
-    print_lines(f"{sink} is paused; its events are kept until `imds-relay resume {sink}`")
-
-
-async def resume(call: RelayCall, sink: SinkName) -> None:
-    """Send to a paused or disabled sink again, the kept events first."""
-    await call.relay.post("sinks", sink, "resume")
-    print_lines(f"{sink} gets the kept events, and new ones")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from relay.cli._exit_codes import CommandFailed
+from relay.cli._options import argument, option
 from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.signals import run_until_stopped
@@ -18,42 +19,36 @@ from relay.simulator.server import DEFAULT_PORT
 def simulate(
     playbook: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PLAYBOOK",
-            help="A name of --list, or a YAML file. "
+        argument(
+            "PLAYBOOK",
+            "A name of --list, or a YAML file. "
             "Default: one VM, and events only by the control API.",
         ),
     ] = None,
     *,
     list_names: Annotated[
-        bool, typer.Option("--list", help="List the playbooks of the package.")
+        bool, option("--list", None, "List the playbooks of the package.")
     ] = False,
     scale: Annotated[
         float | None,
-        typer.Option(
-            "--scale",
-            metavar="N",
-            help="How many times faster than Azure; overrides the playbook's scale.",
-        ),
+        option("--scale", "N", "How many times faster than Azure; overrides the playbook's scale."),
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")
-    ] = "127.0.0.1",
+    host: Annotated[str, option("--host", "ADDRESS", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(
+        option(
             "--port",
-            metavar="PORT",
+            "PORT",
+            "The port of the first VM; the next VM has the next port. 0: free ports.",
             min=0,
             max=65535,
-            help="The port of the first VM; the next VM has the next port. 0: free ports.",
         ),
     ] = DEFAULT_PORT,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --list: print JSON for programs.")
+        bool, option("--json", None, "With --list: print JSON for programs.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="End with the playbook instead of at Ctrl-C.")
+        bool, option("--once", None, "End with the playbook instead of at Ctrl-C.")
     ] = False,
 ) -> None:
     """Simulate Azure for tests.

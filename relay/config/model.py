@@ -8,13 +8,16 @@ union by ``kind`` of all that are installed.
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from relay.api import ApiSettings
+from relay.api import ApiSettings, Client
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
 from relay.approvals.principals import (
     is_machine,
@@ -23,13 +26,13 @@ from relay.approvals.principals import (
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of
 from relay.chat import ChatSettings
 from relay.config.kinds import sink_modules
-from relay.config.shared_secrets import check_secrets_not_shared
 from relay.config.voters import Voter, check_principals_exist, voters_of_quorum
 from relay.events.match import matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import SourceSettings
 from relay.imds.document import SOURCE_SINCE
 from relay.settings import KeyPath, Section, WrongValue, check_unique, text_pattern_validator
+from relay.signature import decode_secret
 from relay.sinks import SinkSettings
 from relay.store import StoreSettings
 from relay.telemetry import TelemetrySettings
@@ -46,6 +49,9 @@ _APPROVAL_ANSWER_TYPES = (
     "approval.voided",
 )
 """What a sink must send, so that whoever decides over AMQP gets an answer."""
+_SEPARATORS = re.compile(r"[\s:/@?&=]+")
+"""What is between a secret and the rest of a value: ``Bearer <key>``,
+``amqp://user:<key>@host``."""
 _HUB_API_KEYS = ("clients", "oidc", "public_url")
 """Keys of ``api`` about people and programs elsewhere, who call the hub and not its agents."""
 
@@ -145,7 +151,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_secrets_not_shared(self) -> Config:
-        check_secrets_not_shared(self.sinks, self.api.clients)
+        _refuse_shared_secrets(self.sinks, self.api.clients)
         return self
 
     @model_validator(mode="after")
@@ -233,3 +239,38 @@ def _delivers_approval_answers(sink: SinkSettings) -> bool:
     return sink.kind == "rabbitmq" and all(
         matches_any_pattern(sink.events, event_type) for event_type in _APPROVAL_ANSWER_TYPES
     )
+
+
+def _refuse_shared_secrets(sinks: Sequence[SinkSettings], clients: Sequence[Client]) -> None:
+    """Raise WrongValue if a sink has the key or a signing secret of a client.
+
+    The values are compared, also those in files and behind digests, and never shown.
+    """
+    owners: dict[bytes, tuple[int, str]] = {}
+    for index, client in enumerate(clients):
+        for kind, credential in client.key_digests_and_signing_keys():
+            owner, _ = owners.setdefault(credential, (index, kind))
+            if owner != index:
+                raise WrongValue(
+                    ("api", "clients", owner),
+                    f"clients {clients[owner].name} and {client.name} have the same {kind}",
+                )
+    for sink in sinks:
+        for fingerprint in _secret_fingerprints_of_sink(sink):
+            if fingerprint in owners:
+                index, kind = owners[fingerprint]
+                problem = (
+                    f"client {clients[index].name} and sink {sink.name} have the same {kind}, so "
+                    "whoever knows it for the sink could decide as the client; give each its own: "
+                    "`imds-relay keys` makes one"
+                )
+                raise WrongValue(("api", "clients", index), problem)
+
+
+def _secret_fingerprints_of_sink(sink: SinkSettings) -> Iterator[bytes]:
+    """Yield everything that a credential of a client would equal if it were a secret of a sink."""
+    for secret in sink.iter_current_secret_texts():
+        for text in {secret, *secret.split(), *_SEPARATORS.split(secret)}:
+            yield hashlib.sha256(text.encode()).digest()
+            with suppress(ValueError):  # most are no signing secrets
+                yield decode_secret(text)

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
-from relay.cli.demo import TimedStepPrinter, run_demo, start_webhook_receiver
+from relay.cli.demo import run_demo, start_webhook_receiver
 from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.simulator import load_packaged_playbooks
@@ -196,7 +196,7 @@ async def test_a_step_of_the_demo_that_does_not_come_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        await run_demo(TimedStepPrinter(timeout=0.001), stay=False)
+        await run_demo(stay=False, patience=0.001)
     error = unwrap_exception_group(caught.value)
     assert isinstance(error, CommandFailed)
     assert str(error) == "expected event.scheduled at the receiver within 0.001 s, it did not come"

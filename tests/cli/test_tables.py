@@ -86,13 +86,6 @@ def test_a_usual_row_is_a_row_and_no_line_is_longer_than_the_terminal(
     assert "".join("".join(last).split()) == "".join(str(row[-1]).split())
 
 
-def test_a_row_that_cannot_be_narrow_becomes_a_block() -> None:
-    row = (EVENT_ID, EVENT_ID, EVENT_ID)
-    lines = printed(("event", "before", "after"), [row])
-    assert [line.split()[0] for line in lines if line] == ["event", "before", "after"]
-    assert max(map(len, lines)) <= 80
-
-
 CELLS = st.one_of(st.none(), st.integers(), st.text(max_size=90), st.just(SETS), st.just(EVENT_ID))
 
 
