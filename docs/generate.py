@@ -6,6 +6,7 @@ exits with 1. `generated_files` lists every generated file.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -114,6 +115,7 @@ def catalog() -> str:
     The first type of a family has a whole one. The others show the data that differs.
     """
     first: dict[str, CloudEvent] = {}
+    told: dict[str, dict[str, str]] = {}
     sections = []
     for definition, example in zip(CATALOG, examples(), strict=True):
         family = definition.name.partition(".")[0]
@@ -122,7 +124,7 @@ def catalog() -> str:
             known = first["event" if "eventId" in example.data else family].data
             shown = dict(item for item in example.data.items() if item not in known.items())
         first.setdefault(family, example)
-        sections.append(_section(definition, shown))
+        sections.append(_section(definition, shown, told))
     return "\n".join(sections)
 
 
@@ -295,32 +297,38 @@ def _head(position: int) -> str:
     return f"{position}:{'3b' * 32}"
 
 
-def _section(definition: EventDefinition, example: Mapping[str, Any]) -> str:
+def _section(
+    definition: EventDefinition, example: Mapping[str, Any], told: dict[str, dict[str, str]]
+) -> str:
+    """Return the section of a type. A field that an earlier type has too is told there."""
     schema = TypeAdapter(definition.data).json_schema()
-    fields = schema["properties"]
-    introduction = "`data`:"
-    if definition.data is not EventData:
-        event_fields = TypeAdapter(EventData).json_schema()["properties"]
-        if "eventId" in fields:
-            introduction = "`data` is that of the event, and:"
-        fields = {name: field for name, field in fields.items() if name not in event_fields}
     definitions = schema.get("$defs", {})
-    rows = [
-        f"| `{name}` | {_type(field, definitions)} | {field['description']} |"
-        for name, field in fields.items()
-    ]
+    of_event = TypeAdapter(EventData).json_schema()["properties"]
+    is_about_event = definition.data is not EventData and "eventId" in schema["properties"]
+    parts = ["that of the [event](#eventscheduled)"] if is_about_event else []
+    new = {
+        name: f"- `{name}` ({_type(field, definitions)}): {field['description']}"
+        for name, field in schema["properties"].items()
+        if not (is_about_event and name in of_event)
+    }
+    for earlier, fields in told.items():
+        known = [f"`{name}`" for name, line in new.items() if fields.get(name) == line]
+        new = {name: line for name, line in new.items() if fields.get(name) != line}
+        if known:
+            listed = "all" if len(known) == len(fields) else ", ".join(known)
+            parts.append(f"{listed} of [`{earlier}`](#{earlier.replace('.', '')})")
+    told[definition.name] = new
+    introduction = f"`data`{' is ' if parts else ''}{', and '.join(parts)}"
+    introduction += (", and" if parts else " has") + ":" if new else "."
     return "\n".join(
         [
             f"## {definition.name}",
             "",
             f"`{definition.type}`: {definition.when}. {schema['description']}",
-            "",
             introduction,
             "",
-            "| field | type | |",
-            "| --- | --- | --- |",
-            *rows,
-            "",
+            *new.values(),
+            *([""] if new else []),
             "```json",
             _pretty(example),
             "```",
@@ -343,8 +351,14 @@ def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     return str(field["type"])
 
 
-def _pretty(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+def _pretty(value: Any, indent: str = "") -> str:
+    """Return JSON in which a list or object stays on one line where it fits."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict) or len(indent) + len(line) <= 78:
+        return line
+    inner = f"{indent}  "
+    parts = [f'{inner}"{key}": {_pretty(part, inner)}' for key, part in value.items()]
+    return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from inspect import cleandoc, getsource
@@ -29,6 +30,7 @@ from relay.cli import make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
 from relay.config.changes import key_needs_restart
+from relay.events.match import Match
 from relay.log_fields import field_meanings
 from relay.telemetry.lines import EVERY_LINE, LINES
 from relay.telemetry.metrics import METRICS
@@ -47,36 +49,58 @@ def with_generated_part(page: Path, generated: str) -> str:
 
 
 def configuration() -> str:
-    """Return a table for each section of the YAML document."""
-    return "\n".join(_sections("", Config, "The whole document", set()))
+    """Return a table for each section of the document, with the keys of the sections inside it."""
+    lines = ["## The whole document", "", *_HEADER]
+    sections: list[str] = []
+    told: set[str] = set()
+    for name, field in Config.model_fields.items():
+        lines.append(_row(name, field, Config, ""))
+        if name == "sinks":
+            for kind, module in sink_modules().items():
+                sections += _section(f"sinks (kind: {kind})", "sinks[]", module.Settings, told)
+            continue
+        for inner in _models(field.annotation):
+            title = _section_path(name, field, inner)
+            sections += _section(title, name, inner, told)
+    return "\n".join([*lines, "", *sections])
 
 
-def _sections(
-    path: str, model: type[BaseModel], title: str, listed: set[type[BaseModel]]
-) -> Iterator[str]:
-    if model in listed:  # several sections have the same conditions
-        return
-    listed.add(model)
-    yield f"## {f'`{path}`' if path else title}\n"
-    if path and model.__doc__:
-        yield f"{_first_paragraph(model.__doc__)}\n"
-    yield "| key | default | |"
-    yield "| --- | --- | --- |"
+_HEADER = ("| key | default | |", "| --- | --- | --- |")
+
+
+def _section(title: str, path: str, model: type[BaseModel], told: set[str]) -> Iterator[str]:
+    """Yield the table of a section. A row that an earlier kind of sink has is not told again."""
+    rows = list(_rows(path, model))
+    new = [row for row in rows if row not in told]
+    if path == "sinks[]":
+        known = [row.split("`")[1] for row in rows if row not in new]
+        told.update(rows)
+    yield f"## `{title}`\n"
+    doc = _first_paragraph(model.__doc__ or "")
+    if path == "sinks[]" and known:
+        doc += f" Also, as above: {', '.join(f'`{name}`' for name in known)}."
+    yield f"{doc}\n"
+    yield from (*_HEADER, *new, "")
+
+
+def _rows(path: str, model: type[BaseModel], inside: str = "") -> Iterator[str]:
+    """Yield a row for each key, and below it those of the sections inside it."""
     for name, field in model.model_fields.items():
         key = field.alias or name
         if key.endswith("_file") and key.removesuffix("_file") in model.model_fields:
             continue
-        description = _describe_key(path, name, field, model)
-        yield f"| `{key}` | {_default(field, model)} | {description} |"
-    yield ""
-    for name, field in model.model_fields.items():
-        key = f"{path}.{field.alias or name}".removeprefix(".")
-        if key == "sinks":
-            for kind, module in sink_modules().items():
-                yield from _sections(f"sinks (kind: {kind})", module.Settings, kind, listed)
-            continue
+        yield _row(f"{inside}{key}", field, model, path)
+        if name == "match":
+            continue  # told once, in the handwritten part
         for inner in _models(field.annotation):
-            yield from _sections(_section_path(key, field, inner), inner, key, listed)
+            below = f"{inside}{key}[]" if _is_list(field.annotation) else f"{inside}{key}"
+            yield from _rows(path, inner, f"{below}.")
+
+
+def _row(key: str, field: FieldInfo, model: type[BaseModel], path: str) -> str:
+    name = next(each for each, its in model.model_fields.items() if its is field)
+    description = _describe_key(f"{path}.{key.rpartition('.')[0]}".strip("."), name, field, model)
+    return f"| `{key}` | {_default(field, model)} | {description} |"
 
 
 def _describe_key(path: str, name: str, field: FieldInfo, model: type[BaseModel]) -> str:
@@ -139,6 +163,8 @@ def _default(field: FieldInfo, model: type[BaseModel]) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, Match):
+        return "[all](#conditions)"
     if isinstance(value, BaseModel):
         return "see below" if type(value) is not model else ""
     if value is None:
@@ -171,45 +197,51 @@ _RELAY_PANEL = "Which relay"
 
 
 def commands() -> str:
-    """Return every verb with what its `--help` prints, and the options that many verbs share."""
-    shared: dict[str, str] = {}
-    verbs = [*_group("imds-relay", typer.main.get_command(make_app()), shared)]
-    return "\n".join(["## Options that say which relay\n", *_table(shared), *verbs])
+    """Return every verb with what its `--help` prints, and what many verbs share."""
+    verbs = dict(_verbs("imds-relay", typer.main.get_command(make_app())))
+    count = Counter(record for records, _ in map(_records, verbs.values()) for record in records)
+    shared = {record for record, number in count.items() if number > 2}
+    of_relay = dict.fromkeys(each for verb in verbs.values() for each in _records(verb)[1])
+    lines = ["## Options that say which relay", "", *map(_item, of_relay), ""]
+    lines += ["## Arguments and options of many verbs", ""]
+    lines += [_item(record) for record in count if record in shared] + [""]
+    for path, verb in verbs.items():
+        own, of_this_relay = _records(verb)
+        usage = verb.get_usage(typer.Context(verb, info_name=path)).removeprefix("Usage: ")
+        lines += [f"## {path}", "", f"`{usage}`", "", (verb.help or "").strip(), ""]
+        new = [_item(record) for record in own if record not in shared]
+        lines += [*new, ""] if new else []
+        known = [f"`{record[0]}`" for record in own if record in shared]
+        if of_this_relay:
+            known.append("the [options that say which relay](#options-that-say-which-relay)")
+        lines += [f"Also {', '.join(known)}.", ""] if known else []
+    return "\n".join(lines)
 
 
-def _group(path: str, group: Any, shared: dict[str, str]) -> Iterator[str]:
+def _verbs(path: str, group: Any) -> Iterator[tuple[str, Any]]:
     # Typer does not export the types of its click.
     for name, command in group.commands.items():
         if not command.hidden:
-            yield from _command(f"{path} {name}", command, shared)
+            yield f"{path} {name}", command
             if hasattr(command, "commands"):
-                yield from _group(f"{path} {name}", command, shared)
+                yield from _verbs(f"{path} {name}", command)
 
 
-def _command(path: str, command: Any, shared: dict[str, str]) -> Iterator[str]:
-    context = typer.Context(command, info_name=path)
-    own: dict[str, str] = {}
-    of_relay: dict[str, str] = {}
+def _records(command: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return name and help of each parameter: those of the verb, and those that say which relay."""
+    context = typer.Context(command)
+    own: list[tuple[str, str]] = []
+    of_relay: list[tuple[str, str]] = []
     for parameter in command.params:
         record = parameter.get_help_record(context)  # None: hidden
         if record is not None:
-            panel = parameter.rich_help_panel
-            (of_relay if panel == _RELAY_PANEL else own).update([record])
-    shared.update(of_relay)
-    yield f"## {path}\n"
-    yield f"`{command.get_usage(context).removeprefix('Usage: ')}`\n"
-    yield f"{(command.help or '').strip()}\n"
-    yield from _table(own)
-    if of_relay:
-        yield "And the [options that say which relay](#options-that-say-which-relay).\n"
+            (of_relay if parameter.rich_help_panel == _RELAY_PANEL else own).append(record)
+    return own, of_relay
 
 
-def _table(records: Mapping[str, str]) -> list[str]:
-    rows = [
-        f"| `{name.replace('|', chr(92) + '|')}` | {' '.join(text.split()).replace('<', '&lt;')} |"
-        for name, text in records.items()
-    ]
-    return ["| | |", "| --- | --- |", *rows, ""] if rows else []
+def _item(record: tuple[str, str]) -> str:
+    name, text = record
+    return f"- `{name}`: {' '.join(text.split()).replace('<', '&lt;')}"
 
 
 # --- HTTP API

@@ -92,25 +92,28 @@ def test_the_page_of_the_command_line_says_what_help_prints(
     monkeypatch.setenv("COLUMNS", "1000")  # nothing is wrapped
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", page, re.MULTILINE))
-    shared = sections["Options that say which relay"]
+    of_relay = sections["Options that say which relay"]
+    of_many = _items(sections["Arguments and options of many verbs"])
     verbs = [name for name in sections if name.startswith("imds-relay ")]
     assert {name.split()[1] for name in verbs} == VERBS
     for name in verbs:
         section = sections[name]
-        if "#options-that-say-which-relay" in section:
-            section += shared
+        items = _items(section)
+        also = re.search(r"^Also (.+)\.$", section, re.MULTILINE)
+        if also is not None:
+            items |= {each: of_many[each] for each in re.findall(r"`(.+?)`", also[1])}
+            items |= _items(of_relay) if "#options-that-say-which-relay" in also[1] else {}
         printed = run_command(*name.split()[1:], "--help").out
         usage = re.search(r"Usage: (.+?) *\n", printed)
         assert usage is not None
         assert f"`{usage[1]}`\n" in section, name
-        assert _rows_of_page(section) == _rows_of_help(printed), name
+        rows = {_words(f"{each} {text}") for each, text in items.items()}
+        assert rows == _rows_of_help(printed), name
 
 
-def _rows_of_page(section: str) -> set[str]:
-    rows = re.findall(r"^\| `(.+)` \| (.*) \|$", section, re.MULTILINE)
-    return {
-        _words(f"{name} {text}".replace("\\|", "|").replace("&lt;", "<")) for name, text in rows
-    }
+def _items(section: str) -> dict[str, str]:
+    items = re.findall(r"^- `(.+?)`: (.*)$", section, re.MULTILINE)
+    return {name: text.replace("&lt;", "<") for name, text in items}
 
 
 def _rows_of_help(printed: str) -> set[str]:
