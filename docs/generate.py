@@ -27,7 +27,7 @@ from docs.reference import (
     slack,
     with_generated_part,
 )
-from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.request import HOLD_NOTICE
 from relay.cli.init import agent_configuration, initial_configuration
 from relay.events.build import (
     EndOutcome,

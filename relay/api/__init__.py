@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from relay.api.settings import ApiSettings, Client
-from relay.approvals.decision_handler import DecisionHandler
+from relay.approvals.gate import DecisionHandler
 from relay.chat import ChatSink
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher

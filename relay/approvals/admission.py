@@ -8,43 +8,22 @@ asks it before it records a decision. Rules and quorums are counted elsewhere (`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from relay.approvals.limits import shorten_name_list, waits_field
 from relay.approvals.principals import is_machine, scope_of_machine
-from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.standing_holds import (
-    describe_standing_hold,
-    latest_ending_holds,
-    standing_holds_field,
-)
+from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, Refusal
+from relay.approvals.standing_holds import latest_ending_holds, standing_holds_field
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, TrackedEvent
 
-HOLD_NOTICE = (
-    "a hold stops this relay alone: Azure proceeds at NotBefore regardless, "
-    "and other relays and Azure Resource Manager can approve"
-)
-"""Part of every text about a hold (docs/guarantees.md#a-hold-stops-this-relay-only)."""
 SENT_BEFORE_NOTICE = (
     "a StartRequest was sent before, and Azure may have accepted it: "
     "the event can start at any moment; no further StartRequest is sent while it is held"
 )
 """Part of every text about a hold that was taken after an earlier StartRequest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is refused."""
-
-    status: int
-    """The HTTP status."""
-    reason: str
-    field: str | None = None
-    """The field of the request that the caller can correct."""
 
 
 UNKNOWN_EVENT = Refusal(
@@ -117,7 +96,11 @@ def _nothing_to_release(status: ApprovalStatus) -> str:
     standing = status.active_standing_holds
     if not standing:
         return f"no hold is on this event; {HOLD_NOTICE}"
-    described = " and ".join(map(describe_standing_hold, latest_ending_holds(standing)))
+    described = " and ".join(
+        f"the standing hold {hold.hold_id[:8]} of {hold.principal} until "
+        f"{format_rfc3339(hold.ends)}"
+        for hold in latest_ending_holds(standing)
+    )
     return f"only {described} is on this event: end it with imds-relay holds end; {HOLD_NOTICE}"
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from relay.amqp.fair_queue import ReceivedDecision
 from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
-from relay.approvals.decision_handler import DecisionHandler
+from relay.approvals.gate import DecisionHandler
 from relay.approvals.request import (
     Caller,
     DecisionRequest,

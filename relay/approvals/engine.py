@@ -1,7 +1,8 @@
 """Decides approvals inside transactions of the store: requests, transitions, claims and answers.
 
-`gate` and `start_requests` run these methods in the store. The rules of decision are in `admission`
-and `transitions`; `decision_recording` writes what was decided. Nothing here waits or sends.
+`gate` and `start_requests` run these methods in the store. The rules of decision are in
+`admission`, `standing_holds` and `transitions`; `recording` writes what was decided. Nothing here
+waits or sends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import (
     REUSED_ID,
-    Refusal,
     ambiguous_scope_refusal,
     build_accepted_answer,
     build_decision,
@@ -26,23 +26,23 @@ from relay.approvals.admission import (
     find_decisions_to_end,
     find_same_decision,
 )
-from relay.approvals.decision_recording import (
-    new_approval_id,
-    record_decision,
-    record_refusal,
-    record_start_answer,
-    record_transition,
-)
 from relay.approvals.limit_slots import LimitSlots
 from relay.approvals.limits import CountMachines, WaitingFor
-from relay.approvals.request import DecisionAnswer, DecisionRequest
+from relay.approvals.recording import Recording, new_approval_id, record_refusal
+from relay.approvals.request import DecisionAnswer, DecisionRequest, Refusal, Request
 from relay.approvals.rules import Quorum
-from relay.approvals.standing_hold_engine import expire_standing_holds
-from relay.approvals.standing_holds import has_hours, is_about
+from relay.approvals.standing_holds import (
+    CreateRequest,
+    EndRequest,
+    is_about,
+    refuse_creation,
+    refuse_end,
+    standing_hold_to_json_object,
+    stored_conditions,
+)
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import (
     CreateGrant,
-    Transition,
     can_claim_grant,
     due_transitions,
     last_moment_of_votes,
@@ -50,9 +50,10 @@ from relay.approvals.transitions import (
     with_waited_limits,
 )
 from relay.errors import SourceError, SourceRefused
-from relay.events.build import Origin
+from relay.events.build import Origin, standing_hold_event
 from relay.rate_limits import TokenBuckets
 from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
+from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
 _MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
@@ -187,37 +188,45 @@ class ApprovalEngine:
 
     # --- requests
 
-    def decide(self, tx: Transaction, request: DecisionRequest) -> DecisionAnswer:
-        """Decide a request and record the decision. A repeat gets its first answer."""
+    def decide(self, tx: Transaction, request: Request) -> DecisionAnswer:
+        """Decide a request and record what was decided. A repeat gets its first answer."""
         principal, request_id = request.caller.principal, request.request_id
-        first_answer = tx.answers.find(principal, request_id) if request_id is not None else None
-        if first_answer is not None and first_answer.digest == request.digest:
-            return DecisionAnswer(first_answer.status, first_answer.body, repeat=True)
-        occurrences = _find_events_meant_by_request(tx, request)
+        first = tx.answers.find(principal, request_id) if request_id is not None else None
+        if first is not None and first.digest == request.digest:
+            return DecisionAnswer(first.status, first.body, repeat=True)
+        reused = REUSED_ID if first is not None else None
+        match request:
+            case DecisionRequest():
+                answer = self._decide_about_event(tx, request, reused)
+            case CreateRequest():
+                answer = self._create_standing_hold(tx, request, reused)
+            case EndRequest():
+                answer = self._end_standing_hold(tx, request, reused)
+            case _:
+                raise TypeError(f"expected a request that can be decided, got {request!r:.80}")
+        if request_id is not None and answer.accepted:
+            answered = (request.digest, answer.status, dict(answer.body), request.at)
+            tx.answers.add(principal, request_id, *answered)
+        return answer
+
+    def _decide_about_event(
+        self, tx: Transaction, request: DecisionRequest, refusal: Refusal | None
+    ) -> DecisionAnswer:
+        occurrences: list[TrackedEvent] = []
+        if not request.names_scope_other_than_arrival:
+            scope = request.arrival_scope or request.scope
+            occurrences = tx.occurrences.find_occurrences_by_reference(request.event_id, scope)
         status: ApprovalStatus | None = None
         if len(occurrences) == 1:
             # The transitions that were due before the request come first.
             status = self._apply_event_transitions(tx, occurrences[0], request.at)
-        if first_answer is not None:
-            return self._refuse_request(tx, request, status, REUSED_ID)
-        if len(occurrences) > 1:
-            return self._refuse_request(tx, request, None, ambiguous_scope_refusal(occurrences))
-        refusal = find_decision_refusal(request, status)
+        elif len(occurrences) > 1:
+            refusal = refusal or ambiguous_scope_refusal(occurrences)
+        refusal = refusal or find_decision_refusal(request, status)
         if refusal is not None:
-            answer = self._refuse_request(tx, request, status, refusal)
-        else:
-            assert status is not None  # noqa: S101  # find_decision_refusal refuses an unknown event
-            answer = self._accept_request(tx, request, status)
-        if request_id is not None and answer.accepted:
-            tx.answers.add(
-                principal,
-                request_id,
-                request.digest,
-                answer.status,
-                dict(answer.body),
-                request.at,
-            )
-        return answer
+            return self._refuse_request(tx, request, status, refusal)
+        assert status is not None  # noqa: S101  # find_decision_refusal refuses an unknown event
+        return self._accept_request(tx, request, status)
 
     def _refuse_request(
         self,
@@ -227,32 +236,20 @@ class ApprovalEngine:
         refusal: Refusal,
     ) -> DecisionAnswer:
         # A transaction that runs twice takes two tokens, which only makes this tell less.
+        principal, reason = request.caller.principal, refusal.reason
         if refusal.status in (422, 503):  # HTTP
             pass
-        elif self._refusals.take(request.caller.principal, request.at.timestamp()):
+        elif self._refusals.take(principal, request.at.timestamp()):
             self.unrecorded_refusals[request.decision] += 1
             _log.info(
-                "%s may not %s event %s: %s",
-                request.caller.principal,
-                request.decision,
-                request.event_id,
-                refusal.reason,
+                "%s may not %s event %s: %s", principal, request.decision, request.event_id, reason
             )
         else:
-            record_refusal(
-                tx,
-                self.origin,
-                request,
-                status,
-                reason=refusal.reason,
-                mode=self.effective_approval_mode(tx),
-            )
-        body: dict[str, Any] = {"detail": refusal.reason}
+            dry_run = self.effective_approval_mode(tx) == "dry-run"
+            record_refusal(tx, self.origin, request, status, reason, dry_run=dry_run)
         if refusal.status == 409 and status is not None:  # HTTP
-            body["revision"] = status.occurrence.revision
-        if refusal.field is not None:
-            body["field"] = refusal.field
-        return DecisionAnswer(refusal.status, body)
+            return refusal.answer(revision=status.occurrence.revision)
+        return refusal.answer()
 
     def _accept_request(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
@@ -275,20 +272,56 @@ class ApprovalEngine:
             approval_id=new_approval_id(),
             hold_expires=self.settings.hold_expires,
         )
-        cause = request.message_id or status.occurrence.last_event_id
-        ended = find_decisions_to_end(request, status)
+        occurrence, ended = status.occurrence, find_decisions_to_end(request, status)
         left = (earlier for earlier in status.decisions if earlier not in ended)
-        recorded = record_decision(
-            tx,
-            self.origin,
-            decision,
-            status,
-            cause=cause,
-            ended=ended,
-            waiting_for=self._limit_waits_of(tx, replace(status, decisions=(*left, decision))),
+        waits = self._limit_waits_of(tx, replace(status, decisions=(*left, decision)))
+        recorded = Recording(tx, self.origin, occurrence, request.at).decision(
+            decision, status, request.message_id or occurrence.last_event_id, ended, waits
         )
-        after = self._apply_event_transitions(tx, status.occurrence, request.at, cause=recorded)
+        after = self._apply_event_transitions(tx, occurrence, request.at, cause=recorded)
         return build_accepted_answer(request, recorded, after)
+
+    # --- standing holds
+
+    def _create_standing_hold(
+        self, tx: Transaction, request: CreateRequest, refusal: Refusal | None
+    ) -> DecisionAnswer:
+        holds, hold, at = tx.standing_holds, request.hold(new_approval_id()), request.at
+        minute, day = (
+            holds.count_created(hold.principal, at - period, at + period)
+            for period in (timedelta(minutes=1), timedelta(days=1))
+        )
+        refusal = refusal or refuse_creation(request, hold, holds.list_open(), (minute, day))
+        if refusal is not None:
+            return refusal.answer()
+        return DecisionAnswer(201, self._record_standing_hold(tx, CREATED, hold, at))
+
+    def _end_standing_hold(
+        self, tx: Transaction, request: EndRequest, refusal: Refusal | None
+    ) -> DecisionAnswer:
+        hold = tx.standing_holds.find(request.hold_id)
+        refusal = refusal or refuse_end(request, hold, self.settings.people)
+        if refusal is not None:
+            return refusal.answer()
+        assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one
+        ended = {"endedBy": request.caller.principal, "endReason": request.reason}
+        return DecisionAnswer(200, self._record_standing_hold(tx, ENDED, hold, request.at, **ended))
+
+    def _record_standing_hold(
+        self, tx: Transaction, name: str, hold: StandingHold, at: datetime, **added: str | None
+    ) -> dict[str, Any]:
+        """Record an event about a standing hold; return its data.
+
+        The messages about the events that it is about become due for refresh.
+        """
+        data = {**standing_hold_to_json_object(hold), **added}
+        tx.record(standing_hold_event(name, self.origin, at, data=data, head=str(tx.head())), at)
+        live = tx.occurrences.live_occurrences()
+        about = [occurrence.id for occurrence in live if is_about(hold, occurrence)]
+        shown = tx.messages.filter_shown_occurrences(about)
+        if shown:
+            tx.messages.refresh_about(shown, at)
+        return data
 
     # --- transitions
 
@@ -314,10 +347,14 @@ class ApprovalEngine:
         None: no transition follows from time. ``event_keys``: only consider the events
         with these keys, unless a standing hold expires.
         """
-        if expire_standing_holds(tx, self.origin, now):
-            event_keys = None
+        for hold in tx.standing_holds.list_open():
+            if hold.ends <= now:
+                self._record_standing_hold(tx, EXPIRED, hold, now)
+                event_keys = None
         open_holds = tx.standing_holds.list_open()
-        have_hours = self._have_hours or any(map(has_hours, open_holds))
+        have_hours = self._have_hours or any(
+            stored_conditions(hold.conditions).time is not None for hold in open_holds
+        )
         moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
         moments = [moment for moment in moments if moment > now]
         for occurrence in tx.approvals.occurrences_to_check(
@@ -354,28 +391,21 @@ class ApprovalEngine:
 
         ``cause`` is the decision that this transaction has recorded; None: there is none.
         """
+        recording = Recording(tx, self.origin, occurrence, now)
         while True:
             status = self.status(tx, occurrence, now)
             transitions = due_transitions(status)
             if not transitions:
                 return status
-            is_granting = any(isinstance(transition, CreateGrant) for transition in transitions)
-            transitions = self._transitions_with_waited_limits(tx, status, transitions)
-            with self._without_recomputing_slots(tx, only=len(transitions) == 1 and is_granting):
+            is_granting = [type(transition) for transition in transitions] == [CreateGrant]
+            moment = last_moment_of_votes(status) if self._limits is not None else None
+            if moment is not None:  # say for which limits the event waited until then
+                before = replace(status, now=moment)
+                before = replace(before, waiting_for=self._limit_waits_of(tx, before))
+                transitions = with_waited_limits(transitions, before)
+            with self._without_recomputing_slots(tx, only=is_granting):
                 for transition in transitions:
-                    cause = record_transition(tx, self.origin, transition, status, cause)
-
-    def _transitions_with_waited_limits(
-        self, tx: Transaction, status: ApprovalStatus, transitions: list[Transition]
-    ) -> list[Transition]:
-        """Say in transitions by time for which limits the event waited until then."""
-        moment = last_moment_of_votes(status) if self._limits is not None else None
-        if moment is None:
-            return transitions
-        before = replace(status, now=moment)
-        return with_waited_limits(
-            transitions, replace(before, waiting_for=self._limit_waits_of(tx, before))
-        )
+                    cause = recording.transition(transition, status, cause)
 
     def _without_recomputing_slots(
         self, tx: Transaction, *, only: bool = True
@@ -444,16 +474,12 @@ class ApprovalEngine:
         if error is not None:
             is_final = isinstance(error, SourceRefused) and len(claims) == 1
             state = "refused" if is_final else "sent"
+        http_status = error.status if error is not None else 200
+        reason = error.reason if error is not None else None
         for claim in claims:
-            record_start_answer(
-                tx,
-                self.origin,
-                claim.grant,
-                state,
-                http_status=error.status if error is not None else 200,
-                reason=error.reason if error is not None else None,
-                at=now,
-            )
+            occurrence = tx.occurrences.require_occurrence(claim.grant.occurrence)
+            recording = Recording(tx, self.origin, occurrence, now)
+            recording.start_answer(claim.grant, state, http_status=http_status, reason=reason)
 
 
 def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:
@@ -464,12 +490,3 @@ def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trust
     elif settings.dry_run:
         configured = "dry-run"
     return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
-
-
-def _find_events_meant_by_request(tx: Transaction, request: DecisionRequest) -> list[TrackedEvent]:
-    """Return the events that a request can mean. More than one: it has to name the scope."""
-    if request.names_scope_other_than_arrival:
-        return []
-    return tx.occurrences.find_occurrences_by_reference(
-        request.event_id, request.arrival_scope or request.scope
-    )

@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from relay.approvals import StartRequestPort
 from relay.approvals.engine import ApprovalEngine
-from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
-from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
+from relay.approvals.request import DecisionAnswer, Request
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
 from relay.log_fields import log_extra
-from relay.store import Mode, StandingHold
-from relay.store.rows import PageLimit
+from relay.store import Mode
 from relay.store.sqlite import Store
+from relay.store.standing_holds import StandingHolds
 from relay.store.transaction import Transaction
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 MAX_TIMER = 60.0
 """Seconds until the wall clock is read again: somebody may have set it."""
@@ -33,6 +33,38 @@ MAX_TIMER = 60.0
 _NOT_RECORDED = DecisionAnswer(
     503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"}
 )
+
+
+class NotDecidedHere(Exception):
+    """Another relay decides this. The text names it."""
+
+
+class DecisionHandler(Protocol):
+    """What the channels of decisions call: the API, the chats and the consumer of AMQP.
+
+    That of an agent is `relay.fleet.agent.votes.VoteForwarder`, which asks the hub.
+    """
+
+    engine: ApprovalEngine
+    """Knows the status of each event."""
+
+    async def submit(self, request: Request, /) -> DecisionAnswer:
+        """Return the answer to a request; 503 if it cannot be decided now.
+
+        Raises NotDecidedHere for one about standing holds, if another relay has these.
+        """
+
+    async def read_standing_holds(self, read: Callable[[StandingHolds], T], /) -> T:
+        """Return what ``read`` finds. Raises StoreUnavailable, NotDecidedHere."""
+
+    async def approval_mode(self) -> Mode:
+        """Return the mode in force."""
+
+    async def set_approval_mode(self, mode: Mode, principal: str, /) -> Mode:
+        """Set and remember the switch; return the mode then in force.
+
+        Raises StoreUnavailable, and NotDecidedHere if another relay has the switch.
+        """
 
 
 class Gate:
@@ -57,11 +89,10 @@ class Gate:
         store.listeners.recorded.append(lambda _: self._wake.set())
         store.listeners.write_error_changed.append(self._on_write_error)
 
-    async def submit(self, request: DecisionRequest) -> DecisionAnswer:
-        """Decide one request; the decision is on disk when this returns.
+    async def submit(self, request: Request) -> DecisionAnswer:
+        """Decide one request; what was decided is on disk when this returns.
 
-        The answer is 503 if the decision cannot be written
-        (docs/guarantees.md#approvals-fail-closed).
+        The answer is 503 if it cannot be written (docs/guarantees.md#approvals-fail-closed).
         """
         try:
             # The request is decided even if the caller disconnects meanwhile.
@@ -69,44 +100,9 @@ class Gate:
         except StoreUnavailable:
             return _NOT_RECORDED
 
-    async def create_standing_hold(self, request: CreateRequest) -> DecisionAnswer:
-        """Make a standing hold; it is on disk when this returns. The answer is as of `submit`."""
-        return await self._change_standing_holds(
-            lambda tx: create_standing_hold(tx, self.engine.origin, request)
-        )
-
-    async def end_standing_hold(self, request: EndRequest) -> DecisionAnswer:
-        """End a standing hold early. The answer is as of `submit`."""
-        engine = self.engine  # the work reads its settings: a reload changes them in order
-        return await self._change_standing_holds(
-            lambda tx: end_standing_hold(tx, engine.origin, request, engine.settings.people)
-        )
-
-    async def standing_holds_page(
-        self, before: int | None, limit: PageLimit, *, only_open: bool
-    ) -> tuple[list[StandingHold], bool]:
-        """Return the newest standing holds with a number less than ``before``, newest first.
-
-        The second value says whether there are more.
-        """
-        return await self._store.read(
-            lambda tx: tx.standing_holds.page(before, limit, only_open=only_open)
-        )
-
-    async def find_standing_hold(self, hold_id: str) -> StandingHold | None:
-        """Return a standing hold, also one that is over."""
-        return await self._store.read(lambda tx: tx.standing_holds.find(hold_id))
-
-    async def _change_standing_holds(
-        self, work: Callable[[Transaction], DecisionAnswer]
-    ) -> DecisionAnswer:
-        try:
-            answer = await self._store.transact(work)
-        except StoreUnavailable:
-            return _NOT_RECORDED
-        if answer.status in (200, 201) and not answer.repeat:  # HTTP
-            self.wake()
-        return answer
+    async def read_standing_holds(self, read: Callable[[StandingHolds], T]) -> T:
+        """Return what ``read`` finds."""
+        return await self._store.read(lambda tx: read(tx.standing_holds))
 
     async def approval_mode(self) -> Mode:
         """Return the mode in force."""

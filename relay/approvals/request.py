@@ -22,6 +22,11 @@ from relay.validation import RequestBody, first_error_path_and_message
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]+$"
 DecisionKind = Literal["approve", "hold", "release"]
 Right = Literal["read", "approve", "hold", "operate"]
+HOLD_NOTICE = (
+    "a hold stops this relay alone: Azure proceeds at NotBefore regardless, "
+    "and other relays and Azure Resource Manager can approve"
+)
+"""Part of every text about a hold (docs/guarantees.md#a-hold-stops-this-relay-only)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +52,25 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRequest:
-    """One request to approve an event, to hold it, or to release a hold."""
+class Request:
+    """What a caller asks for."""
 
     caller: Caller
+    at: datetime
+    request_id: str | None = None
+    """A repeat has the same id and the same ``digest``; None: a repeat cannot be recognized."""
+    digest: str = ""
+    """SHA-256 of what a repeat has in common with it: the body, and where it went."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRequest(Request):
+    """One request to approve an event, to hold it, or to release a hold."""
+
     event_id: str
     decision: DecisionKind
     revision: str
     """The state of the event that the caller saw."""
-    at: datetime
     remarks: Remarks = field(default_factory=lambda: NO_REMARKS)
     scope: str | None = None
     """The scope that the body names."""
@@ -64,10 +79,6 @@ class DecisionRequest:
 
     A request that names another scope is about no event.
     """
-    request_id: str | None = None
-    """A repeat has the same id and the same ``digest``; None: a repeat cannot be recognized."""
-    digest: str = ""
-    """SHA-256 of the body, and of `arrival_scope` where there is one."""
     message_id: str | None = None
     """The ``message_id`` of the AMQP message that carried the request."""
 
@@ -90,8 +101,24 @@ class DecisionAnswer:
 
     @property
     def accepted(self) -> bool:
-        """Whether the decision was recorded."""
-        return self.status == 202  # HTTP
+        """Whether what was asked for was recorded."""
+        return self.status < 300  # HTTP
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused."""
+
+    status: int
+    """The HTTP status."""
+    reason: str
+    field: str | None = None
+    """The field of the request that the caller can correct."""
+
+    def answer(self, **members: str) -> DecisionAnswer:
+        """Return the answer. ``members`` are others of its problem."""
+        field = {} if self.field is None else {"field": self.field}
+        return DecisionAnswer(self.status, {"detail": self.reason, **members, **field})
 
 
 class MalformedJsonBody(ValueError):

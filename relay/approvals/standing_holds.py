@@ -1,28 +1,228 @@
-"""Standing holds: which events they are about, and when. Pure.
+"""Standing holds: which events they are about, and when, and who may make and end them. Pure.
 
 A standing hold is a hold by the conditions of a rule and for a time. It is made before an event
 exists, and keeps this relay from starting every event that can meet its conditions, automatic rules
-included. Its ``within`` are the resources to which the rights of its author are limited: it is
-about no event with others. `standing_hold_admission` says who may make one.
+included. Its conditions must be inside the rights of its author, because nobody knows yet which
+events will meet them: ``within`` are the resources to which these rights are limited, and it is
+about no event with others. `engine` records what was made, ended and expired, and
+`relay.store.standing_holds` folds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+import orjson
+from pydantic import AfterValidator, Field, TypeAdapter
 
-from relay.approvals.rules import RuleConditions
-from relay.events.match import covers_all_resources, event_may_meet_conditions
-from relay.events.timestamps import format_rfc3339
+from relay.approvals.request import HOLD_NOTICE, Refusal, Request, Rights
+from relay.approvals.rules import RuleConditions, person_of
+from relay.events.match import (
+    are_patterns_inside,
+    covers_all_resources,
+    event_may_meet_conditions,
+)
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.store import StandingHold, TrackedEvent
+from relay.validation import RequestBody
 
+MAX_OPEN = 100
+"""Standing holds that are not over. More are refused."""
+MAX_CREATED = 30
+"""Standing holds that a principal makes within a minute. More are refused."""
+MAX_CREATED_IN_DAY = 300
+"""Within a day. Before each claim the journal is asked for all that were made."""
+MAX_AHEAD = timedelta(days=366)
+"""How far from now a standing hold may end."""
+MAX_PATTERNS = 100
+"""Entries in each list of the conditions."""
+MAX_OPEN_PATTERNS = 1000
+"""Entries in the lists of all standing holds that are not over: each event is compared with all."""
+MAX_PATTERN_LENGTH = 256
+"""Characters of an entry."""
 MAX_NAMED = 10
 """Patterns of a condition that a description names, and standing holds that an answer names."""
+TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
+"""RFC 3339."""
+_LISTS = ("event_type", "event_source", "resources", "scope")
 _WITHIN = TypeAdapter(tuple[tuple[str, ...], ...])
+
+
+# --- requests
+
+
+def _check_timestamp_syntax(text: str) -> str:
+    if parse_timestamp(text) is None:
+        raise ValueError("expected a time such as 2022-04-11T22:26:58Z")
+    return text
+
+
+def _check_condition_sizes(conditions: RuleConditions) -> RuleConditions:
+    for name in _LISTS:
+        entries = getattr(conditions, name) or ()
+        if len(entries) > MAX_PATTERNS:
+            raise ValueError(f"expected at most {MAX_PATTERNS} entries in each list")
+        if any(len(entry) > MAX_PATTERN_LENGTH for entry in entries):
+            raise ValueError(f"expected entries of at most {MAX_PATTERN_LENGTH} characters")
+    return conditions
+
+
+Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp_syntax)]
+
+
+class StandingHoldBody(RequestBody):
+    """The body of ``POST /v1/standing-holds``."""
+
+    match: Annotated[RuleConditions, AfterValidator(_check_condition_sizes)]
+    """The conditions of a rule; ``{}`` holds every event. An event that can meet them is held: one
+    matching resource is enough, and so is a type, source or duration that Azure does not say."""
+    starts: Timestamp | None = None
+    """RFC 3339: from when it holds; default: at once."""
+    ends: Timestamp
+    """RFC 3339: until when it holds, at most 366 days from now."""
+    reason: str = Field(min_length=1, max_length=1000)
+    """Shown wherever the hold is."""
+
+
+class EndBody(RequestBody):
+    """The body of ``POST /v1/standing-holds/{holdId}/end``."""
+
+    reason: str | None = Field(default=None, max_length=1000)
+    """For the audit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateRequest(Request):
+    """A request to make a standing hold."""
+
+    body: StandingHoldBody
+
+    def hold(self, hold_id: str) -> StandingHold:
+        """Return the standing hold that it asks for."""
+        ends = parse_timestamp(self.body.ends)
+        assert ends is not None  # noqa: S101  # the body was validated
+        return StandingHold(
+            hold_id=hold_id,
+            conditions=orjson.dumps(conditions_to_json_object(self.body.match)).decode(),
+            within=orjson.dumps(_patterns_of_rights(self.caller.rights)).decode(),
+            starts=parse_timestamp(self.body.starts) or self.at,
+            ends=ends,
+            principal=self.caller.principal,
+            channel=self.caller.channel,
+            reason=self.body.reason,
+            created=self.at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRequest(Request):
+    """A request to end a standing hold early."""
+
+    hold_id: str
+    reason: str | None = None
+
+
+def refuse_creation(
+    request: CreateRequest,
+    hold: StandingHold,
+    open_holds: Sequence[StandingHold],
+    created: tuple[int, int],
+) -> Refusal | None:
+    """Return why a standing hold is not made, or None if it is.
+
+    ``created`` is how many its author has made within a minute and within a day.
+    """
+    rights, now = request.caller.rights, request.at
+    if "hold" not in rights.can:
+        return Refusal(403, "you may not hold: it is not in your rights (can)")
+    if not _are_resources_within_rights(request.body.match, rights):
+        return Refusal(
+            403,
+            "you may not hold every event that this could be about: match.resources must be "
+            "inside your rights (resources)",
+        )
+    time_problem = _time_problem(hold.starts, hold.ends, now)
+    if time_problem is not None:
+        return Refusal(422, f"ends: {time_problem}; it is {format_rfc3339(now)}", "ends")
+    if len(open_holds) >= MAX_OPEN:
+        return Refusal(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
+    patterns = sum(map(_count_patterns, open_holds))
+    if patterns + _count_patterns(hold) > MAX_OPEN_PATTERNS:
+        return Refusal(
+            409,
+            f"the standing holds that are not over would have more than {MAX_OPEN_PATTERNS} "
+            "entries in their lists: end some, or use patterns",
+        )
+    if created[0] >= MAX_CREATED:
+        return Refusal(
+            409, f"you have made {MAX_CREATED} standing holds within a minute: wait a minute"
+        )
+    if created[1] >= MAX_CREATED_IN_DAY:
+        return Refusal(409, f"you have made {MAX_CREATED_IN_DAY} standing holds within a day: wait")
+    return None
+
+
+def _time_problem(starts: datetime, ends: datetime, now: datetime) -> str | None:
+    if ends <= now:
+        return "expected a time in the future"
+    if ends <= starts:
+        return "expected a time after starts"
+    if ends > now + MAX_AHEAD:
+        return f"expected a time within {MAX_AHEAD.days} days from now"
+    return None
+
+
+def _count_patterns(hold: StandingHold) -> int:
+    conditions = stored_conditions(hold.conditions)
+    return sum(len(getattr(conditions, name) or ()) for name in _LISTS)
+
+
+def refuse_end(
+    request: EndRequest, hold: StandingHold | None, people: Mapping[str, Sequence[str]]
+) -> Refusal | None:
+    """Return why a standing hold is not ended, or None if it is."""
+    if hold is None:
+        return Refusal(404, "no such standing hold; see GET /v1/standing-holds")
+    if hold.ended is not None or hold.ends <= request.at:
+        return Refusal(409, "the standing hold is over")
+    rights = request.caller.rights
+    is_own = person_of(hold.principal, people) == person_of(request.caller.principal, people)
+    if not rights.can & {"operate", "hold"}:
+        return Refusal(403, "you may not end it: neither hold nor operate is in your rights (can)")
+    if "operate" not in rights.can and not is_own:
+        return Refusal(
+            403,
+            f"{hold.principal} made the standing hold; they can end it, and so can anybody "
+            f"with the right operate; {HOLD_NOTICE}",
+        )
+    if not is_own and not _are_resources_within_rights(stored_conditions(hold.conditions), rights):
+        return Refusal(
+            403,
+            "you may not decide for every event that this standing hold could be about: your "
+            "rights (resources) do not cover its match.resources",
+        )
+    return None
+
+
+def _are_resources_within_rights(conditions: RuleConditions, rights: Rights) -> bool:
+    """Whether the resources of the conditions are certainly inside the limits of a caller."""
+    limits, patterns = _patterns_of_rights(rights), conditions.resources
+    return not limits or (
+        patterns is not None and all(are_patterns_inside(patterns, limit) for limit in limits)
+    )
+
+
+def _patterns_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:
+    """Return the lists of patterns, each of which must cover what a caller decides for."""
+    own = (rights.resources,) if rights.resources is not None else ()
+    return (*own, *rights.limits)
+
+
+# --- which events, and when
 
 
 @lru_cache(maxsize=512)
@@ -39,7 +239,7 @@ def stored_conditions(text: str) -> RuleConditions:
 
 
 @lru_cache(maxsize=512)
-def stored_patterns(text: str) -> tuple[tuple[str, ...], ...]:
+def _stored_patterns(text: str) -> tuple[tuple[str, ...], ...]:
     """Return the lists of patterns that limit a standing hold; none if they cannot be read."""
     try:
         return _WITHIN.validate_json(text)
@@ -56,7 +256,7 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     conditions = stored_conditions(hold.conditions)
     return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope) and all(
         covers_all_resources(patterns, occurrence.event.resources)
-        for patterns in stored_patterns(hold.within)
+        for patterns in _stored_patterns(hold.within)
     )
 
 
@@ -76,11 +276,6 @@ def is_in_force(hold: StandingHold, now: datetime) -> bool:
     return hours is None or hours.are_active(now)
 
 
-def has_hours(hold: StandingHold) -> bool:
-    """Whether a standing hold applies at some hours only."""
-    return stored_conditions(hold.conditions).time is not None
-
-
 def next_hold_change(hold: StandingHold, now: datetime) -> datetime | None:
     """Return when a standing hold begins or ceases to apply next by time alone; None: never."""
     is_begun = has_begun(hold, now)
@@ -89,6 +284,9 @@ def next_hold_change(hold: StandingHold, now: datetime) -> datetime | None:
     if hours is not None and is_begun and now < hold.ends:
         moments += filter(None, [hours.next_change(now)])
     return min((moment for moment in moments if moment > now), default=None)
+
+
+# --- what is said
 
 
 def describe_conditions(hold: Mapping[str, Any]) -> str:
@@ -108,52 +306,41 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def describe_standing_hold(hold: StandingHold) -> str:
-    """Return whose standing hold it is and until when, for people."""
-    return (
-        f"the standing hold {hold.hold_id[:8]} of {hold.principal} until "
-        f"{format_rfc3339(hold.ends)}"
-    )
-
-
-# --- as JSON
+def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
+    """Return a standing hold as its events and the API describe it."""
+    within = [list(patterns) for patterns in _stored_patterns(hold.within)]
+    return {
+        "holdId": hold.hold_id,
+        "match": conditions_to_json_object(stored_conditions(hold.conditions)),
+        **({"within": within} if within else {}),
+        "starts": format_rfc3339(hold.starts),
+        "ends": format_rfc3339(hold.ends),
+        "principal": hold.principal,
+        "channel": hold.channel,
+        "reason": hold.reason,
+        "created": format_rfc3339(hold.created),
+        "notice": HOLD_NOTICE,
+    }
 
 
 def conditions_to_json_object(conditions: RuleConditions) -> dict[str, Any]:
     """Return conditions as the configuration and the API write them, without what is not set."""
-    found: dict[str, Any] = {
-        key: list(value)
-        for key in ("event_type", "event_source", "resources", "scope")
-        if (value := getattr(conditions, key)) is not None
-    }
-    bounds, hours = conditions.duration, conditions.time
-    if bounds is not None:
+    found = conditions.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude={"duration", "time"}
+    )
+    if (bounds := conditions.duration) is not None:
         found["duration"] = {
             name: _format_configuration_duration(getattr(bounds, name))
             for name in sorted(bounds.model_fields_set)
         }
-    if hours is not None:
-        found["time"] = {
-            "days": list(hours.days),
-            "from": hours.from_,
-            "to": hours.to,
-            "zone": hours.zone,
-        }
+    if conditions.time is not None:
+        found["time"] = conditions.time.model_dump(mode="json", by_alias=True)
     return found
 
 
 def _format_configuration_duration(seconds: float) -> str:
     milliseconds = round(seconds * 1000)
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
-
-
-def standing_holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
-    """Return ``standingHolds`` for an answer or event about one event; nothing if there are none.
-
-    `hold_summaries` returns the value alone.
-    """
-    summaries = hold_summaries(holds)
-    return {"standingHolds": summaries} if summaries else {}
 
 
 def latest_ending_holds(holds: Iterable[StandingHold]) -> list[StandingHold]:
@@ -172,3 +359,9 @@ def hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
         }
         for hold in latest_ending_holds(holds)
     ]
+
+
+def standing_holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
+    """Return ``standingHolds`` of an answer or event about one event, if there are any."""
+    summaries = hold_summaries(holds)
+    return {"standingHolds": summaries} if summaries else {}

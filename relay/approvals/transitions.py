@@ -2,7 +2,7 @@
 
 Time, the document, the mode and decisions all change an `ApprovalStatus`. `due_transitions` alone
 says what follows, whatever changed. `engine` asks for it after each change and when the time has
-come, and `decision_recording` writes the transitions into the store.
+come, and `recording` writes the transitions into the journal.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from relay.approvals.admission import HOLD_NOTICE
 from relay.approvals.limits import LIMIT_NOTICE
+from relay.approvals.request import HOLD_NOTICE
 from relay.cli._exit_codes import CommandFailed, NotFound
 from relay.cli._options import scope_query
 from relay.cli._output import format_local_time, join_names, pluralize

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.request import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
 from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.messages import VoteMessage

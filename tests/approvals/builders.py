@@ -18,8 +18,7 @@ from relay.approvals.request import (
     Right,
     Rights,
 )
-from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
-from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
+from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHoldBody
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.errors import SourceError
 from relay.events.build import Origin, common_event_data
@@ -376,7 +375,7 @@ class ApprovalFile:
             digest=digest,
             body=body,
         )
-        answer = self.transact(lambda tx: create_standing_hold(tx, ORIGIN, request))
+        answer = self.transact(lambda tx: self.engine.decide(tx, request))
         self.apply_transitions()
         return answer
 
@@ -391,8 +390,7 @@ class ApprovalFile:
             digest=f"end {hold_id}",
             hold_id=hold_id,
         )
-        people = self.settings.people
-        answer = self.transact(lambda tx: end_standing_hold(tx, ORIGIN, request, people))
+        answer = self.transact(lambda tx: self.engine.decide(tx, request))
         self.apply_transitions()
         return answer
 

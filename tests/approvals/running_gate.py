@@ -18,7 +18,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.limits import CountMachines
 from relay.approvals.request import DecisionAnswer
-from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
+from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHoldBody
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StartRequestNotDelivered
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
@@ -204,13 +204,13 @@ class GateHarness:
 
     async def hold_ahead(self, body: StandingHoldBody, by: str = "eve") -> DecisionAnswer:
         """Make a standing hold."""
-        return await self.gate.create_standing_hold(
+        return await self.gate.submit(
             CreateRequest(caller=build_caller(by), at=self.clock.now(), body=body)
         )
 
     async def end_ahead(self, hold_id: str, by: str = "eve") -> DecisionAnswer:
         """End a standing hold."""
-        return await self.gate.end_standing_hold(
+        return await self.gate.submit(
             EndRequest(caller=build_caller(by), at=self.clock.now(), hold_id=hold_id)
         )
 

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.admission import HOLD_NOTICE, Refusal, find_decision_refusal
-from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Rights
+from relay.approvals.admission import find_decision_refusal
+from relay.approvals.request import (
+    HOLD_NOTICE,
+    Caller,
+    DecisionKind,
+    DecisionRequest,
+    Refusal,
+    Rights,
+)
 from relay.approvals.status import ApprovalStatus
 from relay.store import StandingHold
 from tests.approvals.builders import (

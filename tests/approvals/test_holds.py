@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.request import HOLD_NOTICE
 from tests.approvals.builders import (
     OPERATOR,
     REBOOT,

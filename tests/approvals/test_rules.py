@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.admission import Refusal, find_decision_refusal
-from relay.approvals.request import Caller, Rights
+from relay.approvals.admission import find_decision_refusal
+from relay.approvals.request import Caller, Refusal, Rights
 from relay.approvals.rules import Hours, Rule, clients_of_same_person
 from relay.events.build import common_event_data
 from tests.approvals.builders import (

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from relay.approvals.standing_hold_admission import StandingHoldBody
+from relay.approvals.standing_holds import StandingHoldBody
 from relay.events.timestamps import format_rfc3339
 from relay.store import StoreSettings
 from relay.store.file import open_for_reading

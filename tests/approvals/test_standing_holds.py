@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.standing_hold_admission import (
+from relay.approvals.request import HOLD_NOTICE
+from relay.approvals.standing_holds import (
     MAX_CREATED,
     MAX_CREATED_IN_DAY,
     MAX_OPEN,
@@ -20,9 +20,8 @@ from relay.approvals.standing_hold_admission import (
     MAX_PATTERNS,
     CreateRequest,
     StandingHoldBody,
+    next_hold_change,
 )
-from relay.approvals.standing_hold_engine import create_standing_hold
-from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.events.timestamps import format_rfc3339
 from relay.store import StoreSettings
@@ -31,7 +30,6 @@ from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     OPERATOR,
-    ORIGIN,
     REBOOT,
     SETTINGS,
     USER_REBOOT,
@@ -343,7 +341,7 @@ def test_a_standing_hold_that_was_rolled_back_holds_nothing(approvals: ApprovalF
     request = CreateRequest(caller=build_caller("eve"), at=approvals.clock.now(), body=body)
 
     def fail_after_holding(tx: Transaction) -> None:
-        create_standing_hold(tx, ORIGIN, request)
+        approvals.engine.decide(tx, request)
         (occurrence,) = tx.occurrences.live_occurrences()
         assert approvals.engine.status(tx, occurrence, approvals.clock.now()).standing_holds
         raise LookupError
@@ -524,10 +522,10 @@ async def test_a_standing_hold_that_cannot_be_written_is_503_and_not_made(tmp_pa
             "the decision cannot be recorded now; nothing was decided, try again",
         )
         await eventually(lambda: harness.store.write_error is None)
-        assert await harness.gate.standing_holds_page(None, PageLimit(10), only_open=False) == (
-            [],
-            False,
+        found = await harness.gate.read_standing_holds(
+            lambda holds: holds.page(None, PageLimit(10), only_open=False)
         )
+        assert found == ([], False)
 
 
 async def test_standing_holds_are_listed_the_newest_first_and_found_by_their_ids(
@@ -543,19 +541,19 @@ async def test_standing_holds_are_listed_the_newest_first_and_found_by_their_ids
 
         async def listed(**changes: Any) -> tuple[list[str], bool]:
             given = {"before": None, "limit": PageLimit(10), "only_open": False} | changes
-            holds, has_more = await gate.standing_holds_page(**given)
+            holds, has_more = await gate.read_standing_holds(lambda holds: holds.page(**given))
             return [hold.hold_id for hold in holds], has_more
 
         assert await listed() == ([ids[2], ids[1], ids[0]], False)
         assert await listed(only_open=True) == ([ids[2], ids[0]], False)
         assert await listed(limit=PageLimit(1)) == ([ids[2]], True)
-        newest = await gate.find_standing_hold(ids[2])
+        newest = await gate.read_standing_holds(lambda holds: holds.find(ids[2]))
         assert newest is not None
         assert await listed(before=newest.position) == ([ids[1], ids[0]], False)
-        ended = await gate.find_standing_hold(ids[1])
+        ended = await gate.read_standing_holds(lambda holds: holds.find(ids[1]))
         assert ended is not None
         assert ended.ended_by == "client:eve"
-        assert await gate.find_standing_hold("unknown") is None
+        assert await gate.read_standing_holds(lambda holds: holds.find("unknown")) is None
 
 
 async def test_a_standing_hold_expires_in_time_though_nothing_else_happens(tmp_path: Path) -> None:

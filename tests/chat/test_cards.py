@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.admission import HOLD_NOTICE, SENT_BEFORE_NOTICE, find_decision_refusal
+from relay.approvals.admission import SENT_BEFORE_NOTICE, find_decision_refusal
 from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
-from relay.approvals.request import DecisionKind
+from relay.approvals.request import HOLD_NOTICE, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import available_decisions
 from relay.chat.cards.card import Card

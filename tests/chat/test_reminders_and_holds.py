@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.standing_hold_admission import CreateRequest, EndRequest, StandingHoldBody
-from relay.approvals.standing_hold_engine import create_standing_hold, end_standing_hold
+from relay.approvals.request import HOLD_NOTICE
+from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHoldBody
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms.apprise import card_text
 from relay.chat.platforms.mattermost.posts import attachments
 from relay.chat.platforms.slack.messages import card_message as slack_message
 from relay.chat.platforms.teams.card import card_message as teams_message
-from tests.approvals.builders import ORIGIN, build_caller, build_event, build_status
+from tests.approvals.builders import build_caller, build_event, build_status
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements
 from tests.chat.slack_server import TEAM
 from tests.chat.teams_server import schema_errors
@@ -122,13 +121,13 @@ async def _hold(relay: WallRelay) -> str:
         }
     )
     request = CreateRequest(caller=build_caller("eve"), at=relay.clock.now(), body=body)
-    answer = await relay.store.transact(lambda tx: create_standing_hold(tx, ORIGIN, request))
+    answer = await relay.store.transact(lambda tx: relay.approvals.decide(tx, request))
     return str(answer.body["holdId"])
 
 
 async def _end(relay: WallRelay, hold_id: str) -> None:
     request = EndRequest(caller=build_caller("eve"), at=relay.clock.now(), hold_id=hold_id)
-    await relay.store.transact(lambda tx: end_standing_hold(tx, ORIGIN, request, {}))
+    await relay.store.transact(lambda tx: relay.approvals.decide(tx, request))
 
 
 async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.request import HOLD_NOTICE
 from relay.cli._options import AZURE_PROCEEDS
 from relay.simulator import Plan
 from tests.cli.command import run_command

@@ -13,7 +13,7 @@ import pytest
 from playwright.async_api import Page, Route, expect
 
 from relay.api.routes import events
-from relay.approvals.admission import HOLD_NOTICE
+from relay.approvals.request import HOLD_NOTICE
 from relay.events.build import common_event_data
 from relay.events.timestamps import duration_text, format_rfc3339
 from relay.sentences import impact_text

@@ -15,8 +15,7 @@ from typing_extensions import TypedDict
 
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import Call, Parameter, Route
-from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.request import DecisionAnswer, DecisionBody, DecisionKind
+from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionBody, DecisionKind
 from relay.events.data_types import LimitWait, StandingHoldInForce
 from relay.store import Mode
 from relay.validation import RequestBody

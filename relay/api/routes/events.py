@@ -28,9 +28,9 @@ from relay.api.schema.route import (
     page_route,
     parse_cursor,
 )
-from relay.approvals.admission import UNKNOWN_EVENT, Refusal, ambiguous_scope_refusal, hold_caveat
+from relay.approvals.admission import UNKNOWN_EVENT, ambiguous_scope_refusal, hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
-from relay.approvals.request import Caller, DecisionKind
+from relay.approvals.request import Caller, DecisionKind, Refusal
 from relay.approvals.rules import Rule
 from relay.approvals.standing_holds import hold_summaries
 from relay.approvals.status import (

@@ -15,16 +15,15 @@ from typing_extensions import TypedDict
 from relay.api.routes.approvals import IDEMPOTENCY_KEY, parse_request_id
 from relay.api.schema.responses import Problem
 from relay.api.schema.route import PAGE_SIZE, Call, Parameter, Route, page_route, parse_cursor
-from relay.approvals.admission import HOLD_NOTICE
-from relay.approvals.request import DecisionAnswer
-from relay.approvals.standing_hold_admission import (
+from relay.approvals.request import HOLD_NOTICE, DecisionAnswer
+from relay.approvals.standing_holds import (
     CreateRequest,
     EndBody,
     EndRequest,
     StandingHoldBody,
+    has_begun,
     standing_hold_to_json_object,
 )
-from relay.approvals.standing_holds import has_begun
 from relay.events.data_types import EndedStandingHoldData, StandingHoldData
 from relay.events.timestamps import format_rfc3339
 from relay.store import StandingHold
@@ -60,8 +59,8 @@ async def _list(call: Call) -> StandingHoldPage:
     only_open = _OVER.read_from_query(call.request, "true or false") != "true"
     cursor = parse_cursor(call.request)
     async with call.server.long_reads:  # the gate reads the page from the store
-        holds, has_more = await call.relay.gate.standing_holds_page(
-            cursor, PageLimit(PAGE_SIZE), only_open=only_open
+        holds, has_more = await call.relay.gate.read_standing_holds(
+            lambda holds: holds.page(cursor, PageLimit(PAGE_SIZE), only_open=only_open)
         )
     return StandingHoldPage(
         items=[_standing_hold_details(call, hold) for hold in holds],
@@ -70,7 +69,8 @@ async def _list(call: Call) -> StandingHoldPage:
 
 
 async def _find(call: Call) -> StandingHold:
-    hold = await call.relay.gate.find_standing_hold(call.request.match_info["holdId"])
+    hold_id = call.request.match_info["holdId"]
+    hold = await call.relay.gate.read_standing_holds(lambda holds: holds.find(hold_id))
     if hold is None:
         raise Problem(404, "no such standing hold; see GET /v1/standing-holds")
     return hold
@@ -83,7 +83,7 @@ async def _show(call: Call) -> StandingHoldDetails:
 async def _create(call: Call) -> StandingHoldData:
     request_id = parse_request_id(call.request)
     body: StandingHoldBody = call.body
-    answer = await call.relay.gate.create_standing_hold(
+    answer = await call.relay.gate.submit(
         CreateRequest(
             caller=call.caller,
             at=call.relay.clock.now(),
@@ -99,7 +99,7 @@ async def _end(call: Call) -> EndedStandingHoldData:
     request_id = parse_request_id(call.request)
     body: EndBody = call.body
     await _find(call)
-    answer = await call.relay.gate.end_standing_hold(
+    answer = await call.relay.gate.submit(
         EndRequest(
             caller=call.caller,
             at=call.relay.clock.now(),

@@ -49,7 +49,7 @@ from relay.api.server.sockets import (
 )
 from relay.api.server.state import ServerState
 from relay.api.settings import ApiSettings
-from relay.approvals.decision_handler import NotDecidedHere
+from relay.approvals.gate import NotDecidedHere
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.file_reload import FileBackedValue

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from urllib.parse import quote
 
-from relay.approvals.admission import Refusal, find_decision_refusal, hold_caveat
-from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
+from relay.approvals.admission import find_decision_refusal, hold_caveat
+from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Refusal, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Button, Card, Link

@@ -9,17 +9,17 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
-from relay.approvals.decision_handler import NotDecidedHere
 from relay.approvals.engine import ApprovalEngine
-from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.approvals.standing_hold_admission import CreateRequest, EndRequest
+from relay.approvals.gate import NotDecidedHere
+from relay.approvals.request import DecisionAnswer, DecisionRequest, Request
 from relay.errors import DeliveryError
 from relay.fleet.messages import VoteAnswer, VoteMessage
-from relay.store import Mode, StandingHold
-from relay.store.rows import PageLimit
+from relay.store import Mode
+from relay.store.standing_holds import StandingHolds
 
+T = TypeVar("T")
 ANSWER_TIMEOUT = 5.0
 """Seconds that a local program waits for the answer."""
 MAX_WAITING = 100
@@ -48,8 +48,13 @@ class VoteForwarder:
         if future is not None and not future.done():
             future.set_result(answer)
 
-    async def submit(self, request: DecisionRequest) -> DecisionAnswer:
-        """Return the hub's answer to a request; 503 if it does not come in time."""
+    async def submit(self, request: Request) -> DecisionAnswer:
+        """Return the hub's answer to a request; 503 if it does not come in time.
+
+        Raises NotDecidedHere for one about standing holds.
+        """
+        if not isinstance(request, DecisionRequest):
+            raise NotDecidedHere(_STANDING_HOLDS)
         request_id = request.request_id or secrets.token_hex(16)
         if request_id in self._answers:
             return _hub_unavailable_answer("another request with this id waits for the hub")
@@ -73,25 +78,7 @@ class VoteForwarder:
             del self._answers[request_id]
         return _read_answer(answer)
 
-    async def create_standing_hold(self, _request: CreateRequest) -> DecisionAnswer:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere(_STANDING_HOLDS)
-
-    async def end_standing_hold(self, _request: EndRequest) -> DecisionAnswer:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere(_STANDING_HOLDS)
-
-    async def standing_holds_page(
-        self,
-        _before: int | None,
-        _limit: PageLimit,
-        *,
-        only_open: bool,  # noqa: ARG002  # of the protocol
-    ) -> tuple[list[StandingHold], bool]:
-        """Raise NotDecidedHere."""
-        raise NotDecidedHere(_STANDING_HOLDS)
-
-    async def find_standing_hold(self, _hold_id: str) -> StandingHold | None:
+    async def read_standing_holds(self, _read: Callable[[StandingHolds], T]) -> T:
         """Raise NotDecidedHere."""
         raise NotDecidedHere(_STANDING_HOLDS)
 

@@ -1,0 +1,261 @@
+"""Writes what was decided about an event into the journal: the CloudEvent of each decision.
+
+`engine` decides, and makes a `Recording` inside one transaction of the store. The rows of the
+journal are the state: what they say is folded by `relay.store.approvals`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from relay.approvals.admission import late_hold_field
+from relay.approvals.limits import WaitingFor, waits_field
+from relay.approvals.request import HOLD_NOTICE, DecisionRequest
+from relay.approvals.standing_holds import standing_holds_field
+from relay.approvals.status import ApprovalStatus
+from relay.approvals.transitions import (
+    CreateGrant,
+    ExpireHold,
+    FailGrant,
+    Remind,
+    Transition,
+    VoidVotes,
+)
+from relay.events.build import Origin, approval_or_startrequest_event
+from relay.events.remarks import NO_REMARKS
+from relay.events.timestamps import format_rfc3339
+from relay.store import Decision, Grant, GrantState, RecordedEvent, TrackedEvent
+from relay.store.transaction import Transaction
+
+_NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
+_UNKNOWN_EVENT_DATA: dict[str, Any] = dict.fromkeys(
+    (
+        "eventType",
+        "eventStatus",
+        "resourceType",
+        "resources",
+        "notBefore",
+        "description",
+        "eventSource",
+        "durationSeconds",
+        "documentIncarnation",
+        "revision",
+    )
+)
+"""The ``data`` of an event that the store does not know, apart from its EventId: all null."""
+
+
+def new_approval_id() -> str:
+    """Return 128 random bits in hexadecimal digits."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is recorded about one event in a transaction."""
+
+    tx: Transaction
+    origin: Origin
+    occurrence: TrackedEvent
+    at: datetime
+
+    def decision(
+        self,
+        decision: Decision,
+        status: ApprovalStatus,
+        cause: str,
+        ended: Sequence[Decision],
+        waiting_for: Sequence[WaitingFor] = (),
+    ) -> Decision:
+        """Record ``approval.recorded``; return the decision as the journal has it.
+
+        ``status`` is that before it, ``ended`` are the decisions that it replaces or releases, and
+        ``waiting_for`` the limits for which the event waits after it.
+        """
+        after = replace(status, decisions=(*status.decisions, decision))
+        details = {
+            "approvalId": decision.approval_id,
+            "decision": decision.decision,
+            "principal": decision.principal,
+            "channel": decision.channel,
+            **decision.remarks,
+            **after.vote_count_fields,
+            **late_hold_field(decision.decision, status),
+            "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
+            **_ended_field(ended),
+            **waits_field("waitingFor", waiting_for),
+            **standing_holds_field(status.active_standing_holds),
+        }
+        event = self._event("approval.recorded", details, cause, dry_run=decision.dry_run)
+        return replace(decision, recorded_event_id=event.id, position=event.position)
+
+    def transition(
+        self, transition: Transition, status: ApprovalStatus, cause: Decision | None
+    ) -> Decision | None:
+        """Record a transition; return the decision that causes the next one.
+
+        ``cause`` is the decision of this transaction that led to it. It is None if time, the
+        document or the mode did.
+        """
+        match transition:
+            case VoidVotes():
+                self._voided_votes(transition)
+            case ExpireHold(hold):
+                return self._expired_hold(hold, status)
+            case FailGrant(grant, reason):
+                self.start_answer(grant, "failed", http_status=None, reason=reason)
+            case CreateGrant():
+                self._grant(transition, status, cause)
+            case Remind():
+                self._reminder(status)
+        return cause
+
+    def start_answer(
+        self, grant: Grant, state: GrantState, *, http_status: int | None, reason: str | None
+    ) -> None:
+        """Record what became of a grant, as ``startrequest.accepted`` or ``.failed``.
+
+        ``sent`` is not final: the StartRequest will be sent again. That, and the end of a grant of
+        a dry run, is an ``answer`` in the journal.
+        """
+        tx, occurrence = self.tx, self.occurrence
+        if grant.dry_run or state == "sent":
+            note = {"granted": grant.id, "state": state, "status": http_status}
+            tx.note(self.at, "answer", note, occurrence.key)
+            return
+        # If the rows of the event were damaged meanwhile, no grant is known.
+        known = tx.approvals.of_occurrence(occurrence).grants
+        answered = next((each for each in known if each.id == grant.id), grant)
+        details = {
+            "approvalId": grant.approval_id,
+            "status": answered.status if http_status is None else http_status,
+            "attempts": answered.attempts,
+            "reason": reason,
+        }
+        name = "startrequest.accepted" if state == "accepted" else "startrequest.failed"
+        self._event(name, details, grant.cause)
+
+    def _voided_votes(self, transition: VoidVotes) -> None:
+        votes, reason = transition.decisions, transition.reason
+        is_expired = reason == "expired"
+        cause = votes[-1].recorded_event_id if is_expired else self.occurrence.last_event_id
+        details = {
+            "why": reason,
+            **_ended_field(votes),
+            **waits_field("waitedFor", transition.waited_for),
+        }
+        dry_run = all(vote.dry_run for vote in votes)
+        self._event("approval.voided", details, cause, dry_run=dry_run)
+
+    def _expired_hold(self, hold: Decision, status: ApprovalStatus) -> Decision:
+        reason = f"the hold of {hold.principal} expired; {HOLD_NOTICE}"
+        release = Decision(
+            approval_id=new_approval_id(),
+            decision="release",
+            principal="relay",
+            channel="relay",
+            revision=self.occurrence.revision,
+            remarks={**NO_REMARKS, "reason": reason},
+            at=self.at,
+            expires=None,
+            dry_run=status.mode == "dry-run",
+            message_id=None,
+        )
+        return self.decision(release, status, hold.recorded_event_id, [hold])
+
+    def _grant(
+        self, transition: CreateGrant, status: ApprovalStatus, cause: Decision | None
+    ) -> None:
+        vote = status.counted_votes[-1] if status.quorum is not None else None
+        # If this transaction has recorded no decision, the newest vote causes a grant by votes.
+        deciding = cause or vote
+        cause_id = self.occurrence.last_event_id
+        if deciding is not None:
+            cause_id = deciding.message_id or deciding.recorded_event_id
+        details = {
+            "approvalId": vote.approval_id if vote is not None else new_approval_id(),
+            "decision": "approve",
+            "principal": vote.principal if vote is not None else f"rule:{transition.rule.name}",
+            "channel": vote.channel if vote is not None else "rule",
+            **(vote.remarks if vote is not None else NO_REMARKS),
+            **status.vote_count_fields,
+        }
+        self._event("approval.granted", details, cause_id, dry_run=status.mode == "dry-run")
+
+    def _reminder(self, status: ApprovalStatus) -> None:
+        """Record the only reminder for this revision of the event."""
+        closes_at = status.voting_closes_at
+        assert closes_at is not None  # noqa: S101  # without NotBefore nobody is reminded
+        details = {
+            **status.vote_count_fields,
+            "missing": status.votes_missing,
+            "mayVote": list(status.voters_without_vote),
+            "uncoveredResources": list(status.uncovered_resources),
+            "closes": format_rfc3339(closes_at),
+            "runbook": status.runbook,
+        }
+        cause, dry_run = self.occurrence.last_event_id, status.mode == "dry-run"
+        self._event("approval.reminder", details, cause, dry_run=dry_run)
+
+    def _event(
+        self, name: str, details: Mapping[str, Any], cause: str, *, dry_run: bool = False
+    ) -> RecordedEvent:
+        origin = self.origin.copy_for_scope(self.occurrence.scope)
+        data = self.occurrence.data
+        return _record(self.tx, origin, self.at, name, data, details, cause, dry_run=dry_run)
+
+
+def record_refusal(
+    tx: Transaction,
+    origin: Origin,
+    request: DecisionRequest,
+    status: ApprovalStatus | None,
+    reason: str,
+    *,
+    dry_run: bool,
+) -> None:
+    """Record ``approval.refused``. ``status`` is None if the request names no known event."""
+    details = {
+        "approvalId": new_approval_id(),
+        "decision": request.decision,
+        "principal": request.caller.principal,
+        "channel": request.caller.channel,
+        **request.remarks,
+        **(_NO_VOTES if status is None else status.vote_count_fields),
+        "refusal": reason,
+    }
+    cause, data = request.message_id, {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
+    if status is not None:
+        origin = origin.copy_for_scope(status.occurrence.scope)
+        cause, data = cause or status.occurrence.last_event_id, status.occurrence.data
+    _record(tx, origin, request.at, "approval.refused", data, details, cause, dry_run=dry_run)
+
+
+def _record(
+    tx: Transaction,
+    origin: Origin,
+    at: datetime,
+    name: str,
+    event_data: Mapping[str, Any],
+    details: Mapping[str, Any],
+    cause: str | None,
+    *,
+    dry_run: bool,
+) -> RecordedEvent:
+    if dry_run:
+        details = {**details, "dryRun": True}
+    event = approval_or_startrequest_event(
+        name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
+    )
+    tx.record(event, at)
+    return tx.recorded[-1]
+
+
+def _ended_field(decisions: Sequence[Decision]) -> dict[str, list[str]]:
+    """Return ``ended`` of an event: the decisions that count no more because of it."""
+    ids = [decision.approval_id for decision in decisions]
+    return {"ended": ids} if ids else {}
