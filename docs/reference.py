@@ -72,12 +72,12 @@ def _section(title: str, path: str, model: type[BaseModel], told: set[str]) -> I
     """Yield the table of a section. A row that an earlier kind of sink has is not told again."""
     rows = list(_rows(path, model))
     new = [row for row in rows if row not in told]
+    known = [row.split("`")[1] for row in rows if row not in new]
     if path == "sinks[]":
-        known = [row.split("`")[1] for row in rows if row not in new]
         told.update(rows)
     yield f"## `{title}`\n"
     doc = _first_paragraph(model.__doc__ or "")
-    if path == "sinks[]" and known:
+    if known:
         doc += f" Also, as above: {', '.join(f'`{name}`' for name in known)}."
     yield f"{doc}\n"
     yield from (*_HEADER, *new, "")
