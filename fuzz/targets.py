@@ -87,10 +87,8 @@ def signature(data: bytes) -> None:
         values = {name.lower(): value for name, value in headers.items()}
         made = sign([SECRET], message_id, int(values["webhook-timestamp"]), body)
         assert made in values["webhook-signature"].split(" ")
-    kinds: tuple[mattermost_clicks.TokenKind, ...] = ("button", "dialog")
-    for kind in kinds:
-        with suppress(CallbackRefused):
-            mattermost_clicks.read_token(SECRET.encode(), _text(data), kind)
+    with suppress(CallbackRefused):
+        mattermost_clicks.read_token(SECRET.encode(), _text(data))
 
 
 def callback(data: bytes) -> None:

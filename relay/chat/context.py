@@ -1,9 +1,9 @@
 """What a chat platform may use of the relay: `ChatContext`, the third argument of its ``connect``.
 
-It gives three things: the plans of messages (`relay.chat.message_planner`), the status of events
-(`EventStatusReader`), and the way of a decision to the gate (`ChatDecisionSubmitter`). A platform
-proves who decided. It asks `ChatDecisionSubmitter.caller` for the caller of that principal, and
-passes the caller to `decide`. The gate then authorizes the decision like any other.
+It gives the plans of messages and the status of events (`relay.chat.message_planner`), and the way
+of a decision to the gate (`ChatDecisionSubmitter`). A platform proves who decided. It asks
+`ChatDecisionSubmitter.caller` for the caller of that principal, and passes the caller to `decide`.
+The gate then authorizes the decision like any other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
@@ -24,15 +25,11 @@ from relay.approvals.request import (
     Rights,
 )
 from relay.approvals.rules import Quorum, clients_of_same_person
-from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
-from relay.events.match import matches
 from relay.events.remarks import NO_REMARKS
-from relay.sinks import SinkSettings
 from relay.store.sqlite import Store
-from relay.store.transaction import Transaction
 
 Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
 
@@ -62,7 +59,11 @@ class ChatDecisionSubmitter:
         """
         self._people = settings.people
         self._rights_by_client = rights_by_client
-        self._principals = _named_chat_principals(settings)
+        rules = [rule.approve for rule in settings.rules]
+        voters = [approve.from_ for approve in rules if isinstance(approve, Quorum)]
+        named = chain(*voters, *settings.groups.values(), *settings.people.values())
+        self._principals = frozenset(filter(is_chat_principal, named))
+        """Every chat principal that a rule, a group or a person names."""
 
     def attach_gate(self, submit: Submit) -> None:
         """From now on `decide` passes requests to ``submit`` of the gate."""
@@ -143,79 +144,24 @@ class ChatDecisionSubmitter:
         return await self._submit(request)
 
 
-def _named_chat_principals(settings: ApprovalsSettings) -> frozenset[str]:
-    """Return every chat principal that a rule, a group or a person names."""
-    voters = [rule.approve.from_ for rule in settings.rules if isinstance(rule.approve, Quorum)]
-    return frozenset(
-        principal
-        for principals in (*voters, *settings.groups.values(), *settings.people.values())
-        for principal in principals
-        if is_chat_principal(principal)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventStatusReader:
-    """Reads how the approval of events stands. Its coroutines raise StoreUnavailable."""
-
-    store: Store
-    approvals: ApprovalEngine
-    clock: Clock
-
-    async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
-        """Return the status of every live event that meets a sink's ``match``."""
-
-        def work(tx: Transaction) -> list[ApprovalStatus]:
-            now = self.clock.now()
-            return [
-                self.approvals.status(tx, occurrence, now)
-                for occurrence in tx.occurrences.live_occurrences()
-                if matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
-            ]
-
-        return await self.store.read(work)
-
-    async def find_status_of_shown_event(
-        self, sink: str, ref: str, reference: str
-    ) -> ApprovalStatus | None:
-        """Return the status of an event that a message shows.
-
-        ``reference`` is that of a button (`TrackedEvent.reference`). ``ref`` is the platform's name
-        of the message. None if the message is not of this sink or not about this event.
-        """
-
-        def work(tx: Transaction) -> ApprovalStatus | None:
-            for occurrence in tx.occurrences.find_occurrences_by_reference(reference):
-                if tx.messages.shows_occurrence(sink, ref, occurrence.id):
-                    return self.approvals.status(tx, occurrence, self.clock.now())
-            return None
-
-        return await self.store.read(work)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatContext:
     """What a chat platform may use of the relay. Sinks share it, apart from ``decisions``."""
 
     messages: MessagePlanner
-    """Plans what messages show, for `relay.chat.live_message`."""
-    statuses: EventStatusReader
+    """Plans what messages show, for `relay.chat.live_message`, and reads statuses of events."""
     decisions: ChatDecisionSubmitter
     public_url: str | None
     """Where others reach this relay, without a slash at its end; None if that is not configured."""
 
 
 def make_chat_context(
-    store: Store,
-    approvals: ApprovalEngine,
-    clock: Clock,
-    public_url: str | None,
+    store: Store, approvals: ApprovalEngine, clock: Clock, public_url: str | None
 ) -> ChatContext:
     """Return the context over a store, with a `ChatDecisionSubmitter` that has no gate yet."""
     url = public_url.rstrip("/") if public_url is not None else None
     return ChatContext(
         messages=MessagePlanner(store=store, approvals=approvals, clock=clock, public_url=url),
-        statuses=EventStatusReader(store=store, approvals=approvals, clock=clock),
         decisions=ChatDecisionSubmitter(approvals.settings, clock, {}),
         public_url=url,
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
+from relay.approvals.status import ApprovalStatus
 from relay.chat.cards.buttons import keep_buttons_within_sink_rights, page_link
 from relay.chat.cards.card import Card
 from relay.chat.cards.deadlines import next_refresh_time
@@ -135,6 +136,36 @@ class MessagePlanner:
 
         await self.store.transact(work, fail_open=True)
 
+    async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
+        """Return the status of every live event that meets a sink's ``match``."""
+
+        def work(tx: Transaction) -> list[ApprovalStatus]:
+            now = self.clock.now()
+            return [
+                self.approvals.status(tx, occurrence, now)
+                for occurrence in tx.occurrences.live_occurrences()
+                if _is_wanted(sink, occurrence)
+            ]
+
+        return await self.store.read(work)
+
+    async def find_status_of_shown_event(
+        self, sink: str, ref: str, reference: str
+    ) -> ApprovalStatus | None:
+        """Return the status of an event that a message shows.
+
+        ``reference`` is that of a button (`TrackedEvent.reference`). ``ref`` is the platform's name
+        of the message. None if the message is not of this sink or not about this event.
+        """
+
+        def work(tx: Transaction) -> ApprovalStatus | None:
+            for occurrence in tx.occurrences.find_occurrences_by_reference(reference):
+                if tx.messages.shows_occurrence(sink, ref, occurrence.id):
+                    return self.approvals.status(tx, occurrence, self.clock.now())
+            return None
+
+        return await self.store.read(work)
+
     def _plan_message(
         self, tx: Transaction, sink: SinkSettings, message: ChatMessage, *, in_chat: bool
     ) -> MessageUpdate:
@@ -210,7 +241,7 @@ class MessagePlanner:
         return (
             tx.messages.find(sink.name, occurrence.id) is None
             and matches_any_pattern(sink.events, "event.scheduled")
-            and matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
+            and _is_wanted(sink, occurrence)
         )
 
     def _redeliver_end_of_prior_occurrence(
@@ -234,6 +265,10 @@ class MessagePlanner:
         end = tx.journal.position_of_last_change_of_event(occurrence.key, successor.first_seen)
         if end is not None and end > message.history_position:
             tx.deliver_again(end, sink.name, self.clock.now())
+
+
+def _is_wanted(sink: SinkSettings, occurrence: TrackedEvent) -> bool:
+    return matches(sink.match, occurrence.data, occurrence.scope, every_resource=False)
 
 
 def _find_occurrence_at_event_time(tx: Transaction, event: CloudEvent) -> TrackedEvent | None:

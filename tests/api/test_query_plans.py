@@ -202,8 +202,8 @@ async def _chat(relay: RunningRelay) -> None:
         relay.store, relay.gate.engine, relay.clock, "https://relay.example.com"
     )
     ops = RecordingSinkSettings(name="ops")
-    assert await chat.statuses.live_statuses(ops)
-    assert await chat.statuses.find_status_of_shown_event("ops", "ref", "E-2")
+    assert await chat.messages.live_statuses(ops)
+    assert await chat.messages.find_status_of_shown_event("ops", "ref", "E-2")
     # A new mode changes what every message says.
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})).status == 200
     assert await chat.messages.next_refresh_at("ops")

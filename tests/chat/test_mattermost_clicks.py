@@ -15,9 +15,14 @@ from typing import Any
 import orjson
 import pytest
 
-from relay import signature
 from relay.chat import CallbackRefused
-from relay.chat.platforms.mattermost.clicks import TokenKind, eligibility_problem, read_token
+from relay.chat.platforms.mattermost.api import Settings
+from relay.chat.platforms.mattermost.clicks import (
+    TokenKind,
+    eligibility_problem,
+    read_token,
+    token_key,
+)
 from relay.log_once import MAX_WARNINGS
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_relay import (
@@ -41,7 +46,6 @@ from tests.chat.running_relay import rule, stage
 from tests.eventually import eventually
 
 ROOT = Path(__file__).parent.parent.parent
-KEY = signature.decode_secret(SECRET)
 ANOTHER_SECRET = "whsec_" + base64.b64encode(b"another secret of thirty-two byt").decode()
 
 
@@ -259,15 +263,17 @@ async def test_no_call_decides_that_lacks_a_proof_of_what_where_and_who(
     await server.click(post, "Approve", ann)
     (opened,) = server.dialogs
     genuine, state = proof_in(post), opened.request["dialog"]["state"]
-    token = read_token(KEY, genuine, "button")
+    settings = Settings.model_validate(server.sink_section(secret=SECRET))
+    token = read_token(token_key(settings, "button"), genuine)
     payload, _, mac = genuine.partition(".")
     hold, _, mac_of_hold = proof_in(post, "Hold").partition(".")
     fields = base64.urlsafe_b64decode(hold).replace(b'"hold"', b'"approve"')
     changed = f"{base64.urlsafe_b64encode(fields).decode()}.{mac_of_hold}"
     proofs = ["", ".", payload, f"{payload}.", f"{payload}.{'0' * 64}", f".{mac}", mac, changed]
     proofs += [f"{genuine}0", "x" * 5000, "é.ü", state, token.sign(b"x" * 32)]
-    moves = ({"sink": "others"}, {"channel_id": new_id()})
-    proofs += [token.model_copy(update=move).sign(KEY) for move in moves]
+    moves = ({"name": "others"}, {"channel": new_id()})
+    elsewhere = [settings.model_copy(update=move) for move in moves]
+    proofs += [token.sign(token_key(moved, "button")) for moved in elsewhere]
     unsigned = f"{new_id()}:{ann}:1700000000000:".encode() + base64.b64encode(b"forged")
     triggers = [server.trigger_id(server.add_user("mallory")), server.trigger_id(ann, at=1.0)]
     triggers += ["", "x"] + [base64.b64encode(each).decode() for each in (b"a:b", unsigned)]
@@ -297,8 +303,8 @@ async def test_what_is_expired_or_elsewhere_is_refused_politely(ops: MattermostR
     proof = proof_in(post)
 
     def expired(text: str, kind: TokenKind) -> str:
-        token = read_token(KEY, text, kind)
-        return token.model_copy(update={"expires_at": 1}).sign(KEY)
+        key = token_key(Settings.model_validate(ops.server.sink_section(secret=SECRET)), kind)
+        return read_token(key, text).model_copy(update={"expires_at": 1}).sign(key)
 
     for click in (
         click_with_proof(ops.server, post, ops.ann, proof, post_id=new_id()),

@@ -184,6 +184,15 @@ class MattermostApi:
                 raise MessageGone("the post was deleted")
         raise self.delivery_error(response)
 
+    async def find(self, path: str) -> Mapping[str, Any]:
+        """Return an object of the API; an empty one if it does not exist. Raises Deferred."""
+        response = await self.call("GET", path)
+        if response.ok and isinstance(response.json, dict):
+            return response.json
+        if response.http.status == 404:
+            return {}
+        raise self.delivery_error(response)
+
     async def call(
         self, method: Method, path: str, payload: object = None, *, is_brief: bool = False
     ) -> ApiResponse:

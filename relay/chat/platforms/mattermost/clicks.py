@@ -22,6 +22,7 @@ import binascii
 import hashlib
 import hmac
 import logging
+import math
 import re
 import secrets
 from collections.abc import Mapping
@@ -47,29 +48,30 @@ BUTTON_LIFETIME = 14 * 86400
 """Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
 DIALOG_LIFETIME = 600
 """Seconds. The relay remembers its answers for a day at least, so a repeat stays one vote."""
+CHECK_LIFETIME = 30.0
+"""Seconds for which a successful check of a person is reused."""
+MAX_CHECKED = 1000
 MAX_QUESTION_LENGTH = 600
 """Characters of a dialog's question, before they are escaped."""
 MAX_TOKEN_LENGTH = 4096
-_MAC_PREFIX = b"imds-relay mattermost 1\n"
-"""Separates these MACs from those that the same key makes for other purposes."""
-_UNVERIFIED = "Mattermost could not verify who you are: nothing was decided, try again."
-_OUTDATED_MESSAGE = (
-    "This message is not current any more: nothing was decided. "
-    "Use the newest message about the event."
-)
-_EXPIRED_DIALOG = "This took too long: nothing was decided. Click the button again."
-_EVENT_CHANGED = (
-    "The event has changed since this button was made: nothing was decided. "
-    "Look at the message again."
-)
-_DECISION_CLOSED = (
-    "This cannot be decided any more: nothing was decided. Look at the message again."
-)
-_STORE_UNAVAILABLE = "The decision cannot be recorded now: nothing was decided, try again."
+_TEAM_ID = re.compile(r"[a-z0-9]{26}")
+_EXPIRED = {
+    "button": "This message is not current any more: nothing was decided. "
+    "Use the newest message about the event.",
+    "dialog": "This took too long: nothing was decided. Click the button again.",
+}
 _log = logging.getLogger(__name__)
 
 TokenKind = Literal["button", "dialog"]
 _Id = Annotated[str, Field(pattern=r"^[a-z0-9]{26}$")]
+
+
+class NotDecided(RelayError):
+    """Why nothing was decided. Only the person who clicked sees it."""
+
+
+class NotEligible(NotDecided):
+    """The person must not decide."""
 
 
 class _Model(BaseModel):
@@ -100,15 +102,12 @@ class Submission(_Model):
 
 
 class ActionToken(_Model):
-    """One decision about one state of one event, offered in one channel by one sink.
+    """One decision about one state of one event.
 
     ``expires_at`` is in seconds since 1970. ``nonce`` distinguishes it from all others. The last
     two say for a dialog where its button was and who clicked.
     """
 
-    kind: TokenKind
-    sink: str
-    channel_id: str
     event_id: str
     revision: str
     decision: DecisionKind
@@ -123,6 +122,34 @@ class ActionToken(_Model):
         return f"{payload}.{_mac(key, payload)}"
 
 
+def token_key(settings: Settings, kind: TokenKind) -> bytes:
+    """Return the key for tokens of one kind, in one channel of one sink. Raises ValueError.
+
+    So a token is worth nothing in another place than the one for which the relay made it.
+    """
+    use = f"imds-relay mattermost 1\n{kind}\n{settings.name}\n{settings.channel}"
+    return hmac.digest(settings.signing_key(), use.encode(), "sha256")
+
+
+def read_token(key: bytes, text: str) -> ActionToken:
+    """Return a token, which may have expired. Raises CallbackRefused if the key is another's."""
+    payload, _, mac = text.partition(".")
+    is_own = hmac.compare_digest(_mac(key, payload).encode(), mac.encode(errors="replace"))
+    if len(text) > MAX_TOKEN_LENGTH or not is_own:
+        raise CallbackRefused(
+            "expected a token that this relay made for this use in this channel, "
+            "its signature is invalid"
+        )
+    try:
+        return ActionToken.model_validate_json(base64.urlsafe_b64decode(payload))
+    except ValueError:
+        raise CallbackRefused("expected a token of this version of the relay") from None
+
+
+def _mac(key: bytes, payload: str) -> str:
+    return hmac.digest(key, payload.encode(errors="replace"), "sha256").hex()
+
+
 def parse_payload(body: bytes) -> Click | Submission:
     """Return what Mattermost sent. Raises CallbackRefused (400) for anything else."""
     try:
@@ -134,31 +161,6 @@ def parse_payload(body: bytes) -> Click | Submission:
         raise CallbackRefused(
             "expected a click or a submission of Mattermost, got something else", status=400
         ) from None
-
-
-def read_token(key: bytes, text: str, kind: TokenKind) -> ActionToken:
-    """Return the token in a text. The caller checks the expiry, the sink and the channel.
-
-    Raises CallbackRefused if this relay did not sign it, or if it is of the other kind.
-    """
-    payload, _, mac = text.partition(".")
-    is_own = hmac.compare_digest(_mac(key, payload).encode(), mac.encode(errors="replace"))
-    if len(text) > MAX_TOKEN_LENGTH or not is_own:
-        raise CallbackRefused(
-            f"expected the token of a {kind} that this relay made, its signature is invalid"
-        )
-    try:
-        token = ActionToken.model_validate_json(base64.urlsafe_b64decode(payload))
-    except ValueError:
-        raise CallbackRefused("expected a token of this version of the relay") from None
-    if token.kind != kind:
-        raise CallbackRefused(f"expected the token of a {kind}, got the token of a {token.kind}")
-    return token
-
-
-def _mac(key: bytes, payload: str) -> str:
-    signed = _MAC_PREFIX + payload.encode(errors="replace")
-    return hmac.digest(key, signed, "sha256").hex()
 
 
 def user_of_trigger(trigger_id: str) -> str | None:
@@ -193,9 +195,6 @@ class Clicks:
     def integration(self, button: Button) -> dict[str, Any]:
         """Return what a button contains. The server does not show it to anybody."""
         token = ActionToken(
-            kind="button",
-            sink=self._settings.name,
-            channel_id=self._settings.channel,
             event_id=button.event_id,
             revision=button.revision,
             decision=button.decision,
@@ -203,7 +202,7 @@ class Clicks:
             nonce=secrets.token_urlsafe(12),
         )
         with raise_deferred_if_secret_unusable("secret"):
-            proof = token.sign(self._settings.signing_key())
+            proof = token.sign(token_key(self._settings, "button"))
         return {"url": self._callback_url, "context": {"proof": proof}}
 
     async def handle(self, body: bytes) -> CallbackReply:
@@ -218,16 +217,15 @@ class Clicks:
             elif not payload.cancelled:
                 await self._decide(payload)
             return CallbackReply({})
-        except NotEligible as error:
-            self._throttled_log.warning(f"refused user {payload.user_id}: {error}")
-            refusal = str(error)
         except NotDecided as error:
             refusal = str(error)
+            if isinstance(error, NotEligible):
+                self._throttled_log.warning(f"refused user {payload.user_id}: {refusal}")
         except StoreUnavailable:
-            refusal = _STORE_UNAVAILABLE
+            refusal = "The decision cannot be recorded now: nothing was decided, try again."
         except Deferred as error:
             self._throttled_log.warning(f"nothing was decided: {error.reason}")
-            refusal = _UNVERIFIED
+            refusal = "Mattermost could not verify who you are: nothing was decided, try again."
         if isinstance(payload, Click):
             return CallbackReply({"ephemeral_text": refusal, "skip_slack_parsing": True})
         return CallbackReply({"error": refusal})
@@ -244,11 +242,15 @@ class Clicks:
             )
         await self._members.caller(click.user_id, self._context.decisions)
         if status.occurrence.revision != token.revision:
-            raise NotDecided(_EVENT_CHANGED)
+            raise NotDecided(
+                "The event has changed since this button was made: nothing was decided. "
+                "Look at the message again."
+            )
         if token.decision not in available_decisions(status):
-            raise NotDecided(_DECISION_CLOSED)
+            raise NotDecided(
+                "This cannot be decided any more: nothing was decided. Look at the message again."
+            )
         changes = {
-            "kind": "dialog",
             # The decision of a button can be taken, ended, and taken again from the same post.
             "nonce": secrets.token_urlsafe(12),
             "expires_at": self._now() + DIALOG_LIFETIME,
@@ -263,7 +265,7 @@ class Clicks:
             "elements": [],
             "submit_label": label,
             "notify_on_cancel": False,
-            "state": token.model_copy(update=changes).sign(self._settings.signing_key()),
+            "state": token.model_copy(update=changes).sign(token_key(self._settings, "dialog")),
         }
         request = {"trigger_id": click.trigger_id, "url": self._callback_url, "dialog": dialog}
         response = await self._api.call("POST", "actions/dialogs/open", request, is_brief=True)
@@ -293,43 +295,27 @@ class Clicks:
             raise NotDecided(f"Refused: {answer.body.get('detail', 'no reason is known')}.")
 
     def _read_token(self, text: str, kind: TokenKind) -> ActionToken:
-        """Return a token that this sink made and that has not expired."""
+        """Return a token that this sink made for this use, and that has not expired."""
         try:
-            key = self._settings.signing_key()
+            key = token_key(self._settings, kind)
         except ValueError as error:
             raise CallbackRefused(f"the secret of this sink is no longer usable: {error}") from None
-        token = read_token(key, text, kind)
-        if (token.sink, token.channel_id) != (self._settings.name, self._settings.channel):
-            raise CallbackRefused("expected a token of this sink and channel, it is of another")
+        token = read_token(key, text)
         if self._now() >= token.expires_at:
-            raise NotDecided(_OUTDATED_MESSAGE if kind == "button" else _EXPIRED_DIALOG)
+            raise NotDecided(_EXPIRED[kind])
         return token
 
     async def _find_status(self, token: ActionToken, post_id: str) -> ApprovalStatus:
         """Return the status of the token's event if the post is this sink's message about it."""
-        status = await self._context.statuses.find_status_of_shown_event(
+        status = await self._context.messages.find_status_of_shown_event(
             self._settings.name, post_id, token.event_id
         )
         if status is None:
-            raise NotDecided(_OUTDATED_MESSAGE)
+            raise NotDecided(_EXPIRED["button"])
         return status
 
     def _now(self) -> int:
         return int(self._clock.now().timestamp())
-
-
-CHECK_LIFETIME = 30.0
-"""Seconds for which a successful check of a person is reused."""
-MAX_CHECKED = 1000
-_TEAM_ID = re.compile(r"[a-z0-9]{26}")
-
-
-class NotDecided(RelayError):
-    """Why nothing was decided. Only the person who clicked sees it."""
-
-
-class NotEligible(NotDecided):
-    """The person must not decide."""
 
 
 class Members:
@@ -339,7 +325,7 @@ class Members:
         self._api = api
         self._settings = settings
         self._clock = clock
-        self._team: tuple[str, float] = ("", 0.0)
+        self._team: tuple[str, float] = ("", -math.inf)
         """The team of the channel, and until when to believe it."""
         self._eligible_until: dict[str, float] = {}
 
@@ -369,9 +355,9 @@ class Members:
     async def _team_id(self) -> str:
         team_id, expires_at = self._team
         now = self._clock.monotonic()
-        if team_id and now < expires_at:
+        if now < expires_at:
             return team_id
-        found = (await self._fetch(f"channels/{self._settings.channel}")).get("team_id")
+        found = (await self._api.find(f"channels/{self._settings.channel}")).get("team_id")
         if not isinstance(found, str) or _TEAM_ID.fullmatch(found) is None:
             raise NotEligible(
                 "Nobody can decide here: this channel belongs to no team, as direct messages do "
@@ -385,23 +371,14 @@ class Members:
         if now < self._eligible_until.get(user_id, now):
             return
         channel_id = self._settings.channel
-        user = await self._fetch(f"users/{user_id}")
-        member = await self._fetch(f"channels/{channel_id}/members/{user_id}")
+        user = await self._api.find(f"users/{user_id}")
+        member = await self._api.find(f"channels/{channel_id}/members/{user_id}")
         problem = eligibility_problem(user, member, user_id=user_id, channel_id=channel_id)
         if problem is not None:
             raise NotEligible(f"{problem}: nothing was decided.")
         if len(self._eligible_until) >= MAX_CHECKED:
             self._eligible_until.clear()
         self._eligible_until[user_id] = now + CHECK_LIFETIME
-
-    async def _fetch(self, path: str) -> Mapping[str, Any]:
-        """Return an object of the API; an empty one if it does not exist. Raises Deferred."""
-        response = await self._api.call("GET", path)
-        if response.ok and isinstance(response.json, dict):
-            return response.json
-        if response.http.status == 404:  # HTTP
-            return {}
-        raise self._api.delivery_error(response)
 
 
 def eligibility_problem(

@@ -106,7 +106,7 @@ class Answers:
             raise NotAuthorized("decisions are taken on the page behind the links")
         decisions = self._context.decisions
         caller = await self._members.caller(click, decisions, self._settings)
-        status = await self._context.statuses.find_status_of_shown_event(
+        status = await self._context.messages.find_status_of_shown_event(
             self._settings.name, click.message_ref, action.event_id
         )
         if status is None:
@@ -135,7 +135,7 @@ class Answers:
         listed = sorted(
             (
                 status
-                for status in await self._context.statuses.live_statuses(self._settings)
+                for status in await self._context.messages.live_statuses(self._settings)
                 if status.occurrence.event.event_id.lower().startswith(beginning)
             ),
             key=lambda status: (
