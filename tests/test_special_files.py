@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from relay.api.server.sockets import file_backed_server_context, make_server_context
 from relay.api.settings import Client, ServerTlsSettings
+from relay.api.sockets import file_backed_server_context, make_server_context
 from relay.errors import ConfigError
 from relay.files import MAX_FILE_BYTES
 from relay.net.tls import ClientTlsSettings

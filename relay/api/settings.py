@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from relay.api.auth.entra_settings import OidcSettings, check_https_or_loopback_url
+from relay.api.entra_settings import OidcSettings, check_https_or_loopback_url
 from relay.api.local_socket import MAX_PATH_BYTES, fits
 from relay.approvals.request import Rights
 from relay.settings import Name, Section, check_unique, text_pattern_validator

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from yarl import URL
 
 from relay.amqp.broker_url import BrokerSettings, host_port
-from relay.api.auth.entra_settings import redirect_uri
-from relay.api.diagnostics import static_findings
-from relay.api.server.sockets import make_server_context
+from relay.api.doctor import static_findings
+from relay.api.entra_settings import redirect_uri
+from relay.api.sockets import make_server_context
 from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Quorum, Rule, RuleConditions

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from relay.api import Relay
-from relay.api.server.http_server import Server
+from relay.api.server import Server
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.config import Config

@@ -28,8 +28,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relay.api import Client, Relay
-from relay.api.auth.authentication import caller_for_client
-from relay.api.server.state import RejectionLog
+from relay.api.callers import caller_for_client
+from relay.api.rates import RejectionLog
 from relay.approvals.request import Caller
 from relay.clock import Clock
 from relay.config import Config

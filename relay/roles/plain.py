@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from relay.api import Relay
-from relay.api.server.http_server import Server
+from relay.api.server import Server
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.clock import Clock

@@ -1,6 +1,6 @@
 """Counts the events that the relay recorded since its start, for the metrics.
 
-`EventCounts.count_recorded_events` is a listener of the store. `relay.api.metric_values` reads the
+`EventCounts.count_recorded_events` is a listener of the store. `relay.api.metrics` reads the
 counts when ``/metrics`` is called. The counts are plain numbers by labels of a fixed set, so their
 number is bounded: the constants list the labels, and a value that is not in the list counts as
 `OTHER`.

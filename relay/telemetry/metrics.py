@@ -1,6 +1,6 @@
 """The metrics: what each of them means, and how values become text for ``/metrics``.
 
-`METRICS` defines them; docs/metrics.md follows from it. `relay.api.metric_values` reads all values
+`METRICS` defines them; docs/metrics.md follows from it. `relay.api.metrics` reads all values
 at one moment, for each call of ``/metrics``, and makes `Samples` of them. `MetricsCollector` hands
 these to the Prometheus client. The values of every label are from a fixed set, or are names in the
 configuration.

@@ -20,8 +20,8 @@ from standardwebhooks import Webhook
 from yarl import URL
 
 from relay.api import ApiSettings, Relay
-from relay.api.server.http_server import Server
-from relay.api.server.limits import ServerLimits
+from relay.api.connections import ServerLimits
+from relay.api.server import Server
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate

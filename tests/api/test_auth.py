@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.server.connections import Peer
-from relay.api.server.state import RejectionLog
+from relay.api.connections import Peer
+from relay.api.rates import RejectionLog
 from tests.api.running_relay import (
     EVENT_ID,
     OTHER_SECRET,
@@ -219,9 +219,7 @@ async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(
     for _ in range(5):
         await relay.call("GET", "/v1/events", by="s3cret-of-somebody")
         await relay.post_callback(b"{}", client="nobody")
-    lines = [
-        record.getMessage() for record in caplog.records if record.name == "relay.api.server.state"
-    ]
+    lines = [record.getMessage() for record in caplog.records if record.name == "relay.api.rates"]
     assert lines == [
         "a call from 127.0.0.1 without good credentials was refused: the bearer key is no client's"
     ]

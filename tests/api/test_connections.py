@@ -15,8 +15,7 @@ from types import MappingProxyType
 import aiohttp
 import pytest
 
-from relay.api.server.connections import Connection
-from relay.api.server.limits import ServerLimits
+from relay.api.connections import Connection, ServerLimits
 from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.certificates import SERVER
 from tests.eventually import eventually

@@ -19,7 +19,7 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.api.server.limits import ServerLimits
+from relay.api.connections import ServerLimits
 from tests import hostile
 from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 

@@ -23,7 +23,7 @@ from relay.api.local_socket import (
     socket_paths_of_state_file,
     state_file_id,
 )
-from relay.api.server.http_server import Server
+from relay.api.server import Server
 from relay.clock import SystemClock
 
 NOWHERE = Path("/proc/self/relay.db")

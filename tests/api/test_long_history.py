@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relay.api.server.limits import ServerLimits
+from relay.api.connections import ServerLimits
 from relay.events.build import approval_or_startrequest_event
 from relay.store import Attempt, Entry
 from relay.store.rows import PageLimit, take_page
@@ -228,7 +228,7 @@ async def _slow_readers(relay: RunningRelay, count: int, path: str) -> AsyncIter
 async def test_slow_readers_of_one_key_hold_few_answers_and_delay_nobody_else(
     tmp_path: Path,
 ) -> None:
-    limits = ServerLimits(max_large_answers_of_caller=2, send_timeout=60)
+    limits = ServerLimits(max_large_answers=2, send_timeout=60)
     async with run_relay(tmp_path, limits=limits) as relay:
         await relay.observe(make_event())
         principals = [f"client:c{number}" for number in range(100)]
@@ -252,14 +252,14 @@ async def test_slow_readers_of_one_key_hold_few_answers_and_delay_nobody_else(
 
 
 async def test_a_caller_waits_for_its_own_answers_and_then_gets_429(tmp_path: Path) -> None:
-    limits = ServerLimits(max_large_answers_of_caller=1, send_timeout=0.2)
+    limits = ServerLimits(max_large_answers=1, send_timeout=0.2)
     async with run_relay(tmp_path, limits=limits) as relay:
         await relay.observe(make_event())
-        async with relay.server.state.large_answers.slot("client:bob"):
+        async with relay.server.state.large_answer("client:bob"):
             answer = await relay.call("GET", PATH, by="bob")
             assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
             assert (await relay.call("GET", PATH, by="alice")).status == 200
             assert (await relay.call("GET", "/healthz", by="bob")).status == 200
-    async with run_relay(tmp_path, limits=ServerLimits(max_large_answers_of_caller=1)) as relay:
+    async with run_relay(tmp_path, limits=ServerLimits(max_large_answers=1)) as relay:
         answers = await asyncio.gather(*(relay.call("GET", PATH, by="bob") for _ in range(30)))
         assert {answer.status for answer in answers} == {200}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.api.server.connections import Peer
+from relay.api.connections import Peer
 from relay.rate_limits import TokenBuckets
 
 PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)

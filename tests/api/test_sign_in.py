@@ -18,9 +18,9 @@ from cryptography import x509
 from pydantic import ValidationError
 
 from relay.api import ApiSettings
-from relay.api.auth.entra_endpoints import ENDPOINTS_RETRY_INTERVAL, MAX_ENDPOINTS_AGE
-from relay.api.auth.sessions import SESSION_LIFETIME
-from relay.api.schema.html_headers_and_problems import ProblemWithLink, problem_page
+from relay.api.entra import MAX_AGE, RETRY_INTERVAL
+from relay.api.responses import ProblemWithLink, problem_page
+from relay.api.sessions import SESSION_LIFETIME
 from relay.approvals.request import Caller, Rights
 from tests.api.entra import (
     ACCOUNTS,
@@ -440,7 +440,7 @@ async def test_an_unusable_answer_of_entra_is_502_and_nobody_is_signed_in(
     assert answer.status == 502
     assert "Try again, or use a key." in answer.body.decode()
     del desk.entra.answers["discovery"]
-    desk.relay.clock.offset = ENDPOINTS_RETRY_INTERVAL
+    desk.relay.clock.offset = RETRY_INTERVAL
     query = await browser.begin()
     desk.entra.answers["token"] = response()
     answer = await browser.come_back(code=desk.entra.issue_code(query), state=query["state"])
@@ -471,11 +471,11 @@ async def test_endpoints_are_looked_up_once_a_day_and_soon_after_a_failure(desk:
     assert [(await browser.call("GET", "/sign-in")).status for _ in range(3)] == [502] * 3
     assert len(desk.entra.calls_of("discovery")) == 1
     del desk.entra.answers["discovery"]
-    desk.relay.clock.offset = ENDPOINTS_RETRY_INTERVAL
+    desk.relay.clock.offset = RETRY_INTERVAL
     assert [(await browser.call("GET", "/sign-in")).status for _ in range(3)] == [303] * 3
     assert len(desk.entra.calls_of("discovery")) == 2
     desk.entra.answers["discovery"] = web.Response(status=500)
-    desk.relay.clock.offset += MAX_ENDPOINTS_AGE
+    desk.relay.clock.offset += MAX_AGE
     assert (await browser.call("GET", "/sign-in")).status == 303
     assert len(desk.entra.calls_of("discovery")) == 3
 

@@ -11,19 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from relay.api.auth.pending_sign_in import (
-    MAX_TARGET_LENGTH,
-    PENDING_LIFETIME,
-    PendingSignIn,
-    PendingSignIns,
-    SignInRefused,
-)
-from relay.api.auth.sessions import (
+from relay.api.sessions import (
     MAX_SESSIONS,
     MAX_SESSIONS_OF_PRINCIPAL,
+    PENDING_LIFETIME,
     SESSION_LIFETIME,
     Sessions,
+    SignInRefused,
 )
+from relay.api.sign_in import MAX_TARGET_LENGTH, PendingSignIn, PendingSignIns
 from relay.approvals.request import Caller, Rights
 from tests.clocks import ManualClock
 from tests.depth import depth

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 
 from relay.api import ApiSettings
-from relay.api.server.http_server import Server
-from relay.api.server.limits import ServerLimits
+from relay.api.connections import ServerLimits
+from relay.api.server import Server
 from relay.clock import SystemClock
 from relay.errors import ConfigError
 from tests.api.running_relay import make_event, run_relay

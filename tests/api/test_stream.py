@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.api.server.limits import ServerLimits
+from relay.api.connections import ServerLimits
 from relay.events.catalog import CATALOG
 from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 from tests.eventually import eventually

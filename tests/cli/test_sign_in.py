@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from relay.api import ApiSettings
-from relay.api.diagnostics import diagnose
+from relay.api.doctor import diagnose
 from relay.doctor_findings import Finding
 from tests.api.entra import CLIENT_SECRET, Entra, run_entra
 from tests.cli.command import run_command

@@ -146,7 +146,7 @@ def test_run_loads_no_other_verb_and_no_library_that_it_may_never_use() -> None:
     others = {f"relay.cli.{verb.replace('-', '_')}" for verb in VERBS - {"run"}}
     assert "relay.cli.run" in loaded
     unused = {"rich", "prometheus_client", "relay.simulator", "apprise"}
-    unused |= {"aio_pika", "aiormq", "pamqp", "jwt", "relay.api.auth.sign_in"}
+    unused |= {"aio_pika", "aiormq", "pamqp", "jwt", "relay.api.sign_in"}
     assert sorted({*others, *unused} & {*loaded}) == []
 
 

@@ -16,7 +16,7 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
-from relay.api.server.state import RejectionLog
+from relay.api.rates import RejectionLog
 from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest

@@ -8,7 +8,7 @@ from aiohttp import web
 from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
 
-from relay.api.auth.sessions import SESSION_LIFETIME
+from relay.api.sessions import SESSION_LIFETIME
 from tests.api.entra import ANN, BEN, principal
 from tests.api.message_links import message_links
 from tests.api.running_relay import RunningRelay, make_event

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.async_api import Page, Request, expect
 
-from relay.api.server.limits import ServerLimits
+from relay.api.connections import ServerLimits
 from tests.api.running_relay import RunningRelay, make_event
 from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually

@@ -6,12 +6,11 @@ import pkgutil
 from importlib import import_module
 from operator import attrgetter
 
-from relay.api.schema.route import Route
+from relay.api.calls import ROUTES, Route
 
 
 def all_routes() -> list[Route]:
-    """Return the routes that the modules of this package list in `ROUTES`, ordered by path."""
-    routes: list[Route] = []
+    """Return the routes that the modules of this package declare, ordered by path."""
     for module in pkgutil.iter_modules(__path__):
-        routes.extend(import_module(f"{__name__}.{module.name}").ROUTES)
-    return sorted(routes, key=attrgetter("path"))
+        import_module(f"{__name__}.{module.name}")
+    return sorted(ROUTES, key=attrgetter("path"))

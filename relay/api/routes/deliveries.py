@@ -1,28 +1,38 @@
 """`/v1/deliveries`: what was sent and what waits, with the attempts of each delivery.
 
-A delivery is one event for one sink. It waits, is delivered, or was given up (`parked`, see
-`relay.api.routes.dead_letters`).
+A delivery is one event for one sink. It waits, is delivered, or was given up (`parked`): then it is
+a dead letter, see `/v1/dead-letters`. People send one dead letter again, or all that meet
+conditions, up to a page in one call. The next call names the time of the first one (`until`) and
+the last id of the call before (`after`), so that no dead letter is sent twice.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal, cast
+from datetime import datetime
+from typing import Annotated, Literal, cast
 
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from relay.api.schema.responses import Problem
-from relay.api.schema.route import (
+from relay.api.calls import (
     MAX_DETAIL_ROWS,
     PAGE_SIZE,
     Call,
-    page_route,
-    parse_cursor,
+    Cursor,
+    get_page,
+    post,
     split_page,
 )
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
+from relay.api.responses import Problem, problem_of_refusal
+from relay.approvals.admission import ambiguous_scope_refusal
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, event_name
+from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.store import EntryState
-from relay.store.deliveries import Delivery
+from relay.store.deliveries import DeadLetterFilter, Delivery
+from relay.suggestions import describe_choices
+from relay.validation import RequestBody
 
 _DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 _Outcome = Literal["delivered", "deferred", "parked", "error"]
@@ -92,9 +102,7 @@ def delivery_summary(delivery: Delivery) -> DeliverySummary:
     )
 
 
-async def read_delivery_page(call: Call, states: tuple[EntryState, ...] = ()) -> DeliveryPage:
-    """Return the page that the cursor names, of deliveries in these states; none means all."""
-    cursor = parse_cursor(call.request)
+async def _page(call: Call, cursor: int | None, states: tuple[EntryState, ...]) -> DeliveryPage:
     deliveries = await call.run_long_read(
         lambda tx: tx.deliveries.page(states=states, before=cursor, limit=PAGE_SIZE + 1)
     )
@@ -102,17 +110,30 @@ async def read_delivery_page(call: Call, states: tuple[EntryState, ...] = ()) ->
     return DeliveryPage(items=[delivery_summary(row) for row in page], next=next_cursor)
 
 
-async def find_delivery_of_path(call: Call) -> Delivery | None:
-    """Return the delivery that the path names; None if there is none."""
-    text = call.request.match_info["id"]
-    if _DELIVERY_ID.fullmatch(text) is None:
+async def _find(call: Call, number: str) -> Delivery | None:
+    if _DELIVERY_ID.fullmatch(number) is None:
         return None
-    return await call.relay.store.read(lambda tx: tx.deliveries.find_delivery(int(text)))
+    return await call.relay.store.read(lambda tx: tx.deliveries.find_delivery(int(number)))
 
 
-async def _show_delivery(call: Call) -> DeliveryDetails:
-    cursor = parse_cursor(call.request)
-    delivery = await find_delivery_of_path(call)
+@get_page("/v1/deliveries", "what was sent and what waits, the newest first")
+async def list_deliveries(call: Call, cursor: Cursor) -> DeliveryPage:
+    return await _page(call, cursor, ())
+
+
+@get_page("/v1/dead-letters", "deliveries that were given up, and the reasons")
+async def list_dead_letters(call: Call, cursor: Cursor) -> DeliveryPage:
+    return await _page(call, cursor, ("parked",))
+
+
+@get_page(
+    "/v1/deliveries/{id}",
+    "one delivery with its newest attempts: "
+    "outcome, duration, status, the first KiB of the response",
+    problems=(404,),
+)
+async def show_delivery(call: Call, id: str, cursor: Cursor) -> DeliveryDetails:  # noqa: A002  # its name in the path
+    delivery = await _find(call, id)
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
     attempts = await call.run_long_read(
@@ -135,17 +156,124 @@ async def _show_delivery(call: Call) -> DeliveryDetails:
     return DeliveryDetails(**delivery_summary(delivery), log=log, next=next_cursor)
 
 
-ROUTES = (
-    page_route(
-        "/v1/deliveries",
-        "what was sent and what waits, the newest first",
-        read_delivery_page,
-    ),
-    page_route(
-        "/v1/deliveries/{id}",
-        "one delivery with its newest attempts: "
-        "outcome, duration, status, the first KiB of the response",
-        _show_delivery,
-        problem_statuses=(404,),
-    ),
+_NO_SUCH_DEAD_LETTER = "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
+
+
+class RedeliveredDeadLetter(TypedDict):
+    """The dead letter is sent again now."""
+
+    id: int
+    sink: str
+    state: EntryState
+
+
+class BulkRedeliveryResult(TypedDict):
+    """The number of dead letters that are sent again now.
+
+    To send more, call again with this `until`, and with `next` as `after`.
+    """
+
+    redelivered: int
+    left: int
+    """The number of further dead letters that meet the conditions."""
+    until: str
+    next: int | None
+    """null: nothing is left."""
+
+
+def _parse_body_field_as_time(value: object) -> datetime:
+    time = parse_timestamp(value) if isinstance(value, str) else None
+    if time is None:
+        raise PydanticCustomError("moment", "expected a moment such as 2026-04-11T22:26:58Z")
+    return time
+
+
+def _accept_whole_float(value: object) -> object:
+    # JSON Schema and writers with one type of number regard 1.0 as an integer.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Time = Annotated[datetime, BeforeValidator(_parse_body_field_as_time)]
+
+
+class BulkRedeliveryRequest(RequestBody):
+    """Selects the dead letters that meet every given condition. Without conditions, all."""
+
+    sink: str | None = Field(default=None, max_length=64)
+    type: str | None = Field(default=None, max_length=64)
+    """Such as event.scheduled."""
+    eventId: str | None = Field(default=None, max_length=256)  # noqa: N815
+    """Compared without case."""
+    since: _Time | None = None
+    """Given up at this time (RFC 3339) or later."""
+    until: _Time | None = None
+    """Given up by this time; by default, by now.
+
+    Repeat the time of the first call in later calls, so that nothing is sent twice.
+    """
+    after: Annotated[int, BeforeValidator(_accept_whole_float)] = Field(default=0, ge=0, lt=2**63)
+    """`next` of the call before."""
+
+
+@post(
+    "/v1/dead-letters/redeliver",
+    f"send up to {PAGE_SIZE} selected dead letters again, the oldest first",
+    status=202,
+    needs="operate",
+    problems=(404,),
 )
+async def redeliver_matching(call: Call, body: BulkRedeliveryRequest) -> BulkRedeliveryResult:
+    relay, now = call.relay, call.relay.clock.now()
+    sinks = [sink.name for sink in relay.dispatcher.workers]
+    if body.sink is not None and body.sink not in sinks:
+        raise Problem(
+            404,
+            f"no sink {body.sink!r} in the configuration; {describe_choices(body.sink, sinks)}",
+        )
+    reference, occurrences = body.eventId, []
+    if reference is not None:
+        occurrences = await relay.store.read(
+            lambda tx: tx.occurrences.find_occurrences_by_reference(reference)
+        )
+    if len(occurrences) > 1:
+        raise problem_of_refusal(ambiguous_scope_refusal(occurrences))
+    condition = DeadLetterFilter(
+        sink=body.sink,
+        type=None if body.type is None else event_name(body.type),
+        # A dead letter can outlive what the store knows of its event.
+        event_key=occurrences[0].key if occurrences else reference and reference.lower(),
+        since=body.since,
+    )
+    until = body.until or now
+    ids, left = await relay.store.transact(
+        lambda tx: tx.deliveries.redeliver_matching_dead_letters(
+            condition, now, after=body.after, until=until, limit=PAGE_SIZE
+        )
+    )
+    return BulkRedeliveryResult(
+        redelivered=len(ids),
+        left=left,
+        until=format_rfc3339(until),
+        next=ids[-1] if left else None,
+    )
+
+
+@post(
+    "/v1/dead-letters/{id}/redeliver",
+    "send a dead letter again",
+    status=202,
+    needs="operate",
+    problems=(404, 409),
+)
+async def redeliver(call: Call, id: str) -> RedeliveredDeadLetter:  # noqa: A002  # its name in the path
+    relay, dead_letter = call.relay, await _find(call, id)
+    if dead_letter is None or dead_letter.state != "parked":
+        raise Problem(404, _NO_SUCH_DEAD_LETTER)
+    if dead_letter.sink not in {sink.name for sink in relay.dispatcher.workers}:
+        raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
+    now = relay.clock.now()
+    if not await relay.store.transact(
+        lambda tx: tx.deliveries.redeliver_dead_letter(dead_letter.id, now)
+    ):
+        raise Problem(404, _NO_SUCH_DEAD_LETTER)
+    return RedeliveredDeadLetter(id=dead_letter.id, sink=dead_letter.sink, state="waiting")

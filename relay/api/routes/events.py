@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import orjson
-from aiohttp import web
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from relay.api.routes.deliveries import DeliverySummary, delivery_summary
-from relay.api.schema.responses import Problem, rfc3339_or_null
-from relay.api.schema.route import (
+from relay.api.calls import (
     MAX_DETAIL_ROWS,
     PAGE_SIZE,
     Call,
+    Cursor,
     Parameter,
-    Route,
-    page_route,
-    parse_cursor,
+    Scope,
+    get_page,
 )
+from relay.api.responses import problem_of_refusal, rfc3339_or_null
+from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.approvals.admission import UNKNOWN_EVENT, ambiguous_scope_refusal, hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import Caller, DecisionKind, Refusal
@@ -146,33 +145,27 @@ class EventPage(TypedDict):
     next: str | None
 
 
-SCOPE = Parameter(
-    name="scope",
-    place="query",
-    description="only events of this scope; a hub has events of several",
-    pattern=r"^[a-z0-9-]{1,80}$",
-)
-_LIVE = Parameter(
-    name="live",
-    place="query",
-    description="true: only events that are in Azure's document now; false: only those that ended",
-    pattern=r"^(true|false)$",
-)
+EventReference = Annotated[str, Parameter(name="eventId", place="path")]
+_Live = Annotated[
+    bool | None,
+    Parameter(
+        name="live",
+        description="true: only events that are in Azure's document now; "
+        "false: only those that ended",
+        pattern=r"^(true|false)$",
+        expected="true or false",
+        parse="true".__eq__,
+    ),
+]
 
 
-def parse_scope_name(request: web.Request) -> str | None:
-    """Return the scope of the query; None for all. Raises Problem 422."""
-    return SCOPE.read_from_query(request, "the name of a scope")
-
-
-async def run_read_about_event_in_path(
-    call: Call, scope: str | None, read: Callable[[Transaction, TrackedEvent], T]
+async def _read_event(
+    call: Call, reference: str, scope: str | None, read: Callable[[Transaction, TrackedEvent], T]
 ) -> T:
-    """Return what `read` finds about the event that the path names.
+    """Return what `read` finds about the event that a path names.
 
     Raises Problem 404, and 422 if several scopes know the EventId and none is given.
     """
-    reference = call.request.match_info["eventId"]
 
     def work(tx: Transaction) -> T | Refusal:
         occurrences = tx.occurrences.find_occurrences_by_reference(reference, scope)
@@ -186,24 +179,13 @@ async def run_read_about_event_in_path(
     return result
 
 
-def problem_of_refusal(refusal: Refusal) -> Problem:
-    """Return the problem that says why a request about an event is refused."""
-    if refusal.field is None:
-        return Problem(refusal.status, refusal.reason)
-    return Problem(refusal.status, refusal.reason, field=refusal.field)
-
-
-async def _list_events(call: Call) -> EventPage:
-    live = _LIVE.read_from_query(call.request, "true or false")
-    cursor, scope = parse_cursor(call.request), parse_scope_name(call.request)
+@get_page("/v1/events", "current and recent events")
+async def list_events(call: Call, cursor: Cursor, scope: Scope, live: _Live) -> EventPage:
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
         page, has_more = tx.occurrences.occurrence_page(
-            cursor,
-            PageLimit(PAGE_SIZE),
-            scope=scope,
-            live=None if live is None else live == "true",
+            cursor, PageLimit(PAGE_SIZE), scope=scope, live=live
         )
         return EventPage(
             items=[_event_summary(tx, call, row, now) for row in page],
@@ -213,12 +195,16 @@ async def _list_events(call: Call) -> EventPage:
     return await call.run_long_read(read)
 
 
-async def _show_event(call: Call) -> EventDetails:
-    cursor, scope = parse_cursor(call.request), parse_scope_name(call.request)
-    return await run_read_about_event_in_path(
-        call,
-        scope,
-        lambda tx, occurrence: _event_details(tx, call, occurrence, cursor),
+@get_page(
+    "/v1/events/{eventId}",
+    "one event with its history, votes and deliveries, the newest of each",
+    problems=(404,),
+)
+async def show_event(
+    call: Call, event: EventReference, cursor: Cursor, scope: Scope
+) -> EventDetails:
+    return await _read_event(
+        call, event, scope, lambda tx, occurrence: _event_details(tx, call, occurrence, cursor)
     )
 
 
@@ -240,19 +226,17 @@ def _event_summary(
 def _approval_summary(status: ApprovalStatus, caller: Caller) -> ApprovalSummary:
     counted = status.counted_votes if status.quorum is not None else ()
     lists = {
-        "voted": describe_votes_or_holds_with_expiry(counted, status),
+        "voted": _in_force(counted, status),
         "mayVote": list(status.voters_without_vote)
         if status.is_startable and status.votes_missing
         else [],
-        "holds": describe_votes_or_holds_with_expiry(status.active_holds, status),
+        "holds": _in_force(status.active_holds, status),
         "decisions": decisions_available_to_caller(caller, status),
     }
     return cast("ApprovalSummary", approval_json_fields(status) | lists)
 
 
-def describe_votes_or_holds_with_expiry(
-    decisions: Iterable[Decision], status: ApprovalStatus
-) -> list[VoteInForce]:
+def _in_force(decisions: Iterable[Decision], status: ApprovalStatus) -> list[VoteInForce]:
     """Return votes or holds of an event, and until when each counts."""
     return [
         VoteInForce(
@@ -343,16 +327,18 @@ class ApprovalEvaluation(TypedDict):
     """The runbook of the rule."""
 
 
-async def _show_evaluation(call: Call) -> ApprovalEvaluation:
-    scope = parse_scope_name(call.request)
-    return await run_read_about_event_in_path(
-        call, scope, lambda tx, occurrence: _make_approval_evaluation(tx, call, occurrence)
+@get_page(
+    "/v1/events/{eventId}/rule",
+    "which rule decides about an event, what is missing, and until when",
+    problems=(404,),
+)
+async def show_rule(call: Call, event: EventReference, scope: Scope) -> ApprovalEvaluation:
+    return await _read_event(
+        call, event, scope, lambda tx, occurrence: _evaluation(tx, call, occurrence)
     )
 
 
-def _make_approval_evaluation(
-    tx: Transaction, call: Call, occurrence: TrackedEvent
-) -> ApprovalEvaluation:
+def _evaluation(tx: Transaction, call: Call, occurrence: TrackedEvent) -> ApprovalEvaluation:
     approvals, data = call.relay.gate.engine, occurrence.data
     status = approvals.status(tx, occurrence, call.relay.clock.now())
     return ApprovalEvaluation(
@@ -369,10 +355,8 @@ def _make_approval_evaluation(
         mayVote=list(status.voters_without_vote) if status.is_startable else [],
         uncoveredResources=list(status.uncovered_resources) if status.is_startable else [],
         closes=rfc3339_or_null(status.voting_closes_at),
-        voted=describe_votes_or_holds_with_expiry(
-            status.counted_votes if status.quorum is not None else (), status
-        ),
-        holds=describe_votes_or_holds_with_expiry(status.active_holds, status),
+        voted=_in_force(status.counted_votes if status.quorum is not None else (), status),
+        holds=_in_force(status.active_holds, status),
         standingHolds=cast(
             "list[StandingHoldInForce]", hold_summaries(status.active_standing_holds)
         ),
@@ -392,30 +376,3 @@ def _evaluated_rule(rule: Rule, status: ApprovalStatus) -> EvaluatedRule:
         decides=status.rule is not None and status.rule.name == rule.name,
         turns=rfc3339_or_null(hours.next_change(status.now) if hours is not None else None),
     )
-
-
-ROUTES = (
-    page_route(
-        "/v1/events",
-        "current and recent events",
-        _list_events,
-        filters=(SCOPE, _LIVE),
-    ),
-    page_route(
-        "/v1/events/{eventId}",
-        "one event with its history, votes and deliveries, the newest of each",
-        _show_event,
-        problem_statuses=(404,),
-        filters=(SCOPE,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/events/{eventId}/rule",
-        summary="which rule decides about an event, what is missing, and until when",
-        handler=_show_evaluation,
-        needs="read",
-        is_large=True,
-        problem_statuses=(404,),
-        parameters=(SCOPE,),
-    ),
-)

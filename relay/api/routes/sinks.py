@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Literal
 
 from typing_extensions import TypedDict
 
-from relay.api.schema.responses import Problem
-from relay.api.schema.route import Call, Route
+from relay.api.calls import Call, get_page, post
+from relay.api.responses import Problem
 from relay.delivery.sink_health import CircuitState
 from relay.delivery.worker import Worker
 from relay.errors import StoreUnavailable
@@ -63,11 +64,16 @@ class SinkList(TypedDict):
     items: list[SinkSummary]
 
 
-async def _list_sinks(call: Call) -> SinkList:
-    dead_letters = await _count_dead_letters_by_sink(call)
+@get_page("/v1/sinks", "the sinks, what waits for each, and whether it takes it")
+async def list_sinks(call: Call) -> SinkList:
+    dead_letters: Mapping[str, int] | None = None
+    with suppress(StoreUnavailable):
+        dead_letters = await call.run_long_read(
+            lambda tx: tx.deliveries.count_dead_letters_by_sink()
+        )
     items = [
         SinkSummary(
-            **_sink_details(sink),
+            **_details(sink),
             circuit=sink.circuit_state,
             oldestWaitingSeconds=sink.oldest_age(),
             delivered=sink.ends["delivered"],
@@ -78,15 +84,7 @@ async def _list_sinks(call: Call) -> SinkList:
     return SinkList(items=items)
 
 
-async def _count_dead_letters_by_sink(call: Call) -> Mapping[str, int] | None:
-    try:
-        return await call.run_long_read(lambda tx: tx.deliveries.count_dead_letters_by_sink())
-    except StoreUnavailable:
-        return None
-
-
-def _find_sink(call: Call) -> Worker:
-    name = call.request.match_info["name"]
+def _find(call: Call, name: str) -> Worker:
     sinks = {sink.name: sink for sink in call.relay.dispatcher.workers}
     if name not in sinks:
         choices = describe_choices(name, list(sinks))
@@ -94,32 +92,48 @@ def _find_sink(call: Call) -> Worker:
     return sinks[name]
 
 
-async def _ping(call: Call) -> PingRecorded:
-    relay, name, at = call.relay, _find_sink(call).settings.name, call.relay.clock.now()
+@post(
+    "/v1/sinks/{name}/ping",
+    "send a sink a test message",
+    status=202,
+    needs="operate",
+    problems=(404,),
+)
+async def ping(call: Call, name: str) -> PingRecorded:
+    relay, at = call.relay, call.relay.clock.now()
+    name = _find(call, name).name
     reason = f"a test message, asked for by {call.caller.principal}"
 
-    def record_ping_event_for_delivery(tx: Transaction) -> CloudEvent:
+    def record(tx: Transaction) -> CloudEvent:
         event = relay_event(
             "relay.ping", relay.origin, at, sink=name, reason=reason, count=1, head=str(tx.head())
         )
         tx.record(event, at, to=[name])
         return event
 
-    event = await relay.store.transact(record_ping_event_for_delivery)
+    event = await relay.store.transact(record)
     return PingRecorded(sink=name, id=event.id)
 
 
-async def _pause(call: Call) -> SinkDetails:
-    return await _set_state(call, "paused", f"paused by {call.caller.principal}")
+@post("/v1/sinks/{name}/pause", "let a sink's deliveries wait", needs="operate", problems=(404,))
+async def pause(call: Call, name: str) -> SinkDetails:
+    return await _set_state(call, name, "paused", f"paused by {call.caller.principal}")
 
 
-async def _resume(call: Call) -> SinkDetails:
-    return await _set_state(call, "on", None)
+@post(
+    "/v1/sinks/{name}/resume",
+    "send a sink's deliveries again",
+    needs="operate",
+    problems=(404,),
+)
+async def resume(call: Call, name: str) -> SinkDetails:
+    return await _set_state(call, name, "on", None)
 
 
-async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | None) -> SinkDetails:
-    sink = _find_sink(call)
-    name = sink.name
+async def _set_state(
+    call: Call, name: str, state: Literal["on", "paused"], reason: str | None
+) -> SinkDetails:
+    sink = _find(call, name)
     await call.relay.dispatcher.set_state(name, state, reason)
     principal = call.caller.principal
     _log.warning(
@@ -129,10 +143,10 @@ async def _set_state(call: Call, state: Literal["on", "paused"], reason: str | N
         principal,
         extra=log_extra(sink=name, state=state, principal=principal),
     )
-    return _sink_details(sink)
+    return _details(sink)
 
 
-def _sink_details(sink: Worker) -> SinkDetails:
+def _details(sink: Worker) -> SinkDetails:
     return SinkDetails(
         name=sink.name,
         kind=sink.kind,
@@ -141,40 +155,3 @@ def _sink_details(sink: Worker) -> SinkDetails:
         reason=sink.reason,
         waiting=sink.waiting,
     )
-
-
-ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/sinks",
-        summary="the sinks, what waits for each, and whether it takes it",
-        handler=_list_sinks,
-        needs="read",
-        is_large=True,
-    ),
-    Route(
-        method="POST",
-        path="/v1/sinks/{name}/ping",
-        summary="send a sink a test message",
-        handler=_ping,
-        status=202,
-        needs="operate",
-        problem_statuses=(404,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/sinks/{name}/pause",
-        summary="let a sink's deliveries wait",
-        handler=_pause,
-        needs="operate",
-        problem_statuses=(404,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/sinks/{name}/resume",
-        summary="send a sink's deliveries again",
-        handler=_resume,
-        needs="operate",
-        problem_statuses=(404,),
-    ),
-)

@@ -8,14 +8,14 @@ them: the server answers 409.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, NotRequired, cast
+from typing import Annotated, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from relay.api.routes.approvals import IDEMPOTENCY_KEY, parse_request_id
-from relay.api.schema.responses import Problem
-from relay.api.schema.route import PAGE_SIZE, Call, Parameter, Route, page_route, parse_cursor
-from relay.approvals.request import HOLD_NOTICE, DecisionAnswer
+from relay.api.calls import PAGE_SIZE, Call, Cursor, Parameter, get, get_page, post
+from relay.api.responses import Problem
+from relay.api.routes.approvals import RequestId, body_of_accepted
+from relay.approvals.request import HOLD_NOTICE
 from relay.approvals.standing_holds import (
     CreateRequest,
     EndBody,
@@ -29,12 +29,17 @@ from relay.events.timestamps import format_rfc3339
 from relay.store import StandingHold
 from relay.store.rows import PageLimit
 
-_OVER = Parameter(
-    name="over",
-    place="query",
-    description="true: also those that were ended or expired",
-    pattern=r"^(true|false)$",
-)
+_HoldId = Annotated[str, Parameter(name="holdId", place="path")]
+_Over = Annotated[
+    bool | None,
+    Parameter(
+        name="over",
+        description="true: also those that were ended or expired",
+        pattern=r"^(true|false)$",
+        expected="true or false",
+        parse="true".__eq__,
+    ),
+]
 
 
 class StandingHoldDetails(StandingHoldData):
@@ -55,34 +60,32 @@ class StandingHoldPage(TypedDict):
     next: str | None
 
 
-async def _list(call: Call) -> StandingHoldPage:
-    only_open = _OVER.read_from_query(call.request, "true or false") != "true"
-    cursor = parse_cursor(call.request)
+@get_page(
+    "/v1/standing-holds",
+    f"holds by conditions and for a time, that are not over; {HOLD_NOTICE}",
+    problems=(409,),
+)
+async def list_holds(call: Call, cursor: Cursor, over: _Over) -> StandingHoldPage:
     async with call.server.long_reads:  # the gate reads the page from the store
         holds, has_more = await call.relay.gate.read_standing_holds(
-            lambda holds: holds.page(cursor, PageLimit(PAGE_SIZE), only_open=only_open)
+            lambda holds: holds.page(cursor, PageLimit(PAGE_SIZE), only_open=not over)
         )
     return StandingHoldPage(
-        items=[_standing_hold_details(call, hold) for hold in holds],
+        items=[_details(call, hold) for hold in holds],
         next=str(holds[-1].position) if has_more else None,
     )
 
 
-async def _find(call: Call) -> StandingHold:
-    hold_id = call.request.match_info["holdId"]
-    hold = await call.relay.gate.read_standing_holds(lambda holds: holds.find(hold_id))
-    if hold is None:
-        raise Problem(404, "no such standing hold; see GET /v1/standing-holds")
-    return hold
-
-
-async def _show(call: Call) -> StandingHoldDetails:
-    return _standing_hold_details(call, await _find(call))
-
-
-async def _create(call: Call) -> StandingHoldData:
-    request_id = parse_request_id(call.request)
-    body: StandingHoldBody = call.body
+@post(
+    "/v1/standing-holds",
+    f"hold every event that can meet conditions, also later ones; {HOLD_NOTICE}",
+    status=201,
+    needs="hold",
+    problems=(409,),
+)
+async def create_hold(
+    call: Call, request_id: RequestId, body: StandingHoldBody
+) -> StandingHoldData:
     answer = await call.relay.gate.submit(
         CreateRequest(
             caller=call.caller,
@@ -92,30 +95,46 @@ async def _create(call: Call) -> StandingHoldData:
             body=body,
         )
     )
-    return cast("StandingHoldData", _body_if_accepted(answer))
+    return cast("StandingHoldData", body_of_accepted(answer))
 
 
-async def _end(call: Call) -> EndedStandingHoldData:
-    request_id = parse_request_id(call.request)
-    body: EndBody = call.body
-    await _find(call)
+@get(
+    "/v1/standing-holds/{holdId}",
+    "one standing hold, also one that is over",
+    needs="read",
+    problems=(404, 409),
+)
+async def show_hold(call: Call, hold_id: _HoldId) -> StandingHoldDetails:
+    return _details(call, await _find(call, hold_id))
+
+
+@post(
+    "/v1/standing-holds/{holdId}/end",
+    "end a standing hold early: its author, or whoever has the right operate",
+    problems=(403, 404, 409),
+)
+async def end_hold(
+    call: Call, hold_id: _HoldId, request_id: RequestId, body: EndBody
+) -> EndedStandingHoldData:
+    await _find(call, hold_id)
     answer = await call.relay.gate.submit(
         EndRequest(
             caller=call.caller,
             at=call.relay.clock.now(),
             request_id=request_id,
             digest=_request_digest(call),
-            hold_id=call.request.match_info["holdId"],
+            hold_id=hold_id,
             reason=body.reason,
         )
     )
-    return cast("EndedStandingHoldData", _body_if_accepted(answer))
+    return cast("EndedStandingHoldData", body_of_accepted(answer))
 
 
-def _body_if_accepted(answer: DecisionAnswer) -> dict[str, object]:
-    if answer.status >= 400:  # HTTP
-        raise Problem(answer.status, **answer.body)
-    return dict(answer.body)
+async def _find(call: Call, hold_id: str) -> StandingHold:
+    hold = await call.relay.gate.read_standing_holds(lambda holds: holds.find(hold_id))
+    if hold is None:
+        raise Problem(404, "no such standing hold; see GET /v1/standing-holds")
+    return hold
 
 
 def _request_digest(call: Call) -> str:
@@ -123,7 +142,7 @@ def _request_digest(call: Call) -> str:
     return hashlib.sha256(f"{call.request.path}\n".encode() + call.content).hexdigest()
 
 
-def _standing_hold_details(call: Call, hold: StandingHold) -> StandingHoldDetails:
+def _details(call: Call, hold: StandingHold) -> StandingHoldDetails:
     """Return a standing hold with its state, which its events do not have."""
     details = cast("StandingHoldDetails", standing_hold_to_json_object(hold))
     now = call.relay.clock.now()
@@ -137,42 +156,3 @@ def _standing_hold_details(call: Call, hold: StandingHold) -> StandingHoldDetail
     if hold.ended is not None:
         details["endedAt"] = format_rfc3339(hold.ended)
     return details
-
-
-ROUTES = (
-    page_route(
-        "/v1/standing-holds",
-        f"holds by conditions and for a time, that are not over; {HOLD_NOTICE}",
-        _list,
-        filters=(_OVER,),
-        problem_statuses=(409,),
-    ),
-    Route(
-        method="POST",
-        path="/v1/standing-holds",
-        summary=f"hold every event that can meet conditions, also later ones; {HOLD_NOTICE}",
-        handler=_create,
-        status=201,
-        needs="hold",
-        parameters=(IDEMPOTENCY_KEY,),
-        body=StandingHoldBody,
-        problem_statuses=(409,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/standing-holds/{holdId}",
-        summary="one standing hold, also one that is over",
-        handler=_show,
-        needs="read",
-        problem_statuses=(404, 409),
-    ),
-    Route(
-        method="POST",
-        path="/v1/standing-holds/{holdId}/end",
-        summary="end a standing hold early: its author, or whoever has the right operate",
-        handler=_end,
-        parameters=(IDEMPOTENCY_KEY,),
-        body=EndBody,
-        problem_statuses=(403, 404, 409),
-    ),
-)

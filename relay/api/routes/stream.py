@@ -11,13 +11,14 @@ import asyncio
 import logging
 import re
 from functools import partial
+from typing import Annotated
 
 import orjson
 from aiohttp import web
 
-from relay.api.schema.responses import COMMON_HEADERS, Problem
-from relay.api.schema.route import Call, Parameter, Route
-from relay.api.server.connections import connection_of
+from relay.api.calls import Call, Parameter, get
+from relay.api.connections import connection_of
+from relay.api.responses import COMMON_HEADERS, Problem
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import said
 from relay.store import JournalHead
@@ -26,19 +27,41 @@ from relay.store.transaction import Transaction
 MEDIA_TYPE = "text/event-stream"
 _BATCH_SIZE = 50
 _BATCH_BYTES = 2**17
-_LAST_EVENT_ID = Parameter(
-    name="Last-Event-ID",
-    place="header",
-    description="resume after this `id` or this `journalhead` of the stream; "
-    "0, or what this journal does not have: from its beginning",
-    pattern=r"^[0-9]{1,18}(:[0-9a-f]{64})?$",
-)
-_PATTERN = re.compile(_LAST_EVENT_ID.pattern, re.ASCII)
+_PLACE = r"^[0-9]{1,18}(:[0-9a-f]{64})?$"
 _log = logging.getLogger(__name__)
 
 
-async def _stream_events(call: Call) -> web.StreamResponse:
-    last_event_id = _parse_last_event_id(call.request)
+def _read_last_event_id(request: web.Request) -> str | None:
+    values = [value for value in request.headers.getall("Last-Event-ID", []) if value]
+    if not values:
+        return None
+    if len(values) > 1 or re.fullmatch(_PLACE, values[0], re.ASCII) is None:
+        raise Problem(400, "Last-Event-ID: expected an id or a journalhead of this stream, once")
+    return values[0]
+
+
+_LastEventId = Annotated[
+    str | None,
+    Parameter(
+        name="Last-Event-ID",
+        place="header",
+        description="resume after this `id` or this `journalhead` of the stream; "
+        "0, or what this journal does not have: from its beginning",
+        pattern=_PLACE,
+        read_request=_read_last_event_id,
+    ),
+]
+
+
+@get(
+    "/v1/stream",
+    "CloudEvents as server-sent events: `id` is the position in the journal, "
+    "`journalhead` the position with its hash, `event` the type, `data` the CloudEvent, "
+    "`said` its sentence as a JSON string",
+    media_types=(MEDIA_TYPE,),
+    needs="read",
+)
+async def stream_events(call: Call, last_event_id: _LastEventId) -> web.StreamResponse:
     relay, limits, wakeups = call.relay, call.server.limits, call.server.stream_wakeups
     principal = call.caller.principal
     own = sum(other == principal for other in wakeups.values())
@@ -108,15 +131,6 @@ def _too_many_streams_problem(maximum: str) -> Problem:
     return Problem(429, f"the maximum of {maximum} is open", headers={"Retry-After": "15"})
 
 
-def _parse_last_event_id(request: web.Request) -> str | None:
-    values = [value for value in request.headers.getall(_LAST_EVENT_ID.name, []) if value]
-    if not values:
-        return None
-    if len(values) > 1 or _PATTERN.fullmatch(values[0]) is None:
-        raise Problem(400, "Last-Event-ID: expected an id or a journalhead of this stream, once")
-    return values[0]
-
-
 def _start(tx: Transaction, last_event_id: str | None) -> JournalHead:
     """Return the head after which the stream begins; without an id, the end of the journal."""
     if last_event_id is None:
@@ -136,18 +150,3 @@ def _frame(head: JournalHead, event: CloudEvent | None = None) -> bytes:
     # The JSON contains no line breaks: they are escaped in strings.
     content = (place, event.type.encode(), orjson.dumps(said(event.name, event.data)), event.body)
     return b"%sevent: %s\nsaid: %s\ndata: %s\n\n" % content
-
-
-ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/stream",
-        summary="CloudEvents as server-sent events: `id` is the position in the journal, "
-        "`journalhead` the position with its hash, `event` the type, `data` the CloudEvent, "
-        "`said` its sentence as a JSON string",
-        handler=_stream_events,
-        media_types=(MEDIA_TYPE,),
-        needs="read",
-        parameters=(_LAST_EVENT_ID,),
-    ),
-)

@@ -1,9 +1,9 @@
 """The HTTP server: opens the sockets, serves the routes, and turns errors into problems.
 
-The roles of the relay enter `Server`, and attach their parts to `Server.state` once they run.
-`relay.api.server.pipeline` makes the handlers of the routes. A middleware around them answers every
-exception as a problem and counts the responses. A reload of the configuration replaces clients,
-tokens and certificates, while connections stay.
+The roles of the relay enter `Server`, and attach their parts to `Server.state` once they run. A
+middleware around the handlers of the routes answers every exception as a problem and counts the
+responses. A reload of the configuration replaces clients, tokens and certificates, while
+connections stay.
 """
 
 from __future__ import annotations
@@ -21,34 +21,30 @@ from typing import TYPE_CHECKING, Self
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from relay.api.auth.authentication import Authenticator
-from relay.api.local_socket import STATE_FILE_HEADER, SocketPathAndMode, state_file_id
-from relay.api.routes import all_routes
-from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
-from relay.api.schema.openapi import description_route
-from relay.api.schema.responses import (
-    Problem,
-    internal_error_problem,
-    problem_from_http_exception,
-)
-from relay.api.server.connections import (
+from relay.api.callers import Callers
+from relay.api.calls import MAX_BODY_BYTES, aiohttp_handler, check_content_length
+from relay.api.connections import (
     Connection,
     ConnectionGroup,
+    ServerLimits,
     TlsProtocol,
     connection_of,
     send_response,
 )
-from relay.api.server.limits import MAX_BODY_BYTES, ServerLimits
-from relay.api.server.pipeline import RequestPipeline, check_content_length
-from relay.api.server.sockets import (
+from relay.api.local_socket import STATE_FILE_HEADER, SocketPathAndMode, state_file_id
+from relay.api.openapi import description_route
+from relay.api.responses import Problem, internal_error, problem_of_aiohttp
+from relay.api.routes import all_routes
+from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
+from relay.api.settings import ApiSettings
+from relay.api.sockets import (
     BACKLOG,
     file_backed_server_context,
     listen_on_automatic_local_socket,
     local_socket,
     open_tcp_sockets,
 )
-from relay.api.server.state import ServerState
-from relay.api.settings import ApiSettings
+from relay.api.state import ServerState
 from relay.approvals.gate import NotDecidedHere
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
@@ -56,7 +52,7 @@ from relay.file_reload import FileBackedValue
 from relay.log_fields import log_extra
 
 if TYPE_CHECKING:
-    from relay.api.auth.sign_in import SignIn
+    from relay.api.sign_in import SignIn
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
@@ -82,11 +78,10 @@ class Server:
         """What is in force; a reload replaces it."""
         self._clock = clock
         self._state_file = state_file
-        self.state = ServerState(clock=clock, limits=limits or ServerLimits())
+        callers = Callers(settings, clock)
+        self.state = ServerState(clock=clock, limits=limits or ServerLimits(), callers=callers)
         """Where the relay is attached and detached."""
-        authenticator = Authenticator(settings, clock)
-        self.state.sign_in = _make_sign_in_if_configured(settings, authenticator, clock)
-        self._pipeline = RequestPipeline(authenticator, self.state)
+        self.state.sign_in = _make_sign_in(settings, callers, clock)
         self._stack = AsyncExitStack()
         self._tls: FileBackedValue[ssl.SSLContext] | None = None
         self.address = settings.listen
@@ -101,26 +96,19 @@ class Server:
         Connections and streams stay, except the streams of callers whose client has changed. The
         addresses must be the same.
         """
-        authenticator = Authenticator(settings, self._clock)
-        tls = self._tls
-        if settings.tls != self.settings.tls:
+        state, earlier, callers = self.state, self.settings, Callers(settings, self._clock)
+        tls, sign_in = self._tls, state.sign_in
+        if settings.tls != earlier.tls:
             tls = None if settings.tls is None else file_backed_server_context(settings.tls)
-        sign_in, earlier = self.state.sign_in, self.settings
         if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
             # The new one has no sessions: rights that were taken away must not live on in them.
-            sign_in = _make_sign_in_if_configured(settings, authenticator, self._clock)
+            sign_in = _make_sign_in(settings, callers, self._clock)
 
         def use() -> None:
-            before = self._pipeline.authenticator
-            self.settings = settings
-            self._pipeline.authenticator = authenticator
-            self.state.sign_in = sign_in
-            self._tls = tls
-            self.state.end_streams_of_principals(
-                lambda principal: (
-                    not authenticator.has_same_settings_for_principal(before, principal)
-                )
-            )
+            before = state.callers
+            self.settings, self._tls = settings, tls
+            state.callers, state.sign_in = callers, sign_in
+            state.end_streams(lambda principal: not callers.knows_as_before(principal, before))
 
         return use
 
@@ -146,7 +134,7 @@ class Server:
             client_max_size=MAX_BODY_BYTES,
         )
         for route in (*routes, description_route(routes)):
-            handler = self._pipeline.make_aiohttp_handler(route)
+            handler = aiohttp_handler(route, self.state)
             has_head = route.method == "GET" and STREAM_MEDIA_TYPE not in route.media_types
             for method in (route.method, "HEAD") if has_head else (route.method,):
                 application.router.add_route(
@@ -157,7 +145,6 @@ class Server:
     async def _listen(self, stack: AsyncExitStack, runner: web.AppRunner) -> None:
         """Open the sockets, and set `port` and `address`."""
         settings, limits, loop = self.settings, self.state.limits, asyncio.get_running_loop()
-
         assert runner.server is not None  # noqa: S101  # the runner is set up
         connection = partial(
             Connection, runner.server, limits=limits, counts=self.state.responses_by_status
@@ -203,17 +190,15 @@ class Server:
         return stack.enter_context(local_socket(SocketPathAndMode(path))), path
 
 
-def _make_sign_in_if_configured(
-    settings: ApiSettings, authenticator: Authenticator, clock: Clock
-) -> SignIn | None:
+def _make_sign_in(settings: ApiSettings, callers: Callers, clock: Clock) -> SignIn | None:
     """Return what lets people sign in; None if that is not configured."""
-    oidc, public_url, tokens = settings.oidc, settings.public_url, authenticator.tokens
-    if oidc is None or oidc.sign_in is None or public_url is None or tokens is None:
+    oidc, public_url = settings.oidc, settings.public_url
+    if oidc is None or oidc.sign_in is None or public_url is None or callers.tokens is None:
         return None
     # Imported here, as it is rarely configured.
-    from relay.api.auth.sign_in import SignIn  # noqa: PLC0415
+    from relay.api.sign_in import SignIn  # noqa: PLC0415
 
-    return SignIn(oidc, public_url, tokens, clock)
+    return SignIn(oidc, public_url, callers.tokens, clock)
 
 
 def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:
@@ -249,13 +234,16 @@ async def _run_handler(
 ) -> web.StreamResponse:
     """Return the response of the handler, or the problem that it raises."""
     try:
-        _check_intended_relay(request, own_id)
+        meant = request.headers.get(STATE_FILE_HEADER, own_id)
+        if own_id not in (None, meant) and connection_of(request).peer.uid is not None:
+            other = Problem(421, "the call is meant for a relay with another state file")
+            return other.to_response()
         check_content_length(request)
         return await handler(request)
     except Problem as problem:
         return problem.to_response()
     except web.HTTPException as error:
-        return problem_from_http_exception(error).to_response()
+        return problem_of_aiohttp(error).to_response()
     except NotDecidedHere as error:
         return Problem(409, str(error)).to_response()
     except StoreUnavailable:
@@ -266,17 +254,8 @@ async def _run_handler(
     except Exception:  # noqa: BLE001  # an internal error must not end the connection without a response
         resource = request.match_info.route.resource
         _log.exception("%s %s could not be answered", request.method, resource)
-        return internal_error_problem().to_response()
-
-
-def _check_intended_relay(request: web.Request, own_id: str | None) -> None:
-    """Raise Problem 421 if a call on the local socket is meant for another relay."""
-    meant = request.headers.get(STATE_FILE_HEADER)
-    if meant is None or own_id is None or meant == own_id:
-        return
-    if connection_of(request).peer.uid is not None:
-        raise Problem(421, "the call is meant for a relay with another state file")
+        return internal_error().to_response()
 
 
 async def _ignore_expectation(_request: web.Request) -> None:
-    """Keep aiohttp from answering Expect: the pipeline does so before it reads the body."""
+    """Keep aiohttp from answering Expect: `aiohttp_handler` does so before it reads the body."""

@@ -19,13 +19,47 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from typing_extensions import override
 
-from relay.api.schema.responses import Problem, internal_error_problem
-from relay.api.server.limits import ServerLimits
+from relay.api.responses import Problem, internal_error
 
 _MAX_HEADERS = 64
 _MAX_LINE_BYTES = 8190
 _TLS_SHUTDOWN_TIMEOUT = 2.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits that protect the server from slow, broken and hostile callers. Times are in seconds.
+
+    Tests set lower ones.
+    """
+
+    max_connections: int = 256
+    """Open connections over TCP."""
+    max_local_connections: int = 64
+    """Open connections on the local socket."""
+    handshake_timeout: float = 5.0
+    """Time for a TLS handshake."""
+    idle_timeout: float = 15.0
+    """Time that a connection may be idle, and time for the head of a request."""
+    body_timeout: float = 10.0
+    """Time for the body of a request."""
+    linger_timeout: float = 1.0
+    """Time for reading the rest of a refused body."""
+    send_timeout: float = 15.0
+    """Time in which a caller must receive its response."""
+    max_large_answers: int = 4
+    """Pages of one caller that are built or sent at once: slow readers hold few of them."""
+    max_long_reads: int = 4
+    """Pages and batches of streams that the thread of the store reads between two writes."""
+    max_streams: int = 64
+    """Open event streams."""
+    max_streams_per_principal: int = 8
+    """Open event streams of one principal."""
+    stream_keep_alive_interval: float = 15.0
+    """Silence after which a stream sends a comment, so that proxies keep the connection."""
+    stream_send_timeout: float = 10.0
+    """Time in which the reader of a stream must make room for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +196,7 @@ class Connection(web.RequestHandler):
             problem = Problem(status, "expected a request in HTTP/1.1", closes=True)
             return problem.to_response()
         _log.error("internal error while a request was read or answered", exc_info=exc)
-        return internal_error_problem().to_response()
+        return internal_error().to_response()
 
     @override
     def log_exception(self, *args: object, **kw: object) -> None:

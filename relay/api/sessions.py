@@ -17,15 +17,31 @@ from typing import Literal
 
 from aiohttp import web
 
-from relay.api.schema.responses import Problem
+from relay.api.responses import Problem
 from relay.approvals.request import Caller
 from relay.clock import Clock
 
 SESSION_LIFETIME = 3600.0
 """Seconds."""
+PENDING_LIFETIME = 600.0
+"""Seconds from the beginning of a sign-in to its end. A code of Entra ID lives as long."""
 MAX_SESSIONS = 1000
 MAX_SESSIONS_OF_PRINCIPAL = 10
 """A person has several browsers. The oldest session makes room for a new one."""
+
+
+class SignInRefused(Exception):
+    """The sign-in failed. The text is for the log, and contains no secret.
+
+    `advice` is for the person in front of the browser. `status` is that of the answer, and `target`
+    where the person can begin again, if the sign-in is known.
+    """
+
+    def __init__(self, reason: str, advice: str, *, status: int = 403) -> None:
+        super().__init__(reason)
+        self.advice = advice
+        self.status = status
+        self.target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,10 @@ class Session:
     """Seconds since 1970. A machine that was suspended has a monotonic clock that stood still."""
     ends_at_monotonic: float
     """Monotonic seconds. A clock that is set back lengthens no session."""
+
+
+SESSION = web.RequestKey("session", Session)
+"""The session that authenticated a call. Only if its cookie did."""
 
 
 class Sessions:
@@ -162,27 +182,25 @@ def check_sent_by_own_page(request: web.Request, origin: str) -> None:
     """
     sites = request.headers.getall("Sec-Fetch-Site", [])
     origins = request.headers.getall("Origin", [])
-    if request.method in ("GET", "HEAD"):
-        if any(site not in ("same-origin", "none") for site in sites):
-            raise _make_foreign_page_problem("Sec-Fetch-Site")
+    only_reads = request.method in ("GET", "HEAD")
+    foreign = None
+    if any(site != "same-origin" and not (only_reads and site == "none") for site in sites):
+        foreign = "Sec-Fetch-Site"
+    elif only_reads:
         return
-    if any(site != "same-origin" for site in sites):
-        raise _make_foreign_page_problem("Sec-Fetch-Site")
-    if any(other != origin for other in origins):
-        raise _make_foreign_page_problem("Origin")
-    if not sites and not origins:
-        raise _make_foreign_page_problem("Sec-Fetch-Site and Origin")
+    elif any(other != origin for other in origins):
+        foreign = "Origin"
+    elif not sites and not origins:
+        foreign = "Sec-Fetch-Site and Origin"
+    if foreign is not None:
+        raise Problem(
+            403,
+            "the cookie of a session counts only for calls of the relay's own pages, and "
+            f"{foreign} shows no such page",
+        )
     if request.headers.getall(PAGE_HEADER, []) != [PAGE_HEADER_VALUE]:
         raise Problem(
             403,
             f"expected {PAGE_HEADER}: {PAGE_HEADER_VALUE} with the cookie of a session: "
             "only the relay's own pages may use it",
         )
-
-
-def _make_foreign_page_problem(header: str) -> Problem:
-    return Problem(
-        403,
-        f"the cookie of a session counts only for calls of the relay's own pages, and {header} "
-        "shows no such page",
-    )

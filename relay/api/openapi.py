@@ -11,9 +11,10 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from relay import __version__
-from relay.api.auth.sessions import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
-from relay.api.schema.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
-from relay.api.schema.route import NEVER_REFUSED, Access, Call, Route
+from relay.api.callers import NEVER_REFUSED, Access
+from relay.api.calls import Call, Parameter, Route
+from relay.api.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
+from relay.api.sessions import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
 
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _BEARER: dict[str, list[str]] = {"bearer": []}
@@ -50,6 +51,11 @@ _SECURITY_SCHEMES = {
 }
 _Schemas = Mapping[Any, Any]
 """JSON schemas by type."""
+_SIGNATURE_HEADERS = (
+    ("webhook-id", "identifies a repeat, which gets the first answer again", "^.+$"),
+    ("webhook-timestamp", "seconds since 1970, at most 300 s ago and 60 s ahead", "^[0-9]{1,12}$"),
+    ("webhook-signature", "v1,<base64> once for each secret, separated by spaces", "^.+$"),
+)
 _OF_EVERY_CALL = (400, 405, 408, 413, 415, 417, 421, 500)
 """Framing, method, body, content type, Expect, another relay's socket, and internal errors."""
 
@@ -98,7 +104,7 @@ def description_route(routes: Sequence[Route]) -> Route:
         method="GET",
         path="/openapi.json",
         summary="this description",
-        handler=show_description,
+        function=show_description,
         access="public",
     )
     return route
@@ -107,7 +113,7 @@ def description_route(routes: Sequence[Route]) -> Route:
 def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
     """Return the schema of every body by type, and the components to which schemas refer."""
     requests = dict.fromkeys(route.body for route in routes if route.body is not None)
-    responses = dict.fromkeys((ProblemDetails, *(route.response_body_type for route in routes)))
+    responses = dict.fromkeys((ProblemDetails, *(route.response_type for route in routes)))
     inputs: list[tuple[Any, Literal["validation", "serialization"], TypeAdapter[Any]]] = [
         *((model, "validation", TypeAdapter(model)) for model in requests),
         *((model, "serialization", TypeAdapter(model)) for model in responses),
@@ -117,7 +123,7 @@ def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
 
 
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
-    success = _response(route.status, route.media_types, schemas[route.response_body_type])
+    success = _response(route.status, route.media_types, schemas[route.response_type])
     problems: dict[str, Any] = {
         str(status): {"$ref": f"#/components/responses/Problem{status}"}
         for status in _problem_statuses(route)
@@ -149,13 +155,20 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     for name in _PATH_PARAMETER.findall(route.path):
         schema = {"type": "string", "minLength": 1}
         yield {"name": name, "in": "path", "required": True, "schema": schema}
-    for parameter in route.parameters:
+    shown = [
+        (argument.place, argument.name, argument.description, argument.pattern)
+        for argument in route.arguments.values()
+        if isinstance(argument, Parameter) and argument.place != "path"
+    ]
+    if route.access == "signature":
+        shown += [("header", *header) for header in _SIGNATURE_HEADERS]
+    for place, name, description, pattern in shown:
         yield {
-            "name": parameter.name,
-            "in": parameter.place,
-            "description": parameter.description,
-            "required": parameter.required,
-            "schema": {"type": "string", "pattern": parameter.pattern},
+            "name": name,
+            "in": place,
+            "description": description,
+            "required": route.access == "signature",
+            "schema": {"type": "string", "pattern": pattern},
         }
 
 
@@ -168,7 +181,7 @@ def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str,
 
 def _problem_statuses(route: Route) -> list[int]:
     """Return the statuses of all problems of a route. Most follow from its checks."""
-    statuses = {*_OF_EVERY_CALL, *route.problem_statuses}
+    statuses = {*_OF_EVERY_CALL, *route.problems}
     if route.access not in NEVER_REFUSED:
         statuses.add(429)
     if route.access != "public":  # the relay is needed
@@ -179,7 +192,10 @@ def _problem_statuses(route: Route) -> list[int]:
         statuses.add(403)
     if route.needs is not None:
         statuses.add(403)
-    reads_query = any(parameter.place == "query" for parameter in route.parameters)
+    reads_query = any(
+        isinstance(argument, Parameter) and argument.place == "query"
+        for argument in route.arguments.values()
+    )
     if route.body is not None or (reads_query and route.access != "handler"):
         statuses.add(422)
     return sorted(statuses)

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from relay import __version__
 from relay.api import PollMeasurements, Relay
-from relay.api.server.state import ServerState
+from relay.api.state import ServerState
 from relay.approvals.status import ApprovalState, approval_state
 from relay.delivery.sink_health import CircuitState
 from relay.errors import StoreUnavailable

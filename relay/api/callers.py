@@ -1,0 +1,284 @@
+"""Finds out who makes a call: a program or a person, as a `Caller` with rights.
+
+A key or token counts first, then the cookie of a session, then the certificate. A call whose
+credentials are wrong is refused: other credentials are not tried after that. The user of the local
+socket needs none. A reload makes new `Callers`, and compares them with the old ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import re
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from aiohttp import web
+
+from relay.api.connections import connection_of
+from relay.api.rates import CallRates
+from relay.api.responses import Problem
+from relay.api.sessions import SESSION, SESSION_COOKIE, Session, check_sent_by_own_page
+from relay.api.settings import ApiSettings, Client
+from relay.approvals.request import Caller, Rights
+from relay.clock import Clock
+from relay.signature import SignatureRefused, verify
+
+if TYPE_CHECKING:
+    from relay.api.entra import TokenVerifier
+    from relay.api.sign_in import SignIn
+
+Access = Literal[
+    "public",
+    "handler",
+    "key",
+    "key or public",
+    "key or loopback",
+    "key, loopback or public",
+    "signature",
+]
+"""How the server identifies the caller.
+
+public: not at all. handler: the handler checks a proof in the request. key: by a bearer key, the
+cookie of a session, a certificate or the local socket. key or public: the same, but no caller is
+refused: the others are anonymous, without rights. key or loopback: as key, and programs on this
+machine need none. key, loopback or public: the same, and no caller is refused. signature: by a
+Standard Webhooks signature.
+"""
+NEVER_REFUSED: tuple[Access, ...] = ("public", "key or public", "key, loopback or public")
+"""Callers without good credentials are anonymous there."""
+ANONYMOUS = Caller("anonymous", "http", Rights(frozenset()))
+"""The caller of routes that need no credentials."""
+_ALL_RIGHTS = Rights(frozenset({"read", "approve", "hold", "operate"}))
+_LOOPBACK_READER = Caller("anonymous", "http", Rights(frozenset({"read"})))
+"""A caller on this machine, for routes that it may read without credentials."""
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
+_PROXY_HEADER = re.compile(
+    r"forwarded|via|x-real-ip|x-client-ip|x-cluster-client-ip|true-client-ip|cf-connecting-ip"
+    r"|(x-forwarded|x-envoy-|x-original-).*",
+    re.IGNORECASE,
+)
+"""Headers that proxies add. X-Forwarded-* and X-Envoy-* have many more."""
+
+
+class NotAuthenticated(Exception):
+    """Missing or wrong credentials. The caller learns only the 401.
+
+    The text is for the log. It contains no part of the credentials. `problem` is what the caller
+    gets in place of the usual 401.
+    """
+
+    def __init__(self, reason: str, problem: Problem | None = None) -> None:
+        super().__init__(reason)
+        self.problem = problem
+
+
+class Callers:
+    """Identifies callers by the credentials of the configured clients."""
+
+    def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._clients_by_name = {client.name: client for client in settings.clients}
+        self._clients_by_san = {
+            _comparable_name(_san_kind(client.san), client.san): client
+            for client in settings.clients
+            if client.san is not None
+        }
+        self.tokens: TokenVerifier | None = None
+        """Verifies tokens of Entra ID; None without api.oidc."""
+        if settings.oidc is not None:
+            # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
+            from relay.api.entra import TokenVerifier  # noqa: PLC0415
+
+            self.tokens = TokenVerifier(settings.oidc, clock)
+
+    async def identify(
+        self,
+        access: Access,
+        request: web.Request,
+        content: bytes,
+        rates: CallRates,
+        sign_in: SignIn | None,
+    ) -> Caller:
+        """Return the caller as the route asks. Raises Problem 429, 401 or 403.
+
+        A good call is charged to the caller, a failed one to its address.
+        """
+        peer = connection_of(request).peer
+        if access in ("public", "handler"):
+            return ANONYMOUS
+        if peer.uid is not None and access != "signature":
+            user = await asyncio.to_thread(_user_name, peer.uid)
+            return Caller(f"local:{user}", "local", _ALL_RIGHTS)
+        allows_loopback = access in ("key or loopback", "key, loopback or public")
+        if allows_loopback and peer.is_loopback_tcp and _is_direct_loopback_call(request):
+            return _LOOPBACK_READER
+        try:
+            if access == "signature":
+                caller = self._caller_of_signature(request, content)
+                rates.charge_callback(request, caller.principal, content)
+            else:
+                caller = await self._caller_of_credentials(request, sign_in)
+                rates.charge(caller.principal)
+        except NotAuthenticated as error:
+            # A certificate that names no client is normal for a health check, and is no attempt.
+            if access in NEVER_REFUSED and "Authorization" not in request.headers:
+                return ANONYMOUS
+            refused = rates.refuse(request, str(error), error.problem or _unauthorized(access))
+            if access in NEVER_REFUSED:  # it counts, so that nobody can guess keys here
+                return ANONYMOUS
+            raise refused from None
+        except Problem:
+            if access in NEVER_REFUSED:
+                return ANONYMOUS
+            raise
+        return caller
+
+    def _caller_of_signature(self, request: web.Request, content: bytes) -> Caller:
+        client = self._clients_by_name.get(request.match_info["client"])
+        client_secrets = () if client is None else client.reveal_list("secrets")
+        if client is None or not client_secrets:
+            raise NotAuthenticated("no client with secrets has this name")
+        try:
+            verify(client_secrets, request.headers, content, self._clock.now())
+        except SignatureRefused as error:
+            raise NotAuthenticated(str(error)) from None
+        return caller_for_client(client, "callback")
+
+    async def _caller_of_credentials(self, request: web.Request, sign_in: SignIn | None) -> Caller:
+        authorization = request.headers.getall("Authorization", [])
+        # A key counts instead of a cookie, because a page has added it. A certificate does not: who
+        # signed in does not want to be somebody else when the session is over.
+        if sign_in is not None and not authorization:
+            cookie = SESSION_COOKIE.read_value_from_request(request)
+            if cookie is not None:
+                request[SESSION] = session = _session_of_own_page(request, cookie, sign_in)
+                return session.caller
+        certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
+        if not authorization and certificate and self._clients_by_san:
+            return self._caller_of_certificate(certificate)
+        if len(authorization) != 1:
+            raise NotAuthenticated(
+                f"Authorization: expected it once, got it {len(authorization)} times"
+            )
+        scheme, _, key = authorization[0].partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key:
+            raise NotAuthenticated("Authorization: expected Bearer and a key")
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        # Always all of them, each in constant time.
+        owners = [
+            client
+            for client in self._settings.clients
+            for client_digest in client.key_digests()
+            if hmac.compare_digest(client_digest, digest)
+        ]
+        if owners:
+            return caller_for_client(owners[0], "http")
+        if self.tokens is None or key.count(".") != 2:  # of a token: RFC 7515, section 3.1
+            raise NotAuthenticated("the bearer key is no client's")
+        return await self.tokens.caller_from_token(key)
+
+    def _caller_of_certificate(self, certificate: Mapping[str, Any]) -> Caller:
+        # The handshake checked the time. The connection, or its TLS session, can outlast it.
+        if self._clock.now().timestamp() > ssl.cert_time_to_seconds(certificate["notAfter"]):
+            raise NotAuthenticated("the certificate has expired since the handshake")
+        names = {_comparable_name(*name) for name in certificate.get("subjectAltName", ())}
+        clients = [client for name, client in self._clients_by_san.items() if name in names]
+        if len(clients) != 1:
+            raise NotAuthenticated(
+                f"the certificate: expected the name of one client, got those of {len(clients)}"
+            )
+        return Caller(f"mtls:{clients[0].san}", "http", clients[0].rights)
+
+    def knows_as_before(self, principal: str, before: Callers) -> bool:
+        """Whether the settings that make somebody this principal are the same as before."""
+        old, new = before._settings, self._settings
+        kind, _, name = principal.partition(":")
+        match kind:
+            case "client":
+                return self._clients_by_name.get(name) == before._clients_by_name.get(name)
+            case "mtls":
+                key = _comparable_name(_san_kind(name), name)
+                is_same = self._clients_by_san.get(key) == before._clients_by_san.get(key)
+                return is_same and old.tls == new.tls
+            case "entra":
+                return old.oidc == new.oidc
+        return True
+
+
+def caller_for_client(client: Client, channel: str) -> Caller:
+    """Return the client as a caller through a channel: http, callback or amqp."""
+    return Caller(f"client:{client.name}", channel, client.rights)
+
+
+def _session_of_own_page(request: web.Request, cookie: str, sign_in: SignIn) -> Session:
+    try:
+        check_sent_by_own_page(request, sign_in.origin)
+    except Problem as problem:
+        raise NotAuthenticated(problem.detail, problem) from None
+    session = sign_in.sessions.find(cookie)
+    if session is None:
+        ended = _bearer_expected("the session has ended: sign in again")
+        raise NotAuthenticated("the session has ended, or there was none", ended)
+    return session
+
+
+def _unauthorized(access: Access) -> Problem:
+    if access == "signature":
+        return Problem(
+            401,
+            "expected a body signed as Standard Webhooks with this client's secret",
+            headers={"WWW-Authenticate": "Signature"},
+        )
+    return _bearer_expected("expected Authorization: Bearer and the key of a client")
+
+
+def _bearer_expected(detail: str) -> Problem:
+    return Problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'})
+
+
+def _is_direct_loopback_call(request: web.Request) -> bool:
+    """Whether the call names a loopback host and came through no proxy.
+
+    A proxy on this machine serves callers elsewhere. A page of another site can let its own name
+    point to this machine, and its visitor's browser then names that host.
+    """
+    hosts = [_HOST.fullmatch(value) for value in request.headers.getall("Host", [])]
+    if len(hosts) != 1 or hosts[0] is None:
+        return False
+    ipv6, name = hosts[0].groups("")
+    try:
+        is_loopback = name.lower() == "localhost" or ipaddress.ip_address(ipv6 or name).is_loopback
+    except ValueError:  # another name
+        return False
+    return is_loopback and not any(map(_PROXY_HEADER.fullmatch, request.headers))
+
+
+def _san_kind(san: str) -> str:
+    """Return the kind of name that a client's ``san`` is, as Python's ssl module calls it."""
+    if ":" in san:
+        return "URI"
+    return "email" if "@" in san else "DNS"
+
+
+def _comparable_name(kind: str, value: str) -> tuple[str, str]:
+    """Return a name such that equal ones belong to the same client.
+
+    A CA checks each kind in its own way, so a name of one kind is none of another. The path of a
+    URI has a case (RFC 3986, section 6.2.2.1), and two SPIFFE IDs can differ by it.
+    """
+    return kind, value if kind == "URI" else value.lower()
+
+
+def _user_name(uid: int) -> str:
+    import pwd  # noqa: PLC0415  # missing on Windows, like local sockets with known users
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

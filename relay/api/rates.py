@@ -1,0 +1,127 @@
+"""How often each address may fail, and each caller may call; and what is told of those who fail.
+
+A *failed* call takes a token of its address, a good one a token of its principal. So behind a
+proxy, where all callers have one address, a call with good credentials costs that address nothing,
+and is let through where strangers have used it up
+(docs/decisions.md#who-gives-way-and-who-is-let-through).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from relay.api.connections import Peer, connection_of
+from relay.api.responses import Problem
+from relay.clock import Clock
+from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
+from relay.signature import MAX_AGE, MAX_AHEAD
+
+LOG_INTERVAL = 60.0
+"""Seconds between two log lines about one address or RabbitMQ user."""
+_MAX_SENDERS = 1024
+_MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
+_log = logging.getLogger(__name__)
+
+
+class RejectionLog:
+    """Counts every rejection, and logs them at most once a minute for each sender.
+
+    They are calls without valid credentials, and AMQP messages that cannot be used; neither becomes
+    an event. Senders beyond the memory's limit are counted but not logged.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._senders: dict[str, tuple[float, int]] = {}
+        """When each was logged, and how often it was not since; the longest unlogged first."""
+
+    def record_unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
+        """Record a call without valid credentials. `now` is monotonic seconds.
+
+        The reason contains no secret.
+        """
+        text = f"a call from {peer.address} without good credentials was refused: {reason}"
+        self._record(peer.network, text, now)
+
+    def record_unusable_amqp_message(self, user: str | None, reason: str, now: float) -> None:
+        """Record an AMQP message that cannot be used. The broker validated the user."""
+        quoted = ascii(reason[:_MAX_REASON_LENGTH])
+        text = f"a message from {user or 'nobody'!r} was dead-lettered: {quoted}"
+        self._record(f"amqp {user}", text, now)
+
+    def _record(self, key: str, text: str, now: float) -> None:
+        self.count += 1
+        logged_at, unlogged = self._senders.get(key, (-math.inf, 0))
+        if now - logged_at < LOG_INTERVAL:
+            self._senders[key] = (logged_at, unlogged + 1)
+            return
+        for sender, (other_logged_at, _) in list(self._senders.items()):
+            if now - other_logged_at < LOG_INTERVAL:
+                break
+            del self._senders[sender]
+        if len(self._senders) < _MAX_SENDERS:
+            self._senders[key] = (now, 0)
+            suffix = f" ({unlogged} more in the minute before)" if unlogged else ""
+            _log.warning("%s%s", text, suffix)
+
+
+@dataclass(slots=True, kw_only=True)
+class CallRates:
+    """The token buckets of addresses and of callers."""
+
+    clock: Clock
+    rejections: RejectionLog = field(default_factory=RejectionLog)
+    addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
+    callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
+    callbacks: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
+    )
+    """Each callback that was charged to its client, while its signature can be valid."""
+
+    def refuse(self, request: web.Request, reason: str, problem: Problem) -> Problem:
+        """Charge the address for a call without valid credentials, and log the reason.
+
+        Return the problem, or a 429 if the address has no calls left. The reason contains no
+        secret.
+        """
+        peer, now = connection_of(request).peer, self.clock.monotonic()
+        if wait := self.addresses.take(peer.network, now):
+            return _too_many_calls("from this address without valid credentials", wait)
+        self.rejections.record_unauthenticated_call(peer, reason, now)
+        return problem
+
+    def charge(self, principal: str) -> None:
+        """Charge an identified caller for a call. Raises Problem 429."""
+        if wait := self.callers.take(principal, self.clock.monotonic()):
+            raise _too_many_calls(f"of {principal}", wait)
+
+    def charge_callback(self, request: web.Request, principal: str, content: bytes) -> None:
+        """Charge a client for its callback once, and the address for each copy: it may be stolen.
+
+        Raises Problem 429.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        callback = f"{principal} {request.headers['webhook-id']} {digest}"
+        now = self.clock.monotonic()
+        if not self.callbacks.take(callback, now):
+            try:
+                self.charge(principal)
+            except Problem:
+                self.callbacks.refund(callback, now)
+                raise
+        elif wait := self.addresses.take(connection_of(request).peer.network, now):
+            raise _too_many_calls("from this address without valid credentials", wait)
+
+
+def _too_many_calls(whose: str, wait: float) -> Problem:
+    seconds = math.ceil(wait)
+    return Problem(
+        429,
+        f"too many calls {whose}; try again in {seconds} s",
+        headers={"Retry-After": str(seconds)},
+    )

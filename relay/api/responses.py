@@ -1,0 +1,234 @@
+"""Responses: JSON, pages and errors. All errors are `application/problem+json` (RFC 9457).
+
+A route that a browser opens as a page (`Route.shows_problems`) shows its errors as a page instead,
+which contains no script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from html import escape
+from http import HTTPStatus
+from typing import Any, NotRequired
+
+import orjson
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from relay.approvals.request import Refusal
+from relay.events.timestamps import format_rfc3339
+
+COMMON_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Server": "imds-relay",  # aiohttp's default names its version and that of Python
+}
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+def json_response(
+    status: int,
+    body: Any,
+    *,
+    media_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    """Return a JSON response. `orjson.Fragment` marks parts of the body that are JSON already."""
+    return bytes_response(status, orjson.dumps(body), media_type, headers)
+
+
+def bytes_response(
+    status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return a response with this body and complete Content-Type."""
+    return web.Response(
+        status=status,
+        body=body,
+        headers={**COMMON_HEADERS, "Content-Type": content_type, **(headers or {})},
+    )
+
+
+def rfc3339_or_null(time: datetime | None) -> str | None:
+    """Return a time as responses show it; None, in JSON null, without one."""
+    return None if time is None else format_rfc3339(time)
+
+
+class ProblemDetails(TypedDict):
+    """Why a call failed."""
+
+    type: str
+    """Always about:blank: the status names the kind of problem (RFC 9457, section 4.2.1)."""
+    title: str
+    status: int
+    detail: str
+    field: NotRequired[str]
+    """The wrong or missing field of a 422."""
+    revision: NotRequired[str]
+    """The current revision of the event, in a 409."""
+    restartRequired: NotRequired[list[str]]
+    """The keys of the configuration that a reload cannot change, in the 422 of a reload."""
+
+
+class Problem(Exception):
+    """A call failed.
+
+    `detail` gives the reason and the remedy, without secrets. `closes` ends the connection, because
+    unread parts of the request may follow. `members` are further fields of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        closes: bool = False,
+        **members: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers or {}
+        self.closes = closes
+        self.members = members
+
+    def to_response(self) -> web.Response:
+        """Return the error response."""
+        details = ProblemDetails(
+            type="about:blank",
+            title=HTTPStatus(self.status).phrase,
+            status=self.status,
+            detail=self.detail,
+        )
+        response = json_response(
+            self.status,
+            {**details, **self.members},
+            media_type=PROBLEM_MEDIA_TYPE,
+            headers=self.headers,
+        )
+        if self.closes:
+            response.force_close()
+        return response
+
+
+class ProblemWithLink(Problem):
+    """A problem with a heading and a link for the person who reads it."""
+
+    def __init__(self, status: int, detail: str, *, title: str, link: str, link_text: str) -> None:
+        super().__init__(status, detail)
+        self.title = title
+        self.link = link
+        self.link_text = link_text
+
+
+def internal_error() -> Problem:
+    """Return a 500 for an error in the relay's own code, which the log describes."""
+    return Problem(500, "an internal error of the relay; its log says more", closes=True)
+
+
+def problem_of_aiohttp(error: web.HTTPException) -> Problem:
+    """Convert an error of aiohttp: unknown path, wrong method, body too large."""
+    match error:
+        case web.HTTPNotFound():
+            return Problem(404, "no such path; see /openapi.json")
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return Problem(
+                405,
+                f"method {error.method[:20]} is not allowed; expected {allowed}",
+                headers={"Allow": allowed},
+            )
+        case _:
+            return Problem(error.status, error.reason, closes=True)
+
+
+def problem_of_refusal(refusal: Refusal) -> Problem:
+    """Return the problem that says why a request about an event is refused."""
+    if refusal.field is None:
+        return Problem(refusal.status, refusal.reason)
+    return Problem(refusal.status, refusal.reason, field=refusal.field)
+
+
+def page_headers(*, scripts: str, styles: str) -> Mapping[str, str]:
+    """Return the headers of a page, which runs its own scripts and loads nothing else.
+
+    The sources are source expressions of CSP. Trusted types keep the page's own scripts from
+    inserting text as markup.
+    """
+    policy = (
+        "default-src 'none'",
+        f"script-src {scripts}",
+        f"style-src {styles}",
+        "img-src data:",  # the page's icon; without one, browsers ask for /favicon.ico
+        "connect-src 'self'",
+        "form-action 'none'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+    return {
+        "Content-Security-Policy": "; ".join(policy),
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), "
+        "payment=(), usb=()",
+        "Referrer-Policy": "no-referrer",
+        "X-Frame-Options": "DENY",
+        "X-Robots-Tag": "noindex, nofollow",
+    }
+
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #f2f4f7; --card: #fff; --ink: #1b1f24; --line: #d5dae1;
+  --act: #0b57c2; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #0e1116; --card: #181c23; --ink: #e8eaed; --line: #343b46; --act: #8ab8ff; }
+}
+body { margin: 0; background: var(--page); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif;
+  overflow-wrap: anywhere; }
+main { max-width: 38rem; margin: 1rem auto; padding: 1.25rem; background: var(--card);
+  border: 1px solid var(--line); border-radius: .75rem; }
+h1 { font-size: 1.4rem; line-height: 1.25; margin: 0; }
+a { color: var(--act); }
+"""
+_STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+# Source of the digest's form: https://www.w3.org/TR/CSP3/, section 2.3.1.
+_PROBLEM_HEADERS = page_headers(scripts="'none'", styles=f"'sha256-{_STYLE_DIGEST}'")
+_PROBLEM_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{title} – imds-relay</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p>{text}</p>
+{link}</main>
+</body>
+</html>
+"""
+
+
+def problem_page(problem: Problem) -> web.Response:
+    """Return the problem as a page. Its texts are escaped: they may contain what others wrote."""
+    link, title = "", HTTPStatus(problem.status).phrase
+    if isinstance(problem, ProblemWithLink):
+        title = problem.title
+        link = f'<p><a href="{escape(problem.link)}">{escape(problem.link_text)}</a></p>\n'
+    text = f"{problem.detail[:1].upper()}{problem.detail[1:]}".removesuffix(".")
+    page = _PROBLEM_PAGE.format(
+        title=escape(title), style=_STYLE, text=escape(f"{text}."), link=link
+    )
+    headers = {**_PROBLEM_HEADERS, **problem.headers}
+    response = bytes_response(problem.status, page.encode(), "text/html; charset=utf-8", headers)
+    if problem.closes:
+        response.force_close()
+    return response

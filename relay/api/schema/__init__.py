@@ -1,1 +1,0 @@
-"""The shape of calls and responses: routes, problems, pages, the OpenAPI document."""

@@ -1,1 +1,0 @@
-"""The HTTP server: sockets, connections, TLS, and the order in which a call is checked."""

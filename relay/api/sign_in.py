@@ -1,0 +1,334 @@
+"""People sign in with Entra ID on the relay's pages: authorization code flow with PKCE.
+
+`relay.api.routes.sign_in` calls `begin`, which sends the browser to Entra ID, and `finish` when the
+browser comes back with a code, which is exchanged for an ID token. Then a session begins. Whatever
+fails raises SignInRefused, which has a text for the person.
+
+Nothing is kept for a sign-in that has begun, so strangers who begin many displace nobody's. The
+browser keeps a random cookie. State, nonce and code verifier are MACs of the cookie with a key that
+only this process has:
+
+- The state proves that the answer belongs to the cookie, and that this process made the cookie.
+- The code verifier (RFC 7636) leaves the process in the call for the ID token only.
+- The ID token must contain the nonce.
+
+A restart of the relay ends all sign-ins that have begun.
+
+Sources: OpenID Connect Core 1.0, section 3.1; RFC 9700 (known attacks), RFC 7636, RFC 9207;
+https://learn.microsoft.com/entra/identity-platform/v2-oauth2-auth-code-flow. docs/sign-in.md says
+how to set it up, and docs/threat-model.md#signing-in how the known attacks are met. Imported only
+where `api.oidc.sign_in` is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from yarl import URL
+
+from relay.api.callers import NotAuthenticated
+from relay.api.entra import (
+    CLOCK_TOLERANCE,
+    Endpoints,
+    EntraUnavailable,
+    Kept,
+    Person,
+    TokenVerifier,
+    ask,
+    fetch_endpoints,
+)
+from relay.api.entra_settings import OidcSettings, redirect_uri
+from relay.api.sessions import PENDING_LIFETIME, Sessions, SignInRefused
+from relay.clock import Clock
+from relay.rate_limits import TokenBuckets
+
+MAX_TARGET_LENGTH = 512
+MAX_EXCHANGES = 8
+"""Codes that are exchanged at once. Others wait."""
+_MAX_CODE_LENGTH = 4096
+_MAX_REMEMBERED = 4096
+"""Used states that are remembered. Entra ID, too, takes each code once."""
+_SCOPE = "openid profile"  # profile: without it there is no oid
+_SEGMENT = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
+_TARGET = re.compile(rf"/(?:{_SEGMENT}(?:/{_SEGMENT})*/?)?(?:\?[A-Za-z0-9._~&=:/@+%-]*)?")
+"""A path of this relay: no other host (`//`, `\\`), no `..`, no control characters, no fragment."""
+_ERROR = re.compile(r"[a-z_]{1,64}")
+_ENTRA_ERROR = re.compile(r"AADSTS\d{1,10}")
+_CREDENTIALS_REFUSED = "invalid_client"
+"""The error of a wrong or expired client secret (RFC 6749, section 5.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSignIn:
+    """A sign-in that has begun in one browser."""
+
+    cookie: str = field(repr=False)
+    state: str = field(repr=False)
+    nonce: str = field(repr=False)
+    verifier: str = field(repr=False)
+    target: str
+    """The path to which the browser goes afterwards."""
+
+    @property
+    def challenge(self) -> str:
+        """The code challenge of the method S256."""
+        return _encode(hashlib.sha256(self.verifier.encode()).digest())
+
+
+class PendingSignIns:
+    """Begins sign-ins, and finds them again. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._unused = TokenBuckets(1 / PENDING_LIFETIME, 1, _MAX_REMEMBERED)
+
+    def begin(self, target: str, now: float) -> PendingSignIn:
+        """Begin a sign-in. Raises ValueError if the target is not a path of this relay."""
+        if len(target) > MAX_TARGET_LENGTH or _TARGET.fullmatch(target) is None:
+            raise ValueError("expected a path of this relay that starts with one /")
+        cookie = f"{int(now)}.{secrets.token_urlsafe(32)}.{_encode(target.encode())}"
+        return self._derive(cookie, target)
+
+    def finish(self, cookie: str | None, state: str, now: float) -> PendingSignIn:
+        """Return the sign-in of the browser with this cookie, once. Raises SignInRefused.
+
+        The state must be that of the cookie.
+        """
+        if cookie is None:
+            raise _begin_again("the browser has no cookie of a sign-in")
+        expected = self._mac("state", cookie)
+        if not hmac.compare_digest(expected.encode(), state.encode("utf-8", "surrogateescape")):
+            raise _begin_again("the state is not that of the browser's cookie")
+        # Only this process can have made a cookie with the right state.
+        began_at, _, target = cookie.split(".")
+        if now >= int(began_at) + PENDING_LIFETIME:
+            raise _begin_again("the sign-in began too long ago")
+        if self._unused.take(expected, now):
+            raise _begin_again("the state was used before")
+        padding = "=" * (-len(target) % 4)
+        return self._derive(cookie, base64.urlsafe_b64decode(target + padding).decode())
+
+    def _derive(self, cookie: str, target: str) -> PendingSignIn:
+        return PendingSignIn(
+            cookie,
+            state=self._mac("state", cookie),
+            nonce=self._mac("nonce", cookie),
+            verifier=self._mac("code verifier", cookie),
+            target=target,
+        )
+
+    def _mac(self, use: str, cookie: str) -> str:
+        message = f"{use} {cookie}".encode("utf-8", "surrogateescape")
+        return _encode(hmac.digest(self._key, message, "sha256"))
+
+
+class SignIn:
+    """Lets people sign in at the configured issuer, and keeps their sessions."""
+
+    def __init__(
+        self, settings: OidcSettings, public_url: str, tokens: TokenVerifier, clock: Clock
+    ) -> None:
+        self.sessions = Sessions(clock)
+        self.redirect_uri = redirect_uri(public_url)
+        """Where Entra ID sends the browser back."""
+        self.origin = str(URL(public_url).origin())
+        """The origin of the relay's pages, as browsers write it."""
+        self._base = public_url.rstrip("/")
+        self._settings = settings
+        self._tokens = tokens
+        self._clock = clock
+        self._endpoints = Kept(partial(fetch_endpoints, settings), clock)
+        self._pending = PendingSignIns()
+        self._exchanges = asyncio.Semaphore(MAX_EXCHANGES)
+
+    def url_of_path(self, target: str) -> str:
+        """Return the URL of a path of this relay."""
+        return f"{self._base}{target}"
+
+    async def begin(self, target: str) -> tuple[str, PendingSignIn]:
+        """Begin a sign-in, and return the URL at Entra ID to which the browser goes.
+
+        Raises ValueError for a target that is no path of this relay, and SignInRefused.
+        """
+        pending = self._pending.begin(target, self._clock.monotonic())
+        try:
+            endpoints = await self._endpoints.get()
+        except EntraUnavailable as error:
+            raise _unavailable(error) from None
+        url = endpoints.authorization.update_query(
+            client_id=self._settings.client_id,
+            response_type="code",
+            response_mode="query",
+            redirect_uri=self.redirect_uri,
+            scope=_SCOPE,
+            state=pending.state,
+            nonce=pending.nonce,
+            code_challenge=pending.challenge,
+            code_challenge_method="S256",
+            # Nobody is signed in unseen, and who has several accounts can choose another one.
+            prompt="select_account",
+        )
+        return str(url), pending
+
+    async def finish(
+        self, cookie: str | None, answer: URL, old_session: str | None
+    ) -> tuple[str, str]:
+        """End a sign-in. Return the cookie of the new session, and the path to open next.
+
+        `cookie` is that of the sign-in, and `answer` the URL that Entra ID made the browser open.
+        Raises SignInRefused. If the answer belongs to the cookie, the session that the browser had
+        is over, so nobody's session becomes that of another person.
+        """
+        state = _only(answer, "state") or ""
+        pending = self._pending.finish(cookie, state, self._clock.monotonic())
+        if old_session is not None:
+            self.sessions.end(old_session)
+        try:
+            person = await self._find_person(answer, pending)
+        except SignInRefused as error:
+            error.target = pending.target
+            raise
+        # The token counts that long after its end, too, because clocks differ.
+        lifetime = person.expires_at + CLOCK_TOLERANCE - self._clock.now().timestamp()
+        return self.sessions.begin(person.caller, person.name, lifetime), pending.target
+
+    async def _find_person(self, answer: URL, pending: PendingSignIn) -> Person:
+        """Return who signed in, by the answer of Entra ID. Raises SignInRefused."""
+        issuers = answer.query.getall("iss", [])
+        if any(issuer != self._settings.issuer for issuer in issuers):  # RFC 9207
+            raise _malformed("the answer is that of another issuer")
+        if "error" in answer.query:
+            raise _refused(_codes(_only(answer, "error"), _only(answer, "error_description")))
+        code = _only(answer, "code")
+        if not code or len(code) > _MAX_CODE_LENGTH or not code.isascii():
+            raise _malformed("the answer has not exactly one code")
+        try:
+            token = await self._exchange(code, pending.verifier)
+            return await self._tokens.person_from_id_token(token, pending.nonce)
+        except EntraUnavailable as error:
+            raise _unavailable(error) from None
+        except NotAuthenticated as error:
+            raise SignInRefused(
+                str(error),
+                f"The relay did not accept the sign-in: {error}. Use another account, or tell "
+                "whoever operates the relay.",
+            ) from None
+
+    async def _exchange(self, code: str, verifier: str) -> str:
+        """Return the ID token for a code. Raises SignInRefused, EntraUnavailable.
+
+        Only this endpoint gets the client secret, so only its errors can say that it is wrong.
+        """
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self.redirect_uri,
+            "code_verifier": verifier,
+        }
+        endpoints = await self._endpoints.get()
+        async with self._exchanges:
+            status, answer = await _post_form(endpoints, form, self._settings)
+        token = answer.get("id_token")
+        if status == HTTPStatus.OK and isinstance(token, str):
+            return token
+        codes = _codes(answer.get("error"), answer.get("error_description"))
+        if answer.get("error") != _CREDENTIALS_REFUSED:
+            raise _refused(codes)
+        raise SignInRefused(
+            f"Entra ID refused the client secret of api.oidc.sign_in ({codes})",
+            f"Entra ID does not accept this relay: its client secret is wrong or has expired "
+            f"({codes}). Tell whoever operates the relay.",
+            status=502,
+        )
+
+
+async def check_client_secret(settings: OidcSettings, endpoints: Endpoints) -> str | None:
+    """Return why Entra ID refuses the client secret; None if it accepts it.
+
+    Asks for a token in the name of the application itself, and drops it: that alone needs nothing
+    but the secret. Raises EntraUnavailable if Entra ID does not say.
+    """
+    if endpoints.graph_host is None:
+        raise EntraUnavailable("it names no host of Microsoft Graph")
+    scope = f"https://{endpoints.graph_host}/.default"
+    form = {"grant_type": "client_credentials", "scope": scope}
+    status, answer = await _post_form(endpoints, form, settings)
+    if status == HTTPStatus.OK:
+        return None
+    codes = _codes(answer.get("error"), answer.get("error_description"))
+    if answer.get("error") == _CREDENTIALS_REFUSED:
+        return codes
+    raise EntraUnavailable(codes)
+
+
+async def _post_form(
+    endpoints: Endpoints, form: Mapping[str, str], settings: OidcSettings
+) -> tuple[int, Mapping[str, Any]]:
+    """POST a form with the credentials of the application. Raises EntraUnavailable."""
+    assert settings.sign_in is not None  # noqa: S101  # nobody signs in without it
+    secret = settings.sign_in.reveal("client_secret") or ""
+    body = urlencode({**form, "client_id": settings.client_id, "client_secret": secret}).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    return await ask("POST", endpoints.token, body, secrets=(secret, *form.values()), **headers)
+
+
+def _codes(error: object, description: object) -> str:
+    """Return the codes of an error: that of OAuth, and that of Entra ID.
+
+    Only codes are repeated: the description can contain anything.
+    """
+    codes = []
+    if isinstance(error, str) and _ERROR.fullmatch(error):
+        codes.append(error)
+    if isinstance(description, str) and (found := _ENTRA_ERROR.search(description)):
+        codes.append(found[0])
+    return " ".join(codes) or "without a known error code"
+
+
+def _refused(codes: str) -> SignInRefused:
+    return SignInRefused(
+        f"Entra ID refused the sign-in ({codes})",
+        f"Entra ID refused the sign-in ({codes}). Begin again, with an account that may use this "
+        "application.",
+    )
+
+
+def _malformed(reason: str) -> SignInRefused:
+    return SignInRefused(reason, "The answer of Entra ID is not usable. Begin again.", status=400)
+
+
+def _begin_again(reason: str) -> SignInRefused:
+    return SignInRefused(
+        reason,
+        "This sign-in did not begin in this browser, began more than ten minutes ago, was replaced "
+        "by a newer one, or is over. Begin again.",
+    )
+
+
+def _unavailable(error: EntraUnavailable) -> SignInRefused:
+    return SignInRefused(
+        f"Entra ID cannot be asked: {error}",
+        f"The relay cannot reach Entra ID: {error}. Try again, or use a key.",
+        status=502,
+    )
+
+
+def _only(answer: URL, name: str) -> str | None:
+    """Return the value of a parameter that is there once."""
+    values = answer.query.getall(name, [])
+    return values[0] if len(values) == 1 else None
+
+
+def _encode(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
