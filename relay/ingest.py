@@ -37,6 +37,7 @@ from relay.events.model import (
     diff_events_with_document,
 )
 from relay.events.timestamps import format_sortable
+from relay.fast_dataclass import fast_dataclass
 from relay.store import EventKeyFormat, Grant, TrackedEvent
 from relay.store.transaction import Transaction
 
@@ -221,7 +222,7 @@ class Recorder:
         return FactsAboutEndedEvent(start_sent=start_sent, gap=found.gap, rebooted=rebooted)
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class _FoundChange:
     """A change that a source found at a time."""
 

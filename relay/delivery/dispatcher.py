@@ -50,11 +50,12 @@ def wants(sink: SinkSettings, event: CloudEvent) -> bool:
     ``standing-hold.*`` nor ``relay.*``, which never goes to the sink that it is about. No sink
     wants ``relay.ping``: it is sent to one sink by name.
     """
-    if event.name == "relay.ping" or not matches_any_pattern(sink.events, event.name):
+    name = event.name
+    if name == "relay.ping" or not matches_any_pattern(sink.events, name):
         return False
-    if event.name.startswith("relay."):
+    if name.startswith("relay."):
         return event.subject != sink.name
-    if not is_about_event(event.name):
+    if not is_about_event(name):
         return True
     return matches(sink.match, event.data, event.scope, every_resource=False)
 

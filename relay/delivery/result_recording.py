@@ -1,10 +1,10 @@
-"""The results of tries: gets one from the sink, makes it storable, and records it.
+"""The results of tries: makes each storable, and records it.
 
-The worker calls `deliver_once` for each try. A sink can be the code of an
-installed package. So its receipts and errors are checked here: a value that the store cannot hold
-counts as a bug of the sink, as does any unexpected exception. `make_attempt` makes the
-attempt of the result, which goes to the `ResultRecorder`. The dispatcher makes one for all sinks.
-It writes results to the store in the order in which tries ended, and deliveries in batches.
+A sink can be the code of an installed package. So its receipts and errors pass `checked_result`: a
+value that the store cannot hold counts as a bug of the sink, as does any unexpected exception.
+`make_attempt` makes the attempt of the result, which goes to the `ResultRecorder`. The dispatcher
+makes one for all sinks. It writes results to the store in the order in which tries ended, and
+deliveries in batches.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from relay.errors import Deferred, DeliveryError, Rejected, RelayError
-from relay.events.cloudevent import CloudEvent
-from relay.sinks import Receipt, Sink
+from relay.sinks import Receipt
 from relay.store import Attempt, EntryState, SinkState
 from relay.store.sqlite import Store, Work
 from relay.store.transaction import Transaction
@@ -34,19 +33,16 @@ goes on while the batch is written."""
 _log = logging.getLogger(__name__)
 
 
-async def deliver_once(sink: Sink, event: CloudEvent) -> Receipt | Exception:
-    """Let a sink deliver an event once; return its receipt, or why there is none.
+def checked_result(result: Receipt | Exception) -> Receipt | Exception:
+    """Return what a sink returned or raised, or the error if the store cannot hold that.
 
-    An exception that is no `relay.errors.DeliveryError` is a bug of the sink. Raises only what is
-    no Exception, such as CancelledError.
+    An exception that is no `relay.errors.DeliveryError` is a bug of the sink.
     """
+    if isinstance(result, Exception) and not isinstance(result, DeliveryError):
+        return result
     try:
-        try:
-            receipt = await sink.deliver(event)
-        except DeliveryError as error:
-            return _checked(error)
         # What is no receipt, such as None, fails here: that is a bug of the sink too.
-        return _checked(receipt)
+        return _checked(result)
     except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
         return error
 
@@ -94,6 +90,8 @@ def _checked(result: Receipt | DeliveryError) -> Receipt | DeliveryError:
     response = result.response if result.response is None else _encodable(result.response)
     if isinstance(result, DeliveryError):
         result.reason, result.response = _encodable(result.reason), response
+        return result
+    if type(result) is Receipt and response == result.response:
         return result
     return Receipt(result.status, response, result.skew)
 

@@ -21,7 +21,7 @@ from relay.delivery.ordered_queue import OrderedQueue
 from relay.delivery.read_ahead import EventReadAhead
 from relay.delivery.result_recording import (
     ResultRecorder,
-    deliver_once,
+    checked_result,
     error_type_name,
     make_attempt,
 )
@@ -326,17 +326,19 @@ class Worker:
             )
 
     async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
-        """Return what `relay.delivery.result_recording.deliver_once` returns.
+        """Return the receipt, or why there is none.
 
         Raises CancelledError only if the worker is stopping.
         """
         try:
-            return await deliver_once(self.sink, event)
+            return checked_result(await self.sink.deliver(event))
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise
             # Nobody canceled this task: docs/protocol.md#a-library-cancels-publishers
             return Deferred("the connection was lost")
+        except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
+            return checked_result(error)
 
     # --- what follows from a try
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 import orjson
+
+from relay.fast_dataclass import fast_dataclass
 
 TYPE_PREFIX = "io.imdsrelay."
 TYPE_VERSION = ".v1"
@@ -21,7 +22,7 @@ EVENT, DECISION, RELAY, REFUSAL = range(PRIORITIES)
 first."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class CloudEvent:
     """One CloudEvent.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from relay.events.cloudevent import digest_id
 from relay.events.timestamps import parse_timestamp
+from relay.fast_dataclass import fast_dataclass
 
 ChangeKind = Literal["scheduled", "updated", "started", "ended"]
 _DATA_NAMES = {
@@ -30,7 +31,7 @@ _DATA_NAMES = {
 """The fields of an event, and their names in the ``data`` of a CloudEvent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
     """One scheduled event as Azure last described it. A field that Azure left out or blank is None.
 
@@ -103,7 +104,7 @@ class Document:
     events: tuple[ScheduledEvent, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Change:
     """The change of one event. ``event`` is its new state, or its last state if it ended.
 

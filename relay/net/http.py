@@ -15,7 +15,7 @@ import ssl
 from asyncio import get_running_loop, timeout_at
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from functools import lru_cache
 from http import HTTPStatus
@@ -29,6 +29,7 @@ from yarl import URL
 from relay import __version__
 from relay.errors import Deferred, Failure
 from relay.events.timestamps import parse_timestamp
+from relay.fast_dataclass import fast_dataclass
 from relay.net.egress import AddressRefused, guarded_socket
 from relay.net.tls import HTTPS_CA_OPTION, default_context, explain_refusal
 
@@ -52,7 +53,7 @@ _MAX_SINGLE_WRITE_BYTES = 64 * 1024
 """Bytes of a request body that are written at once, without a task that writes it in pieces."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A complete request for `post` or `send`.
 
@@ -70,7 +71,7 @@ class Request:
     tls: ssl.SSLContext | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """A response, after ``elapsed`` seconds.
 

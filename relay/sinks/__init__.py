@@ -21,7 +21,6 @@ a sink never retries and never remembers events: store and dispatcher do both fo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field
@@ -29,6 +28,7 @@ from pydantic import AfterValidator, Field
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any_pattern
+from relay.fast_dataclass import fast_dataclass
 from relay.settings import Name, Section
 from relay.suggestions import closest
 
@@ -69,7 +69,7 @@ class SinkSettings(Section):
     """At most so many deliveries begin in a second; null: no limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Receipt:
     """The destination has the event.
 

@@ -22,6 +22,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.events.cloudevent import CloudEvent, delivery_priority
 from relay.events.model import ScheduledEvent
 from relay.events.remarks import Remarks
+from relay.fast_dataclass import fast_dataclass
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
@@ -109,7 +110,7 @@ class JournalHead:
         return f"{self.position}:{self.hash}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedEvent:
     """An event of Azure in the store, from when it appears in the document until it leaves.
 
@@ -231,7 +232,7 @@ class Grant:
         return self.attempts > 1 or (self.attempts == 1 and self.status != 400)  # HTTP
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One event that waits for one sink. Times are in UTC.
 
@@ -264,7 +265,7 @@ class Entry:
         return delivery_priority(self.type)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One try to deliver an entry. ``elapsed`` is in seconds, ``response`` at most 1 KiB."""
 
@@ -293,7 +294,7 @@ class FirstAnswer:
     body: Json[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 

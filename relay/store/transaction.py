@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -179,73 +179,64 @@ class Transaction:
         to: Iterable[str] | None = None,
     ) -> None:
         """Record events, each with its transition, in their order; see `record`."""
-        keys = [self._event_key(event) for event, _ in events]
-        positions = self.journal.append_all(
-            at,
-            [
-                (event.name, key, transition, event.body)
-                for (event, transition), key in zip(events, keys, strict=True)
-            ],
-        )
+        rows = [
+            (event.name, self._event_key(event), transition, event.body)
+            for event, transition in events
+        ]
+        positions = self.journal.append_all(at, rows)
         new: list[Entry] = []
         first_id = self.deliveries.next_entry_id()
-        for (event, _), key, position in zip(events, keys, positions, strict=True):
-            if event.name.startswith("standing-hold."):
+        for (event, _), (name, key, *_), position in zip(events, rows, positions, strict=True):
+            if name.startswith("standing-hold."):
                 self.changed = None
             elif key is not None and self.changed is not None:
                 self.changed.add(key)
-            has_room = len(self.recorded) < MAX_EVENTS_IN_RESULTS
+            kept = event if len(self.recorded) < MAX_EVENTS_IN_RESULTS else None
             sinks = self.route(event) if to is None else to
-            entries = [
-                self._build_entry(entry_id, event, position, sink, at, in_memory=has_room)
-                for entry_id, sink in enumerate(sinks, first_id + len(new))
-            ]
+            entries = tuple(
+                self._build_entries(first_id + len(new), event, key, position, sinks, at, kept)
+            )
             new += entries
             self.recorded.append(
-                RecordedEvent(
-                    position,
-                    event.id,
-                    event.name,
-                    key,
-                    event.scope,
-                    event if has_room else None,
-                    tuple(entries),
-                )
+                RecordedEvent(position, event.id, name, key, event.scope, kept, entries)
             )
         self.deliveries.add_entries(new)
 
     def deliver_again(self, position: int, sink: str, at: datetime) -> None:
         """Make another entry for a sink about an event that was recorded earlier."""
         event = self.journal.require_event_at_position(position)
-        entry_id = self.deliveries.next_entry_id()
-        entry = self._build_entry(entry_id, event, position, sink, at, in_memory=False)
-        self.deliveries.add_entries([entry])
-        self.deliveries.redelivered.append(entry)
+        entry_id, key = self.deliveries.next_entry_id(), self._event_key(event)
+        entries = list(self._build_entries(entry_id, event, key, position, [sink], at, None))
+        self.deliveries.add_entries(entries)
+        self.deliveries.redelivered += entries
 
-    def _build_entry(
+    def _build_entries(
         self,
-        entry_id: int,
+        first_id: int,
         event: CloudEvent,
+        key: str | None,
         position: int,
-        sink: str,
+        sinks: Iterable[str],
         at: datetime,
-        *,
-        in_memory: bool,
-    ) -> Entry:
-        key = self._event_key(event)
-        return Entry(
-            id=entry_id,
-            sink=sink,
-            position=position,
-            ordering_key=key if key is not None else self._ordering_key_without_event(event),
-            type=event.name,
-            event_key=key,
-            not_before=parse_timestamp(event.data.get("notBefore")),
-            attempts=0,
-            next_at=None,
-            recorded=at,
-            event=event if in_memory else None,
-        )
+        kept: CloudEvent | None,
+    ) -> Iterator[Entry]:
+        """Yield an entry for each sink. ``kept`` is the event if it stays in memory."""
+        name, not_before = event.name, parse_timestamp(event.data.get("notBefore"))
+        ordering_key = key if key is not None else self._ordering_key_without_event(event)
+        for entry_id, sink in enumerate(sinks, first_id):
+            yield Entry(
+                id=entry_id,
+                sink=sink,
+                position=position,
+                ordering_key=ordering_key,
+                type=name,
+                event_key=key,
+                not_before=not_before,
+                attempts=0,
+                next_at=None,
+                recorded=at,
+                event=kept,
+            )
 
     def _event_key(self, event: CloudEvent) -> str | None:
         """Return the key of the event of Azure that a CloudEvent is about; None for no event."""

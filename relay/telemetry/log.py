@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from logging.handlers import QueueHandler, QueueListener
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,8 @@ MAX_WAITING_LINES = 4096
 """Lines that wait for the reader of standard error. Further ones are lost and counted."""
 FLUSH_TIMEOUT = 0.5
 """Seconds that the end of the process waits for that reader."""
+_MAX_WRITE = 512
+"""Lines that are written at once."""
 MAX_TEXT = 2000
 """Characters of a message or of a text in a field."""
 _SHORTEST_SECRET = 6
@@ -69,6 +72,8 @@ def configure_logging(
     # The AMQP client logs every failed attempt to connect. The relay logs the first one itself.
     for name in ("aiormq", "aio_pika"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # No line names them, and each record would ask the system for them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     _log_what_python_prints()
 
 
@@ -173,7 +178,12 @@ class StderrHandler(QueueHandler):
 
 
 class _Writer(QueueListener):
-    """Writes lines to a file descriptor, on a thread."""
+    """Writes lines to a file descriptor, on a thread.
+
+    It writes all that wait at once: after each write it has to get the interpreter lock again.
+    """
+
+    queue: Queue[bytes]
 
     def __init__(self, lines: Queue[bytes], descriptor: int) -> None:
         super().__init__(lines)
@@ -181,10 +191,21 @@ class _Writer(QueueListener):
 
     @override
     def handle(self, record: Any) -> None:
-        """Write a line, or drop it if nobody can read it any more."""
-        while record:
+        """Write a line and those behind it, or drop them if nobody can read them any more."""
+        lines = [record]
+        with suppress(Empty):
+            while len(lines) < _MAX_WRITE:
+                lines.append(self.dequeue(block=False))
+        self._write(b"".join(filter(None, lines)))
+        for _ in lines[1:]:
+            self.queue.task_done()
+        if None in lines:  # it ends the thread
+            self.enqueue_sentinel()
+
+    def _write(self, text: bytes) -> None:
+        while text:
             try:
-                record = record[os.write(self._descriptor, record) :]
+                text = text[os.write(self._descriptor, text) :]
             except BlockingIOError:  # another program made the pipe non-blocking
                 select.select((), (self._descriptor,), ())
             except OSError:
@@ -218,8 +239,8 @@ class TextFormatter(_SecretHidingFormatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         message, traceback = self.message_and_traceback(record)
-        level = record.levelname.lower()
-        line = f"{_timestamp(record)} {level:8} {record.name}: {escape(message)}"
+        time, level = _timestamp(int(record.created * 1000)), record.levelname.lower()
+        line = f"{time} {level:8} {record.name}: {escape(message)}"
         fields = _fields(record)
         if fields:
             pairs = [f"{name}={_format_value(value)}" for name, value in fields.items()]
@@ -237,7 +258,7 @@ class JsonFormatter(_SecretHidingFormatter):
     def format(self, record: logging.LogRecord) -> str:
         message, traceback = self.message_and_traceback(record)
         fields: dict[str, Any] = {
-            "time": _timestamp(record),
+            "time": _timestamp(int(record.created * 1000)),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": message,
@@ -264,6 +285,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 def _format_value(value: object) -> str:
     """Return a value of ``key=value``, in quotes if it holds more than plain characters."""
     match value:
+        case str():
+            pass
         case bool():
             return "true" if value else "false"
         case int() | float():
@@ -297,8 +320,9 @@ def _escape_unprintable(line: str) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 
 
-def _timestamp(record: logging.LogRecord) -> str:
-    time = datetime.fromtimestamp(record.created, UTC)
+@lru_cache(maxsize=1)  # a document of many events makes many lines in a millisecond
+def _timestamp(milliseconds: int) -> str:
+    time = datetime.fromtimestamp(milliseconds / 1000, UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
