@@ -352,13 +352,19 @@ def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 
 def _pretty(value: Any, indent: str = "") -> str:
-    """Return JSON in which a list or object stays on one line where it fits."""
+    """Return JSON whose members share a line where they fit."""
     line = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict) or len(indent) + len(line) <= 78:
+    if not isinstance(value, dict) or len(indent) + len(line) <= 96:
         return line
     inner = f"{indent}  "
-    parts = [f'{inner}"{key}": {_pretty(part, inner)}' for key, part in value.items()]
-    return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    lines = [""]
+    for key, part in value.items():
+        member = f'"{key}": {_pretty(part, inner)},'
+        if lines[-1] and len(inner) + len(lines[-1]) + len(member) < 96 and "\n" not in member:
+            lines[-1] += f" {member}"
+        else:
+            lines.append(member)
+    return "{" + f"\n{inner}".join(lines).removesuffix(",") + f"\n{indent}}}"
 
 
 if __name__ == "__main__":

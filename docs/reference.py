@@ -208,13 +208,13 @@ def commands() -> str:
     for path, verb in verbs.items():
         own, of_this_relay = _records(verb)
         usage = verb.get_usage(typer.Context(verb, info_name=path)).removeprefix("Usage: ")
-        lines += [f"## {path}", "", f"`{usage}`", "", (verb.help or "").strip(), ""]
-        new = [_item(record) for record in own if record not in shared]
-        lines += [*new, ""] if new else []
+        lines += [f"## `{usage}`", "", (verb.help or "").strip(), ""]
+        items = [_item(record) for record in own if record not in shared]
         known = [f"`{record[0]}`" for record in own if record in shared]
         if of_this_relay:
             known.append("the [options that say which relay](#options-that-say-which-relay)")
-        lines += [f"Also {', '.join(known)}.", ""] if known else []
+        items += [f"- also {', '.join(known)}"] if known else []
+        lines += [*items, ""] if items else []
     return "\n".join(lines)
 
 

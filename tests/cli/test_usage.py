@@ -94,19 +94,23 @@ def test_the_page_of_the_command_line_says_what_help_prints(
     sections = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", page, re.MULTILINE))
     of_relay = sections["Options that say which relay"]
     of_many = _items(sections["Arguments and options of many verbs"])
-    verbs = [name for name in sections if name.startswith("imds-relay ")]
+    verbs = {
+        re.sub(r" [\[{].*", "", usage.strip("`")): usage
+        for usage in sections
+        if usage.startswith("`imds-relay ")
+    }
     assert {name.split()[1] for name in verbs} == VERBS
-    for name in verbs:
-        section = sections[name]
+    for name, documented_usage in verbs.items():
+        section = sections[documented_usage]
         items = _items(section)
-        also = re.search(r"^Also (.+)\.$", section, re.MULTILINE)
+        also = re.search(r"^- also (.+)$", section, re.MULTILINE)
         if also is not None:
             items |= {each: of_many[each] for each in re.findall(r"`(.+?)`", also[1])}
             items |= _items(of_relay) if "#options-that-say-which-relay" in also[1] else {}
         printed = run_command(*name.split()[1:], "--help").out
         usage = re.search(r"Usage: (.+?) *\n", printed)
         assert usage is not None
-        assert f"`{usage[1]}`\n" in section, name
+        assert f"`{usage[1]}`" == documented_usage
         rows = {_words(f"{each} {text}") for each, text in items.items()}
         assert rows == _rows_of_help(printed), name
 
