@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -37,13 +37,7 @@ from relay.settings import Duration
 
 MAX_PARTIAL_MESSAGES = 100
 """Messages that some services have and others do not, whose recipients are remembered."""
-_MESSAGE_TYPES: dict[Tone, str] = {
-    "waiting": "warning",
-    "held": "warning",
-    "approved": "info",
-    "running": "info",
-    "over": "info",
-}
+_URGENT_TONES: tuple[Tone, ...] = ("waiting", "held")
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 _LOGGED_STATUS = re.compile(r"\berror=(\d{3})\b")
 """How the library logs an HTTP status. It does not return the status."""
@@ -71,7 +65,7 @@ class Settings(ChatSettings):
         self.load_services()
         return self
 
-    def load_services(self) -> dict[str, Any]:
+    def load_services(self) -> dict[str, _Service]:
         """Return the service of each current URL. Raises ValueError if one is not usable."""
         key = "urls_file" if self.has_secret_files else "urls"
         urls = self.reveal_list("urls")
@@ -109,7 +103,8 @@ class Services:
 
     async def post(self, card: Card) -> None:
         """Send a card. Raises Deferred."""
-        await self._send_to_all(_neutral(card.title), card_text(card), _MESSAGE_TYPES[card.tone])
+        message_type = "warning" if card.tone in _URGENT_TONES else "info"
+        await self._send_to_all(_neutral(card.title), card_text(card), message_type)
 
     async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
         """Raise MessageGone: a sink of another kind, which had this sink's name, posted it."""
@@ -196,7 +191,7 @@ def _in_thread(
     return finished
 
 
-def _notify(service: Any, title: str, body: str, message_type: str) -> Deferred | None:
+def _notify(service: _Service, title: str, body: str, message_type: str) -> Deferred | None:
     """Send a message, and return the error if the service does not accept it. Blocks."""
     expected = f"expected {service.name} to accept the message"
     try:
@@ -214,27 +209,20 @@ def _notify(service: Any, title: str, body: str, message_type: str) -> Deferred 
     status = statuses[-1]
     if status in _TRANSIENT_STATUSES or status >= 500:  # HTTP
         return Deferred(f"{expected}, it answered {status}", status=status)
-    advice = (
-        "redirects are not followed, use the final URL"
-        if status < 400  # HTTP
-        else "check its URL, token and target"
-    )
+    advice = "check its URL, token and target"
+    if status < 400:  # HTTP
+        advice = "redirects are not followed, use the final URL"
     return Deferred(f"{expected}, it answered {status}: {advice}", failure="slow", status=status)
 
 
-class _Service:
+class _Service(NamedTuple):
     """One service. ``name`` is the kind of service, and contains nothing of the URL."""
 
-    def __init__(self, library: Any, plugin: Any) -> None:
-        self.name = str(plugin.service_name)
-        if plugin.overflow_mode == library.OverflowMode.UPSTREAM:
-            # Some services refuse a text that is too long.
-            plugin.overflow_mode = library.OverflowMode.TRUNCATE
-        self.apprise = library.Apprise(asset=plugin.asset)
-        self.apprise.add(plugin)
+    name: str
+    apprise: Any
 
 
-def load_service(url: str, *, allow_http: bool) -> Any:
+def load_service(url: str, *, allow_http: bool) -> _Service:
     """Return the service of a URL.
 
     Raises ValueError, which contains nothing of the URL but its scheme.
@@ -274,7 +262,11 @@ def load_service(url: str, *, allow_http: bool) -> Any:
         raise ValueError(
             "expected a service's address, got a metadata or host address, which no sink may reach"
         )
-    return _Service(library, plugin)
+    if plugin.overflow_mode == library.OverflowMode.UPSTREAM:
+        plugin.overflow_mode = library.OverflowMode.TRUNCATE  # some refuse a text that is too long
+    service = library.Apprise(asset=asset)
+    service.add(plugin)
+    return _Service(str(plugin.service_name), service)
 
 
 @functools.cache

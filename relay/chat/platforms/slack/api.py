@@ -195,33 +195,11 @@ class WebApi:
         with raise_deferred_if_secret_unusable("token"):
             return self._settings.bot_token()
 
-    async def read(self, method: str, **query: str) -> Mapping[str, Any]:
-        """Call a method that takes no JSON. Raises Deferred, Rejected."""
-        return await self._call("GET", method, self.token(), query=query)
-
-    async def write(
-        self,
-        method: str,
-        fields: Mapping[str, Any],
-        *,
-        within: float | None = None,
-        is_known: bool = False,
-    ) -> Mapping[str, Any]:
-        """Call a method with fields of JSON.
-
-        ``within`` is the time limit in place of the sink's ``timeout``. ``is_known``: the call is
-        about a message that was posted before. Only then some errors mean that somebody deleted
-        it: MessageGone. Also raises Deferred and Rejected.
-        """
-        return await self._call(
-            "POST", method, self.token(), fields=fields, within=within, is_known=is_known
-        )
-
     async def open_socket_url(self) -> str:
         """Return the URL for one connection of Socket Mode, which is secret. Raises Deferred."""
         with raise_deferred_if_secret_unusable("app_token"):
             token = self._settings.app_level_token()
-        url = (await self._call("POST", "apps.connections.open", token)).get("url")
+        url = (await self.call("apps.connections.open", token=token)).get("url")
         schemes = ("wss://", "ws://") if self._settings.allow_http else ("wss://",)
         if not isinstance(url, str) or not url.startswith(schemes):
             raise Deferred(
@@ -231,29 +209,36 @@ class WebApi:
             )
         return url
 
-    async def _call(
+    async def call(
         self,
-        verb: Method,
         method: str,
-        token: str,
-        *,
-        query: Mapping[str, str] | None = None,
         fields: Mapping[str, Any] | None = None,
+        *,
+        token: str | None = None,
         within: float | None = None,
         is_known: bool = False,
     ) -> Mapping[str, Any]:
-        headers = {
-            "Authorization": f"Bearer {token}",
-            "Content-Type": "application/json; charset=utf-8",
-        }
-        body = orjson.dumps(fields) if fields is not None else b""
+        """Call a method, with the bot token if no other is given.
+
+        Methods that only read take their fields in the query, all others take JSON. ``within`` is
+        the time limit in place of the sink's ``timeout``. ``is_known``: the call is about a message
+        that was posted before. Only then some errors mean that somebody deleted it: MessageGone.
+        Also raises Deferred and Rejected.
+        """
+        token = token or self.token()
+        is_read = method.endswith(".info")
+        body = orjson.dumps(fields) if fields is not None and not is_read else b""
         request = Request(
-            url=(self._url / method).with_query(query),
-            headers=headers,
+            url=(self._url / method).with_query(fields if is_read else None),
+            headers={
+                "Authorization": f"Bearer {token}",
+                "Content-Type": "application/json; charset=utf-8",
+            },
             body=body,
             secrets=(token, *secrets_in_message(body)),
         )
         seconds = within or self._settings.timeout
+        verb: Method = "GET" if is_read else "POST"
         response = await send(self._session, verb, request, seconds=seconds)
         try:
             document = orjson.loads(response.body)

@@ -28,7 +28,7 @@ from relay.chat.platforms.slack.members import (
     parse_click,
     parse_command,
 )
-from relay.chat.platforms.slack.messages import SlackMessage, list_message, text_message
+from relay.chat.platforms.slack.messages import SlackMessage, text_message
 from relay.clock import Clock
 from relay.errors import DeliveryError, StoreUnavailable
 from relay.log_once import ThrottledLog
@@ -144,20 +144,17 @@ class Answers:
                 status.occurrence.id,
             ),
         )
-        lines: list[tuple[Text, str | None]] = [
-            (
-                (f"{status.occurrence.event.event_id[:8]}: ", *event_line(status)),
-                self._page_url(status),
-            )
-            for status in listed[:MAX_LISTED_EVENTS]
+        shown = listed[:MAX_LISTED_EVENTS]
+        lines: list[Text] = [
+            (f"{status.occurrence.event.event_id[:8]}: ", *event_line(status)) for status in shown
         ]
         if len(listed) > MAX_LISTED_EVENTS:
-            lines.append(((f"… and {len(listed) - MAX_LISTED_EVENTS} more.",), None))
+            lines.append((f"… and {len(listed) - MAX_LISTED_EVENTS} more.",))
         elif not listed and beginning:
-            lines.append(((f"No event of the document begins with {beginning}.",), None))
+            lines.append((f"No event of the document begins with {beginning}.",))
         elif not listed:
-            lines.append((("Azure has announced nothing.",), None))
-        return list_message(lines, command.team_id)
+            lines.append(("Azure has announced nothing.",))
+        return text_message(lines, command.team_id, [self._page_url(status) for status in shown])
 
     def _page_url(self, status: ApprovalStatus) -> str | None:
         """Return where the page shows an event, and takes decisions about it."""

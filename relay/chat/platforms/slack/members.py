@@ -228,7 +228,7 @@ class Members:
         now = self._clock.monotonic()
         if now - self._checked_at.get(actor.user_id, -CHECK_LIFETIME) < CHECK_LIFETIME:
             return
-        response = await self._api.read("users.info", user=actor.user_id)
+        response = await self._api.call("users.info", {"user": actor.user_id})
         refusal = membership_refusal(response.get("user"), actor.user_id, workspace)
         if refusal is not None:
             raise NotAuthorized(refusal)
@@ -239,7 +239,7 @@ class Members:
     async def _fetch_workspace(self) -> Workspace:
         token = self._api.token()
         if self._workspace is None or self._workspace[0] != token:
-            response = await self._api.write("auth.test", {})
+            response = await self._api.call("auth.test", {})
             enterprise_id = response.get("enterprise_id")
             workspace = Workspace(
                 team_id=_required_id(response, "team_id"),
@@ -252,7 +252,7 @@ class Members:
 
     async def _fetch_app_id(self, workspace: Workspace) -> str:
         if self._app is None or self._app[0] != workspace.bot_id:
-            bot = (await self._api.read("bots.info", bot=workspace.bot_id)).get("bot")
+            bot = (await self._api.call("bots.info", {"bot": workspace.bot_id})).get("bot")
             app_id = _required_id(bot if isinstance(bot, dict) else {}, "app_id")
             self._app = workspace.bot_id, app_id
         return self._app[1]

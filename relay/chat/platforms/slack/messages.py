@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
+from itertools import count, zip_longest
 from typing import Any
 
 import orjson
@@ -81,24 +81,18 @@ def card_message(card: Card, team_id: str, *, has_clicks: bool) -> SlackMessage:
     return SlackMessage(text, blocks)
 
 
-def text_message(lines: Sequence[Text], team_id: str) -> SlackMessage:
-    """Return lines of text as a message in a thread or to one person."""
-    text = join_texts([one_line(line, _MAX_REPLY_LINE) for line in lines], "\n")
-    return SlackMessage(_notification(text, team_id), (_rich_text(_elements(text, team_id)),))
-
-
-def list_message(lines: Sequence[tuple[Text, str | None]], team_id: str) -> SlackMessage:
-    """Return lines of text, each with the URL of its page if it has one."""
-    message = text_message([line for line, _ in lines], team_id)
+def text_message(
+    lines: Sequence[Text], team_id: str, urls: Sequence[str | None] = ()
+) -> SlackMessage:
+    """Return lines of text as a message in a thread or to one person, each with its URL if any."""
+    shown = [one_line(line, _MAX_REPLY_LINE) for line in lines]
     elements: list[Json] = []
-    for line, url in lines:
-        if elements:
-            elements.append({"type": "text", "text": "\n"})
-        elements += _elements(one_line(line, _MAX_REPLY_LINE), team_id)
+    for line, url in zip_longest(shown, urls):
+        elements += _elements(("\n", *line) if elements else line, team_id)
         if url is not None:
-            elements.append({"type": "text", "text": "  "})
-            elements += links([("Open", url)])
-    return SlackMessage(message.text, (_rich_text(elements),))
+            elements += [{"type": "text", "text": "  "}, *links([("Open", url)])]
+    notification = _notification(join_texts(shown, "\n"), team_id)
+    return SlackMessage(notification, (_rich_text(elements),))
 
 
 def links(urls: Iterable[tuple[str, str]]) -> Iterator[Json]:
@@ -269,7 +263,7 @@ class Channel:
         channel_id, timestamp = _parse_ref(ref)
         message = await self._message(card)
         place = {"channel": channel_id, "ts": timestamp}
-        await self._api.write("chat.update", {**place, **message.fields()}, is_known=True)
+        await self._api.call("chat.update", {**place, **message.fields()}, is_known=True)
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Post lines in a message's thread, or in the channel if ``ref`` is None.
@@ -293,7 +287,7 @@ class Channel:
         }
         if thread is not None:
             fields["thread_ts"] = thread
-        response = await self._api.write("chat.postMessage", fields, is_known=thread is not None)
+        response = await self._api.call("chat.postMessage", fields, is_known=thread is not None)
         posted_in, timestamp = str(response.get("channel")), str(response.get("ts"))
         if _TIMESTAMP.fullmatch(timestamp) is None or not posted_in.isalnum():
             raise Deferred(

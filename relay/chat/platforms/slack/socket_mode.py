@@ -160,7 +160,7 @@ class SocketMode:
             if reply is not None and not takes_reply:
                 place = {"channel": reply.actor.channel_id, "user": reply.actor.user_id}
                 fields = {**place, **reply.message.fields()}
-                await self._api.write("chat.postEphemeral", fields, within=REPLY_TIMEOUT)
+                await self._api.call("chat.postEphemeral", fields, within=REPLY_TIMEOUT)
         except DeliveryError as error:
             _log.info("sink %s: a person was not told: %s", self._sink_name, error.reason)
         except Exception:  # noqa: BLE001  # Slack tells the person that the click failed

@@ -137,34 +137,30 @@ class WorkflowWebhook:
             secrets=(url.query.get("sig", ""),),
         )
         response = await post(self._session, request, seconds=self._settings.timeout)
-        outcome = interpret_response(response, self._clock.now())
-        if isinstance(outcome, Deferred):
-            raise _error_with_remedy(outcome, response)
-
-
-def _error_with_remedy(error: Deferred, response: Response) -> Deferred:
-    """Return the error with a remedy in its text, if there is one."""
-    remedy = _REMEDIES_BY_CODE.get(_error_code(response)) or _REMEDIES_BY_STATUS.get(
-        response.status
-    )
-    if remedy is None:
-        return error
-    return Deferred(
-        f"expected 202 Accepted, got {response.status}: {remedy}",
-        after=error.after,
-        failure=error.failure,
-        status=error.status,
-        answer=error.response,
-    )
+        error = interpret_response(response, self._clock.now())
+        if error is None:
+            return
+        remedy = _REMEDIES_BY_CODE.get(_error_code(response)) or _REMEDIES_BY_STATUS.get(
+            response.status
+        )
+        if remedy is not None:
+            reason = f"expected 202 Accepted, got {response.status}: {remedy}"
+            raise Deferred(
+                reason,
+                after=error.after,
+                failure=error.failure,
+                status=error.status,
+                answer=error.response,
+            )
+        raise error
 
 
 def _error_code(response: Response) -> str:
     """Return ``error.code`` of an Azure Resource Manager error; an empty text without it."""
     try:
-        code = orjson.loads(response.body)["error"]["code"]
+        return str(orjson.loads(response.body)["error"]["code"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return ""
-    return code if isinstance(code, str) else ""
 
 
 @asynccontextmanager
