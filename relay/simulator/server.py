@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,7 +19,7 @@ from typing import Any, Final, Self
 import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 from yarl import URL
 
 from relay.clock import Clock
@@ -49,14 +48,6 @@ _MAX_BODY_BYTES: Final = 64 * 1024
 _EVENTS_PATH: Final = "/metadata/scheduledevents"
 
 
-class _StartRequest(BaseModel):
-    EventId: str
-
-
-class _StartRequests(BaseModel):
-    StartRequests: list[_StartRequest] = Field(min_length=1)
-
-
 class Simulator(SimulatedAzure):
     """A simulated Azure with HTTP addresses: ``async with Simulator(Setup(…)) as sim``."""
 
@@ -75,6 +66,7 @@ class Simulator(SimulatedAzure):
         self._port = port
         self._listeners = AsyncExitStack()
         self._recent_calls: dict[str, deque[float]] = {}
+        self._vms_by_port: dict[int, VM] = {}
         self.urls: dict[str, str] = {}
         """The URL of each VM's IMDS, by the VM's name, without a slash at the end."""
         self.is_loopback = True
@@ -89,23 +81,38 @@ class Simulator(SimulatedAzure):
         """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
         log = logging.getLogger(__name__)
         log.addFilter(_keeps_record)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.get(_EVENTS_PATH, self._handle_call, allow_head=False),
+                web.post(_EVENTS_PATH, self._handle_call),
+                web.get("/metadata/instance", self._handle_call, allow_head=False),
+                web.get("/metadata/instance/compute", self._handle_call, allow_head=False),
+                web.get("/sim/state", self._get_state, allow_head=False),
+                web.get("/sim/calls", self._get_calls, allow_head=False),
+                web.get("/sim/events/{event}", self._get_event, allow_head=False),
+                web.post("/sim/{action}", self._perform),
+            ]
+        )
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=log,
+            handler_cancellation=True,
+            keepalive_timeout=15.0,
+            shutdown_timeout=0.2,
+        )
         async with AsyncExitStack() as opening:
+            await runner.setup()
+            opening.push_async_callback(runner.cleanup)
             for number, vm in enumerate(self.setup.vms):
-                runner = web.AppRunner(
-                    self._make_app(vm),
-                    access_log=None,
-                    logger=log,
-                    handler_cancellation=True,
-                    keepalive_timeout=15.0,
-                    shutdown_timeout=0.2,
-                )
-                await runner.setup()
-                opening.push_async_callback(runner.cleanup)
-                port = self._port + number if self._port else 0
+                port, before = self._port + number if self._port else 0, len(runner.addresses)
                 await web.TCPSite(runner, self.host, port).start()
-                host, bound_port = runner.addresses[0][:2]
-                self.urls[vm.name] = str(URL.build(scheme="http", host=host, port=bound_port))
-                self.is_loopback &= ip_address(host).is_loopback
+                for host, bound_port, *_ in runner.addresses[before:]:
+                    url = str(URL.build(scheme="http", host=host, port=bound_port))
+                    self.urls.setdefault(vm.name, url)
+                    self._vms_by_port[bound_port] = vm
+                    self.is_loopback &= ip_address(host).is_loopback
             self._listeners = opening.pop_all()
         self.run_timer(runs=True)
         return self
@@ -115,58 +122,35 @@ class Simulator(SimulatedAzure):
         self.run_timer(runs=False)
         await self._listeners.aclose()
 
-    def _make_app(self, vm: VM) -> web.Application:
-        get_document = partial(self._handle_call, vm=vm, target="document")
-        post_start_request = partial(self._handle_call, vm=vm, target="approval")
-        get_instance = partial(self._handle_call, vm=vm, target="instance")
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.add_routes(
-            [
-                web.get(_EVENTS_PATH, get_document, allow_head=False),
-                web.post(_EVENTS_PATH, post_start_request),
-                web.get("/metadata/instance", get_instance, allow_head=False),
-                web.get("/metadata/instance/compute", get_instance, allow_head=False),
-                web.get("/sim/state", self._get_state, allow_head=False),
-                web.get("/sim/calls", self._get_calls, allow_head=False),
-                web.get("/sim/events/{event}", self._get_event, allow_head=False),
-                web.post("/sim/{action}", self._perform),
-            ]
-        )
-        return app
-
-    async def _handle_call(
-        self, request: web.Request, vm: VM, target: Target
-    ) -> web.StreamResponse:
-        call = await self._record_call(request, vm)
+    async def _handle_call(self, request: web.Request) -> web.StreamResponse:
+        call = await self._record_call(request)
         try:
-            return await self._answer(request, call, vm, target)
+            return await self._answer(request, call)
         finally:
             call.ended_at = self.clock.now()
 
-    async def _answer(
-        self, request: web.Request, call: RecordedCall, vm: VM, target: Target
-    ) -> web.StreamResponse:
-        said = f"{vm.name} {call.method} {call.path}"
-        if self._exceeds_rate_limit(vm):
+    async def _answer(self, request: web.Request, call: RecordedCall) -> web.StreamResponse:
+        said = f"{call.vm} {call.method} {call.path}"
+        if self._exceeds_rate_limit(call.vm):
             call.status = 429
             self.report_line_with_time(
-                f"{vm.name} called more than {self.setup.rate_limit} times in a second: 429"
+                f"{call.vm} called more than {self.setup.rate_limit} times in a second: 429"
             )
             answer = _answer_of_imds(429, _error_body("Too many requests"))
             answer.headers["Retry-After"] = "1"
             return answer
-        fault = self.take_fault(target, vm.name)
+        fault = self.take_fault(_target(call), call.vm)
         if fault is not None:
             call.fault = fault.label
             self.report_line_with_time(f"{said} meets a fault: {call.fault}")
         if fault is not None and fault.replaces_answer:
             if fault.processed:
-                await self._correct_answer(request, call, vm, target)
+                await self._correct_answer(request, call)
             self.wake_waiters()
             answer = await replace_answer(request, fault, span=self.scale_duration)
             call.status = None if fault.kind == "reset" else answer.status
             return answer
-        call.status, body = await self._correct_answer(request, call, vm, target)
+        call.status, body = await self._correct_answer(request, call)
         if call.status >= 400:
             self.report_line_with_time(f"{said} is refused: {call.status} {body.decode()}")
         self.wake_waiters()
@@ -176,9 +160,11 @@ class Simulator(SimulatedAzure):
             await self.clock.sleep(self.scale_duration(fault.time).total_seconds())
         return distort_answer(body, fault)
 
-    async def _record_call(self, request: web.Request, vm: VM) -> RecordedCall:
-        transport = request.transport
-        peer = transport.get_extra_info("peername") if transport is not None else None
+    async def _record_call(self, request: web.Request) -> RecordedCall:
+        if request.transport is None:
+            raise ConnectionResetError("the client has gone")
+        peer = request.transport.get_extra_info("peername")
+        vm = self._vms_by_port[request.transport.get_extra_info("sockname")[1]]
         body = await request.read()
         call = RecordedCall(
             at=self.clock.now(),
@@ -186,7 +172,7 @@ class Simulator(SimulatedAzure):
             method=request.method,
             path=request.path,
             query=request.query_string,
-            peer=":".join(map(str, peer[:2])) if peer else "",
+            peer=":".join(map(str, peer[:2])),
             headers={name.lower(): value for name, value in request.headers.items()},
             body=body,
             event_ids=_event_ids(body) if request.method == "POST" else (),
@@ -197,18 +183,16 @@ class Simulator(SimulatedAzure):
         self.calls.append(call)
         return call
 
-    def _exceeds_rate_limit(self, vm: VM) -> bool:
-        recent_calls, now = self._recent_calls[vm.name], self.clock.monotonic()
+    def _exceeds_rate_limit(self, vm: str) -> bool:
+        recent_calls, now = self._recent_calls[vm], self.clock.monotonic()
         if recent_calls and len(recent_calls) == recent_calls.maxlen and recent_calls[0] > now - 1:
             return True
         recent_calls.append(now)
         return False
 
-    async def _correct_answer(
-        self, request: web.Request, call: RecordedCall, vm: VM, target: Target
-    ) -> tuple[int, bytes]:
+    async def _correct_answer(self, request: web.Request, call: RecordedCall) -> tuple[int, bytes]:
         """Return the answer of IMDS. It depends on the api-version."""
-        version = request.query.get("api-version", "")
+        version, target = request.query.get("api-version", ""), _target(call)
         known_versions = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
         needs_header = target == "instance" or version != API_VERSIONS[0]
         if needs_header and request.headers.get("Metadata", "").lower() != "true":
@@ -223,17 +207,18 @@ class Simulator(SimulatedAzure):
         if target == "instance":
             if not self.setup.instance_metadata:
                 return 404, _error_body("Not found")
+            vm = next(vm for vm in self.setup.vms if vm.name == call.vm)
             is_whole = request.path.endswith("/instance")
             return 200, orjson.dumps(instance_document(vm) if is_whole else compute_document(vm))
         await self.clock.sleep(self.enable_by_call().total_seconds())
         if target != "approval":
-            return 200, orjson.dumps(self.document(version, vm.name))
+            return 200, orjson.dumps(self.document(version, call.vm))
         if not call.event_ids:
             return 400, _error_body(
                 'Bad request. The body is not {"StartRequests": [{"EventId": "…"}]}'
             )
         try:
-            self.accept_start_request(call.event_ids, vm.name)
+            self.accept_start_request(call.event_ids, call.vm)
         except UnknownEvent:
             return 400, _error_body(
                 "Bad request. An EventId is not that of an event in the document"
@@ -286,13 +271,18 @@ def _keeps_record(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
+def _target(call: RecordedCall) -> Target:
+    if call.path != _EVENTS_PATH:
+        return "instance"
+    return "approval" if call.method == "POST" else "document"
+
+
 def _event_ids(body: bytes) -> tuple[str, ...]:
     try:
-        return tuple(
-            request.EventId for request in _StartRequests.model_validate_json(body).StartRequests
-        )
-    except ValidationError:
+        event_ids = [request["EventId"] for request in orjson.loads(body)["StartRequests"]]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
         return ()
+    return tuple(event_ids) if all(isinstance(each, str) for each in event_ids) else ()
 
 
 def _answer_of_imds(status: int, body: bytes) -> web.Response:
