@@ -18,7 +18,6 @@ and replied, around a `relay.chat.live_message.ChatPlatform`, which knows how.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,18 +29,6 @@ from relay.approvals.principals import PrincipalForm
 from relay.errors import Deferred, RelayError
 from relay.settings import Duration
 from relay.sinks import Sink, SinkSettings
-
-_SECRET_IN_MESSAGE = re.compile(rb'"(?:proof|state)":"([^"]+)"')
-"""The action token of a button or a dialog."""
-
-
-def secrets_in_message(body: bytes) -> tuple[str, ...]:
-    """Return the action tokens in the body of a request to a platform.
-
-    A platform whose answers are logged passes them as `relay.net.http.Request.secrets`: if the
-    answer repeats the message, neither a log nor the log of attempts contains them.
-    """
-    return tuple(secret.decode() for secret in _SECRET_IN_MESSAGE.findall(body))
 
 
 @contextmanager

@@ -42,7 +42,6 @@ from tests.chat.mattermost_server import (
     post_text,
     running_mattermost,
 )
-from tests.chat.running_relay import rule, stage
 from tests.eventually import eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -76,12 +75,6 @@ def click_with_proof(
     """Return a click as the server would send it, with another action token."""
     click = server.click_payload(post, buttons_of(post)[0], user_id)
     return {**click, "context": {"proof": proof}, **changes}
-
-
-async def status_of(server: MattermostServer, payload: Json) -> int:
-    """Send a payload to the relay; return the HTTP status of the answer."""
-    status, _ = await server.call_relay(CALLBACK_URL, payload)
-    return status
 
 
 # --- the story
@@ -374,16 +367,6 @@ async def test_buttons_and_dialogs_of_a_deleted_post_decide_nothing(ops: Matterm
 # --- once
 
 
-async def test_a_double_click_is_one_vote(ops: MattermostRelay) -> None:
-    event, post = await ops.announce_reboot()
-    await ops.server.click(post, "Approve", ops.ann)
-    await ops.server.click(post, "Approve", ops.ann)
-    answers = [await ops.server.submit(opened.user_id, opened) for opened in ops.server.dialogs]
-    assert answers == [(200, {}), (200, {})]
-    assert len(await ops.votes(event)) == 1
-    assert await ops.count_events(event, "approval.recorded") == 1
-
-
 async def test_a_button_that_was_used_before_decides_again(ops: MattermostRelay) -> None:
     """The post still shows it if it could not be edited. A hold in vain must not look like one."""
     event, post = await ops.announce_reboot()
@@ -445,16 +428,3 @@ async def test_a_repeated_submission_has_no_effect_even_after_a_restart(
         assert button_labels(post) == ["Approve", "Hold"]
         # a button from before the restart is still valid
         assert await server.decide(post, "Approve", ben) == (200, {})
-
-
-# --- secrets
-
-
-async def test_without_approve_in_chat_every_call_is_refused(
-    tmp_path: Path, server: MattermostServer, azure: Simulator
-) -> None:
-    section = server.sink_section(secret=SECRET)
-    approvals = {"rules": [rule(1, "client:alice")]}
-    async with stage(tmp_path, [section], approvals=approvals, azure=azure) as relay:
-        server.relay_url = relay.url
-        assert await status_of(server, {}) == 401

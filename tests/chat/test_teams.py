@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from relay.chat.platforms import teams
 from relay.chat.platforms.teams import Settings, WorkflowWebhook
@@ -128,30 +127,6 @@ async def test_a_url_file_is_read_again_and_a_malformed_url_is_retried_slowly(
 # --- configuration
 
 
-LOGIC_APPS = "https://prod-01.westeurope.logic.azure.com:443/workflows"
-POWER_PLATFORM = "https://x.environment.api.powerplatform.com/powerautomate"
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        (None, "expected url or url_file, got neither"),
-        ("http://127.0.0.1/x?sig=t0ken", "url: expected https, got http"),
-        ("https://contoso.webhook.office.com/webhookb2/t0ken", "which Microsoft has retired"),
-        (f"{LOGIC_APPS}/t0ken/triggers/manual/paths/invoke", "ends in sig="),
-        (f"{POWER_PLATFORM}/t0ken?api-version=1&sig=", "ends in sig="),
-        ("https://169.254.169.254/t0ken", "metadata or host address"),
-        ("https://user:t0ken@example.com/", "without user and password"),
-    ],
-)
-def test_an_invalid_url_is_refused_without_showing_it(url: str | None, expected: str) -> None:
-    section_without_url = {"kind": "teams", "name": "ops"}
-    with pytest.raises(ValidationError) as caught:
-        Settings.model_validate(section_without_url | ({} if url is None else {"url": url}))
-    assert expected in str(caught.value)
-    assert "t0ken" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "host",
     [
@@ -174,6 +149,3 @@ async def test_doctor_connects_to_the_workflow_and_posts_nothing() -> None:
         (finding,) = await teams.diagnose(settings, SystemClock(), "prod")
         assert finding.state == "ok"
         assert workflow.calls == []
-
-
-# --- with a whole relay

@@ -18,7 +18,6 @@ from relay.chat import (
     AnswerableChatSettings,
     MessageGone,
     raise_deferred_if_secret_unusable,
-    secrets_in_message,
 )
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError, Rejected
@@ -235,7 +234,7 @@ class WebApi:
                 "Content-Type": "application/json; charset=utf-8",
             },
             body=body,
-            secrets=(token, *secrets_in_message(body)),
+            secrets=(token,),
         )
         seconds = within or self._settings.timeout
         verb: Method = "GET" if is_read else "POST"
