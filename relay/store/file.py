@@ -94,7 +94,25 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
     path = Path(os.path.realpath(path))  # one log and one lock, whatever link leads to it
     lock = _take_lock(path)
     try:
-        connection, trusted = _open_or_set_aside(path, identity, now)
+        try:
+            return _open(path, lock, identity)
+        except _UnusableFileError:
+            # SQLite calls a file corrupt if a page cannot be read: its disk can have failed for a
+            # moment. If it still fails, this raises OSError.
+            for part in (path, path.with_name(f"{path.name}-wal")):
+                with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
+                    while file.read(_READ_SIZE):
+                        pass
+        try:
+            return _open(path, lock, identity)
+        except _UnusableFileError as problem:
+            _log.warning(
+                "the state file %s %s. It was renamed to %s, and a fresh file begins",
+                path,
+                problem,
+                _set_aside(path, now),
+            )
+        return _open(path, lock, identity)
     except Exception as error:
         lock.close()
         if isinstance(error, sqlite3.Error | OSError | _UnusableFileError):
@@ -102,14 +120,6 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
                 f"store.path: expected a file that can be written, {path}: {_error_text(error)}"
             ) from error
         raise
-    return StateFile(
-        path=path,
-        connection=connection,
-        lock=lock,
-        trusted=trusted,
-        damage=_find_damage(connection),
-        keys=EventKeyFormat(with_scope=identity.is_hub),
-    )
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -196,37 +206,13 @@ def _take_lock(path: Path) -> sqlite3.Connection:
     return lock
 
 
-def _open_or_set_aside(
-    path: Path, identity: StateFileScopeAndVm, now: datetime
-) -> tuple[sqlite3.Connection, bool]:
-    """Open the file, or a fresh one in the place of one that cannot be used; see `_open`."""
-    try:
-        return _open(path, identity)
-    except _UnusableFileError:
-        # SQLite calls a file corrupt if a page cannot be read: its disk can have failed for a
-        # moment. If it still fails, this raises OSError.
-        for part in (path, path.with_name(f"{path.name}-wal")):
-            with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
-                while file.read(_READ_SIZE):
-                    pass
-    try:
-        return _open(path, identity)
-    except _UnusableFileError as problem:
-        _log.warning(
-            "the state file %s %s. It was renamed to %s, and a fresh file begins",
-            path,
-            problem,
-            _set_aside(path, now),
-        )
-    return _open(path, identity)
-
-
-def _open(path: Path, identity: StateFileScopeAndVm) -> tuple[sqlite3.Connection, bool]:
+def _open(path: Path, lock: sqlite3.Connection, identity: StateFileScopeAndVm) -> StateFile:
     """Open the file and read what the relay needs of it, or create its tables.
 
-    Return also whether it is trusted. Raises _UnusableFileError, StoreError, sqlite3.Error.
+    Raises _UnusableFileError, StoreError, sqlite3.Error.
     """
     ensure_private_file(path)
+    keys = EventKeyFormat(with_scope=identity.is_hub)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT}")
@@ -241,18 +227,20 @@ def _open(path: Path, identity: StateFileScopeAndVm) -> tuple[sqlite3.Connection
             _check_owner(connection, identity)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("BEGIN IMMEDIATE")  # all tables appear, or none
+        # All tables appear, or none.
+        connection.executescript(f"BEGIN IMMEDIATE; {_schema() if is_new else ''}")
         if is_new:
-            _create_tables(connection, path, identity)
+            _begin_file(connection, path, identity)
         else:
             _require_schema(connection)
-            _load(connection, EventKeyFormat(with_scope=identity.is_hub))
+            _load(connection, keys)
         # This changes nothing, but fails if the file can only be read.
         connection.execute("UPDATE meta SET value = '' WHERE key = ''")
         owner = get_meta(connection, "vm_id")
         if identity.vm_id is not None and owner is None:
             connection.execute("INSERT INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
         connection.execute("COMMIT")
+        damage = _find_damage(connection)
     except Exception as error:
         connection.close()
         if isinstance(error, VALUE_ERRORS) or (
@@ -260,7 +248,10 @@ def _open(path: Path, identity: StateFileScopeAndVm) -> tuple[sqlite3.Connection
         ):
             raise _UnusableFileError(f"is corrupt ({error})") from error
         raise
-    return connection, identity.vm_id is not None or owner is None
+    is_trusted = identity.vm_id is not None or owner is None
+    return StateFile(
+        path=path, connection=connection, lock=lock, trusted=is_trusted, damage=damage, keys=keys
+    )
 
 
 def _is_damage(path: Path, error: sqlite3.Error) -> bool:
@@ -274,8 +265,7 @@ def _is_damage(path: Path, error: sqlite3.Error) -> bool:
 def _require_schema(connection: sqlite3.Connection) -> None:
     """Check that the tables are those of `schema.sql`: a flipped bit gives a column a new name."""
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-        for statement in _schema_statements():
-            fresh.execute(statement)
+        fresh.executescript(_schema())
         found, expected = ({*each.execute(_SCHEMA)} for each in (connection, fresh))
     # The relay works without its triggers, too: they only forbid it to change the journal.
     if missing := expected - found:
@@ -343,11 +333,7 @@ def _check_owner(connection: sqlite3.Connection, identity: StateFileScopeAndVm) 
         raise _UnusableFileError(f"belongs to a {'hub' if is_hub else 'relay that is no hub'}")
 
 
-def _create_tables(
-    connection: sqlite3.Connection, path: Path, identity: StateFileScopeAndVm
-) -> None:
-    for statement in _schema_statements():
-        connection.execute(statement)
+def _begin_file(connection: sqlite3.Connection, path: Path, identity: StateFileScopeAndVm) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     # Approvals stay off even if a crash came before the fresh file, or if it was deleted since.
@@ -383,13 +369,5 @@ def _set_aside(path: Path, now: datetime) -> Path:
     return new_path
 
 
-def _schema_statements() -> list[str]:
-    # executescript would commit first, and then the tables would not appear all at once.
-    script = files("relay.store").joinpath("schema.sql").read_text(encoding="utf-8")
-    statements, current = [], ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if sqlite3.complete_statement(current):
-            statements.append(current)
-            current = ""
-    return statements
+def _schema() -> str:
+    return files("relay.store").joinpath("schema.sql").read_text(encoding="utf-8")

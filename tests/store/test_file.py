@@ -104,12 +104,14 @@ from relay.store import StateFileScopeAndVm
 from relay.store.file import open_state_file
 class Dying(sqlite3.Connection):
     left = int(sys.argv[2])
-    def execute(self, statement, *values):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.set_trace_callback(self.count)
+    def count(self, statement):
         if "CREATE" in statement or "INSERT" in statement or statement == "COMMIT":
             Dying.left -= 1
             if Dying.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return super().execute(statement, *values)
 connect = sqlite3.connect
 sqlite3.connect = lambda *given, **named: connect(*given, factory=Dying, **named)
 open_state_file(Path(sys.argv[1]), StateFileScopeAndVm("scope", None), datetime.now(UTC))
