@@ -13,7 +13,7 @@ event is gone, the VM has rebooted since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
@@ -105,11 +105,15 @@ class Recorder:
         events = {key: each.event for key, each in live.items()}
         changes = diff_events_with_document(events.values(), poll.document)
         for first in range(0, len(changes), CHANGES_PER_STEP):
-            found = [
-                _FoundChange(change, self.origin, poll.at, poll.document.incarnation, gap=poll.gap)
-                for change in changes[first : first + CHANGES_PER_STEP]
-            ]
-            self._record_changes(tx, found, live, poll.at)
+            found = []
+            for change in changes[first : first + CHANGES_PER_STEP]:
+                key = tx.keys.make_key(self.origin.scope, change.event.event_id)
+                incarnation = poll.document.incarnation
+                known = live.get(key)
+                found.append(
+                    _Found(key, known, change, self.origin, poll.at, incarnation, poll.gap)
+                )
+            self._record_changes(tx, found, poll.at)
         for key, each in live.items():
             if each.boot_id != self.boot_id and not _may_explain_reboot(
                 tx, key, events[key], poll.at
@@ -127,47 +131,34 @@ class Recorder:
             found = [
                 change
                 for key, item in step.items()
-                if (change := _find_change(item, live.get(key), self.origin)) is not None
+                if (change := _find_change(key, item, live.get(key), self.origin)) is not None
             ]
-            self._record_changes(tx, found, live, now)
+            self._record_changes(tx, found, now)
             changes += len(found)
         return changes
 
-    def _record_changes(
-        self,
-        tx: Transaction,
-        found: Sequence[_FoundChange],
-        live: Mapping[str, TrackedEvent],
-        now: datetime,
-    ) -> None:
+    def _record_changes(self, tx: Transaction, found: Sequence[_Found], now: datetime) -> None:
         """Update the snapshot, and record a CloudEvent for each change."""
         if not found:
             return
+        keys = [item.key for item in found]
         transitions = [transition_digest(item.change, item.origin) for item in found]
-        keys = [
-            tx.keys.make_key(item.origin.scope, item.change.event.lowercase_event_id)
-            for item in found
-        ]
         counts = tx.journal.counts_by_transition(transitions)
-        grants = tx.approvals.grants_by_key([key for key in keys if key in live])
+        grants = tx.approvals.grants_by_key([item.key for item in found if item.before is not None])
         numbers = tx.occurrences.newest_occurrence_numbers(keys)
-        ids = count(tx.occurrences.next_id())
+        new_ids, positions = count(tx.occurrences.next_id()), count(tx.head().position + 1)
         events: list[tuple[CloudEvent, str]] = []
         occurrences: list[TrackedEvent] = []
-        positions = count(tx.head().position + 1)
-        for item, key, transition, position in zip(
-            found, keys, transitions, positions, strict=False
-        ):
-            change, before, of_key = item.change, live.get(key), grants.get(key, ())
+        for item, transition, position in zip(found, transitions, positions, strict=False):
+            of_key = grants.get(item.key, ())
             outcome: EndOutcome | None = None
-            data = common_event_data(change.event, item.incarnation)
-            if before is not None and change.kind == "ended":
-                data = before.data
-                outcome = determine_outcome(
-                    change.event, self._gather_end_evidence(item, before, of_key), item.at
-                )
+            data = common_event_data(item.change.event, item.incarnation)
+            if item.before is not None and item.change.kind == "ended":
+                data = item.before.data
+                evidence = self._gather_end_evidence(item, item.before, of_key)
+                outcome = determine_outcome(item.change.event, evidence, item.at)
             event = change_event(
-                change,
+                item.change,
                 item.origin,
                 item.at,
                 data=data,
@@ -186,15 +177,15 @@ class Recorder:
                 "outcome": outcome and outcome.outcome,
                 "last_event_id": event.id,
             }
-            if before is not None:
-                occurrences.append(replace(before, **state))
+            if item.before is not None:
+                occurrences.append(replace(item.before, **state))
                 continue
             occurrences.append(
                 TrackedEvent(
-                    id=next(ids),
+                    id=next(new_ids),
                     scope=item.origin.scope,
-                    key=key,
-                    number=numbers.get(key, 0) + 1,
+                    key=item.key,
+                    number=numbers.get(item.key, 0) + 1,
                     position=position,
                     boot_id=self.boot_id,
                     first_seen=at,
@@ -205,7 +196,7 @@ class Recorder:
         tx.record_all(events, now)
 
     def _gather_end_evidence(
-        self, found: _FoundChange, before: TrackedEvent, grants: Sequence[Grant]
+        self, found: _Found, before: TrackedEvent, grants: Sequence[Grant]
     ) -> FactsAboutEndedEvent:
         event = found.change.event
         start_sent = any(grant.may_have_been_accepted for grant in grants)
@@ -223,17 +214,21 @@ class Recorder:
 
 
 @fast_dataclass(frozen=True, slots=True)
-class _FoundChange:
-    """A change that a source found at a time."""
+class _Found:
+    """A change that a source found at a time, of the event that was known before.
 
+    ``gap`` and ``rebooted`` are as in `FactsAboutEndedEvent`. ``rebooted`` is None if the recorder
+    tells by the boot id of its own VM.
+    """
+
+    key: str
+    before: TrackedEvent | None
     change: Change
     origin: Origin
     at: datetime
     incarnation: int | None = None
     gap: bool = False
-    """As in `FactsAboutEndedEvent`."""
     rebooted: bool | None = None
-    """As in `FactsAboutEndedEvent`; None: the recorder tells by the boot id of its own VM."""
 
 
 def _batch_distinct_events(
@@ -252,18 +247,20 @@ def _batch_distinct_events(
 
 
 def _find_change(
-    news: EventSighting | EventDeparture, known: TrackedEvent | None, origin: Origin
-) -> _FoundChange | None:
+    key: str, news: EventSighting | EventDeparture, known: TrackedEvent | None, origin: Origin
+) -> _Found | None:
     """Return what news changes; None if the snapshot says the same already."""
     origin = origin.copy_for_scope(news.scope)
     before = known.event if known is not None else None
     if isinstance(news, EventSighting):
         change = compare_event(before, news.event)
-        return change if change is None else _FoundChange(change, origin, news.at, news.incarnation)
+        if change is None:
+            return None
+        return _Found(key, known, change, origin, news.at, news.incarnation)
     if before is None:
         return None
     ended = Change("ended", before, {})
-    return _FoundChange(ended, origin, news.at, gap=news.gap, rebooted=news.rebooted)
+    return _Found(key, known, ended, origin, news.at, gap=news.gap, rebooted=news.rebooted)
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | None) -> bool:
