@@ -1,12 +1,8 @@
 """The state file: one SQLite file with all that the relay remembers.
 
 This module defines the facts that the file holds, as the other packages see them, and
-`EventKeyFormat`, which makes the keys of events. `file` opens the file and `sqlite` runs
-transactions on it. `transaction` is what work can do in one, with a module for each group of
-tables: `journal` (the hash chain of all that happened) with what is folded from it (`approvals`,
-`standing_holds`), `occurrences` (the events as last seen), `deliveries`, `answers`,
-`chat_messages` and `fleet`. `retention` deletes what is old, and `claim_audit` and `diagnostics`
-read the file for ``imds-relay audit`` and ``doctor``.
+`EventKeyFormat`, which makes the keys of events. `file` opens the file, `sqlite` runs transactions
+on it, and `transaction` is what work can do in one, with a module for each group of tables.
 """
 
 from __future__ import annotations
@@ -36,8 +32,6 @@ AttemptOutcome = Literal["delivered", "deferred", "parked", "error"]
 """error: the code of the sink raised an unexpected error."""
 SinkState = Literal["on", "paused", "disabled"]
 """paused: by an operator. disabled: its receiver asked the relay to stop."""
-_SCOPE_SEPARATOR = "@"
-"""It is in no name of a scope, so the last one in a key ends the EventId, whatever that holds."""
 
 
 class StoreSettings(Section):
@@ -56,10 +50,9 @@ class StoreSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class StateFileScopeAndVm:
-    """The owner of a state file.
+    """The owner of a state file. ``vm_id`` is None if the metadata service knows none.
 
-    ``vm_id`` is None if the metadata service knows none. ``is_hub``: the file holds the events of
-    many scopes, and ``scope`` is only the hub's own.
+    ``is_hub``: the file holds the events of many scopes, and ``scope`` is only the hub's own.
     """
 
     scope: str
@@ -71,30 +64,27 @@ class StateFileScopeAndVm:
 class EventKeyFormat:
     """Makes the keys by which a state file knows the events of Azure.
 
-    Whoever writes or looks up an event makes its key with the format of the state file. A relay has
-    the events of one scope, so their EventIds identify them. A hub (``with_scope``) has those of
-    many scopes. Two scopes can have the same EventId, so there the key names the scope, too.
+    A relay has the events of one scope, so their EventIds identify them. A hub (``with_scope``) has
+    those of many. Two scopes can have the same EventId, so there the key names the scope, too. No
+    name of a scope has an ``@``, so the last one in a key ends the EventId, whatever that holds.
     """
 
     with_scope: bool = False
 
     def make_key(self, scope: str, event_id: str) -> str:
         """Return the key of an event: ``<eventid>``, on a hub ``<eventid>@<scope>``."""
-        key = event_id.lower()
-        return f"{key}{_SCOPE_SEPARATOR}{scope}" if self.with_scope else key
+        return f"{event_id.lower()}@{scope}" if self.with_scope else event_id.lower()
 
     def event_id_of_key(self, key: str) -> str:
         """Return the EventId in a key, in lower case."""
-        return key.rpartition(_SCOPE_SEPARATOR)[0] if self.with_scope else key
+        return key.rpartition("@")[0] if self.with_scope else key
 
     def key_prefix_of_event_id(self, event_id: str) -> str:
         """Return how the keys of an EventId begin in every scope."""
-        key = event_id.lower()
-        return f"{key}{_SCOPE_SEPARATOR}" if self.with_scope else key
+        return f"{event_id.lower()}@" if self.with_scope else event_id.lower()
 
 
 SINGLE_SCOPE = EventKeyFormat()
-"""The keys of a relay that is no hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +105,9 @@ class TrackedEvent:
     """An event of Azure in the store, from when it appears in the document until it leaves.
 
     This is one occurrence of its EventId. An EventId that comes back gets a new one with the next
-    ``number``; ``position`` is where it begins in the journal. ``key`` is made by an
-    `EventKeyFormat`. ``data`` is the data of ``event.*``.
-    ``revision`` names this state of the event; decisions are about one. ``live``: the event is in
-    the document. ``boot_id`` is that of this VM when the event was last neither due nor approved.
-    ``outcome`` is that of its ``event.ended``. ``last_event_id`` is the id of the last CloudEvent
-    that reported its state.
+    ``number``; ``position`` is where it begins in the journal. ``data`` is that of ``event.*``.
+    ``live``: the event is in the document. ``boot_id`` is that of this VM when the event was last
+    neither due nor approved. ``last_event_id`` is that of the last CloudEvent about its state.
     """
 
     id: int
@@ -153,9 +140,8 @@ class TrackedEvent:
 class Decision:
     """A vote, hold or release that was accepted.
 
-    ``principal`` is who decided, and ``channel`` the way on which the decision came.
-    ``recorded_event_id`` is the id of its ``approval.recorded``, and ``position`` the place of that
-    event in the journal. ``message_id`` is that of the AMQP message that brought it.
+    ``recorded_event_id`` and ``position`` are those of its ``approval.recorded`` in the journal.
+    ``message_id`` is that of the AMQP message that brought it.
     """
 
     approval_id: str
@@ -176,11 +162,9 @@ class Decision:
 class StandingHold:
     """A hold by conditions and for a time, which can be older than the events that it is about.
 
-    ``hold_id`` is what callers call it. ``conditions``
-    are those of a rule, and ``within`` are lists of patterns, each of which must cover every
-    resource of an event: the resources that its author could decide for. Both are JSON.
-    ``ended`` is when it was ended or expired; ``ended_by`` is None if it expired. ``position`` is
-    that of its ``standing-hold.created`` in the journal.
+    ``conditions`` are those of a rule, and ``within`` are lists of patterns, each of which must
+    cover every resource of an event: the resources that its author could decide for. Both are JSON.
+    ``ended_by`` is None if it expired. ``position`` is that of its ``standing-hold.created``.
     """
 
     hold_id: str
@@ -201,9 +185,9 @@ class StandingHold:
 class Grant:
     """A granted approval and its StartRequest.
 
-    ``id`` is the position of its ``approval.granted`` in the journal, ``approval_id`` and ``rule``
-    are from there. ``attempts`` counts the StartRequests that were sent, ``status`` is the HTTP
-    status of the last answer, and ``cause`` is the causationid of its events.
+    ``id`` is the position of its ``approval.granted`` in the journal. ``attempts`` counts the
+    StartRequests that were sent, ``status`` is the HTTP status of the last answer, and ``cause``
+    is the causationid of its events.
     """
 
     id: int
@@ -234,12 +218,10 @@ class Grant:
 
 @fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event that waits for one sink. Times are in UTC.
+    """One event that waits for one sink. Entries with the same ``ordering_key`` go in order.
 
-    ``event_key`` is made by an `EventKeyFormat`; None if it is about no event of Azure.
-    ``next_at`` is when it is tried again; None: at once. Entries with the same ``ordering_key`` are
-    sent in order. ``position`` is that of the event in the journal. ``event`` is None if it is not
-    in memory: then it is read from the journal.
+    ``event_key`` is None if it is about no event of Azure. ``next_at`` is when it is tried again;
+    None: at once. ``event`` is None if it must be read from the journal, at ``position``.
     """
 
     id: int
@@ -298,8 +280,7 @@ class FirstAnswer:
 class RecordedEvent:
     """A journaled event with its position and the entries that were made for it.
 
-    ``event_key`` is made by an `EventKeyFormat`; None if it is about no event of Azure.
-    ``event`` is None if it is not in memory.
+    ``event_key`` is None if it is about no event of Azure, ``event`` if it is not in memory.
     """
 
     position: int

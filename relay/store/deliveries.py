@@ -8,13 +8,10 @@ becomes of entries; the API reads them as people see them.
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import lru_cache
-from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
@@ -26,7 +23,7 @@ from relay.store.rows import bulk_insert, next_autoincrement_id, parse_rows
 
 _ENTRY_COLUMNS = (
     "id, sink, position, ordering_key, type, event_key, not_before, attempts, next_at, "
-    "coalesce(redelivered, recorded)"
+    "coalesce(redelivered, recorded) AS recorded"
 )
 # The journal has the EventId in its original case. A damaged row may be no JSON.
 _DELIVERY_QUERY = (
@@ -41,12 +38,9 @@ _DEAD_LETTER_CONDITION = (
     "AND (:sink IS NULL OR sink = :sink) AND (:type IS NULL OR type = :type) "
     "AND (:event_key IS NULL OR event_key = :event_key) AND (:since IS NULL OR settled >= :since)"
 )
-_TRIED = (
-    "WITH tried AS (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS at, "
-    "json_extract(value, '$[2]') AS elapsed, json_extract(value, '$[3]') AS outcome, "
-    "json_extract(value, '$[4]') AS status, json_extract(value, '$[5]') AS reason, "
-    "json_extract(value, '$[6]') AS response, json_extract(value, '$[7]') AS ended "
-    "FROM json_each(?)) "
+_TRIED_COLUMNS = ("id", "at", "elapsed", "outcome", "status", "reason", "response", "ended")
+_TRIED = "WITH tried AS (SELECT {} FROM json_each(?)) ".format(  # noqa: S608  # our own text
+    ", ".join(f"json_extract(value, '$[{i}]') AS {name}" for i, name in enumerate(_TRIED_COLUMNS))
 )
 """The table of `Deliveries.log_attempts`. SQLite has ->> only from version 3.38 on."""
 
@@ -94,6 +88,7 @@ class DeadLetterFilter:
     since: datetime | None = None
 
 
+_ENTRY = TypeAdapter(Entry)
 _DELIVERY = TypeAdapter(Delivery)
 _LOGGED_ATTEMPT = TypeAdapter(LoggedAttempt)
 
@@ -105,7 +100,11 @@ class Deliveries:
         self._connection = connection
         self.redelivered: list[Entry] = []
         """The entries that wait again, or that a sink gets about an event recorded earlier."""
-        self._next_id: int | None = None  # read once: nobody else writes during a transaction
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Forget the next id. Otherwise it is read once: nobody else writes meanwhile."""
+        self._next_id: int | None = None
 
     # --- entries
 
@@ -119,16 +118,11 @@ class Deliveries:
         """Insert entries. Their ids must count up from `next_entry_id`."""
         rows = [
             (
-                entry.id,
-                entry.sink,
-                entry.position,
-                entry.ordering_key,
-                entry.type,
-                entry.event_key,
-                format_sortable(entry.not_before) if entry.not_before else None,
-                format_sortable(entry.recorded),
+                *(each.id, each.sink, each.position, each.ordering_key, each.type, each.event_key),
+                format_sortable(each.not_before) if each.not_before else None,
+                format_sortable(each.recorded),
             )
-            for entry in entries
+            for each in entries
         ]
         self._next_id = self.next_entry_id() + len(rows)
         bulk_insert(
@@ -146,7 +140,7 @@ class Deliveries:
             f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE state = 'waiting' {of_sink} ORDER BY +id",  # noqa: S608  # our own text
             {"sink": sink},
         )
-        return list(_entries_from_rows(rows))
+        return list(parse_rows(_ENTRY, rows))
 
     def waiting_sinks(self) -> set[str]:
         """Return the names of the sinks that entries wait for."""
@@ -171,16 +165,10 @@ class Deliveries:
         """
         rows = [
             [
-                entry_id,
-                format_sortable(attempt.at),
-                attempt.elapsed,
-                attempt.outcome,
-                attempt.status,
-                attempt.reason,
-                attempt.response,
-                format_sortable(attempt.ended_at),
+                *(entry_id, format_sortable(each.at), each.elapsed, each.outcome, each.status),
+                *(each.reason, each.response, format_sortable(each.ended_at)),
             ]
-            for entry_id, attempt in attempts
+            for entry_id, each in attempts
         ]
         text = orjson.dumps(rows).decode()
         self._connection.execute(
@@ -229,7 +217,7 @@ class Deliveries:
                 f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
                 (entry_id,),
             )
-            self.redelivered += _entries_from_rows(rows)
+            self.redelivered += parse_rows(_ENTRY, rows)
         return bool(changed)
 
     def redeliver_matching_dead_letters(
@@ -368,24 +356,3 @@ class Deliveries:
             (orjson.dumps([entry_id for entry_id, _ in surplus]).decode(),),
         )
         return Counter(type_ for _, type_ in surplus)
-
-
-def _entries_from_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[Entry]:
-    """Yield the entries of these rows of `_ENTRY_COLUMNS`.
-
-    Equal texts and moments are one object: many entries can wait, and they share most of them.
-    """
-    moment = lru_cache(datetime.fromisoformat)
-    for id_, sink, position, ordering, type_, event_key, not_before, attempts, next_at, at in rows:
-        yield Entry(
-            id=id_,
-            sink=sys.intern(sink),
-            position=position,
-            ordering_key=ordering,
-            type=sys.intern(type_),
-            event_key=ordering if event_key == ordering else event_key,
-            not_before=moment(not_before) if not_before is not None else None,
-            attempts=attempts,
-            next_at=moment(next_at) if next_at is not None else None,
-            recorded=moment(at),
-        )

@@ -1,24 +1,19 @@
 """The tables of a hub: its agents, and what each of them last said about each event.
 
-A hub is a relay that gets its events from other relays, the agents, over RabbitMQ. An agent reports
-what changed in the document of its VM, and sends a pulse from time to time. The hub
-(`relay.fleet.hub`) decides what follows from it, and keeps here what it must know after a restart.
-On a relay that is no hub these tables are empty.
+`relay.fleet.hub` keeps here what it must know after a restart. On a relay that is no hub these
+tables are empty.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-import orjson
 from pydantic import Json, TypeAdapter
 
-from relay.events.timestamps import format_sortable
-from relay.store.rows import parse_rows
+from relay.store.rows import parse_rows, save_rows
 
 MAX_KEYS = 500
 """Keys in one query. SQLite takes a limited number of values, and a fleet can have more events."""
@@ -90,15 +85,7 @@ class FleetTables:
 
     def save_agents(self, agents: Iterable[AgentRow]) -> None:
         """Store agents as they are now."""
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO agent VALUES (:scope, :relay, :user, :name, :vm_id, :boot_id, "
-            ":version, :zone, :names, :first_heard, :last_report, :last_pulse, :poll_age, "
-            ":clock_offset)",
-            [
-                _column_values(agent) | {"names": orjson.dumps(agent.names).decode()}
-                for agent in agents
-            ],
-        )
+        save_rows(self._connection, "agent", list(agents), or_replace=True)
 
     def forget_agent(self, scope: str, relay: str) -> None:
         """Delete an agent, and what it said about events."""
@@ -124,23 +111,10 @@ class FleetTables:
 
     def save_sightings(self, sightings: Iterable[SightingRow]) -> None:
         """Store what agents last said."""
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO sighting VALUES (:event_key, :relay, :state, :place, :at, "
-            ":seen, :rebooted, :gap)",
-            map(_column_values, sightings),
-        )
+        save_rows(self._connection, "sighting", list(sightings), or_replace=True)
 
     def prune_orphaned_sightings(self) -> None:
         """Delete what was said about events that the state file does not hold any more."""
         self._connection.execute(
             "DELETE FROM sighting WHERE event_key NOT IN (SELECT key FROM occurrence)"
         )
-
-
-def _column_values(row: AgentRow | SightingRow) -> dict[str, Any]:
-    # `dataclasses.asdict` would make deep copies.
-    values = {field.name: getattr(row, field.name) for field in fields(row)}
-    return {
-        name: format_sortable(value) if isinstance(value, datetime) else value
-        for name, value in values.items()
-    }

@@ -1,9 +1,7 @@
-"""The table of occurrences: the events of Azure as last seen.
+"""The table of occurrences: the events of Azure as last seen, each read as a `TrackedEvent`.
 
-An occurrence is one stay of an EventId in the document, which Azure's metadata service returns. It
-is read as a `TrackedEvent`. The *live* ones are the snapshot: the recorder compares the next
-document with them, also after a restart, and writes here what changed. Approvals, chat and API read
-them.
+An occurrence is one stay of an EventId in the document. The *live* ones are the snapshot: the
+recorder compares the next document with them, also after a restart.
 """
 
 from __future__ import annotations
@@ -13,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
 
-import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
 from relay.store import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
-from relay.store.rows import PageLimit, bulk_insert, next_autoincrement_id, parse_rows, take_page
+from relay.store.rows import PageLimit, next_autoincrement_id, parse_rows, save_rows, take_page
 
 MAX_KEYS = 10_000
 """Keys in one query: SQLite takes no more than 32,766 values."""
@@ -189,31 +186,14 @@ class Occurrences:
 
     def save(self, occurrences: Sequence[TrackedEvent]) -> None:
         """Add new occurrences, in their order, and store the new state of known ones."""
-        bulk_insert(
+        save_rows(
             self._connection,
-            f"occurrence ({_COLUMNS})",
-            [
-                (
-                    each.id,
-                    each.scope,
-                    each.key,
-                    each.number,
-                    each.position,
-                    orjson.dumps(each.data).decode(),
-                    each.revision,
-                    each.live,
-                    each.boot_id,
-                    each.first_seen,
-                    each.last_changed,
-                    each.outcome,
-                    each.last_event_id,
-                )
-                for each in occurrences
-            ],
+            "occurrence",
+            occurrences,
             upsert="ON CONFLICT (id) DO UPDATE SET data = excluded.data, "
             "revision = excluded.revision, live = excluded.live, "
-            "last_changed = excluded.last_changed, "
-            "outcome = excluded.outcome, last_event_id = excluded.last_event_id",
+            "last_changed = excluded.last_changed, outcome = excluded.outcome, "
+            "last_event_id = excluded.last_event_id",
         )
 
     def newest_occurrence_numbers(self, keys: Sequence[str]) -> dict[str, int]:

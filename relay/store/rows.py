@@ -1,17 +1,20 @@
-"""Reads rows as dataclasses, pages and single values, and inserts many with few statements.
+"""Reads rows as dataclasses, pages and single values, and stores many with few statements.
 
-The modules of `relay.store` that own tables use it. Other packages use only `PageLimit`, to say
-how much they want to read at once.
+Other packages use only `PageLimit`, to say how much they want to read at once.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, TypeVar
 
+import orjson
 from pydantic import TypeAdapter
+
+from relay.events.timestamps import format_sortable
 
 T = TypeVar("T")
 MAX_ROWS_PER_STATEMENT = 32
@@ -62,23 +65,46 @@ def next_autoincrement_id(connection: sqlite3.Connection, table: str) -> int:
     return int(row[0]) + 1 if row is not None else 1
 
 
+def save_rows(
+    connection: sqlite3.Connection,
+    table: str,
+    rows: Sequence[Any],
+    *,
+    upsert: str = "",
+    or_replace: bool = False,
+) -> None:
+    """Insert dataclasses whose fields are named like the columns; see `bulk_insert`."""
+    if rows:
+        names = [field.name for field in fields(rows[0])]
+        values = [[_column_value(getattr(row, name)) for name in names] for row in rows]
+        verb = "INSERT OR REPLACE" if or_replace else "INSERT"
+        bulk_insert(connection, f"{table} ({', '.join(names)})", values, verb=verb, upsert=upsert)
+
+
+def _column_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return format_sortable(value)
+    return orjson.dumps(value).decode() if isinstance(value, dict | tuple) else value
+
+
 def bulk_insert(
     connection: sqlite3.Connection,
     into: str,
-    rows: Sequence[tuple[object, ...]],
+    rows: Sequence[Sequence[object]],
     *,
+    verb: str = "INSERT",
     upsert: str = "",
 ) -> None:
     """Insert the rows in their order.
 
     Each statement releases the interpreter lock and has to take it again, so fewer are faster.
     ``into`` is the table, with the columns in parentheses if not all are given, and ``upsert`` what
-    becomes of a row that is there already. Both must be our own text.
+    becomes of a row that is there already. All three must be our own text.
     """
     for first in range(0, len(rows), MAX_ROWS_PER_STATEMENT):
         chunk = rows[first : first + MAX_ROWS_PER_STATEMENT]
         placeholders = f"({', '.join('?' * len(chunk[0]))})"
         connection.execute(
-            f"INSERT INTO {into} VALUES {', '.join([placeholders] * len(chunk))} {upsert}",  # noqa: S608  # our own text
+            f"{verb} INTO {into} VALUES {', '.join([placeholders] * len(chunk))} {upsert}",
             [value for row in chunk for value in row],
         )

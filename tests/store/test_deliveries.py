@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -63,18 +63,6 @@ def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
         ("relay.sink-failing/drain", None, False),
         ("relay.source-lost/", None, False),
     ]
-
-
-def test_entries_that_wait_share_what_is_equal(tx: Transaction) -> None:
-    """A backlog of 100,000 entries takes less memory by this."""
-    for number in range(20):
-        record(tx, number, notBefore="2026-04-11T22:40:00Z")
-    waiting = tx.deliveries.waiting_entries("bus")
-    assert len(waiting) == 20
-    for name in ("sink", "type", "not_before", "recorded"):
-        assert len({id(getattr(entry, name)) for entry in waiting}) == 1, name
-    assert all(entry.ordering_key is entry.event_key for entry in waiting)
-    assert {entry.recorded.tzinfo for entry in waiting} == {UTC}
 
 
 def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transaction) -> None:
