@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
@@ -212,20 +212,12 @@ class Approvals:
         self._journal = journal
         self._occurrences = occurrences
         self._cache = cache
-        self._checked: dict[str, int] = {}
-        """Where the journal ended when the newest row of an event was looked at."""
 
     def of_key(self, event_key: str) -> EventApprovals:
         """Return what the journal says about an event key."""
-        known, end = self._cache.folded.get(event_key, NOTHING), self._journal.head().position
-        if self._checked.get(event_key) == end:
-            return known
-        self._checked[event_key] = end
-        folded = self._fold(known, event_key)
+        known = self._cache.folded.get(event_key, NOTHING)
+        folded = self._journal.fold_newer(known, NOTHING, fold_all, APPROVAL_ROWS, event_key)
         return folded if folded is known else self._keep(event_key, folded)
-
-    def _fold(self, known: EventApprovals, event_key: str) -> EventApprovals:
-        return self._journal.fold_newer(known, NOTHING, fold_all, APPROVAL_ROWS, event_key)
 
     def _keep(self, event_key: str, folded: EventApprovals) -> EventApprovals:
         self._cache.folded[event_key] = folded
@@ -240,17 +232,16 @@ class Approvals:
 
     def _verify(self, occurrence: TrackedEvent, folded: EventApprovals) -> EventApprovals:
         """Return what is known, or the damage: read the rows again, and miss none."""
-        again = self._fold(NOTHING, occurrence.key)
-        damage = again.damage
         try:
             self._journal.require_no_gap(occurrence.position)
+            rows = self._journal.verified_rows(APPROVAL_ROWS, occurrence.key)
+            again = replace(fold_all(NOTHING, rows), position=folded.position, hash=folded.hash)
+            if again == folded:
+                return folded
+            damage = f"journal: rows before position {folded.position} were changed or removed"
         except StoreError as error:
             damage = str(error)
-        if damage is None and again != folded:
-            damage = f"journal: rows before position {again.position} were changed or removed"
-        if damage is None:
-            return folded
-        damaged = EventApprovals(again.position, again.hash, damage)
+        damaged = EventApprovals(folded.position, folded.hash, damage)
         return self._keep(occurrence.key, damaged)
 
     def of_occurrence(self, occurrence: TrackedEvent, *, afresh: bool = False) -> EventApprovals:
@@ -269,40 +260,36 @@ class Approvals:
             later = self._occurrences.find_following_occurrence(occurrence)
         end = later.position if later is not None else folded.position + 1
 
-        def is_about(position: int) -> bool:
-            return occurrence.position <= position < end
-
+        about = range(occurrence.position, end)
         return replace(
             folded,
             decisions=tuple(
-                decision
-                for decision in folded.decisions
-                if is_about(decision.position)
-                or (decision.decision == "hold" and decision.position < end)
+                each
+                for each in folded.decisions
+                if each.position in about or (each.decision == "hold" and each.position < end)
             ),
             grants=tuple(
-                replace(grant, occurrence=occurrence.id)
-                for grant in folded.grants
-                if is_about(grant.id)
+                replace(each, occurrence=occurrence.id)
+                for each in folded.grants
+                if each.id in about
             ),
-            reminded=tuple(each for each in folded.reminded if is_about(each[0])),
+            reminded=tuple(each for each in folded.reminded if each[0] in about),
         )
 
     def grants_by_key(self, event_keys: Sequence[str]) -> dict[str, tuple[Grant, ...]]:
         """Return every grant of the newest occurrence of each event that has any rows."""
         if not event_keys:
             return {}
-        found = {}
         rows = self._connection.execute(
             "SELECT DISTINCT event_key FROM journal "  # noqa: S608  # our own text
             f"WHERE event_key IN ({', '.join('?' * len(event_keys))}) AND {APPROVAL_ROWS}",
             event_keys,
         ).fetchall()
-        for (key,) in rows:
-            newest = self._occurrences.find_newest_occurrence(key)
-            if newest is not None:
-                found[key] = self.of_occurrence(newest).grants
-        return found
+        return {
+            key: self.of_occurrence(newest).grants
+            for (key,) in rows
+            if (newest := self._occurrences.find_newest_occurrence(key)) is not None
+        }
 
     def decisions_about(self, occurrence: TrackedEvent, limit: int) -> list[Decision]:
         """Return the newest decisions about an occurrence, oldest first, in force or not."""
@@ -339,9 +326,11 @@ class Approvals:
             for occurrence in self._occurrences.live_with_keys(event_keys)
             if all_live or self.of_key(occurrence.key) is not NOTHING
         ]
+        watched = self._watched_keys()
         ended = [
             occurrence
-            for occurrence in self._watched_ended_occurrences(event_keys)
+            for key in sorted(watched if event_keys is None else watched.intersection(event_keys))
+            for occurrence in self._occurrences.all_of_key(key)
             if not occurrence.live and self._needs_check_after_end(occurrence)
         ]
         return live + ended
@@ -351,13 +340,6 @@ class Approvals:
         return any(grant.is_open for grant in approvals.grants) or any(
             decision.decision == "approve" for decision in approvals.unused_decisions
         )
-
-    def _watched_ended_occurrences(
-        self, event_keys: Sequence[str] | None
-    ) -> Iterator[TrackedEvent]:
-        watched = self._watched_keys()
-        for key in sorted(watched if event_keys is None else watched.intersection(event_keys)):
-            yield from self._occurrences.all_of_key(key)
 
     def _watched_keys(self) -> set[str]:
         if self._cache.watched is None:

@@ -43,10 +43,6 @@ class _PrunedError(Exception):
     """The row is older than the kept journal."""
 
 
-class _UnjustifiedClaimError(Exception):
-    """The text continues "the claim at position 7"."""
-
-
 def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     """Follow every claim.
 
@@ -64,10 +60,10 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
             if row.kind == "claim":
                 claims += 1
                 try:
-                    _check_claim(before, orjson.loads(row.body), pruned_until)
+                    problem = _problem_of_claim(before, orjson.loads(row.body), pruned_until)
                 except _PrunedError:
-                    pruned += 1
-                except _UnjustifiedClaimError as problem:
+                    pruned, problem = pruned + 1, None
+                if problem is not None:
                     problems.append(f"the claim at position {row.position} ({key}) {problem}")
             known[key] = fold(before, row)
         except VALUE_ERRORS as error:
@@ -78,8 +74,10 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
     return ClaimAuditResult(claims, pruned, tuple(problems))
 
 
-def _check_claim(before: EventApprovals, note: Mapping[str, Any], pruned_until: int) -> None:
-    """Check that a claim follows from what came before it.
+def _problem_of_claim(
+    before: EventApprovals, note: Mapping[str, Any], pruned_until: int
+) -> str | None:
+    """Return why a claim does not follow from what came before it; None if it does.
 
     `ApprovalEngine.claim_grants` writes these keys:
 
@@ -95,33 +93,30 @@ def _check_claim(before: EventApprovals, note: Mapping[str, Any], pruned_until: 
       quorum.
     - ``agent``: who was to execute the StartRequest. Only where there was a choice.
 
-    Raises _UnjustifiedClaimError, _PrunedError.
+    Raises _PrunedError.
     """
     grant = next((each for each in before.grants if each.id == note["granted"]), None)
     if grant is None:
         if note["granted"] <= pruned_until:
             raise _PrunedError
-        raise _UnjustifiedClaimError("follows from no approval.granted")
+        return "follows from no approval.granted"
     claimed = (note["approvalId"], note["revision"], note["rule"], note["attempt"])
     if not grant.is_open or grant.dry_run:
-        raise _UnjustifiedClaimError(f"follows from a grant that was over (position {grant.id})")
+        return f"follows from a grant that was over (position {grant.id})"
     if claimed != (grant.approval_id, grant.revision, grant.rule, grant.attempts + 1):
-        raise _UnjustifiedClaimError(f"does not agree with the grant at position {grant.id}")
+        return f"does not agree with the grant at position {grant.id}"
     votes = {
         each.position: each.principal
         for each in before.decisions
         if (each.decision, each.revision, each.dry_run) == ("approve", grant.revision, False)
     }
-    voters = set()
     for position in note["recorded"]:
         if position not in votes:
             if position <= pruned_until:
                 raise _PrunedError
-            raise _UnjustifiedClaimError(
-                f"counts a vote at position {position}, where there is none in force"
-            )
-        voters.add(votes[position])
+            return f"counts a vote at position {position}, where there is none in force"
+    voters = {votes[position] for position in note["recorded"]}
     if not note["required"] <= note["votes"] <= len(voters) and note["required"]:
-        raise _UnjustifiedClaimError(
-            f"follows from {min(len(voters), note['votes'])} of {note['required']} recorded votes"
-        )
+        voted = min(len(voters), note["votes"])
+        return f"follows from {voted} of {note['required']} recorded votes"
+    return None

@@ -79,7 +79,12 @@ class Journal:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._head: JournalHead | None = None  # read once: nobody else writes during a transaction
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Forget what was read. Otherwise it is read once: nobody else writes meanwhile."""
+        self._head: JournalHead | None = None
+        self._folded: dict[tuple[str, str | None], tuple[int, Folded]] = {}
 
     def head(self) -> JournalHead:
         """Return the last row's position and hash."""
@@ -169,6 +174,21 @@ class Journal:
         All are read if the last known one is gone: by a rollback, or somebody removed it. ``fold``
         raises one of `VALUE_ERRORS` at a row that the relay did not write.
         """
+        end = self.head().position
+        folded_at, folded = self._folded.get((rows, event_key), (0, nothing))
+        if folded is not known or folded_at != end:
+            known = self._fold_newer(known, nothing, fold, rows, event_key)
+            self._folded[rows, event_key] = end, known
+        return known
+
+    def _fold_newer(
+        self,
+        known: F,
+        nothing: F,
+        fold: Callable[[F, Iterator[JournalRow]], F],
+        rows: str,
+        event_key: str | None,
+    ) -> F:
         of_event = "" if event_key is None else "event_key = :key AND "
         newest: tuple[int, str] | None = self._connection.execute(
             f"SELECT position, hash FROM journal WHERE {of_event}{rows} "  # noqa: S608  # our own text
@@ -423,31 +443,22 @@ def verify_journal(
     ``expected`` is an earlier head, such as a ``journalhead`` that a consumer received. It reveals
     a journal whose end was cut off. Raises StoreError that names the first wrong position.
     """
+    count = -1  # the checkpoint is no row
     try:
         # The savepoint gives one view of the file, even while a relay prunes it.
         connection.execute("SAVEPOINT verify")
         try:
-            return _verify_rows(connection, expected)
+            for head in _verified_heads(connection):
+                count += 1
+                if expected is not None and head.position == expected.position and head != expected:
+                    raise StoreError(
+                        f"journal: the row at position {head.position} is not the one that was "
+                        "seen before"
+                    )
         finally:
             connection.execute("RELEASE verify")  # fails, too, if the file is damaged
     except sqlite3.Error as error:
         raise StoreError(f"journal: it cannot be read: {error}") from error
-
-
-def _verify_rows(
-    connection: sqlite3.Connection, expected: JournalHead | None
-) -> tuple[JournalHead, int]:
-    head, count = read_pruning_checkpoint(connection), 0
-    _check_expected_head(head, expected)
-    for row in read_all_rows(connection):
-        if row.position != head.position + 1:
-            raise StoreError(
-                f"journal: expected position {head.position + 1}, found {row.position}: "
-                "rows were removed or inserted"
-            )
-        _check_hash(head.hash, row)
-        head, count = JournalHead(row.position, row.hash), count + 1
-        _check_expected_head(head, expected)
     if expected is not None and expected.position > head.position:
         raise StoreError(
             f"journal: it ends at position {head.position}, {expected.position} was seen before: "
@@ -456,8 +467,16 @@ def _verify_rows(
     return head, count
 
 
-def _check_expected_head(head: JournalHead, expected: JournalHead | None) -> None:
-    if expected is not None and head.position == expected.position and head != expected:
-        raise StoreError(
-            f"journal: the row at position {head.position} is not the one that was seen before"
-        )
+def _verified_heads(connection: sqlite3.Connection) -> Iterator[JournalHead]:
+    """Yield the head before the first row, and the head that each row became."""
+    head = read_pruning_checkpoint(connection)
+    yield head
+    for row in read_all_rows(connection):
+        if row.position != head.position + 1:
+            raise StoreError(
+                f"journal: expected position {head.position + 1}, found {row.position}: "
+                "rows were removed or inserted"
+            )
+        _check_hash(head.hash, row)
+        head = JournalHead(row.position, row.hash)
+        yield head

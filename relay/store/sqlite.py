@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from relay.clock import Clock
@@ -76,11 +77,10 @@ class Listeners:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One piece of work that waits or ran. `Store` alone makes it.
+    """One piece of work that waits or ran. Its route is that of the moment of submission.
 
-    ``route`` is that of the moment of submission. ``fail_mode`` says what happens to the job while
-    the file cannot be written. After it ran, either ``error`` or ``result`` is set, and
-    ``recorded`` and ``redelivered`` hold what the listeners must get.
+    ``fail_mode`` says what happens to it while the file cannot be written. After it ran, either
+    ``error`` or ``result`` is set, and the listeners must get ``recorded`` and ``redelivered``.
     """
 
     work: Work[Any]
@@ -92,22 +92,7 @@ class _Job:
     recorded: Sequence[RecordedEvent] = ()
     redelivered: Sequence[Entry] = ()
 
-    def run_in_savepoint(self, connection: sqlite3.Connection, transaction: Transaction) -> None:
-        """Do the work in a savepoint, so that its own error undoes only this work.
-
-        Raises sqlite3.Error if the file is at fault.
-        """
-        connection.execute("SAVEPOINT work")
-        is_done = False
-        try:
-            is_done = self.attempt(transaction)
-        finally:
-            if connection.in_transaction:  # SQLite rolls all back by itself after some errors
-                if not is_done:
-                    connection.execute("ROLLBACK TO work")
-                connection.execute("RELEASE work")
-
-    def attempt(self, transaction: Transaction) -> bool:
+    def run(self, transaction: Transaction) -> bool:
         """Do the work. Return False if it raised its own error; the caller must undo the work.
 
         Raises sqlite3.Error if the file is at fault.
@@ -164,21 +149,21 @@ class Store:
         raises StoreUnavailable and nothing was done. With ``fail_open`` this happens only if the
         file cannot be read either.
         """
-        return self._enqueue_job(work, "open" if fail_open else "closed")
+        return self._enqueue(work, "open" if fail_open else "closed")
 
     async def transact(self, work: Work[T], *, fail_open: bool = False) -> T:
         """Submit work and wait for it; see `submit`. To cancel the wait does not stop the work."""
         return await asyncio.shield(self.submit(work, fail_open=fail_open))
 
     async def read(self, work: Work[T]) -> T:
-        """Run work that writes nothing."""
+        """Run work that writes nothing; see `submit_read`."""
         return await asyncio.shield(self.submit_read(work))
 
     def submit_read(self, work: Work[T]) -> asyncio.Future[T]:
         """Queue work that writes nothing. The future holds what it returned or raised."""
-        return self._enqueue_job(work, "read")
+        return self._enqueue(work, "read")
 
-    def _enqueue_job(
+    def _enqueue(
         self, work: Work[T], fail_mode: Literal["open", "closed", "read"]
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
@@ -198,45 +183,42 @@ class Store:
     # --- on the thread
 
     def _run_thread(self) -> None:
-        jobs: list[_Job] = []
+        failure: str | None = None
         is_open = True
-        try:
-            while is_open:
-                jobs, is_open = self._dequeue_submitted_jobs()
-                self._execute_jobs(jobs, is_last=not is_open)
-                jobs = []  # do not keep their results while waiting for the next ones
-            if self._uncommitted_work:
-                _log.error(
-                    "the state file could still not be written: %s. "
-                    "What happened meanwhile was sent from memory",
-                    self.write_error,
+        while is_open:
+            jobs, is_open = self._dequeue(may_recover=failure is None)
+            try:
+                if failure is None:
+                    self._execute_jobs(jobs, is_last=not is_open)
+            except Exception as error:  # noqa: BLE001  # every waiter must get an answer
+                _log.critical(
+                    "the thread of the state file has failed; nothing more can be recorded",
+                    exc_info=error,
                 )
-        except Exception as error:  # noqa: BLE001  # every waiter must get an answer
-            _log.critical(
-                "the thread of the state file has failed; nothing more can be recorded",
-                exc_info=error,
-            )
-            reason = f"the thread of the state file has failed: {error!r}"
-            self._set_write_error(reason)
-            while True:
+                failure = f"the thread of the state file has failed: {error!r}"
+                self._set_write_error(failure)
+            if failure is not None:
                 for job in jobs:
-                    job.error = StoreUnavailable(reason)
-                self._publish_results(jobs)
-                if not is_open or (next_job := self._jobs.get()) is None:
-                    break
-                jobs = [next_job]
-        finally:
-            self._roll_back_uncommitted()
-            self._state_file.close()
+                    job.error = StoreUnavailable(failure)
+            self._call_on_loop(partial(_resolve_futures, jobs, self.listeners))
+            jobs = []  # do not keep their results while waiting for the next ones
+        if self._uncommitted_work:
+            _log.error(
+                "the state file could still not be written: %s. "
+                "What happened meanwhile was sent from memory",
+                self.write_error,
+            )
+        self._roll_back_uncommitted()
+        self._state_file.close()
 
-    def _dequeue_submitted_jobs(self) -> tuple[list[_Job], bool]:
+    def _dequeue(self, *, may_recover: bool) -> tuple[list[_Job], bool]:
         """Wait for jobs and return all that are queued, up to a limit.
 
         The second value is False if they are the last ones.
         """
         jobs: list[_Job] = []
         seconds: float | None = None
-        if self.write_error is not None:
+        if self.write_error is not None and may_recover:
             seconds = max(0.0, self._recover_at - time.monotonic())
         try:
             job = self._jobs.get(timeout=seconds)
@@ -255,7 +237,6 @@ class Store:
         is_uncommitted = self._uncommitted is not None or bool(self._uncommitted_work)
         if is_uncommitted or not self._commit_jobs(jobs):
             self._run_without_commit(jobs)
-        self._publish_results(jobs)
 
     def _try_to_recover(self) -> None:
         """Write to the file what is not in it yet.
@@ -296,7 +277,7 @@ class Store:
         self._uncommitted = connection
         for done in self._uncommitted_work.copy():
             job = _Job(*done, "open")
-            job.run_in_savepoint(connection, self._make_transaction(connection))
+            self._run_in_savepoint(job, connection)
             if job.error is not None:
                 self._uncommitted_work.remove(done)
                 _log.error(
@@ -312,12 +293,11 @@ class Store:
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
             transaction = self._make_transaction(connection, self.follow_up)
-            if not all(job.attempt(transaction) for job in jobs):
+            if not all(job.run(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
-                    transaction = self._make_transaction(connection, self.follow_up)
-                    job.run_in_savepoint(connection, transaction)
+                    self._run_in_savepoint(job, connection, self.follow_up)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             _roll_back(connection)
@@ -337,6 +317,23 @@ class Store:
             follow_up=follow_up,
         )
 
+    def _run_in_savepoint(
+        self, job: _Job, connection: sqlite3.Connection, follow_up: FollowUp | None = None
+    ) -> None:
+        """Do the work of a job, so that its own error undoes only this work.
+
+        Raises sqlite3.Error if the file is at fault.
+        """
+        connection.execute("SAVEPOINT work")
+        is_done = False
+        try:
+            is_done = job.run(self._make_transaction(connection, follow_up))
+        finally:
+            if connection.in_transaction:  # SQLite rolls all back by itself after some errors
+                if not is_done:
+                    connection.execute("ROLLBACK TO work")
+                connection.execute("RELEASE work")
+
     def _run_without_commit(self, jobs: list[_Job]) -> None:
         """Refuse jobs that fail closed. Run the others in a transaction that stays open."""
         for job in jobs:
@@ -347,7 +344,7 @@ class Store:
             try:
                 connection = self._begin_uncommitted()
                 before = connection.total_changes
-                job.run_in_savepoint(connection, self._make_transaction(connection))
+                self._run_in_savepoint(job, connection)
             except sqlite3.Error as error:
                 if self._uncommitted is not None and not self._uncommitted.in_transaction:
                     self._roll_back_uncommitted()  # the next job repeats what was done before
@@ -407,32 +404,28 @@ class Store:
                 lambda: [listener(reason) for listener in self.listeners.write_error_changed]
             )
 
-    def _publish_results(self, jobs: Sequence[_Job]) -> None:
-        self._call_on_loop(lambda: self._resolve_futures(jobs))
-
     def _call_on_loop(self, callback: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(callback)
 
-    # --- on the event loop
 
-    def _resolve_futures(self, jobs: Sequence[_Job]) -> None:
-        """Call the listeners and resolve the futures of the jobs."""
-        for job in jobs:
-            if job.error is None:
-                try:
-                    for on_recorded in self.listeners.recorded if job.recorded else ():
-                        on_recorded(job.recorded)
-                    for on_redelivered in self.listeners.redelivered if job.redelivered else ():
-                        on_redelivered(job.redelivered)
-                except Exception as error:  # noqa: BLE001  # whoever submitted the work gets it
-                    job.error = error
-            if job.future is None or job.future.done():
-                continue
-            if job.error is not None:
-                job.future.set_exception(job.error)
-            else:
-                job.future.set_result(job.result)
+def _resolve_futures(jobs: Sequence[_Job], listeners: Listeners) -> None:
+    """Call the listeners and resolve the futures of the jobs, on the event loop."""
+    for job in jobs:
+        if job.error is None:
+            try:
+                for on_recorded in listeners.recorded if job.recorded else ():
+                    on_recorded(job.recorded)
+                for on_redelivered in listeners.redelivered if job.redelivered else ():
+                    on_redelivered(job.redelivered)
+            except Exception as error:  # noqa: BLE001  # whoever submitted the work gets it
+                job.error = error
+        if job.future is None or job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

@@ -46,8 +46,6 @@ class StandingHolds:
     def __init__(self, journal: Journal, cache: FoldCache) -> None:
         self._journal = journal
         self._cache = cache
-        self._checked: int | None = None
-        """Where the journal ended when its newest row was looked at."""
 
     @property
     def damage(self) -> str | None:
@@ -91,10 +89,7 @@ class StandingHolds:
         return min((hold.position for hold in self.list_open()), default=None)
 
     def _folded(self) -> FoldedHolds:
-        known, end = self._cache.holds, self._journal.head().position
-        if self._checked == end:
-            return known
-        self._checked = end
+        known = self._cache.holds
         folded = self._journal.fold_newer(known, NO_HOLDS, _fold, STANDING_HOLD_ROWS)
         if folded.damage is not None and folded is not known:
             _log.error(

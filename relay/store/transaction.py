@@ -12,7 +12,6 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 from relay.events.cloudevent import CloudEvent, is_about_event
@@ -43,10 +42,9 @@ Those of the other entries are read from the journal when they are sent.
 class Transaction:
     """One transaction, handed to each piece of work that the store runs in it.
 
-    A change of the document needs `journal`, `occurrences` and `deliveries`. The objects of the
-    other tables are made when work asks for them. ``recorded`` and ``deliveries.redelivered``
-    collect the results of the current piece of work. The store hands them to its listeners once
-    they are on disk. ``route`` is that of the piece of work.
+    ``recorded`` and ``deliveries.redelivered`` collect the results of the current piece of work.
+    The store hands them to its listeners once they are on disk. ``route`` is that of the piece of
+    work.
     """
 
     def __init__(
@@ -64,38 +62,28 @@ class Transaction:
         self._cache = cache if cache is not None else FoldCache()
         self.route = route
         self.keys = keys
-        self.journal = Journal(connection)
         self.occurrences = Occurrences(connection, keys)
+        self.answers = Answers(connection)
+        self.messages = ChatMessages(connection)
+        self.fleet = FleetTables(connection)
+        self.journal = Journal(connection)
         self.deliveries = Deliveries(connection)
+        self.approvals = Approvals(connection, self.journal, self.occurrences, self._cache)
+        self.standing_holds = StandingHolds(self.journal, self._cache)
         self.recorded: list[RecordedEvent] = []
         self.changed: set[str] | None = set()
         """The keys of the events about which the current piece of work has recorded something;
         None: it has recorded something about all events."""
 
-    @cached_property
-    def approvals(self) -> Approvals:
-        """Votes, holds and grants."""
-        return Approvals(self._connection, self.journal, self.occurrences, self._cache)
+    @property
+    def damage(self) -> str | None:
+        """What was wrong with the journal at the start, if anything was."""
+        return self._cache.damage
 
-    @cached_property
-    def answers(self) -> Answers:
-        """The first answers to requests."""
-        return Answers(self._connection)
-
-    @cached_property
-    def standing_holds(self) -> StandingHolds:
-        """Holds by conditions and for a time."""
-        return StandingHolds(self.journal, self._cache)
-
-    @cached_property
-    def messages(self) -> ChatMessages:
-        """What chat platforms show."""
-        return ChatMessages(self._connection)
-
-    @cached_property
-    def fleet(self) -> FleetTables:
-        """What a hub knows of its agents."""
-        return FleetTables(self._connection)
+    @property
+    def total_row_changes(self) -> int:
+        """How many rows have changed so far. While it stays, a read returns the same."""
+        return self._connection.total_changes
 
     def finish(self) -> tuple[list[RecordedEvent], list[Entry]]:
         """Record what follows from the piece of work that has ended; return its results."""
@@ -117,17 +105,9 @@ class Transaction:
             _log.exception("cannot record what follows from a change")
             self._connection.execute("ROLLBACK TO follow_up")
             del self.recorded[recorded:]
-            # They know the end of the journal, and the next id.
-            redelivered = self.deliveries.redelivered
-            self.journal, self.deliveries = Journal(self._connection), Deliveries(self._connection)
-            self.deliveries.redelivered = redelivered
-            self._look_again()
+            self.journal.look_again()
+            self.deliveries.look_again()
         self._connection.execute("RELEASE follow_up")
-
-    @property
-    def damage(self) -> str | None:
-        """What was wrong with the journal at the start, if anything was."""
-        return self._cache.damage
 
     def forget_what_was_read(self) -> None:
         """Read all about approvals again when it is asked for: rows of the journal were deleted.
@@ -135,23 +115,12 @@ class Transaction:
         Otherwise the memory would grow with each event, too.
         """
         self._cache.clear()
-        self._look_again()
-
-    def _look_again(self) -> None:
-        # They remember what they have looked at, and the next piece of work can share them.
-        for name in ("approvals", "standing_holds"):
-            self.__dict__.pop(name, None)
 
     def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
         """Append a row about an event that is no CloudEvent."""
         self.journal.append_non_event_row(at, kind, content, event_key=event_key)
         if self.changed is not None:
             self.changed.add(event_key)
-
-    @property
-    def total_row_changes(self) -> int:
-        """How many rows have changed so far. While it stays, a read returns the same."""
-        return self._connection.total_changes
 
     def head(self) -> JournalHead:
         """Return the end of the journal: the ``journalhead`` of the next recorded event."""
