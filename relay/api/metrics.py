@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any, get_args
 
 from relay import __version__
-from relay.api import PollMeasurements, Relay
+from relay.api import Relay
 from relay.api.state import ServerState
 from relay.approvals.status import ApprovalState, approval_state
 from relay.delivery.sink_health import CircuitState
@@ -41,15 +41,7 @@ _AMQP_STATUSES = {311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 50
 _STATUSES = {*map(int, HTTPStatus), *_AMQP_STATUSES, 540, 541}
 """The statuses of receivers that have a label of their own: those of HTTP and of AMQP 0-9-1."""
 # The type OrderResult has the same names. Its module loads the AMQP libraries.
-_ORDER_RESULTS = (
-    "accepted",
-    "refused",
-    "failed",
-    "changed",
-    "stale",
-    "returned",
-    "unanswered",
-)
+_ORDER_RESULTS = ["accepted", "refused", "failed", "changed", "stale", "returned", "unanswered"]
 
 
 class _Samples:
@@ -58,9 +50,10 @@ class _Samples:
     def __init__(self) -> None:
         self.found: dict[str, list[tuple[tuple[str, ...], Value]]] = {}
 
-    def add(self, name: str, value: Value, *labels: str) -> None:
-        """Add a value of a metric, whose name is without the prefix."""
-        self.found.setdefault(f"imds_relay_{name}", []).append((labels, value))
+    def add(self, name: str, value: Value | None, *labels: str) -> None:
+        """Add a value of a metric, whose name is without the prefix. None: it is not known."""
+        if value is not None:
+            self.found.setdefault(f"imds_relay_{name}", []).append((labels, value))
 
     def add_counts(
         self, name: str, counts: Mapping[Any, int], keys: Iterable[str], *labels: str
@@ -75,19 +68,6 @@ class _Samples:
             self.add(name, float(state == current), *labels, state)
 
 
-@dataclass(slots=True, kw_only=True)
-class _StoreValues:
-    """What the metrics need from the state file."""
-
-    mode: Mode
-    position: int
-    live: Mapping[tuple[str, str], int]
-    dead_letters: Mapping[str, int]
-    by_approval: Counter[ApprovalState] = field(default_factory=Counter)
-    next_seconds: dict[ApprovalState, float] = field(default_factory=dict)
-    missing_votes: int = 0
-
-
 async def read_samples(relay: Relay, server: ServerState) -> Samples:
     """Return the values of all metrics. What the state file cannot say is left out."""
     samples, now = _Samples(), relay.clock.now()
@@ -100,53 +80,23 @@ async def read_samples(relay: Relay, server: ServerState) -> Samples:
     samples.add("store_failing", float(relay.store.write_error is not None))
     samples.add("store_commit_duration_seconds", relay.store.commit_seconds)
     if relay.polling is not None:
-        _add_poll_measurements(samples, relay.polling)
+        samples.add("poll_duration_seconds", relay.polling.poll_seconds)
+        samples.add("poll_age_seconds", relay.polling.read_age)
+        samples.add("clock_offset_seconds", relay.polling.clock_offset)
     unrecorded = relay.gate.engine.unrecorded_refusals
     _add_event_counts(samples, server.event_counts, unrecorded)
-    try:
+    dead_letters: Mapping[str, int] | None = None
+    with suppress(StoreUnavailable):
         async with server.long_reads:
-            stored = await relay.store.read(lambda tx: _read_store(tx, relay, now))
-    except StoreUnavailable:
-        stored = None
-    if stored is not None:
-        _add_live_events_and_mode(samples, stored)
+            dead_letters = await relay.store.read(lambda tx: _add_stored(samples, tx, relay, now))
     if relay.approvals_link is not None:
         samples.add("approvals_link_up", float(relay.approvals_link.is_connected))
-    _add_sinks(samples, relay, stored.dead_letters if stored is not None else None)
+    _add_sinks(samples, relay, dead_letters)
     samples.add("rejected_calls_total", server.rejection_log.count)
     for status, count in sorted(server.responses_by_status.items()):
         samples.add("http_answers_total", count, str(status))
     _add_hub(samples, relay, now)
     return samples.found
-
-
-def _read_store(tx: Transaction, relay: Relay, now: datetime) -> _StoreValues:
-    live: Counter[tuple[str, str]] = Counter()
-    for event_type, event_status, count in tx.occurrences.count_live():
-        live[azure_event_type_label(event_type), azure_event_status_label(event_status)] += count
-    values = _StoreValues(
-        mode=relay.gate.engine.effective_approval_mode(tx),
-        position=tx.head().position,
-        live=live,
-        dead_letters=tx.deliveries.count_dead_letters_by_sink(),
-    )
-    for occurrence in tx.occurrences.live_scheduled_by_not_before(MAX_EXAMINED):
-        status = relay.gate.engine.status(tx, occurrence, now)
-        state = approval_state(status)
-        values.by_approval[state] += 1
-        values.missing_votes += status.votes_missing if status.is_startable else 0
-        if status.not_before is not None and not status.is_past_not_before:
-            seconds = (status.not_before - now).total_seconds()
-            values.next_seconds.setdefault(state, seconds)
-    return values
-
-
-def _add_poll_measurements(samples: _Samples, polling: PollMeasurements) -> None:
-    samples.add("poll_duration_seconds", polling.poll_seconds)
-    if polling.read_age is not None:
-        samples.add("poll_age_seconds", polling.read_age)
-    if polling.clock_offset is not None:
-        samples.add("clock_offset_seconds", polling.clock_offset)
 
 
 def _add_event_counts(
@@ -161,22 +111,39 @@ def _add_event_counts(
     samples.add_counts("start_requests_total", counts.start_requests, START_RESULTS)
 
 
-def _add_live_events_and_mode(samples: _Samples, stored: _StoreValues) -> None:
-    samples.add("journal_position", stored.position)
-    samples.add_state("approvals_mode", stored.mode, get_args(Mode))
+def _add_stored(
+    samples: _Samples, tx: Transaction, relay: Relay, now: datetime
+) -> Mapping[str, int]:
+    """Add what the state file says, and return the numbers of dead letters by sink."""
+    dead_letters = tx.deliveries.count_dead_letters_by_sink()
+    engine, live, missing_votes = relay.gate.engine, Counter[tuple[str, str]](), 0
+    for event_type, event_status, count in tx.occurrences.count_live():
+        live[azure_event_type_label(event_type), azure_event_status_label(event_status)] += count
+    by_approval: Counter[ApprovalState] = Counter()
+    next_seconds: dict[ApprovalState, float] = {}
+    for occurrence in tx.occurrences.live_scheduled_by_not_before(MAX_EXAMINED):
+        status = engine.status(tx, occurrence, now)
+        state = approval_state(status)
+        by_approval[state] += 1
+        missing_votes += status.votes_missing if status.is_startable else 0
+        if status.not_before is not None and not status.is_past_not_before:
+            next_seconds.setdefault(state, (status.not_before - now).total_seconds())
+    samples.add("journal_position", tx.head().position)
+    samples.add_state("approvals_mode", engine.effective_approval_mode(tx), get_args(Mode))
     for event_type in (*EVENT_TYPES, OTHER):
-        for status in (*EVENT_STATUSES, OTHER):
-            count = stored.live.get((event_type, status), 0)
-            samples.add("live_events", count, event_type, status)
-    samples.add_counts("scheduled_events", stored.by_approval, get_args(ApprovalState))
-    for state, seconds in stored.next_seconds.items():
+        for event_status in (*EVENT_STATUSES, OTHER):
+            count = live[event_type, event_status]
+            samples.add("live_events", count, event_type, event_status)
+    samples.add_counts("scheduled_events", by_approval, get_args(ApprovalState))
+    samples.add("missing_votes", missing_votes)
+    for state, seconds in next_seconds.items():
         samples.add("next_event_seconds", seconds, state)
-    samples.add("missing_votes", stored.missing_votes)
+    return dead_letters
 
 
 def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] | None) -> None:
     for sink in relay.dispatcher.workers:
-        labels = sink.name, sink.kind
+        labels = (sink.name, sink.kind)
         samples.add("sink_waiting", sink.waiting, *labels)
         samples.add("sink_oldest_waiting_seconds", sink.oldest_age() or 0.0, *labels)
         samples.add("sink_failing", float(sink.failing), *labels)
@@ -185,7 +152,9 @@ def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] 
         samples.add("sink_clock_skewed", float(sink.health.is_skewed), *labels)
         tries: Counter[tuple[AttemptOutcome, str]] = Counter()
         for (outcome, status), count in sink.tries.items():
-            tries[outcome, _http_status_label(status)] += count
+            # A receiver can send any number.
+            label = str(status) if status in _STATUSES else OTHER
+            tries[outcome, label if status else ""] += count
         for (outcome, label), count in sorted(tries.items()):
             samples.add("sink_tries_total", count, *labels, outcome, label)
         samples.add("sink_try_duration_seconds", sink.try_seconds, *labels)
@@ -193,13 +162,6 @@ def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] 
         samples.add_counts("sink_deliveries_total", sink.ends, ends, *labels)
         if dead_letters is not None:
             samples.add("sink_dead_letters", dead_letters.get(sink.name, 0), *labels)
-
-
-def _http_status_label(status: int | None) -> str:
-    """Return the label of a receiver's status. A receiver can send any number."""
-    if not status:
-        return ""
-    return str(status) if status in _STATUSES else OTHER
 
 
 def _add_hub(samples: _Samples, relay: Relay, now: datetime) -> None:

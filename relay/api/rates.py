@@ -24,6 +24,7 @@ from relay.signature import MAX_AGE, MAX_AHEAD
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about one address or RabbitMQ user."""
 _MAX_SENDERS = 1024
+_MAX_CALLBACKS = 4096
 _MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
 _log = logging.getLogger(__name__)
 
@@ -78,10 +79,8 @@ class CallRates:
     rejections: RejectionLog = field(default_factory=RejectionLog)
     addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
     callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
-    callbacks: TokenBuckets = field(
-        default_factory=lambda: TokenBuckets(1 / (MAX_AGE + MAX_AHEAD), 1)
-    )
-    """Each callback that was charged to its client, while its signature can be valid."""
+    _callbacks: dict[str, float] = field(default_factory=dict)
+    """The callbacks that were charged to their client, and until when a signature can be valid."""
 
     def refuse(self, request: web.Request, reason: str, problem: Problem) -> Problem:
         """Charge the address for a call without valid credentials, and log the reason.
@@ -108,14 +107,16 @@ class CallRates:
         digest = hashlib.sha256(content).hexdigest()
         callback = f"{principal} {request.headers['webhook-id']} {digest}"
         now = self.clock.monotonic()
-        if not self.callbacks.take(callback, now):
-            try:
-                self.charge(principal)
-            except Problem:
-                self.callbacks.refund(callback, now)
-                raise
-        elif wait := self.addresses.take(connection_of(request).peer.network, now):
-            raise _too_many_calls("from this address without valid credentials", wait)
+        if now < self._callbacks.get(callback, now):
+            wait = self.addresses.take(connection_of(request).peer.network, now)
+            if wait:
+                raise _too_many_calls("from this address without valid credentials", wait)
+            return
+        self.charge(principal)
+        self._callbacks.pop(callback, None)
+        self._callbacks[callback] = now + MAX_AGE + MAX_AHEAD
+        if len(self._callbacks) > _MAX_CALLBACKS:
+            del self._callbacks[next(iter(self._callbacks))]  # the oldest
 
 
 def _too_many_calls(whose: str, wait: float) -> Problem:

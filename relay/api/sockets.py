@@ -20,7 +20,7 @@ from relay.api.local_socket import SocketPathAndMode, automatic_places, supports
 from relay.api.settings import ServerTlsSettings
 from relay.errors import ConfigError
 from relay.file_reload import FileBackedValue
-from relay.files import create_private_folder, open_private_file, require_small_regular_file
+from relay.files import create_private_folder, require_small_regular_file
 
 BACKLOG = 128
 _SEND_BUFFER = 2**16
@@ -101,10 +101,9 @@ def local_socket(place: SocketPathAndMode) -> Iterator[socket.socket]:
         )
     path = place.path
     try:
-        with _lock(path):
-            _remove_stale_socket(path)
-            sock = _bind_unix_socket(place)
-            own_file = path.stat()
+        _remove_stale_socket(path)
+        sock = _bind_unix_socket(place)
+        own_file = path.stat()
     except OSError as error:
         raise ConfigError(
             f"api.socket: expected a path where a socket can be made, {path}: "
@@ -114,25 +113,9 @@ def local_socket(place: SocketPathAndMode) -> Iterator[socket.socket]:
         yield sock
     finally:
         sock.close()
-        with contextlib.suppress(OSError), _lock(path):
+        with contextlib.suppress(OSError):
             if os.path.samestat(path.stat(), own_file):
                 path.unlink()
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Keep other relays from changing this socket at the same time.
-
-    The lock is on a file that nobody else can open: anybody who can read a folder can lock it.
-    """
-    import fcntl  # noqa: PLC0415  # missing on Windows, like local sockets with known users
-
-    descriptor = open_private_file(path.with_name(f"{path.name}.lock"))
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_stale_socket(path: Path) -> None:
