@@ -1,7 +1,7 @@
 """The HTTP API: what programs and people call. This module names the parts of the relay it uses.
 
-`server` accepts connections and checks each request, `auth` identifies callers, `routes` holds a
-module for each resource, and `schema` describes requests, responses and errors. The roles of the
+`server` accepts connections, `calls` takes each call through its checks, `callers` says who makes
+it, and `routes` holds a module for each resource. The roles of the
 relay (`relay.roles`) make a `Relay` of their parts and attach it to the server while they run.
 A relay polls Azure itself, alone or as an agent of a fleet. A hub takes the events from its agents.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from relay.api.settings import ApiSettings, Client
@@ -23,6 +22,8 @@ from relay.histogram import Histogram
 from relay.store.sqlite import Store
 
 if TYPE_CHECKING:  # a relay without a fleet saves the memory of the AMQP libraries
+    from relay.amqp.approval_consumer import ApprovalConsumer
+    from relay.fleet.hub.hub import Hub
     from relay.fleet.hub.roster import Roster
     from relay.fleet.hub.start_orders import OrderResult
 
@@ -58,13 +59,17 @@ class PollMeasurements(Protocol):
         """The seconds that our clock is certainly ahead of the service's; None: not known."""
 
 
-class AmqpApprovalsLink(Protocol):
-    """The connection over which approvals arrive from RabbitMQ."""
+class ConfigurationReloader(Protocol):
+    """Reads the configuration again, and takes it over."""
 
-    is_connected: bool
+    problem: str | None
+    """Why the last reload was refused; None if it was not."""
+
+    async def reload(self, by: str, /) -> Sequence[ChangedKey]:
+        """Take over the configuration as it is now. Raises ReloadRefused."""
 
 
-class ChangedConfigurationKey(Protocol):
+class ChangedKey(Protocol):
     """A key of the configuration whose value has changed."""
 
     @property
@@ -74,31 +79,6 @@ class ChangedConfigurationKey(Protocol):
     @property
     def kind(self) -> Literal["added", "changed", "removed", "moved"]:
         """What has happened to it."""
-
-
-class ConfigurationReloader(Protocol):
-    """Reads the configuration again, and takes it over."""
-
-    problem: str | None
-    """Why the last reload was refused; None if it was not."""
-    loaded_at: datetime
-    """When the configuration in force was read."""
-
-    async def reload(self, by: str, /) -> Sequence[ChangedConfigurationKey]:
-        """Take over the configuration as it is now. Raises ReloadRefused."""
-
-
-class HubMessageCounts(Protocol):
-    """What a hub counts of the messages of its agents."""
-
-    reports: int
-    """Messages of agents about the document that they read."""
-    pulses: int
-    """Messages by which agents show that they run."""
-
-    @property
-    def redundant_reports(self) -> int:
-        """Reports that said nothing new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +98,11 @@ class Relay:
     """The chat sinks by name."""
     roster: Roster | None = None
     """The agents, on a hub."""
-    hub: HubMessageCounts | None = None
+    hub: Hub | None = None
     """What a hub counts."""
     order_results: Mapping[OrderResult, int] = field(default_factory=dict)
     """How the start orders of a hub ended."""
     polling: PollMeasurements | None = None
     """None on a hub, which does not poll."""
-    approvals_link: AmqpApprovalsLink | None = None
+    approvals_link: ApprovalConsumer | None = None
     """None without approvals over RabbitMQ."""

@@ -120,6 +120,19 @@ Scope = Annotated[
         expected="the name of a scope",
     ),
 ]
+
+
+def flag(name: str, description: str) -> Parameter:
+    """Return a parameter that is true or false."""
+    return Parameter(
+        name=name,
+        description=description,
+        pattern=r"^(true|false)$",
+        expected="true or false",
+        parse="true".__eq__,
+    )
+
+
 Handler = Callable[..., Awaitable[Any]]
 HandlerT = TypeVar("HandlerT", bound=Handler)
 Method = Literal["GET", "POST", "PUT"]

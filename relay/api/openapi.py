@@ -6,13 +6,14 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
+from operator import attrgetter
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from relay import __version__
 from relay.api.callers import NEVER_REFUSED, Access
-from relay.api.calls import Call, Parameter, Route
+from relay.api.calls import ROUTES, Parameter, Route
 from relay.api.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
 from relay.api.sessions import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
 
@@ -60,8 +61,10 @@ _OF_EVERY_CALL = (400, 405, 408, 413, 415, 417, 421, 500)
 """Framing, method, body, content type, Expect, another relay's socket, and internal errors."""
 
 
-def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """Return the OpenAPI document of these routes."""
+@functools.cache
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document of all routes. Their modules must be imported."""
+    routes = sorted(ROUTES, key=attrgetter("path"))
     schemas, components = _json_schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -88,26 +91,6 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
             "securitySchemes": _SECURITY_SCHEMES,
         },
     }
-
-
-def description_route(routes: Sequence[Route]) -> Route:
-    """Return the route `/openapi.json`, which describes these routes and itself."""
-
-    async def show_description(_call: Call) -> dict[str, Any]:
-        return cached_openapi_document()
-
-    @functools.cache
-    def cached_openapi_document() -> dict[str, Any]:
-        return openapi_document((*routes, route))
-
-    route = Route(
-        method="GET",
-        path="/openapi.json",
-        summary="this description",
-        function=show_description,
-        access="public",
-    )
-    return route
 
 
 def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:

@@ -32,7 +32,6 @@ from relay.api.connections import (
     send_response,
 )
 from relay.api.local_socket import STATE_FILE_HEADER, SocketPathAndMode, state_file_id
-from relay.api.openapi import description_route
 from relay.api.responses import Problem, internal_error, problem_of_aiohttp
 from relay.api.routes import all_routes
 from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
@@ -128,12 +127,11 @@ class Server:
         await self._stack.aclose()
 
     def _make_application(self) -> web.Application:
-        routes = all_routes()
         application = web.Application(
             middlewares=[_error_middleware(self.state, self._state_file)],
             client_max_size=MAX_BODY_BYTES,
         )
-        for route in (*routes, description_route(routes)):
+        for route in all_routes():
             handler = aiohttp_handler(route, self.state)
             has_head = route.method == "GET" and STREAM_MEDIA_TYPE not in route.media_types
             for method in (route.method, "HEAD") if has_head else (route.method,):

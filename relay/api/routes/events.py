@@ -23,20 +23,19 @@ from relay.api.calls import (
     Cursor,
     Parameter,
     Scope,
+    flag,
     get_page,
 )
 from relay.api.responses import problem_of_refusal, rfc3339_or_null
 from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.approvals.admission import UNKNOWN_EVENT, ambiguous_scope_refusal, hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
-from relay.approvals.request import Caller, DecisionKind, Refusal
+from relay.approvals.request import DecisionKind
 from relay.approvals.rules import Rule
-from relay.approvals.standing_holds import hold_summaries
 from relay.approvals.status import (
     ApprovalState,
     ApprovalStatus,
     approval_json_fields,
-    approval_state,
 )
 from relay.approvals.transitions import remind_at
 from relay.chat.cards.buttons import decisions_available_to_caller
@@ -60,8 +59,8 @@ class VoteInForce(TypedDict):
     """RFC 3339; null: until NotBefore."""
 
 
-class ApprovalSummary(TypedDict):
-    """The state of an event's approval."""
+class ApprovalNow(TypedDict):
+    """Where the approval of an event stands."""
 
     state: ApprovalState
     rule: str | None
@@ -81,6 +80,11 @@ class ApprovalSummary(TypedDict):
     mayVote: list[str]
     """The principals, or patterns over machines, whose votes are missing and would count."""
     holds: list[VoteInForce]
+
+
+class ApprovalSummary(ApprovalNow):
+    """The state of an event's approval."""
+
     decisions: list[DecisionKind]
     """What the caller may decide about the event now."""
 
@@ -146,17 +150,10 @@ class EventPage(TypedDict):
 
 
 EventReference = Annotated[str, Parameter(name="eventId", place="path")]
-_Live = Annotated[
-    bool | None,
-    Parameter(
-        name="live",
-        description="true: only events that are in Azure's document now; "
-        "false: only those that ended",
-        pattern=r"^(true|false)$",
-        expected="true or false",
-        parse="true".__eq__,
-    ),
-]
+_LIVE = flag(
+    "live",
+    "true: only events that are in Azure's document now; false: only those that ended",
+)
 
 
 async def _read_event(
@@ -167,20 +164,21 @@ async def _read_event(
     Raises Problem 404, and 422 if several scopes know the EventId and none is given.
     """
 
-    def work(tx: Transaction) -> T | Refusal:
+    def work(tx: Transaction) -> T:
         occurrences = tx.occurrences.find_occurrences_by_reference(reference, scope)
+        if not occurrences:
+            raise problem_of_refusal(UNKNOWN_EVENT)
         if len(occurrences) > 1:
-            return ambiguous_scope_refusal(occurrences)
-        return read(tx, occurrences[0]) if occurrences else UNKNOWN_EVENT
+            raise problem_of_refusal(ambiguous_scope_refusal(occurrences))
+        return read(tx, occurrences[0])
 
-    result = await call.run_long_read(work)
-    if isinstance(result, Refusal):
-        raise problem_of_refusal(result)
-    return result
+    return await call.run_long_read(work)
 
 
 @get_page("/v1/events", "current and recent events")
-async def list_events(call: Call, cursor: Cursor, scope: Scope, live: _Live) -> EventPage:
+async def list_events(
+    call: Call, cursor: Cursor, scope: Scope, live: Annotated[bool | None, _LIVE]
+) -> EventPage:
     now = call.relay.clock.now()
 
     def read(tx: Transaction) -> EventPage:
@@ -212,6 +210,11 @@ def _event_summary(
     tx: Transaction, call: Call, occurrence: TrackedEvent, now: datetime
 ) -> EventSummary:
     status = call.relay.gate.engine.status(tx, occurrence, now)
+    approval = ApprovalSummary(
+        **_approval_now(status), decisions=decisions_available_to_caller(call.caller, status)
+    )
+    if not status.votes_missing:
+        approval["mayVote"] = []
     return EventSummary(
         **cast("EventData", occurrence.data),
         scope=occurrence.scope,
@@ -219,21 +222,18 @@ def _event_summary(
         outcome=cast("Literal['completed', 'canceled', 'unknown'] | None", occurrence.outcome),
         firstSeen=occurrence.first_seen,
         lastChanged=occurrence.last_changed,
-        approval=_approval_summary(status, call.caller),
+        approval=approval,
     )
 
 
-def _approval_summary(status: ApprovalStatus, caller: Caller) -> ApprovalSummary:
+def _approval_now(status: ApprovalStatus) -> ApprovalNow:
     counted = status.counted_votes if status.quorum is not None else ()
     lists = {
         "voted": _in_force(counted, status),
-        "mayVote": list(status.voters_without_vote)
-        if status.is_startable and status.votes_missing
-        else [],
+        "mayVote": list(status.voters_without_vote) if status.is_startable else [],
         "holds": _in_force(status.active_holds, status),
-        "decisions": decisions_available_to_caller(caller, status),
     }
-    return cast("ApprovalSummary", approval_json_fields(status) | lists)
+    return cast("ApprovalNow", approval_json_fields(status) | lists)
 
 
 def _in_force(decisions: Iterable[Decision], status: ApprovalStatus) -> list[VoteInForce]:
@@ -294,37 +294,20 @@ class EvaluatedRule(TypedDict):
     """RFC 3339: when its hours begin or end next."""
 
 
-class ApprovalEvaluation(TypedDict):
+class ApprovalEvaluation(ApprovalNow):
     """How the rules evaluate the approval of an event now."""
 
     eventId: str
     revision: str
     notBefore: str | None
-    state: ApprovalState
     mode: Mode
-    rule: str | None
     rules: list[EvaluatedRule]
-    votes: int
-    required: int
-    missing: int
-    mayVote: list[str]
-    """The principals, or patterns over machines, whose votes would count."""
     uncoveredResources: list[str]
     """The machines that no counted vote covers."""
-    closes: str | None
-    """RFC 3339: when voting closes."""
-    voted: list[VoteInForce]
-    holds: list[VoteInForce]
-    standingHolds: list[StandingHoldInForce]
-    """The standing holds that keep this relay from starting the event."""
     holdMeans: str
-    waitingFor: list[LimitWait]
-    """The limits that alone keep this relay from starting the event."""
     limitMeans: str
     reminder: str | None
     """RFC 3339: when people are reminded of missing votes; null: they are not, or were already."""
-    runbook: str | None
-    """The runbook of the rule."""
 
 
 @get_page(
@@ -342,29 +325,16 @@ def _evaluation(tx: Transaction, call: Call, occurrence: TrackedEvent) -> Approv
     approvals, data = call.relay.gate.engine, occurrence.data
     status = approvals.status(tx, occurrence, call.relay.clock.now())
     return ApprovalEvaluation(
+        **_approval_now(status),
         eventId=data["eventId"],
         revision=data["revision"],
         notBefore=data["notBefore"],
-        state=approval_state(status),
         mode=status.mode,
-        rule=status.rule.name if status.rule is not None else None,
         rules=[_evaluated_rule(rule, status) for rule in approvals.settings.rules],
-        votes=status.vote_count,
-        required=status.votes_required,
-        missing=status.votes_missing if status.is_startable else 0,
-        mayVote=list(status.voters_without_vote) if status.is_startable else [],
         uncoveredResources=list(status.uncovered_resources) if status.is_startable else [],
-        closes=rfc3339_or_null(status.voting_closes_at),
-        voted=_in_force(status.counted_votes if status.quorum is not None else (), status),
-        holds=_in_force(status.active_holds, status),
-        standingHolds=cast(
-            "list[StandingHoldInForce]", hold_summaries(status.active_standing_holds)
-        ),
         holdMeans=hold_caveat(status),
-        waitingFor=[cast("LimitWait", wait.to_json()) for wait in status.waiting_for],
         limitMeans=LIMIT_NOTICE,
         reminder=rfc3339_or_null(remind_at(status)),
-        runbook=status.runbook,
     )
 
 

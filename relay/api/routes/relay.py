@@ -1,4 +1,8 @@
-"""The relay itself: `/healthz`, `/readyz`, `/v1/status`, `/v1/fleet`, `/v1/reload`, `/metrics`."""
+"""The relay itself.
+
+`/healthz`, `/readyz`, `/v1/status`, `/v1/fleet`, `/v1/reload`, and
+`/metrics` and `/openapi.json`, which describe it to programs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing_extensions import TypedDict
 from relay import __version__
 from relay.api import ConfigurationReloader
 from relay.api.calls import Call, Scope, get, get_page, post
+from relay.api.openapi import openapi_document
 from relay.api.responses import Problem, bytes_response, rfc3339_or_null
 from relay.approvals.request import Right
 from relay.delivery.worker import Worker
@@ -317,6 +322,11 @@ async def reload(call: Call) -> ConfigurationReloaded:
     return ConfigurationReloaded(
         changes=[ChangedKey(key=change.key, change=change.kind) for change in changes]
     )
+
+
+@get("/openapi.json", "this description", access="public")
+async def show_description(_call: Call) -> dict[str, Any]:
+    return openapi_document()
 
 
 @get(

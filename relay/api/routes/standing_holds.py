@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from relay.api.calls import PAGE_SIZE, Call, Cursor, Parameter, get, get_page, post
+from relay.api.calls import PAGE_SIZE, Call, Cursor, Parameter, flag, get, get_page, post
 from relay.api.responses import Problem
 from relay.api.routes.approvals import RequestId, body_of_accepted
 from relay.approvals.request import HOLD_NOTICE
@@ -30,16 +30,7 @@ from relay.store import StandingHold
 from relay.store.rows import PageLimit
 
 _HoldId = Annotated[str, Parameter(name="holdId", place="path")]
-_Over = Annotated[
-    bool | None,
-    Parameter(
-        name="over",
-        description="true: also those that were ended or expired",
-        pattern=r"^(true|false)$",
-        expected="true or false",
-        parse="true".__eq__,
-    ),
-]
+_OVER = flag("over", "true: also those that were ended or expired")
 
 
 class StandingHoldDetails(StandingHoldData):
@@ -65,7 +56,9 @@ class StandingHoldPage(TypedDict):
     f"holds by conditions and for a time, that are not over; {HOLD_NOTICE}",
     problems=(409,),
 )
-async def list_holds(call: Call, cursor: Cursor, over: _Over) -> StandingHoldPage:
+async def list_holds(
+    call: Call, cursor: Cursor, over: Annotated[bool | None, _OVER]
+) -> StandingHoldPage:
     async with call.server.long_reads:  # the gate reads the page from the store
         holds, has_more = await call.relay.gate.read_standing_holds(
             lambda holds: holds.page(cursor, PageLimit(PAGE_SIZE), only_open=not over)
