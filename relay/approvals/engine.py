@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -27,7 +26,7 @@ from relay.approvals.admission import (
     find_same_decision,
 )
 from relay.approvals.limit_slots import LimitSlots
-from relay.approvals.limits import CountMachines, WaitingFor
+from relay.approvals.limits import CountMachines
 from relay.approvals.recording import Recording, new_approval_id, record_refusal
 from relay.approvals.request import DecisionAnswer, DecisionRequest, Refusal, Request
 from relay.approvals.rules import Quorum
@@ -119,19 +118,15 @@ class ApprovalEngine:
         has_automatic_rule = any(rule.approve == "automatic" for rule in settings.rules)
         self.acts_unasked = self._have_reminders or has_automatic_rule
         """Whether something can follow for an event about which nobody has decided anything."""
-        self._limits = (
-            LimitSlots(
-                settings.limits,
-                self._status_without_limits,
-                self._count_machines,
-                has_automatic_rule=has_automatic_rule,
-            )
-            if settings.limits
-            else None
+        self._limits = LimitSlots(
+            settings.limits,
+            self._status_without_limits,
+            self._count_machines,
+            has_automatic_rule=has_automatic_rule,
         )
-        self._have_hours = any(rule.match.time is not None for rule in settings.rules) or (
-            self._limits is not None and self._limits.have_hours
-        )
+        conditions = [rule.match for rule in settings.rules]
+        conditions += [limit.match for limit in settings.limits]
+        self._have_hours = any(each.time is not None for each in conditions)
 
     def effective_approval_mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
@@ -142,11 +137,8 @@ class ApprovalEngine:
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         """Collect every fact that a decision about an event depends on."""
         status = self._status_without_limits(tx, occurrence, now)
-        waits = self._limit_waits_of(tx, status)
+        waits = self._limits.waits_of(tx, status)
         return replace(status, waiting_for=waits) if waits else status
-
-    def _limit_waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
-        return self._limits.waits_of(tx, status) if self._limits is not None else ()
 
     def _status_without_limits(
         self, tx: Transaction, occurrence: TrackedEvent, now: datetime
@@ -274,7 +266,7 @@ class ApprovalEngine:
         )
         occurrence, ended = status.occurrence, find_decisions_to_end(request, status)
         left = (earlier for earlier in status.decisions if earlier not in ended)
-        waits = self._limit_waits_of(tx, replace(status, decisions=(*left, decision)))
+        waits = self._limits.waits_of(tx, replace(status, decisions=(*left, decision)))
         recorded = Recording(tx, self.origin, occurrence, request.at).decision(
             decision, status, request.message_id or occurrence.last_event_id, ended, waits
         )
@@ -367,16 +359,14 @@ class ApprovalEngine:
             if status.is_startable and have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
-        if self._limits is not None:
-            # What waited for slots that are free now is granted, first in line first.
-            in_flight = frozenset(self.in_flight)
-            for occurrence_id in self._limits.line(tx, now, in_flight).grantable:
-                self._apply_event_transitions(
-                    tx, tx.occurrences.require_occurrence(occurrence_id), now
-                )
-            moment = self._limits.line(tx, now, in_flight).next_rest_end
-            moments += [moment] if moment is not None else []
-            self._limits.refresh_messages(tx, now, in_flight)
+        # What waited for slots that are free now is granted, first in line first.
+        in_flight = frozenset(self.in_flight)
+        for occurrence_id in self._limits.line(tx, now, in_flight).grantable:
+            occurrence = tx.occurrences.require_occurrence(occurrence_id)
+            self._apply_event_transitions(tx, occurrence, now)
+        rest_end = self._limits.line(tx, now, in_flight).next_rest_end
+        moments += [rest_end] if rest_end is not None else []
+        self._limits.refresh_messages(tx, now, in_flight)
         return min(moments, default=None)
 
     def _apply_event_transitions(
@@ -398,25 +388,14 @@ class ApprovalEngine:
             if not transitions:
                 return status
             is_granting = [type(transition) for transition in transitions] == [CreateGrant]
-            moment = last_moment_of_votes(status) if self._limits is not None else None
+            moment = last_moment_of_votes(status)
             if moment is not None:  # say for which limits the event waited until then
                 before = replace(status, now=moment)
-                before = replace(before, waiting_for=self._limit_waits_of(tx, before))
+                before = replace(before, waiting_for=self._limits.waits_of(tx, before))
                 transitions = with_waited_limits(transitions, before)
-            with self._without_recomputing_slots(tx, only=is_granting):
+            with self._limits.keep_while_granting(tx, only=is_granting):
                 for transition in transitions:
                     cause = recording.transition(transition, status, cause)
-
-    def _without_recomputing_slots(
-        self, tx: Transaction, *, only: bool = True
-    ) -> AbstractContextManager[None]:
-        """Inside, an event that has its slots is granted or claimed.
-
-        ``only``: nothing else happens, so who has which slots need not be computed again.
-        """
-        if self._limits is None or not only:
-            return nullcontext()
-        return self._limits.keep_while_granting(tx)
 
     # --- StartRequests
 
@@ -451,7 +430,7 @@ class ApprovalEngine:
             }
             if agent is not None:
                 note["agent"] = agent
-            with self._without_recomputing_slots(tx):
+            with self._limits.keep_while_granting(tx):
                 tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
             claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims

@@ -91,8 +91,6 @@ class LimitSlots:
         self._has_automatic_rule = has_automatic_rule
         self._status_of = status_of
         self._count_machines = count_machines
-        self.have_hours = any(limit.match.time is not None for limit in limits)
-        """Whether the limits change with the time of day."""
         self._newest: _Line | None = None
 
     def waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
@@ -101,7 +99,7 @@ class LimitSlots:
         An event waits if only the limits keep it from being granted, or from being sent.
         ``status`` can be ahead of the store by a decision.
         """
-        place = _place_in_line(status)
+        place = _place_in_line(status) if self._limits else None
         if place is None:
             return ()
         line, occurrence = self.line(tx, status.now, status.in_flight), status.occurrence
@@ -115,19 +113,20 @@ class LimitSlots:
     def refresh_messages(self, tx: Transaction, now: datetime, in_flight: InFlight) -> None:
         """Make messages about events that wait due for refresh: who takes the slots may change."""
         waits = self.line(tx, now, in_flight).waits
-        waiting = tx.messages.filter_shown_occurrences([each for each in waits if waits[each]])
-        if waiting:
-            tx.messages.refresh_about(waiting, now)
+        waiting = [occurrence for occurrence in waits if waits[occurrence]]
+        if waiting and (shown := tx.messages.filter_shown_occurrences(waiting)):
+            tx.messages.refresh_about(shown, now)
 
     @contextmanager
-    def keep_while_granting(self, tx: Transaction) -> Iterator[None]:
-        """Inside, an event that has its slots is granted or claimed: nothing else changes.
+    def keep_while_granting(self, tx: Transaction, *, only: bool = True) -> Iterator[None]:
+        """Inside, an event that has its slots is granted or claimed.
 
-        So the rows that change void no line, and it is not made again for each grant.
+        ``only``: nothing else changes. So the rows that change void no line, and it is not made
+        again for each grant.
         """
         line, changes = self._newest, tx.total_row_changes
         yield
-        if line is not None and line.tx is tx and line.changes == changes:
+        if only and line is not None and line.tx is tx and line.changes == changes:
             line.changes = tx.total_row_changes
 
     def line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
@@ -141,7 +140,7 @@ class LimitSlots:
             sizes = {each.name: self._size_of(each) for each in self._limits if each.is_active(now)}
             going = self._resting(tx, sizes, now)
             places = []
-            for occurrence in tx.occurrences.live_occurrences():
+            for occurrence in tx.occurrences.live_occurrences() if sizes else ():
                 if not (needs := self._needs_of(occurrence, sizes)):
                     continue
                 approvals = tx.approvals.of_occurrence(occurrence)
@@ -179,7 +178,7 @@ class LimitSlots:
     def _resting(self, tx: Transaction, sizes: Mapping[str, int], now: datetime) -> list[Taking]:
         """Return who takes slots because it was over a while ago."""
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in self._limits}
-        longest = max(rests.values())
+        longest = max(rests.values(), default=timedelta())
         going: list[Taking] = []
         # A clock that was wrong for a while can have written an end in the future.
         ended = tx.occurrences.ended_between(now - longest, now + longest) if longest else ()

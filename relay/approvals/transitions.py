@@ -65,50 +65,40 @@ def due_transitions(status: ApprovalStatus) -> list[Transition]:
 
     Only the answer of IMDS decides about a grant whose StartRequest is being sent, and its votes.
     """
-    # Holds outlive the event: the same EventId can come back.
-    expired_holds = status.expired_holds if status.occurrence.live else ()
-    return [
-        *_plan_voided_votes(status),
-        *(ExpireHold(hold) for hold in expired_holds),
-        *_plan_grant_failures(status),
-        *_plan_grant(status),
-        *_plan_due_reminder(status),
-    ]
-
-
-def _plan_voided_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
-    sending_revisions = {
-        grant.revision for grant in status.grants if status.is_grant_in_flight(grant)
-    }
-    accepted_revisions = {grant.revision for grant in status.grants if grant.state == "accepted"}
-    by_reason: dict[VoidReason, list[Decision]] = {}
-    for decision in status.decisions:
-        # Nobody needs to hear of votes that an accepted StartRequest has used.
-        is_used = decision.revision in sending_revisions | accepted_revisions
-        if decision.decision == "approve" and not is_used:
-            reason = _vote_void_reason(decision, status)
-            if reason is not None:
-                by_reason.setdefault(reason, []).append(decision)
-    for void_reason, decisions in by_reason.items():
-        yield VoidVotes(tuple(decisions), void_reason)
-
-
-def _vote_void_reason(vote: Decision, status: ApprovalStatus) -> VoidReason | None:
-    if not status.occurrence.live:
-        return "ended"
-    if vote.revision != status.occurrence.revision:
-        return "changed"
-    if status.is_decision_expired(vote) or status.is_past_not_before:
-        return "expired"
-    return None
-
-
-def _plan_grant_failures(status: ApprovalStatus) -> Iterator[FailGrant]:
+    found: list[Transition] = [*_voided_votes(status)]
+    if status.occurrence.live:  # holds outlive the event: the same EventId can come back
+        found += map(ExpireHold, status.expired_holds)
     for grant in status.grants:
-        if grant.is_open and not status.is_grant_in_flight(grant):
-            reason = open_grant_failure_reason(grant, status)
-            if reason is not None:
-                yield FailGrant(grant, reason)
+        reason = open_grant_failure_reason(grant, status)
+        if grant.is_open and reason is not None and not status.is_grant_in_flight(grant):
+            found.append(FailGrant(grant, reason))
+    if status.rule is not None and is_grantable(status) and not status.waiting_for:
+        found.append(CreateGrant(status.rule))
+    moment = remind_at(status)
+    if moment is not None and moment <= status.now:
+        found.append(Remind())
+    return found
+
+
+def _voided_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
+    # Nobody needs to hear of votes that an accepted StartRequest has used.
+    used = {
+        grant.revision
+        for grant in status.grants
+        if grant.state == "accepted" or status.is_grant_in_flight(grant)
+    }
+    by_reason: dict[VoidReason, list[Decision]] = {}
+    for vote in status.decisions:
+        if vote.decision != "approve" or vote.revision in used:
+            continue
+        if not status.occurrence.live:
+            by_reason.setdefault("ended", []).append(vote)
+        elif vote.revision != status.occurrence.revision:
+            by_reason.setdefault("changed", []).append(vote)
+        elif status.is_decision_expired(vote) or status.is_past_not_before:
+            by_reason.setdefault("expired", []).append(vote)
+    for reason, votes in by_reason.items():
+        yield VoidVotes(tuple(votes), reason)
 
 
 def open_grant_failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
@@ -132,17 +122,6 @@ def _open_grant_failure_cause(grant: Grant, status: ApprovalStatus) -> str | Non
     if not status.is_rule_satisfied:
         return "the approval expired, or the rules changed, before a StartRequest was accepted"
     return None
-
-
-def _plan_grant(status: ApprovalStatus) -> Iterator[CreateGrant]:
-    if status.rule is not None and is_grantable(status) and not status.waiting_for:
-        yield CreateGrant(status.rule)
-
-
-def _plan_due_reminder(status: ApprovalStatus) -> Iterator[Remind]:
-    moment = remind_at(status)
-    if moment is not None and moment <= status.now:
-        yield Remind()
 
 
 def remind_at(status: ApprovalStatus) -> datetime | None:
@@ -226,27 +205,23 @@ def with_waited_limits(transitions: list[Transition], before: ApprovalStatus) ->
     ``before`` is the status at the last moment before them: without its votes or its grant, the
     event waits for no limit any more.
     """
-    if not before.waiting_for:
-        return transitions
-    return [_add_limits_that_blocked(transition, before) for transition in transitions]
-
-
-def _add_limits_that_blocked(transition: Transition, before: ApprovalStatus) -> Transition:
-    match transition:
-        case VoidVotes(reason="expired"):
-            return replace(transition, waited_for=before.waiting_for)
-        case FailGrant(grant, reason) if _open_grant_failure_cause(grant, before) is None:
-            return replace(transition, reason=f"{reason}; {describe_waits(before.waiting_for)}")
-    return transition
+    waits = before.waiting_for
+    told: list[Transition] = []
+    for transition in transitions:
+        match transition:
+            case VoidVotes(reason="expired"):
+                told.append(replace(transition, waited_for=waits))
+            case FailGrant(grant, reason) if waits and not _open_grant_failure_cause(grant, before):
+                told.append(replace(transition, reason=f"{reason}; {describe_waits(waits)}"))
+            case _:
+                told.append(transition)
+    return told
 
 
 def next_change_at(status: ApprovalStatus) -> datetime | None:
     """When a transition can become due by time alone; None: never."""
     moments = [status.decision_expires_at(decision) for decision in status.decisions]
-    has_open_grant = any(grant.is_open for grant in status.grants)
-    if status.decisions or has_open_grant:
+    if status.decisions or any(grant.is_open for grant in status.grants):
         moments.append(status.not_before)
-    moments.append(remind_at(status))
-    return min(
-        (moment for moment in moments if moment is not None and moment > status.now), default=None
-    )
+    ahead = [each for each in (*moments, remind_at(status)) if each and each > status.now]
+    return min(ahead, default=None)

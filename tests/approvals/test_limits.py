@@ -15,9 +15,19 @@ from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
-from relay.approvals.limits import Limit, count_selected_machines
+from relay.approvals.limits import (
+    NEVER,
+    Claimant,
+    Limit,
+    Machine,
+    Taking,
+    WaitingFor,
+    assign,
+    count_selected_machines,
+)
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.errors import SourceRefused, SourceUnavailable
+from relay.events.build import common_event_data
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import ORIGIN, REBOOT, ApprovalFile, build_event, decide
@@ -83,6 +93,107 @@ def go(approvals: ApprovalFile) -> list[str]:
     if claims:
         approvals.accept(claims)
     return [claim.event_id for claim in claims]
+
+
+# --- the pure function
+
+
+def taking(limit: str, occurrence: int, names: str, minutes: float | None = None) -> Taking:
+    """An event that takes slots for these machines, at rest until some minutes after noon."""
+    until = NEVER if minutes is None else NOON + timedelta(minutes=minutes)
+    return Taking(limit, occurrence, machines(names), until)
+
+
+def machines(names: str, scope: str = "prod") -> frozenset[Machine]:
+    """Machines of a scope."""
+    return frozenset(Machine(scope, name.lower(), name) for name in names.split())
+
+
+BUSY = taking("db", 9, "x")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "going", "line", "waits"),
+    [
+        # A machine takes one slot, however many events are about it.
+        ({"db": 1}, [], [{"db": "a"}, {"db": "A"}, {"db": "b"}], ["", "", "db: a"]),
+        ({"db": 3}, [], [{"db": "a b"}, {"db": "c"}, {"db": "d"}], ["", "", "db: a b c"]),
+        # A later event does not pass, even if it needs fewer slots ...
+        ({"db": 2}, [BUSY], [{"db": "a b"}, {"db": "c"}], ["db: x", "db: x, behind 0"]),
+        # ... unless it needs no further slot.
+        ({"db": 2}, [BUSY], [{"db": "a b"}, {"db": "x"}], ["db: x", ""]),
+        # The first in line keeps its slots in its other limits, and those behind it keep none.
+        ({"db": 1, "z": 1}, [BUSY], [{"db": "a", "z": "a"}, {"z": "b"}], ["db: x", "z: a"]),
+        (
+            {"db": 1, "all": 3},
+            [BUSY, taking("all", 9, "x")],
+            [{"db": "a", "all": "a"}, {"db": "b", "all": "b"}, {"all": "w"}],
+            ["db: x", "db: x", ""],
+        ),
+        # An event that needs more slots than there are goes alone.
+        ({"db": 1}, [], [{"db": "a b"}, {"db": "c"}], ["", "db: a b"]),
+        ({"db": 1}, [BUSY], [{"db": "a b"}], ["db: x"]),
+        # Its own slots are free for itself, and those of others are not.
+        ({"db": 1}, [taking("db", 0, "a")], [{"db": "a"}, {"db": "b"}], ["", "db: a"]),
+        ({"db": 1}, [taking("db", 0, "a"), BUSY], [{"db": "a"}], ["db: x"]),
+        ({"db": 1}, [taking("db", 1, "b")], [{"db": "a"}, {"db": "b"}], ["db: b", ""]),
+        # Rests end by themselves: the first end that frees enough is told.
+        ({"db": 1}, [taking("db", 9, "x", 3)], [{"db": "a"}], ["db: x until 12:03"]),
+        (
+            {"db": 3},
+            [taking("db", 9, "x", 3), taking("db", 8, "y", 2), taking("db", 7, "y", 4)],
+            [{"db": "a b"}],
+            ["db: x y until 12:03"],
+        ),
+        ({"db": 2}, [taking("db", 9, "x", 3), taking("db", 8, "x y")], [{"db": "a"}], ["db: x y"]),
+    ],
+)
+def test_who_gets_the_slots(
+    sizes: dict[str, int], going: list[Taking], line: list[dict[str, str]], waits: list[str]
+) -> None:
+    found = assign(
+        sizes,
+        going,
+        [
+            Claimant(
+                occurrence=number,
+                reference=str(number),
+                scope="prod",
+                needs={limit: machines(names) for limit, names in needs.items()},
+            )
+            for number, needs in enumerate(line)
+        ],
+    )
+    assert [" and ".join(map(_told, found[number])) for number in range(len(line))] == waits
+
+
+def _told(wait: WaitingFor) -> str:
+    behind = f", behind {wait.behind}" if wait.behind is not None else ""
+    until = f" until {wait.until:%H:%M}" if wait.until is not None else ""
+    return f"{wait.limit}: {' '.join(wait.machines)}{behind}{until}"
+
+
+@pytest.mark.parametrize(
+    ("match", "of", "names"),
+    [
+        ({}, A, "db-1"),
+        ({"resources": ["db-*"]}, event("E", "db-1", "DB-2", "web-1"), "db-1 DB-2"),
+        ({"resources": ["web-*"]}, A, ""),
+        ({"resources": ["web-*"]}, event("E"), "event E"),
+        ({"event_type": ["Freeze"]}, A, ""),
+        ({"event_source": ["User"]}, A, ""),
+        ({"duration": {"min": "1s"}}, A, ""),
+        ({"scope": ["other*"]}, A, ""),
+    ],
+)
+def test_the_machines_that_a_limit_counts(
+    match: dict[str, Any], of: ScheduledEvent, names: str
+) -> None:
+    limit = Limit.model_validate({"name": "one", "match": match, "max": 1})
+    found = limit.machines_of(common_event_data(of, 1), "prod")
+    assert sorted(machine.name for machine in found) == sorted(
+        [names] if names.startswith("event") else names.split()
+    )
 
 
 # --- one slot
@@ -221,66 +332,7 @@ def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
         assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
 
 
-def test_a_later_event_does_not_pass_one_that_needs_more_slots(tmp_path: Path) -> None:
-    """Otherwise small events could keep the large one waiting for ever."""
-    busy, large = started(event("X", "db-9")), event("L", "db-1", "db-2", due=300)
-    with approvals_with(tmp_path, DATABASES | {"max": 2, "rest": "0s"}) as approvals:
-        approvals.record_document(busy, large, C)
-        assert decide(approvals, "approve", "alice", of=large) == "waiting"
-        assert decide(approvals, "approve", "alice", of=C) == "waiting"
-        (wait,) = approvals.status("C").waiting_for
-        assert (wait.behind, wait.machines) == ("L", ("db-9",))
-        approvals.record_document(large, C)
-        assert states(approvals, "L", "C") == {"L": "granted", "C": "waiting"}
-
-
-def test_an_event_of_another_limit_is_not_held_up_by_a_line(tmp_path: Path) -> None:
-    """A2 to A9 wait for the limit of databases. They do not use up the limit of all machines."""
-    everything = {"name": "everything", "max": 3}
-    line = [event(f"A{number}", f"db-{number}", due=100 + number) for number in range(2, 10)]
-    web = event("W", "web-1")
-    with approvals_with(tmp_path, DATABASES, everything, rule=_AT_ONCE) as approvals:
-        approvals.record_document(started(A), *line, web)
-        assert states(approvals, "A2", "A3", "W") == {
-            "A2": "waiting",
-            "A3": "waiting",
-            "W": "granted",
-        }
-
-
-def test_the_first_in_line_keeps_what_it_can_have_of_other_limits(tmp_path: Path) -> None:
-    """Otherwise later events could take turns in passing it."""
-    red = {"name": "red", "match": {"resources": ["*-red*"]}, "max": 1}
-    blue = {"name": "blue", "match": {"resources": ["*blue*"]}, "max": 1}
-    both = event("both", "x-red-blue", due=300)
-    with approvals_with(tmp_path, red, blue, rule=_AT_ONCE) as approvals:
-        approvals.record_document(started(event("X", "y-red")), both, event("Z", "z-blue"))
-        assert states(approvals, "both", "Z") == {"both": "waiting", "Z": "waiting"}
-        approvals.record_document(both, event("Z", "z-blue"))
-        assert states(approvals, "both", "Z") == {"both": "granted", "Z": "waiting"}
-
-
 # --- what is counted
-
-
-def test_machines_are_counted_and_not_events(tmp_path: Path) -> None:
-    three = event("T", "db-1", "DB-2", "web-1")
-    with approvals_with(tmp_path, DATABASES | {"max": 3}) as approvals:
-        approvals.record_document(three, C, event("D", "db-4"), event("W", "web-2"))
-        decide(approvals, "approve", "alice", of=three)  # two databases
-        assert decide(approvals, "approve", "alice", of=C) == "granted"
-        assert decide(approvals, "approve", "alice", of=event("D", "db-4")) == "waiting"
-        assert approvals.status("D").waiting_for[0].machines == ("DB-2", "db-1", "db-3")
-        assert decide(approvals, "approve", "alice", of=event("W", "web-2")) == "granted"
-
-
-def test_the_same_machine_in_two_events_takes_one_slot(tmp_path: Path) -> None:
-    again = event("B", "DB-1")
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, again)
-        assert decide(approvals, "approve", "alice", of=A) == "granted"
-        assert decide(approvals, "approve", "alice", of=again) == "granted"
-        assert sorted(go(approvals)) == ["A", "B"]
 
 
 def move(approvals: ApprovalFile, of: ScheduledEvent, scope: str) -> None:
@@ -301,36 +353,6 @@ def test_machines_of_all_scopes_are_counted_and_equal_names_are_two_machines(
         assert go(approvals) == ["A"]
         assert decide(approvals, "approve", "alice", of=other) == "waiting"
         assert approvals.status("B").waiting_for[0].machines == ("prod/db-1",)
-
-
-def test_a_limit_of_one_scope_does_not_count_another(tmp_path: Path) -> None:
-    limit = DATABASES | {"match": {"scope": ["elsewhere"]}}
-    with approvals_with(tmp_path, limit) as approvals:
-        approvals.record_document(started(A), B, C, step=False)
-        for one in (B, C):
-            move(approvals, one, "elsewhere")
-        assert decide(approvals, "approve", "alice", of=B) == "granted"
-        assert decide(approvals, "approve", "alice", of=C) == "waiting"
-
-
-@pytest.mark.parametrize(
-    "match",
-    [
-        {"event_type": ["Freeze"]},
-        {"event_source": ["User"]},
-        {"duration": {"min": "1s"}},
-        {"scope": ["other*"]},
-        {"resources": ["web-*"]},
-        {"time": {"from": "13:00", "to": "14:00"}},
-    ],
-)
-def test_an_event_that_does_not_meet_a_condition_is_not_limited(
-    tmp_path: Path, match: dict[str, Any]
-) -> None:
-    with approvals_with(tmp_path, {"name": "one", "match": match, "max": 1}) as approvals:
-        approvals.record_document(A, B)
-        assert decide(approvals, "approve", "alice", of=A) == "granted"
-        assert decide(approvals, "approve", "alice", of=B) == "granted"
 
 
 def test_a_limit_with_hours_ends_with_them(tmp_path: Path) -> None:
@@ -413,25 +435,6 @@ def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path:
         approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
         assert decide(approvals, "release", "eve", of=A) == "waiting"
         assert go(approvals) == ["B"]
-
-
-def test_an_event_without_resources_counts_as_one_machine(tmp_path: Path) -> None:
-    nameless = event("N")
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(nameless, B)
-        assert decide(approvals, "approve", "alice", of=nameless) == "granted"
-        assert decide(approvals, "approve", "alice", of=B) == "waiting"
-        assert approvals.status("B").waiting_for[0].machines == ("event N",)
-
-
-def test_an_event_that_needs_more_slots_than_there_are_goes_alone(tmp_path: Path) -> None:
-    large = event("L", "db-1", "db-2", "db-3", due=300)
-    with approvals_with(tmp_path, DATABASES | {"max": 2, "rest": "0s"}) as approvals:
-        approvals.record_document(started(B), large, event("D", "db-4"))
-        assert decide(approvals, "approve", "alice", of=large) == "waiting"
-        approvals.record_document(large, event("D", "db-4"))
-        assert states(approvals, "L") == {"L": "granted"}
-        assert decide(approvals, "approve", "alice", of=event("D", "db-4")) == "waiting"
 
 
 def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:
