@@ -40,16 +40,10 @@ class Answers:
         at: datetime,
     ) -> None:
         """Store a first answer."""
+        text, time = orjson.dumps(body).decode(), format_sortable(at)
         self._connection.execute(
             "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                principal,
-                request_id,
-                digest,
-                status,
-                orjson.dumps(body).decode(),
-                format_sortable(at),
-            ),
+            (principal, request_id, digest, status, text, time),
         )
 
     def prune(self, before: datetime) -> None:

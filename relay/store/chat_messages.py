@@ -119,25 +119,17 @@ class ChatMessages:
         Each is returned only once.
         """
         due = (sink, format_sortable(now))
-        condition = "sink = ? AND refresh_at <= ? AND NOT is_due"
-        messages = self._connection.execute(
-            f"SELECT id FROM message WHERE {condition}",  # noqa: S608  # a constant
+        # The EventId of an ended occurrence may have come again, in a message of its own.
+        rows = self._connection.execute(
+            "SELECT (SELECT occurrence FROM message_about JOIN occurrence ON id = occurrence "
+            "WHERE message = message.id ORDER BY live DESC, id LIMIT 1) FROM message "
+            "WHERE sink = ? AND refresh_at <= ? AND NOT is_due ORDER BY id",
             due,
         ).fetchall()
         self._connection.execute(
-            f"UPDATE message SET is_due = 1 WHERE {condition}",  # noqa: S608  # a constant
-            due,
+            "UPDATE message SET is_due = 1 WHERE sink = ? AND refresh_at <= ? AND NOT is_due", due
         )
-        # The EventId of an ended occurrence may have come again, in a message of its own.
-        query = (
-            "SELECT occurrence FROM message_about JOIN occurrence ON id = occurrence "
-            "WHERE message = ? ORDER BY live DESC, id LIMIT 1"
-        )
-        return [
-            occurrence
-            for message in messages
-            for (occurrence,) in self._connection.execute(query, message)
-        ]
+        return [occurrence for (occurrence,) in rows if occurrence is not None]
 
     def refresh_all(self, now: datetime) -> None:
         """Have every message about a live event shown again."""

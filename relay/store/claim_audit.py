@@ -18,12 +18,7 @@ import orjson
 
 from relay.errors import StoreError
 from relay.store.approvals import NOTHING, EventApprovals, fold
-from relay.store.journal import (
-    APPROVAL_ROWS,
-    VALUE_ERRORS,
-    JournalRow,
-    read_pruning_checkpoint,
-)
+from relay.store.journal import APPROVAL_ROWS, VALUE_ERRORS, JournalRow, read_pruning_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

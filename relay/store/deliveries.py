@@ -33,11 +33,6 @@ _DELIVERY_QUERY = (
     "e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, e.recorded, e.settled "
     "FROM entry e LEFT JOIN journal j ON j.position = e.position"
 )
-_DEAD_LETTER_CONDITION = (
-    "state = 'parked' AND sink IN (SELECT name FROM sink) AND id > :after AND settled <= :until "
-    "AND (:sink IS NULL OR sink = :sink) AND (:type IS NULL OR type = :type) "
-    "AND (:event_key IS NULL OR event_key = :event_key) AND (:since IS NULL OR settled >= :since)"
-)
 _TRIED_COLUMNS = ("id", "at", "elapsed", "outcome", "status", "reason", "response", "ended")
 _TRIED = "WITH tried AS (SELECT {} FROM json_each(?)) ".format(  # noqa: S608  # our own text
     ", ".join(f"json_extract(value, '$[{i}]') AS {name}" for i, name in enumerate(_TRIED_COLUMNS))
@@ -207,18 +202,18 @@ class Deliveries:
 
         Return False if there is no such dead letter or its sink no longer exists.
         """
-        changed = self._connection.execute(
+        if not self._connection.execute(
             "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, redelivered = ? "
             "WHERE id = ? AND state = 'parked' AND sink IN (SELECT name FROM sink)",
             (format_sortable(at), entry_id),
-        ).rowcount
-        if changed:
-            rows = self._connection.execute(
-                f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
-                (entry_id,),
-            )
-            self.redelivered += parse_rows(_ENTRY, rows)
-        return bool(changed)
+        ).rowcount:
+            return False
+        rows = self._connection.execute(
+            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
+            (entry_id,),
+        )
+        self.redelivered += parse_rows(_ENTRY, rows)
+        return True
 
     def redeliver_matching_dead_letters(
         self,
@@ -234,18 +229,21 @@ class Deliveries:
         They have ids above ``after`` and became dead letters by ``until``. Return their ids and how
         many are left.
         """
-        ids = [
-            entry_id
-            for (entry_id,) in self._connection.execute(
-                f"SELECT id FROM entry WHERE {_DEAD_LETTER_CONDITION} ORDER BY id",  # noqa: S608  # our own text
-                asdict(dead_letters)
-                | {
-                    "since": dead_letters.since and format_sortable(dead_letters.since),
-                    "after": after,
-                    "until": format_sortable(until),
-                },
-            )
-        ]
+        since = dead_letters.since and format_sortable(dead_letters.since)
+        rows = self._connection.execute(
+            "SELECT id FROM entry WHERE state = 'parked' AND sink IN (SELECT name FROM sink) "
+            "AND id > :after AND settled <= :until AND (:sink IS NULL OR sink = :sink) "
+            "AND (:type IS NULL OR type = :type) "
+            "AND (:event_key IS NULL OR event_key = :event_key) "
+            "AND (:since IS NULL OR settled >= :since) ORDER BY id",
+            {
+                **asdict(dead_letters),
+                "since": since,
+                "after": after,
+                "until": format_sortable(until),
+            },
+        )
+        ids = [entry_id for (entry_id,) in rows]
         for entry_id in ids[:limit]:
             self.redeliver_dead_letter(entry_id, at)
         return ids[:limit], len(ids[limit:])

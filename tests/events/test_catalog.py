@@ -137,9 +137,7 @@ def test_every_generated_file_is_up_to_date() -> None:
 
 
 @EACH_TYPE
-def test_the_page_names_each_type_with_every_field(
-    kind: EventDefinition,
-) -> None:
+def test_the_page_names_each_type_with_every_field(kind: EventDefinition) -> None:
     page = generate.EVENTS_PAGE.read_text(encoding="utf-8")
     section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
     assert kind.type in section
