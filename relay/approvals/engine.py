@@ -130,9 +130,8 @@ class ApprovalEngine:
 
     def effective_approval_mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
-        return effective_approvals_mode(
-            self.settings, tx.stored_approval_mode(), trusted=self._trusted
-        )
+        trusted = self._trusted and tx.damage is None
+        return effective_approvals_mode(self.settings, tx.stored_approval_mode(), trusted=trusted)
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         """Collect every fact that a decision about an event depends on."""

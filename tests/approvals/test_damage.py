@@ -123,6 +123,7 @@ def test_nothing_starts_after_rows_became_such_as_are_not_read(
     answer = approvals.submit(of=USER_REBOOT)
     assert (answer.status, "audit verify" in answer.body["detail"]) == (503, True)
     assert caplog.text.count("approvals are off: journal: ") == 1
+    assert approvals.transact(approvals.engine.effective_approval_mode) == "off"
     retention = StoreSettings(retain=0.0, audit_retain=0.0)
     later = NOON + timedelta(days=1)
     approvals.transact(lambda tx: prune_all_tables(tx, retention, later))
