@@ -30,9 +30,9 @@ from relay.config.location import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.store import JournalHead
+from relay.store.chain import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
-from relay.store.journal import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
 
 audit = typer.Typer(
     cls=DefaultGroup,

@@ -29,8 +29,8 @@ from relay.events.cloudevent import CloudEvent
 from relay.signals import run_until_stopped
 from relay.signature import SignatureRefused, verify
 from relay.simulator import VM, Plan, Setup, Simulator
+from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import verify_journal
 
 T = TypeVar("T")
 STEP_TIMEOUT: Final = 10.0

@@ -22,7 +22,8 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.remarks import remarks_in
 from relay.events.timestamps import parse_timestamp
 from relay.store import Decision, Grant, TrackedEvent
-from relay.store.journal import APPROVAL_ROWS, Folded, Journal, JournalRow
+from relay.store.chain import JournalRow
+from relay.store.journal import APPROVAL_ROWS, Folded, Journal
 from relay.store.occurrences import Occurrences
 from relay.store.standing_holds import NO_HOLDS, FoldedHolds
 

@@ -18,7 +18,8 @@ import orjson
 
 from relay.errors import StoreError
 from relay.store.approvals import NOTHING, EventApprovals, fold
-from relay.store.journal import APPROVAL_ROWS, VALUE_ERRORS, JournalRow, read_pruning_checkpoint
+from relay.store.chain import JournalRow, read_pruning_checkpoint
+from relay.store.journal import APPROVAL_ROWS, VALUE_ERRORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from typing import get_args
 from relay.errors import StoreError, StoreLocked
 from relay.files import create_private_folder, current_user, describe_os_error, ensure_private_file
 from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, SinkState, StateFileScopeAndVm
+from relay.store.chain import verify_journal
 from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables
-from relay.store.journal import VALUE_ERRORS, Journal, verify_journal
+from relay.store.journal import VALUE_ERRORS, Journal
 from relay.store.occurrences import Occurrences
 from relay.store.rows import get_meta
 

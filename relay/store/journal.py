@@ -2,20 +2,17 @@
 
 `Transaction.record` appends each CloudEvent; approvals append a ``claim`` before each StartRequest
 and an ``answer`` for each answer that is not final, and the mode of approvals is noted as ``mode``.
-The hash of each row covers the row and the hash before it. What the sinks send is read from here.
-``imds-relay audit`` verifies the chain. Old rows are pruned; a checkpoint with the last hash of
-them remains.
+`chain` has the hashes. What the sinks send is read from here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -23,10 +20,14 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.store import JournalHead
+from relay.store.chain import (
+    GENESIS,
+    JournalRow,
+    check_row,
+    read_pruning_checkpoint,
+    row_hash,
+)
 from relay.store.rows import PageLimit, bulk_insert, take_page
-
-GENESIS = JournalHead(0, "0" * 64)
-"""The head of a journal without rows."""
 
 APPROVAL_ROWS = (
     "kind IN ('approval.granted', 'approval.recorded', 'approval.reminder', 'approval.voided', "
@@ -42,23 +43,6 @@ VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionErr
 """What reading a row raises that is not what the relay writes."""
 NewRow = tuple[str, str | None, str | None, bytes]
 """Kind, event_key, transition and body of a row to append: see `JournalRow`."""
-
-
-class JournalRow(NamedTuple):
-    """One row.
-
-    ``kind`` is ``<family>.<change>`` of a CloudEvent, ``claim``, ``answer`` or ``mode``.
-    ``event_key`` is made by an `EventKeyFormat`. ``transition`` is that of an ``event.*``. ``body``
-    is JSON.
-    """
-
-    position: int
-    at: str
-    kind: str
-    event_key: str | None
-    transition: str | None
-    body: bytes
-    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +220,7 @@ class Journal:
         ).fetchall()
         for before, *columns in found:
             row = JournalRow(*columns)
-            _check_hash(before or GENESIS.hash, row)
+            check_row(before or GENESIS.hash, row)
             yield row
 
     def position_of_last_change_of_event(
@@ -392,91 +376,3 @@ class Journal:
         )
         cursor = self._connection.execute("DELETE FROM journal WHERE position <= ?", (position,))
         return cursor.rowcount
-
-
-def row_hash(
-    before: str,
-    position: int,
-    at: str,
-    kind: str,
-    event_key: str | None,
-    transition: str | None,
-    body: bytes,
-) -> str:
-    """Return the hash of a row.
-
-    It is the SHA-256 of the hash before it and the columns as a JSON list, a line feed, and the
-    body.
-    """
-    columns = orjson.dumps([before, position, at, kind, event_key, transition])
-    return hashlib.sha256(columns + b"\n" + body).hexdigest()
-
-
-def read_pruning_checkpoint(connection: sqlite3.Connection) -> JournalHead:
-    """Return the head before the first row: the last pruned row, or `GENESIS`."""
-    row = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
-    return JournalHead(*row) if row else GENESIS
-
-
-def read_all_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
-    """Yield every row, oldest first."""
-    return map(JournalRow._make, connection.execute("SELECT * FROM journal ORDER BY position"))
-
-
-def _check_hash(before: str, row: JournalRow) -> None:
-    """Raise StoreError if a row does not continue the chain of hashes."""
-    try:
-        digest = row_hash(before, *row[:-1])
-    except TypeError:  # damage turned text into bytes, or bytes into text
-        digest = None
-    if row.hash != digest:
-        raise StoreError(
-            f"journal: the row at position {row.position} is not the one that was written"
-        )
-
-
-def verify_journal(
-    connection: sqlite3.Connection, expected: JournalHead | None = None
-) -> tuple[JournalHead, int]:
-    """Verify the whole chain; return the head and the number of rows.
-
-    ``expected`` is an earlier head, such as a ``journalhead`` that a consumer received. It reveals
-    a journal whose end was cut off. Raises StoreError that names the first wrong position.
-    """
-    count = -1  # the checkpoint is no row
-    try:
-        # The savepoint gives one view of the file, even while a relay prunes it.
-        connection.execute("SAVEPOINT verify")
-        try:
-            for head in _verified_heads(connection):
-                count += 1
-                if expected is not None and head.position == expected.position and head != expected:
-                    raise StoreError(
-                        f"journal: the row at position {head.position} is not the one that was "
-                        "seen before"
-                    )
-        finally:
-            connection.execute("RELEASE verify")  # fails, too, if the file is damaged
-    except sqlite3.Error as error:
-        raise StoreError(f"journal: it cannot be read: {error}") from error
-    if expected is not None and expected.position > head.position:
-        raise StoreError(
-            f"journal: it ends at position {head.position}, {expected.position} was seen before: "
-            "its tail was cut"
-        )
-    return head, count
-
-
-def _verified_heads(connection: sqlite3.Connection) -> Iterator[JournalHead]:
-    """Yield the head before the first row, and the head that each row became."""
-    head = read_pruning_checkpoint(connection)
-    yield head
-    for row in read_all_rows(connection):
-        if row.position != head.position + 1:
-            raise StoreError(
-                f"journal: expected position {head.position + 1}, found {row.position}: "
-                "rows were removed or inserted"
-            )
-        _check_hash(head.hash, row)
-        head = JournalHead(row.position, row.hash)
-        yield head

@@ -16,7 +16,8 @@ import orjson
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 from relay.store import StandingHold
-from relay.store.journal import STANDING_HOLD_ROWS, Folded, Journal, JournalRow
+from relay.store.chain import JournalRow
+from relay.store.journal import STANDING_HOLD_ROWS, Folded, Journal
 from relay.store.rows import PageLimit, take_page
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from relay.events.timestamps import format_rfc3339
 from relay.ingest import EventSighting, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
 from relay.store.approvals import FoldCache
+from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import StateFile, open_state_file
-from relay.store.journal import read_all_rows, verify_journal
 from relay.store.transaction import Route, Transaction
 from tests.clocks import NOON, ManualClock
 

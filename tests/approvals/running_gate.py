@@ -30,8 +30,8 @@ from relay.ingest import (
     SuccessfulPoll,
 )
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
+from relay.store.chain import JournalRow, read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import JournalRow, read_all_rows, verify_journal
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import (
     BOOT_ID,

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from relay.errors import SourceRefused, SourceUnavailable
-from relay.store.journal import read_all_rows
+from relay.store.chain import read_all_rows
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,

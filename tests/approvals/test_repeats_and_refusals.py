@@ -12,7 +12,7 @@ import pytest
 from relay.approvals.engine import MAX_REFUSALS
 from relay.signature import MAX_AGE, MAX_AHEAD
 from relay.store import StoreSettings
-from relay.store.journal import read_all_rows
+from relay.store.chain import read_all_rows
 from relay.store.retention import prune_all_tables
 from tests.approvals.builders import REBOOT, REDEPLOY, ApprovalFile, build_caller, build_request
 

@@ -27,7 +27,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Mode
-from relay.store.journal import read_all_rows, verify_journal
+from relay.store.chain import read_all_rows, verify_journal
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from tests.approvals.builders import ApprovalFile, build_caller, build_event, open_grants

@@ -7,7 +7,7 @@ from datetime import timedelta
 import orjson
 
 from relay.events.timestamps import format_rfc3339
-from relay.store.journal import read_all_rows
+from relay.store.chain import read_all_rows
 from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
 from tests.clocks import NOON
 

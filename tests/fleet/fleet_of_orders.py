@@ -39,8 +39,8 @@ from relay.fleet.routing import AuthorizedSender
 from relay.ingest import EventDeparture, EventSighting, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import NOTHING, EventApprovals, fold
+from relay.store.chain import JournalRow, read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import JournalRow, read_all_rows, verify_journal
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
 from tests.clocks import NOON, ManualClock

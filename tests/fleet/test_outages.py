@@ -19,8 +19,8 @@ from relay.fleet.agent import link, start_orders
 from relay.fleet.hub.connection_health import FleetSourceHealth
 from relay.simulator import Plan
 from relay.simulator.event import Event
+from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import verify_journal
 from relay.store.rows import PageLimit
 from tests.depth import CHAOS, depth
 from tests.eventually import eventually

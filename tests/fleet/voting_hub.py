@@ -24,8 +24,8 @@ from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
 from relay.ingest import EventSighting, Recorder
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
+from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import read_all_rows, verify_journal
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
 from tests.clocks import ManualClock

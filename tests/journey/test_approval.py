@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
+from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import read_all_rows, verify_journal
 from tests.eventually import eventually
 from tests.journey.relay_process import CLIENT_SECRET, RelayProcess, client, inbox, relay, webhook
 

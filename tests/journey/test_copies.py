@@ -17,8 +17,8 @@ from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Setup, Simulator
+from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import read_all_rows, verify_journal
 from tests.eventually import eventually
 from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import CLIENT_SECRET, KEY, client

@@ -11,8 +11,8 @@ import aio_pika
 import orjson
 
 from relay.simulator import VM, Plan, Setup, Simulator
+from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import verify_journal
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.journey.relay_process import client, inbox, name_of, relay, webhook

@@ -20,8 +20,8 @@ import pytest
 
 from relay.errors import StoreError
 from relay.simulator import VM, Event, Plan, Setup, Simulator
+from relay.store.chain import JournalRow, read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import JournalRow, read_all_rows, verify_journal
 from tests.depth import CHAOS
 from tests.eventually import eventually
 from tests.journey.relay_process import RelayProcess, client, relay

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
+from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import read_all_rows, verify_journal
 from tests.eventually import eventually
 from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
 

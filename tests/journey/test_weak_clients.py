@@ -23,8 +23,8 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from pamqp.commands import Basic
 
 from relay.simulator import VM, Event, Plan, Setup, Simulator
+from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import verify_journal
 from tests.depth import CHAOS
 from tests.eventually import eventually
 from tests.journey.bus import KEY, SCOPE, Bus, unused_exchange

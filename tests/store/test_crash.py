@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.store.journal import verify_journal
+from relay.store.chain import verify_journal
 from tests.kill_at_sync import killed_at_sync
 from tests.store.open_store import open_file_in
 

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from relay.store import Attempt, Entry, EntryState, StoreSettings
+from relay.store.chain import verify_journal
 from relay.store.deliveries import DeadLetterFilter, Delivery
-from relay.store.journal import verify_journal
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
 from tests.store.open_store import NOW, connection_of, numbered_event, open_file_in

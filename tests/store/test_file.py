@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from relay.errors import StoreError, StoreLocked
 from relay.store import StateFileScopeAndVm
+from relay.store.chain import verify_journal
 from relay.store.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
-from relay.store.journal import Journal, verify_journal
+from relay.store.journal import Journal
 from relay.store.transaction import Transaction
 from tests.builders import DATA
 from tests.depth import depth

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relay.store import FirstAnswer
-from relay.store.journal import verify_journal
+from relay.store.chain import verify_journal
 from relay.store.rows import MAX_ROWS_PER_STATEMENT, PageLimit
 from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from tests.builders import DATA
