@@ -85,17 +85,14 @@ class ChatDecisionSubmitter:
         return caller
 
     def _make_caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
-        if principal not in self._principals:
-            return None
-        return Caller(principal, sink.kind, self._limited_rights(principal, sink))
-
-    def _limited_rights(self, principal: str, sink: AnswerableChatSettings) -> Rights:
-        """Return what the sink and every client of the person allow.
+        """Return the caller with the rights that the sink and every client of the person allow.
 
         If all clients have the same patterns, these are ``resources`` of the rights: others may
         cover the rest of the event where the rule says ``each_resource``. Every other list of
         patterns is a limit.
         """
+        if principal not in self._principals:
+            return None
         of_clients = [
             self._rights_by_client[client]
             for client in clients_of_same_person(principal, self._people)
@@ -103,9 +100,10 @@ class ChatDecisionSubmitter:
         can = frozenset[Right](sink.can).intersection(*(rights.can for rights in of_clients))
         resources = {rights.resources for rights in of_clients if rights.resources is not None}
         limits = {sink.resources} if sink.resources is not None else set()
+        rights = Rights(can, limits=tuple(resources | limits))
         if len(resources) == 1:
-            return Rights(can, resources.pop(), tuple(limits))
-        return Rights(can, limits=tuple(resources | limits))
+            rights = Rights(can, resources.pop(), tuple(limits))
+        return Caller(principal, sink.kind, rights)
 
     async def decide(
         self,

@@ -95,7 +95,11 @@ class MessagePlanner:
             message = tx.messages.find(sink.name, occurrence.id)
             if message is None:
                 message = self._create_message_row_for_event(tx, sink, occurrence)
-            elif _is_all_history_told(tx, message, occurrence):
+            elif (
+                message.content_hash is not None
+                and not message.is_due
+                and tx.journal.last_position_about(occurrence.key) <= message.history_position
+            ):  # an earlier delivery told everything that is recorded about the event
                 return None
             return self._plan_message(tx, sink, message, in_chat=in_chat)
 
@@ -275,15 +279,6 @@ def _find_occurrence_at_event_time(tx: Transaction, event: CloudEvent) -> Tracke
     at = parse_timestamp(event.attributes["time"])
     key = tx.keys.make_key(event.scope, event.subject or "")
     return tx.occurrences.find_occurrence_at_time(key, at) if at is not None else None
-
-
-def _is_all_history_told(tx: Transaction, message: ChatMessage, occurrence: TrackedEvent) -> bool:
-    """Return whether an earlier delivery told everything that is recorded about an event."""
-    return (
-        message.content_hash is not None
-        and not message.is_due
-        and tx.journal.last_position_about(occurrence.key) <= message.history_position
-    )
 
 
 def _fold_reminders_into_card(

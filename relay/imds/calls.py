@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
@@ -263,10 +263,13 @@ class ImdsSession:
     async def _error_from_response(self, response: aiohttp.ClientResponse) -> SourceError:
         status = response.status
         if status == 400:
-            text = await _read_error_text(response)
+            text = b""
+            with suppress(TimeoutError, aiohttp.ClientError):  # must not hide the 400
+                async with asyncio.timeout(ERROR_BODY_TIMEOUT):
+                    text = await response.content.read(MAX_ERROR_BYTES)
             return SourceRefused(
                 "expected 200, got 400: the header, api-version or body of the request is wrong; "
-                f"the answer says {text!r}",
+                f"the answer says {text.decode('utf-8', 'replace').strip()!r}",
                 status=400,
             )
         if 300 <= status < 400:
@@ -331,13 +334,3 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
         f"expected an answer of at most {MAX_DOCUMENT_BYTES} bytes (4 MiB), got a larger one",
         status=200,
     )
-
-
-async def _read_error_text(response: aiohttp.ClientResponse) -> str:
-    # A body that does not come must not hide the 400.
-    try:
-        async with asyncio.timeout(ERROR_BODY_TIMEOUT):
-            text = await response.content.read(MAX_ERROR_BYTES)
-    except (TimeoutError, aiohttp.ClientError):
-        return ""
-    return text.decode("utf-8", "replace").strip()

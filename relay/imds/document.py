@@ -53,18 +53,10 @@ def _whole_seconds(value: object) -> int | None:
     return math.ceil(value)
 
 
-def _parse_incarnation(value: object) -> int | None:
-    # A hint is never worth an error. The store holds signed integers of 64 bits.
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if -(2**63) <= value < 2**63 else None
-
-
-def _blank_to_none(value: object) -> object:
-    return None if isinstance(value, str) and not value.strip() else value
-
-
-_Text = Annotated[str | None, BeforeValidator(_blank_to_none)]
+_Text = Annotated[
+    str | None,
+    BeforeValidator(lambda value: None if isinstance(value, str) and not value.strip() else value),
+]
 
 
 class _WireModel(BaseModel):
@@ -136,7 +128,10 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
     for entry in entries:
         event = entry.to_event(prefixed=api_version <= PREFIX_UNTIL)
         events_by_key.setdefault(event.lowercase_event_id, []).append(event)
-    incarnation = _parse_incarnation(content.get("DocumentIncarnation"))
+    # A hint is never worth an error. The store holds signed integers of 64 bits.
+    incarnation = content.get("DocumentIncarnation")
+    if type(incarnation) is not int or not -(2**63) <= incarnation < 2**63:
+        incarnation = None
     return Document(incarnation, tuple(map(_merge_same_event, events_by_key.values())))
 
 

@@ -85,7 +85,13 @@ def is_refused(address: Address) -> bool:
         return True
     if isinstance(address, IPv4Address):
         return False
-    return any(map(is_refused, _contained_addresses(address))) or _embeds_wire_server(address)
+    if any(map(is_refused, _contained_addresses(address))):
+        return True
+    # Any prefix can be one of NAT64, so the bytes of two addresses are refused anywhere. All of
+    # link local is not looked for: an address contains two given bytes by chance too often.
+    packed = address.packed
+    digits = packed[:8] + packed[9:]
+    return any(service in packed or service in digits for service in _HOST_SERVICES)
 
 
 def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
@@ -101,17 +107,6 @@ def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
         digits = packed[:8] + packed[9:]
         for position in _LOCAL_NAT64_POSITIONS:
             yield IPv4Address(digits[position : position + 4])
-
-
-def _embeds_wire_server(address: IPv6Address) -> bool:
-    """Return whether the bytes of the metadata service's or the host's address are in an address.
-
-    Any prefix can be one of NAT64. All of link local is not looked for: an address contains two
-    given bytes by chance too often.
-    """
-    packed = address.packed
-    digits = packed[:8] + packed[9:]
-    return any(service in packed or service in digits for service in _HOST_SERVICES)
 
 
 def parse_address_literal(host: str) -> Address | None:

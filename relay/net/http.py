@@ -243,9 +243,8 @@ async def send(
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
-        reason, failure = _classify(error)
         # Without the cause: its text can contain the URL.
-        raise Deferred(reason, failure=failure) from None
+        raise _error_to_raise(error) from None
     elapsed = loop.time() - start
     if body_timeout is not None:
         deadline = min(deadline, loop.time() + body_timeout)
@@ -310,15 +309,14 @@ def _texts_to_hide(url: URL, secrets: tuple[str, ...]) -> list[str]:
     return sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
 
 
-def _classify(error: Exception) -> tuple[str, Failure]:
-    """Return why there was no response, and the kind of failure."""
+def _error_to_raise(error: Exception) -> Deferred:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     system_text = cause.strerror if isinstance(cause, OSError) else None
     if isinstance(cause, AddressRefused):
         # Not permanent: the name can get another address.
         reason = f"expected a receiver's address, the name in the URL stands for {system_text}"
-        return reason, "slow"
-    return _describe_error(error, cause, system_text), "transient"
+        return Deferred(reason, failure="slow")
+    return Deferred(_describe_error(error, cause, system_text))
 
 
 def _describe_error(error: Exception, cause: Exception, system_text: str | None) -> str:

@@ -8,6 +8,7 @@ describes it. A `Plan` says what shall happen to an `Event`. `play_playbook` per
 
 from __future__ import annotations
 
+from relay.simulator.azure import RecordedCall
 from relay.simulator.event import Event, Plan
 from relay.simulator.faults import Fault
 from relay.simulator.playbook import (
@@ -27,6 +28,7 @@ __all__ = [
     "InvalidTransition",
     "Plan",
     "Playbook",
+    "RecordedCall",
     "Setup",
     "Simulator",
     "UnknownEvent",

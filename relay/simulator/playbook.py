@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -205,23 +204,18 @@ def load_playbook(name_or_path: str | Path) -> Playbook:
 
 def describe_errors(error: ValidationError) -> list[str]:
     """Return a line for each error: the key path, what was expected, and what was there."""
-    return [
-        f"{format_path(details['loc']) or 'the document'}: {_describe_error(details)}"
-        for details in error.errors()
-    ]
-
-
-def _describe_error(error: ErrorDetails) -> str:
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "unknown key"
-    if error["type"] == "missing":
-        return "expected a value, got none"
-    text = error["msg"].removeprefix("Value error, ")
-    if text.startswith("Input should be "):
-        text = f"expected {text.removeprefix('Input should be ')}"
-    if error["type"] == "value_error" and "got" in text:
-        return text
-    return f"{text}, got {error['input']!r}"
+    lines = []
+    for details in error.errors():
+        kind, text = details["type"], details["msg"].removeprefix("Value error, ")
+        text = text.replace("Input should be ", "expected ", 1)
+        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            text = "unknown key"
+        elif kind == "missing":
+            text = "expected a value, got none"
+        elif kind != "value_error" or "got" not in text:
+            text += f", got {details['input']!r}"
+        lines.append(f"{format_path(details['loc']) or 'the document'}: {text}")
+    return lines
 
 
 async def play_playbook(azure: SimulatedAzure, playbook: Playbook) -> None:

@@ -112,12 +112,15 @@ def page_link(public_url: str | None, *, in_chat: bool) -> Link | None:
     if public_url is None:
         return None
 
-    def url(status: ApprovalStatus, decision: DecisionKind) -> str:
-        seen = status.occurrence
-        parts = (seen.scope, seen.event.event_id, decision, seen.revision)
-        return f"{public_url}/#/event/" + "/".join(quote(part, safe="") for part in parts)
+    return lambda status, decision: event_page(
+        public_url, status, decision, status.occurrence.revision
+    )
 
-    return url
+
+def event_page(public_url: str, status: ApprovalStatus, *more: str) -> str:
+    """Return the URL of the page at an event. ``more``: a decision, and for which revision."""
+    parts = (status.occurrence.scope, status.occurrence.event.event_id, *more)
+    return f"{public_url}/#/event/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from operator import itemgetter
 
 from relay.approvals.rules import Quorum
@@ -35,7 +34,6 @@ from relay.sentences import (
     join_texts,
     principals_text,
 )
-from relay.store import Decision, StandingHold
 
 _SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {
@@ -110,11 +108,22 @@ def _approval_facts(status: ApprovalStatus) -> Iterator[tuple[str, Text]]:
         yield "Rule", (f"{status.rule.name}: approved automatically",)
     else:
         yield "Rule", (f"{status.rule.name}: ", *_required_votes_text(status.quorum))
-        if _should_show_votes(status):
-            yield "Votes", (*_votes_text(status), *_missing_votes_text(status))
+        # Votes are void once the event has started, or changed after its StartRequest. Then they
+        # are missing again, but the relay sends no second StartRequest.
+        is_void = status.is_grant_sent_or_accepted and status.votes_missing > 0
+        if not status.occurrence.event.is_started and not is_void:
+            votes: Text = (f"{status.vote_count} of {status.votes_required}",)
+            voters = [vote.principal for vote in status.counted_votes[:MAX_NAMES]]
+            votes += (": ", *principals_text(voters)) if voters else ()
+            yield "Votes", (*votes, *_missing_votes_text(status))
     if status.is_held:
-        holds = [_holder_and_expiry_text(hold) for hold in status.active_holds]
-        holds += map(_standing_hold_text, latest_ending_holds(status.active_standing_holds))
+        holds: list[Text] = []
+        for hold in status.active_holds:
+            until = (" until ", hold.expires) if hold.expires is not None else ()
+            holds.append((PrincipalRef(hold.principal), *until))
+        for standing in latest_ending_holds(status.active_standing_holds):
+            reason = f" by a standing hold (“{standing.reason}”)"
+            holds.append((PrincipalRef(standing.principal), " until ", standing.ends, reason))
         yield "Held by", join_texts(holds, ", ")
 
 
@@ -126,21 +135,6 @@ def _required_votes_text(quorum: Quorum) -> Text:
     plural = "s" if quorum.votes != 1 else ""
     text: Text = (f"{quorum.votes} vote{plural} from ", *join_texts(voters, ", "))
     return (*text, ", for every machine") if quorum.each_resource else text
-
-
-def _should_show_votes(status: ApprovalStatus) -> bool:
-    """Votes are void once the event has started, or changed after its StartRequest.
-
-    Then they are missing again, but the relay sends no second StartRequest.
-    """
-    is_void = status.is_grant_sent_or_accepted and status.votes_missing > 0
-    return not status.occurrence.event.is_started and not is_void
-
-
-def _votes_text(status: ApprovalStatus) -> Text:
-    count = f"{status.vote_count} of {status.votes_required}"
-    voters = [vote.principal for vote in status.counted_votes[:MAX_NAMES]]
-    return (f"{count}: ", *principals_text(voters)) if voters else (count,)
 
 
 def _missing_votes_text(status: ApprovalStatus) -> Text:
@@ -161,16 +155,6 @@ def _missing_votes_text(status: ApprovalStatus) -> Text:
     if uncovered:
         text += (f"; nobody has spoken for {uncovered} yet",)
     return text
-
-
-def _holder_and_expiry_text(hold: Decision) -> Text:
-    holder = PrincipalRef(hold.principal)
-    return (holder, " until ", hold.expires) if hold.expires is not None else (holder,)
-
-
-def _standing_hold_text(hold: StandingHold) -> Text:
-    reason = f" by a standing hold (“{hold.reason}”)"
-    return (PrincipalRef(hold.principal), " until ", hold.ends, reason)
 
 
 def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
@@ -198,7 +182,16 @@ def grouped_card(statuses: Sequence[ApprovalStatus], *, link: Link | None) -> Ca
     ``link`` makes the URLs of the buttons. It is None if the relay has no address for links.
     """
     live = [status for status in statuses if status.occurrence.live]
-    ordered = sorted(live or statuses, key=_awaiting_votes_first_sort_key)
+    # Those that wait for votes come first, then by NotBefore.
+    ordered = sorted(
+        live or statuses,
+        key=lambda status: (
+            not _waits_for_votes(status),
+            status.not_before is None,
+            status.not_before or status.now,
+            status.occurrence.id,
+        ),
+    )
     lines = tuple(
         EventLine(event_line(status), decision_buttons(status, link))
         for status in ordered[:MAX_LISTED_EVENTS]
@@ -245,16 +238,6 @@ def event_line(status: ApprovalStatus) -> Text:
     elif status.votes_required:
         text += (f", {status.vote_count} of {status.votes_required} votes",)
     return text
-
-
-def _awaiting_votes_first_sort_key(status: ApprovalStatus) -> tuple[bool, bool, datetime, int]:
-    """Sort events that wait for votes first, then by NotBefore."""
-    return (
-        not _waits_for_votes(status),
-        status.not_before is None,
-        status.not_before or status.now,
-        status.occurrence.id,
-    )
 
 
 def _waits_for_votes(status: ApprovalStatus) -> bool:

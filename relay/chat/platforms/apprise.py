@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -295,16 +295,22 @@ def card_text(card: Card) -> str:
     lines = "\n".join(f"- {_plain(line.text)}" for line in card.lines)
     runbooks = "\n".join(f"Runbook of rule {rule}: {url}" for rule, url in card.runbooks)
     paragraphs = [_plain(card.summary), facts, lines, *map(_plain, card.notes), runbooks]
-    paragraphs += [_decision_command(card), _neutral(card.footer)]
+    if buttons := [*card.buttons, *(button for line in card.lines for button in line.buttons)]:
+        decisions = " | ".join(dict.fromkeys(button.decision for button in buttons))
+        event_id = card.buttons[0].event_id if card.buttons else "EVENT"
+        command = f"imds-relay {decisions} {event_id}"
+        paragraphs.append(f"To answer, on a machine of this scope: {command}")
+    paragraphs.append(_neutral(card.footer))
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
 def _plain(text: Text) -> str:
-    return render(text, words=_neutral, person=_neutral, time=_minute)
-
-
-def _minute(time: datetime) -> str:
-    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return render(
+        text,
+        words=_neutral,
+        person=_neutral,
+        time=lambda time: f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+    )
 
 
 def _neutral(text: str) -> str:
@@ -314,13 +320,3 @@ def _neutral(text: str) -> str:
     library escapes each service's own markup.
     """
     return _MENTION_OR_LINK.sub(_ZERO_WIDTH_SPACE, on_one_line(text))
-
-
-def _decision_command(card: Card) -> str:
-    """Return how to decide on the command line; empty if nothing can be decided."""
-    buttons = [*card.buttons, *(button for line in card.lines for button in line.buttons)]
-    if not buttons:
-        return ""
-    decisions = " | ".join(dict.fromkeys(button.decision for button in buttons))
-    event_id = card.buttons[0].event_id if card.buttons else "EVENT"
-    return f"To answer, on a machine of this scope: imds-relay {decisions} {event_id}"

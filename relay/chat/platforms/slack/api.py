@@ -275,16 +275,12 @@ def _error(
             "report it with the event",
             status=status,
         )
-    return Deferred(
-        f"Slack answered {code}: {_remedy(code, document)}",
-        failure="transient" if code in _TRANSIENT_ERRORS else "slow",
-        status=status,
-    )
-
-
-def _remedy(code: str, document: Mapping[str, Any]) -> str:
     remedy = REMEDIES.get(code, "see the method's reference at docs.slack.dev")
     needed = document.get("needed")
     if code == "missing_scope" and isinstance(needed, str) and _SCOPES.fullmatch(needed):
-        return f"the app lacks the scope {needed}: {remedy}"
-    return remedy
+        remedy = f"the app lacks the scope {needed}: {remedy}"
+    return Deferred(
+        f"Slack answered {code}: {remedy}",
+        failure="transient" if code in _TRANSIENT_ERRORS else "slow",
+        status=status,
+    )

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
-from relay.approvals.status import ApprovalStatus
+from relay.chat.cards.buttons import event_page
 from relay.chat.cards.event_card import event_line
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.api import Settings
@@ -154,12 +153,6 @@ class Answers:
             lines.append((f"No event of the document begins with {beginning}.",))
         elif not listed:
             lines.append(("Azure has announced nothing.",))
-        return text_message(lines, command.team_id, [self._page_url(status) for status in shown])
-
-    def _page_url(self, status: ApprovalStatus) -> str | None:
-        """Return where the page shows an event, and takes decisions about it."""
-        if self._context.public_url is None:
-            return None
-        scope = quote(status.occurrence.scope, safe="")
-        event_id = quote(status.occurrence.event.event_id, safe="")
-        return f"{self._context.public_url}/#/event/{scope}/{event_id}"
+        url = self._context.public_url
+        pages = [event_page(url, status) for status in shown] if url is not None else []
+        return text_message(lines, command.team_id, pages)

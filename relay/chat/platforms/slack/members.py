@@ -202,15 +202,12 @@ class Members:
         """
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
-                workspace = await self._fetch_workspace()
-                await self._check_origin(actor, workspace)
-                if is_named:
-                    await self._check_member(actor, workspace)
+                await self._check(actor, is_named=is_named)
         except TimeoutError:
             raise Deferred(f"no answer within {LOOKUP_TIMEOUT:g} s") from None
 
-    async def _check_origin(self, actor: Actor, workspace: Workspace) -> None:
-        """Return if the call came from the app's own workspace and is for this app."""
+    async def _check(self, actor: Actor, *, is_named: bool) -> None:
+        workspace = await self._fetch_workspace()
         app_id = await self._fetch_app_id(workspace)
         # In an enterprise, a person's home can be another workspace of the same enterprise.
         # `membership_refusal` finds out whether the person belongs to this workspace, too.
@@ -223,10 +220,9 @@ class Members:
                 f"the call is for the app {actor.app_id}, but the token belongs to the app "
                 f"{app_id}: take all secrets from one app"
             )
-
-    async def _check_member(self, actor: Actor, workspace: Workspace) -> None:
         now = self._clock.monotonic()
-        if now - self._checked_at.get(actor.user_id, -CHECK_LIFETIME) < CHECK_LIFETIME:
+        is_checked = now - self._checked_at.get(actor.user_id, -CHECK_LIFETIME) < CHECK_LIFETIME
+        if not is_named or is_checked:
             return
         response = await self._api.call("users.info", {"user": actor.user_id})
         refusal = membership_refusal(response.get("user"), actor.user_id, workspace)

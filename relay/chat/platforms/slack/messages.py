@@ -81,9 +81,7 @@ def card_message(card: Card, team_id: str, *, has_clicks: bool) -> SlackMessage:
     return SlackMessage(text, blocks)
 
 
-def text_message(
-    lines: Sequence[Text], team_id: str, urls: Sequence[str | None] = ()
-) -> SlackMessage:
+def text_message(lines: Sequence[Text], team_id: str, urls: Sequence[str] = ()) -> SlackMessage:
     """Return lines of text as a message in a thread or to one person, each with its URL if any."""
     shown = [one_line(line, _MAX_REPLY_LINE) for line in lines]
     elements: list[Json] = []
@@ -129,7 +127,12 @@ def _card_blocks(
         yield _rich_text(_elements(notes, team_id))
     yield from _actions(card.buttons, numbers, has_clicks=has_clicks)
     if card.runbooks:
-        yield _rich_text(_runbook_elements(card.runbooks))
+        runbooks: list[Json] = []
+        for rule, url in card.runbooks:
+            line_break = "\n" if runbooks else ""
+            runbooks.append({"type": "text", "text": f"{line_break}Runbook of rule {rule}: "})
+            runbooks.append({"type": "link", "url": url, "text": url})
+        yield _rich_text(runbooks)
     if card.footer:
         yield {"type": "context", "elements": [_plain_text(card.footer, _MAX_FOOTER)]}
 
@@ -149,13 +152,14 @@ def _actions(
     for button in buttons:
         value = button_value(button)
         if button.url is None and len(value) <= _MAX_BUTTON_VALUE:
+            question = render(button.question, words=str, person=str)
             elements.append(
                 {
                     **_button(button, button.decision, numbers),
                     "value": value,
                     "confirm": {
                         "title": _plain_text(f"{button.label}?", _MAX_CONFIRM_TITLE),
-                        "text": _plain_text(_words(button.question), _MAX_CONFIRM_TEXT),
+                        "text": _plain_text(question, _MAX_CONFIRM_TEXT),
                         "confirm": _plain_text(button.label, _MAX_CONFIRM_LABEL),
                         "deny": _plain_text("Cancel", _MAX_CONFIRM_LABEL),
                     },
@@ -174,13 +178,6 @@ def _button(button: Button, action: str, numbers: Iterator[int]) -> Json:
     style = {"style": "primary"} if button.decision == "approve" else {}
     label = _plain_text(button.label, _MAX_BUTTON_LABEL)
     return {"type": "button", "action_id": f"{action}-{next(numbers)}", "text": label, **style}
-
-
-def _runbook_elements(runbooks: Iterable[tuple[str, str]]) -> Iterator[Json]:
-    for number, (rule, url) in enumerate(runbooks):
-        line_break = "\n" if number else ""
-        yield {"type": "text", "text": f"{line_break}Runbook of rule {rule}: "}
-        yield {"type": "link", "url": url, "text": url}
 
 
 def _rich_text(elements: Iterable[Json]) -> Json:
@@ -222,10 +219,6 @@ def _notification(text: Text, team_id: str) -> str:
         return f"<!date^{int(at.timestamp())}^{_DATE_FORMAT}|{utc_time(at)}>"
 
     return render(one_line(text, _MAX_NOTIFICATION), words=_escape, person=person, time=time)
-
-
-def _words(text: Text) -> str:
-    return render(text, words=str, person=str)
 
 
 def _plain_text(text: str, limit: int) -> Json:
