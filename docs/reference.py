@@ -31,7 +31,6 @@ from relay.clock import SystemClock
 from relay.config import Config, sink_modules
 from relay.config.changes import key_needs_restart
 from relay.events.match import Match
-from relay.log_fields import field_meanings
 from relay.telemetry.lines import EVERY_LINE, LINES
 from relay.telemetry.metrics import METRICS
 
@@ -320,10 +319,8 @@ def _json(document: Any) -> list[str]:
 
 
 def log() -> str:
-    """Return a table of the fields of the log, and one of the lines about events."""
-    rows = ["| field | meaning |", "| --- | --- |"]
-    rows += [f"| `{name}` | {meaning} |" for name, meaning in field_meanings().items()]
-    rows += ["", "## Lines about events", ""]
+    """Return a table of the lines about events."""
+    rows = ["## Lines about events", ""]
     every = ", ".join(f"`{name}`" for name in EVERY_LINE)
     rows += [f"Each of them has {every}.", ""]
     rows += ["| type | level | fields |", "| --- | --- | --- |"]

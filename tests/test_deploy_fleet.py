@@ -27,7 +27,6 @@ from tests.certificates import Authority
 from tests.cli.command import run_process
 from tests.documented import blocks
 from tests.eventually import eventually
-from tests.examples.test_drain_node import Node
 from tests.journey.relay_process import client, inbox, relay, webhook
 from tests.rabbitmq import Broker
 from tests.test_deploy import ROOT, program, read_yaml
@@ -80,36 +79,6 @@ def services() -> dict[str, Any]:
 def configuration(name: str) -> Config:
     """Load a configuration of the compose file."""
     return load(FOLDER / f"{name}.yaml", {}).config
-
-
-def test_each_agent_reads_a_vm_of_the_playbook_and_keeps_a_state_of_its_own(
-    services: dict[str, Any],
-) -> None:
-    playbook = load_playbook(FOLDER / "playbook.yaml")
-    urls = [services[name]["environment"]["IMDS_RELAY_SOURCE__URL"] for name in AGENTS]
-    assert urls == [f"http://simulator:{8169 + index}" for index in range(3)]
-    assert len(playbook.azure.vms) == len(AGENTS)
-    volumes = [
-        volume.split(":")[0]
-        for name in (*AGENTS, "hub")
-        for volume in services[name]["volumes"]
-        if volume.endswith(":/var/lib/imds-relay")
-    ]
-    assert volumes == [*AGENTS, "hub"]
-
-
-def test_agents_and_hub_agree_on_users_scope_and_exchange() -> None:
-    agent, hub = configuration("agent"), configuration("hub")
-    assert agent.fleet is not None
-    assert hub.fleet is not None
-    assert agent.fleet.role == "agent"
-    assert hub.fleet.role == "hub"
-    assert agent.fleet.hub_user == hub.fleet.url_user
-    assert agent.fleet.exchange == hub.fleet.exchange
-    (domain,) = hub.fleet.domains
-    assert domain.user == agent.fleet.url_user
-    assert domain.may_speak_for_relay(agent.scope, "web_0")
-    assert not hub.has_no_rule_for_user_events
 
 
 # --- the broker
@@ -230,42 +199,6 @@ async def test_the_fleet_of_the_compose_file_tells_once_and_starts_by_one_agent(
             "event.ended",
         ]
         assert len(azure.start_requests) == 1
-
-
-async def test_a_node_of_kubernetes_is_drained_before_its_vote_reaches_the_hub(
-    broker: Broker, tmp_path: Path
-) -> None:
-    """The example program calls its agent in the same way as a plain relay."""
-    rule = {"name": "drained", "approve": {"each_resource": True, "from": ["vm:web/*"]}}
-    async with AsyncExitStack() as stack:
-        azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("web_0"),))))
-        shipped = document("hub", broker) | {"approvals": {"rules": [rule], "tell_first": "0s"}}
-        hub = await stack.enter_async_context(relay(tmp_path / "hub", shipped))
-        await hub.start()
-        shipped = document("agent", broker) | {
-            "source": {"url": azure.url},
-            "api": {"socket": str(tmp_path / "relay.sock")},
-        }
-        agent = await stack.enter_async_context(relay(tmp_path / "agent", shipped))
-        await agent.start()
-        node = Node(tmp_path, azure)
-        await stack.enter_async_context(node.program())
-        (tmp_path / "stubborn").touch()
-        event = azure.schedule(Plan(type="Reboot", resources=("web_0",), lasts=None))
-        await eventually(lambda: "drain worker-1" in node.calls)
-        assert not azure.event(event).approved
-        (tmp_path / "stubborn").unlink()
-        await azure.wait_until_approved(event, within=60)
-        assert node.cordoned
-        await azure.wait_until_started(event, within=60)
-        azure.end(event)
-        await eventually(lambda: not node.cordoned)
-        _, details = await hub.call(
-            "GET",
-            f"/v1/events/{event.event_id}",
-            headers={"Authorization": "Bearer operator-key-change-me-please-0123456789"},
-        )
-        assert [vote["principal"] for vote in details["votes"]] == ["vm:web/web_0"]
 
 
 async def lines_until(output: asyncio.StreamReader, word: str) -> list[str]:

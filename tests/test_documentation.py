@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented import blocks_of, every_block, is_claimed, unclaimed
+from tests.documented import every_block, unclaimed
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -102,29 +102,3 @@ def test_every_block_is_run_by_a_test_or_says_why_not() -> None:
 def test_every_block_has_a_language() -> None:
     """An indented block has none."""
     assert [block.place for block in every_block() if not block.language] == []
-
-
-def test_a_block_that_no_test_asks_for_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# One\n\n```sh\ntrue\n```\n\n```sh not run: why\n```\n\n    indented\n")
-    run, not_run, indented = blocks_of("page.md", tmp_path)
-    assert (run.heading, run.language, run.line, run.why_not_run) == ("One", "sh", 3, "")
-    assert not_run.why_not_run == "why"
-    assert indented.language == ""
-    assert not is_claimed(run, {("page.md", "sh", "Two"), ("page.md", "json", "")})
-    assert is_claimed(run, {("page.md", "sh", "One")})
-    assert is_claimed(run, {("page.md", "sh", "")})
-    assert is_claimed(not_run, set())
-
-
-def test_every_make_target_of_a_page_is_there() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    named = {
-        target
-        for page in PAGES
-        for target in re.findall(
-            r"(?:^|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE
-        )
-    }
-    assert named - targets == set()

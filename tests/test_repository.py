@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
 import tomllib
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,6 @@ def lock(name: str) -> str:
     return (ROOT / f"requirements/{name}.lock").read_text()
 
 
-def versions(name: str) -> dict[str, str]:
-    """Return the version of each distribution in a lock."""
-    return dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", lock(name), re.MULTILINE))
-
-
 def project() -> dict[str, Any]:
     """Return pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -41,31 +34,6 @@ def test_everything_in_a_lock_has_hashes_and_nothing_names_a_registry(name: str)
     assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
     assert "://" not in lock(name)
     assert not re.search(r"^--", lock(name), re.MULTILINE)
-
-
-def test_the_locks_agree_on_versions() -> None:
-    """So that `make demo` and `make test` can take turns in one environment."""
-    everything = versions("dev")
-    for name in ("run", "build"):
-        assert versions(name).items() <= everything.items()
-
-
-def test_what_the_project_asks_for_is_in_the_locks() -> None:
-    """A dependency that was added without `make lock` is missing in a fresh clone."""
-    wanted = {
-        "run": project()["project"]["dependencies"],
-        "build": project()["dependency-groups"]["build"],
-        "dev": project()["dependency-groups"]["dev"],
-        "site": project()["dependency-groups"]["site"],
-        "release": project()["dependency-groups"]["release"],
-        "fuzz": project()["dependency-groups"]["fuzz"],
-    }
-    for name, requirements in wanted.items():
-        names = {
-            re.split(r"[<>=!~\[; ]", requirement)[0].lower().replace(".", "-")
-            for requirement in requirements
-        }
-        assert names - versions(name).keys() == set()
 
 
 def test_the_package_says_the_version_of_its_distribution() -> None:
@@ -136,15 +104,3 @@ def test_packages_are_installed_by_hash_and_the_project_from_its_source() -> Non
     fetched = re.compile(rf"imds-relay\[|\b(?:{from_index})\b")
     mine = "tests/test_repository.py"
     assert [name for name, text in files.items() if name != mine and fetched.search(text)] == []
-
-
-async def test_asyncio_runs_in_debug_mode() -> None:
-    """`DebugLoop` in conftest.py says which part of the mode it leaves out."""
-    loop = asyncio.get_running_loop()
-    with pytest.raises(RuntimeError, match="Non-thread-safe"):
-        await asyncio.to_thread(loop.call_soon, lambda: None)
-
-
-def test_warnings_are_errors() -> None:
-    with pytest.raises(UserWarning):
-        warnings.warn("any", stacklevel=1)

@@ -187,8 +187,12 @@ def _times_of_hold(starts: str | None, ends: str | None, lasts: str | None) -> d
     else:
         try:
             last = (first or datetime.now(UTC)) + timedelta(seconds=parse_duration(lasts))
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             raise ConfigError(f"--for: {error}") from None
+        except OverflowError:
+            raise ConfigError(
+                "--for: expected a time that a calendar has, got a later one"
+            ) from None
     times = {"ends": format_rfc3339(last)}
     return times if first is None else {"starts": format_rfc3339(first), **times}
 

@@ -164,11 +164,10 @@ def _parse_event_type(event_type: str) -> str:
 def _parse_since(since: str) -> str:
     """Return the timestamp for --since, which is a duration before now or a timestamp."""
     try:
-        duration = parse_duration(since.removesuffix(" ago").strip())
-    except ValueError:
+        ago = timedelta(seconds=parse_duration(since.removesuffix(" ago").strip()))
+        moment: datetime | None = datetime.now(UTC) - ago
+    except (ValueError, OverflowError):
         moment = parse_timestamp(since)
-    else:
-        moment = datetime.now(UTC) - timedelta(seconds=duration)
     if moment is None:
         raise typer.BadParameter(f"expected {_WHEN}", param_hint="--since")
     return format_rfc3339(moment)

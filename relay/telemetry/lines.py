@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relay.events.cloudevent import CloudEvent, is_about_event
-from relay.log_fields import LogFields, log_extra
+from relay.log_fields import log_extra
 from relay.sentences import event_subject, said
 from relay.store import RecordedEvent
 
@@ -47,7 +47,7 @@ class Line:
 
     level: int
     message: str
-    fields: LogFields
+    fields: Mapping[str, Any]
 
 
 LINES: Mapping[str, tuple[int, Sequence[str]]] = {
@@ -112,7 +112,7 @@ def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
         if data["resources"] is not None:  # else a refusal about an event that nobody knows
             subject = event_subject(data["eventType"], data["resources"])
         message = f"{subject}: {message}"
-    return Line(level, message, LogFields(**fields))  # type: ignore[typeddict-item]  # the definitions name its fields
+    return Line(level, message, fields)
 
 
 def log_recorded_events(events: Sequence[RecordedEvent]) -> None:

@@ -101,8 +101,8 @@ def on_a_terminal(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("7", "--all"), ("--since", "soon"), ("7", "--sink", "drain")],
-    ids=["nothing", "id and all", "since is no time", "id and sink"],
+    [(), ("7", "--all"), ("--since", "soon"), ("--since", "9999999999d"), ("7", "--sink", "x")],
+    ids=["nothing", "id and all", "since is no time", "since is before all", "id and sink"],
 )
 def test_redeliver_wants_one_id_or_what_they_have_in_common(arguments: tuple[str, ...]) -> None:
     assert run_command("redeliver", *arguments, "--url", "http://127.0.0.1:1").code == 2

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 from pathlib import Path
 
-import aio_pika
 import pytest
-from aio_pika.exceptions import ProbableAuthenticationError
 
 from relay.fleet.rabbitmq_definitions import hash_password
 from tests.cli.command import run_command
-from tests.rabbitmq import Broker
 
 URL = "amqp://imds-hub:topsecret@127.0.0.1/prod"
 HUB = f"""\
@@ -179,38 +175,3 @@ def test_it_needs_the_configuration_of_a_hub(hub_yaml: Path, text: str, error: s
     result = run_command("fleet", "definitions", "--config", str(hub_yaml))
     assert (result.code, result.out) == (2, "")
     assert error in result.err
-
-
-def test_the_help_names_the_verbs_below_it() -> None:
-    result = run_command("fleet", "--help")
-    assert result.code == 0
-    assert "definitions" in result.out
-
-
-async def test_rabbitmqctl_imports_what_is_printed(
-    own_broker: Broker, hub_yaml: Path, tmp_path: Path
-) -> None:
-    """With passwords the users are made. Without, they keep those that they have."""
-    options = ["--config", str(hub_yaml), "--json"]
-    for user in ("imds-hub", "vmss-a", "single"):
-        (tmp_path / user).write_text(f"password of {user}\n")
-        options += ["--password-file", f"{user}={tmp_path / user}"]
-    file = tmp_path / "fleet.json"
-    for arguments in (options, options[:3]):
-        file.write_text(run_command("fleet", "definitions", *arguments).out)
-        await asyncio.to_thread(own_broker.ctl, "import_definitions", str(file))
-        await can_log_in(own_broker, "vmss-a")
-    file.write_text(run_command("fleet", "definitions", *options[:3], "--all-users").out)
-    await asyncio.to_thread(own_broker.ctl, "import_definitions", str(file))
-    with pytest.raises(ProbableAuthenticationError):
-        await can_log_in(own_broker, "vmss-a")
-    own_broker.evaluate('rabbit_vhost:delete(<<"prod">>, <<"test">>).')
-
-
-async def can_log_in(node: Broker, user: str) -> None:
-    """Log in, and declare a queue as an agent does."""
-    async with await aio_pika.connect(
-        f"amqp://{user}:password%20of%20{user}@127.0.0.1:{node.port}/prod"
-    ) as connection:
-        channel = await connection.channel()
-        await channel.declare_queue(exclusive=True)

@@ -115,7 +115,7 @@ async def test_who_may_only_read_makes_no_standing_hold(relay: RunningRelay) -> 
         (["--type", "Reboot"], "expected one of --for and --ends"),
         (["--type", "Reboot", "--for", "1h", "--ends", "2026-01-01"], "expected one of"),
         (["--type", "Reboot", "--for", "soon"], "--for: expected a duration"),
-        (["--type", "Reboot", "--for", "999999999999d"], "--for:"),
+        (["--type", "Reboot", "--for", "999999999999d"], "--for: expected a time that"),
         (["--type", "Reboot", "--ends", "soon"], "--ends: expected a time"),
         (["--match", "[", "--for", "1h"], "--match: expected conditions"),
         (
