@@ -4,6 +4,5 @@
 explains why it could not, and `cancellation_check` is about a flaw of the library. `topology` makes
 the exchanges and queues. `event_message` encodes events and `publisher` publishes them.
 `delivery_buffer` is the receiving end of a queue. `approval_consumer` receives approvals:
-`message_verification` checks who sent one, and `fair_queue` chooses the next one. `diagnostics` is
-for ``imds-relay doctor``.
+`message_verification` checks who sent one. `diagnostics` is for ``imds-relay doctor``.
 """

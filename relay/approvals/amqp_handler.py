@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from relay.amqp.fair_queue import ReceivedDecision
+from relay.amqp.approval_consumer import ReceivedDecision
 from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
 from relay.approvals.gate import DecisionHandler
 from relay.approvals.request import (
@@ -59,13 +59,7 @@ class AmqpApprovalHandler:
             answer = await self.gate.submit(replace(request, caller=caller, at=self.clock.now()))
             return answer.status != 503
 
-        return ReceivedDecision(
-            user=message.user,
-            decision=request.decision,
-            scope=message.scope,
-            event_id=request.event_id,
-            decide=decide,
-        )
+        return ReceivedDecision(user=message.user, decision=request.decision, decide=decide)
 
 
 def read_request(
