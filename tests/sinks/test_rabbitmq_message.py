@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from pydantic import ValidationError
 from relay.amqp.event_message import MAX_TEXT_BYTES, content_header, routing_key
 from relay.amqp.publisher import PublishResult
 from relay.errors import Deferred, DeliveryError, Failure, Rejected
-from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.events.cloudevent import CloudEvent
 from relay.sinks.rabbitmq.sink import interpret_publish_result
 from tests.builders import EVENT_ID, cloudevent
 from tests.sinks.rabbitmq_consumer import message_properties, settings
@@ -184,33 +183,6 @@ def test_every_event_makes_a_message_that_can_go_on_the_wire(
     attributes: dict[str, Any] = {f"x{name}": value for name, value in extensions.items()}
     event = cloudevent(subject=event_id, **attributes)
     assert content_header(event)
-    assert content_header(event) == _encoded_by_pamqp(event)
-
-
-def _encoded_by_pamqp(event: CloudEvent) -> bytes:
-    """The same content header, made by a library that knows all of AMQP."""
-    copies = {
-        name: value
-        for name, value in event.attributes.items()
-        if len(value.encode()) <= MAX_TEXT_BYTES
-    }
-    properties = Basic.Properties(
-        content_type=CONTENT_TYPE,
-        delivery_mode=DeliveryMode.PERSISTENT,
-        message_id=event.id,
-        correlation_id=copies.get("correlationid"),
-        message_type=event.type,
-        app_id="imds-relay",
-        timestamp=datetime.fromisoformat(event.attributes["time"]),
-        headers={f"ce-{name}": value for name, value in copies.items()},
-    )
-    return ContentHeader(body_size=len(event.body), properties=properties).marshal()
-
-
-@pytest.mark.parametrize("name", ["event.scheduled", "relay.source-lost"])
-def test_an_event_without_the_id_of_an_azure_event_is_encoded_as_well(name: str) -> None:
-    event = cloudevent(name, subject=None)
-    assert content_header(event) == _encoded_by_pamqp(event)
 
 
 @pytest.mark.parametrize("user", [None, "vmss-a", "ø" * 127])
