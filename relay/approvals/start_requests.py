@@ -44,7 +44,6 @@ class _OpenGrant:
     """An open grant as the store has it."""
 
     grant: Grant
-    occurrence: TrackedEvent
     is_stopped: bool
     """Whether the mode, a hold or a limit keeps the StartRequest back."""
     can_be_freed: bool
@@ -53,49 +52,40 @@ class _OpenGrant:
 
 
 @dataclass(slots=True)
-class _Tries:
-    """What is known of a grant while it is open."""
-
-    first_seen: float
-    """By the monotonic clock."""
-    last_turn: int = 0
-    """The turn of the scope in which it was tried last; 0: it never was."""
-    is_unshared: bool = False
-    """Whether its shared StartRequest got a 400, so that it needs a StartRequest of its own."""
-
-
-@dataclass(slots=True)
 class _Scope:
-    """What its task knows of a scope."""
+    """What its task knows of a scope. Grants are named by their ids."""
 
     name: str
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a StartRequest may be due."""
     can_be_freed: bool = False
     """Whether a grant waited for a limit or a standing hold when the task looked last."""
-    tries: dict[int, _Tries] = field(default_factory=dict)
-    """By the id of each open grant."""
+    first_seen: dict[int, float] = field(default_factory=dict)
+    """When each open grant was seen first, by the monotonic clock."""
+    last_turn: dict[int, int] = field(default_factory=dict)
+    """The turn in which each was tried last."""
+    unshared: set[int] = field(default_factory=set)
+    """Those whose shared StartRequest got a 400, so that each needs a StartRequest of its own."""
     turns: int = 0
     failures: int = 0
     """StartRequests in a row that nobody executed, or that IMDS neither accepted nor refused."""
     unreached_agents: set[str | None] = field(default_factory=set)
     """To whom a StartRequest could not be delivered, without a pause since then."""
 
-    def take_next_grants(self, ready: Sequence[_OpenGrant], most: int) -> list[_OpenGrant]:
+    def take_next_grants(self, ready: Sequence[Grant], most: int) -> list[Grant]:
         """Return at most so many of the grants: for them the next StartRequest goes.
 
         Those that waited longest since their last try come first. So a grant that fails again and
         again delays no other for long.
         """
-        by_turn = sorted(ready, key=lambda each: self.tries[each.grant.id].last_turn)
-        if self.tries[by_turn[0].grant.id].is_unshared:
-            most = 1
+        by_turn = sorted(ready, key=lambda grant: self.last_turn.get(grant.id, 0))
+        if by_turn[0].id in self.unshared:
+            taken = by_turn[:1]
         else:
-            by_turn = [each for each in by_turn if not self.tries[each.grant.id].is_unshared]
+            taken = [grant for grant in by_turn if grant.id not in self.unshared][:most]
         self.turns += 1
-        for each in by_turn[:most]:
-            self.tries[each.grant.id].last_turn = self.turns
-        return by_turn[:most]
+        self.last_turn |= {grant.id: self.turns for grant in taken}
+        return taken
 
     def pause_after(self, error: SourceError, agent: str | None) -> float:
         """Count a StartRequest that failed; return how many seconds to pause."""
@@ -156,10 +146,8 @@ class StartRequestSender:
 
     def restart_tell_first_waits(self) -> None:
         """Give the notices of every open grant ``tell_first`` again: there are new sinks."""
-        now = self._clock.monotonic()
         for scope in self._scopes.values():
-            for tries in scope.tries.values():
-                tries.first_seen = now
+            scope.first_seen = dict.fromkeys(scope.first_seen, self._clock.monotonic())
 
     def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         for recorded in events:
@@ -225,12 +213,11 @@ class StartRequestSender:
                 return
             scope.can_be_freed = any(each.can_be_freed for each in found)
             now = self._clock.monotonic()
-            scope.tries = {
-                each.grant.id: scope.tries.get(each.grant.id) or _Tries(now) for each in found
-            }
+            known = scope.first_seen
+            scope.first_seen = {each.grant.id: known.get(each.grant.id, now) for each in found}
             allowed = [each for each in found if not each.is_stopped and not self._is_stopping]
             ready = [
-                each
+                each.grant
                 for each in allowed
                 if not each.has_waiting_notices or self._has_told_long_enough(scope, each.grant)
             ]
@@ -253,7 +240,6 @@ class StartRequestSender:
             found.append(
                 _OpenGrant(
                     grant=grant,
-                    occurrence=occurrence,
                     is_stopped=is_stopped,
                     can_be_freed=can_be_freed,
                     has_waiting_notices=not is_stopped
@@ -273,13 +259,12 @@ class StartRequestSender:
 
     def _has_told_long_enough(self, scope: _Scope, grant: Grant) -> bool:
         """Whether the notices about the event have had ``tell_first``."""
-        waited = self._clock.monotonic() - scope.tries[grant.id].first_seen
+        waited = self._clock.monotonic() - scope.first_seen[grant.id]
         return waited >= self._engine.settings.tell_first
 
-    async def _send_next(self, scope: _Scope, ready: Sequence[_OpenGrant]) -> float:
+    async def _send_next(self, scope: _Scope, ready: Sequence[Grant]) -> float:
         """Send one StartRequest for the grants that still hold; return how long to pause."""
-        batch = scope.take_next_grants(ready, self._port.max_events_per_start_request)
-        grants = [each.grant for each in batch]
+        grants = scope.take_next_grants(ready, self._port.max_events_per_start_request)
         try:
             await self._port.refresh_events_of_grants(scope.name, grants)
         except SourceError:
@@ -287,7 +272,7 @@ class StartRequestSender:
         agent: str | None = None
         try:
             agent = self._port.choose_agent(scope.name, grants)
-            is_sent = await self._send_claimed(scope, batch, agent)
+            is_sent = await self._send_claimed(scope, grants, agent)
         except SourceError as error:
             return scope.pause_after(error, agent)
         except StoreUnavailable:
@@ -295,44 +280,41 @@ class StartRequestSender:
         return 0.0 if is_sent else NOTICE_CHECK_INTERVAL  # a transition will record why
 
     async def _send_claimed(
-        self, scope: _Scope, batch: Sequence[_OpenGrant], agent: str | None
+        self, scope: _Scope, grants: Sequence[Grant], agent: str | None
     ) -> bool:
         """Return whether a grant could be claimed.
 
         Raises StoreUnavailable with nothing sent, and what `_send` raises.
         """
+
+        def claim(tx: Transaction) -> list[ClaimedGrant]:
+            # The fresh read may have added notices about these events.
+            told = [
+                grant
+                for grant in grants
+                if self._has_told_long_enough(scope, grant)
+                or not self._has_undelivered_notices(
+                    tx, tx.occurrences.require_occurrence(grant.occurrence)
+                )
+            ]
+            return self._engine.claim_grants(tx, told, self._clock.now(), agent=agent)
+
         if self._is_stopping:
             return False
         # From the claim on, only the answer decides about these grants. Set this before the claim
         # is on disk, because transitions run at any time. It takes effect with the claim, which
         # counts the attempt.
-        attempts = {(each.grant.id, each.grant.attempts + 1) for each in batch}
+        attempts = {(grant.id, grant.attempts + 1) for grant in grants}
         self._engine.in_flight.update(attempts)
         self._sending += 1
         try:
-            claims = await self._store.transact(
-                partial(self._claim_ready_grants, scope, batch, agent)
-            )
+            claims = await self._store.transact(claim)
             if claims:
                 await self._send(scope, claims)
         finally:
             self._engine.in_flight.difference_update(attempts)
             self._sending -= 1
         return bool(claims)
-
-    def _claim_ready_grants(
-        self, scope: _Scope, batch: Sequence[_OpenGrant], agent: str | None, tx: Transaction
-    ) -> list[ClaimedGrant]:
-        # The fresh read may have added notices about these events.
-        ready = [
-            each.grant
-            for each in batch
-            if self._has_told_long_enough(scope, each.grant)
-            or not self._has_undelivered_notices(
-                tx, tx.occurrences.require_occurrence(each.grant.occurrence)
-            )
-        ]
-        return self._engine.claim_grants(tx, ready, self._clock.now(), agent=agent)
 
     async def _send(self, scope: _Scope, claims: Sequence[ClaimedGrant]) -> None:
         """Send one StartRequest and record its answer.
@@ -349,8 +331,7 @@ class StartRequestSender:
         is_refused = isinstance(answer, SourceRefused)
         if is_refused and len(claims) > 1:
             # One wrong event can be the reason for the 400.
-            for claim in claims:
-                scope.tries[claim.grant.id].is_unshared = True
+            scope.unshared |= {claim.grant.id for claim in claims}
         elif answer is None or is_refused:
             scope.failures = 0
             scope.unreached_agents.clear()

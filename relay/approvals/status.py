@@ -204,14 +204,12 @@ class ApprovalStatus:
             voter
             for voter in sorted(self.eligible_voters.entries)
             if self.person_of_voter(voter) not in people_who_voted
-            and self._can_event_concern_machine_voter(voter)
+            and (
+                can_mean_machine_in_scope(voter, self.occurrence.scope)
+                if is_pattern(voter)
+                else not is_machine(voter) or bool(self.resources_of_machine(voter))
+            )
         )
-
-    def _can_event_concern_machine_voter(self, voter: str) -> bool:
-        """Whether the event can be about a voter, if that is a machine or a pattern over them."""
-        if is_pattern(voter):
-            return can_mean_machine_in_scope(voter, self.occurrence.scope)
-        return not is_machine(voter) or bool(self.resources_of_machine(voter))
 
     @property
     def vote_count_fields(self) -> dict[str, Any]:
@@ -331,12 +329,10 @@ class ApprovalStatus:
             return False
         if vote.dry_run and self.mode != "dry-run":
             return False
-        # A vote counts only while its voter has the right to give it.
-        if self.quorum is None:
-            return self._may_decide_for_all_resources(vote.principal, resources)
-        if vote.principal not in eligible:
+        if self.quorum is not None and vote.principal not in eligible:
             return False
-        if self.quorum.each_resource:
+        # A vote counts only while its voter has the right to give it.
+        if self.quorum is not None and self.quorum.each_resource:
             return bool(self._resources_decidable_by(vote.principal, resources))
         return self._may_decide_for_all_resources(vote.principal, resources)
 

@@ -18,8 +18,8 @@ from relay.approvals.request import (
     Refusal,
     Rights,
 )
-from relay.approvals.status import ApprovalStatus
-from relay.store import StandingHold
+from relay.events.model import ScheduledEvent
+from relay.store import Decision, GrantState, StandingHold
 from tests.approvals.builders import (
     FREEZE,
     REBOOT,
@@ -36,222 +36,108 @@ from tests.approvals.builders import (
 from tests.clocks import NOON
 
 
-def http_status(request: DecisionRequest, status: ApprovalStatus | None) -> int:
-    """202, or the status of the refusal."""
-    refusal = find_decision_refusal(request, status)
-    return 202 if refusal is None else refusal.status
+def ask(
+    decision: DecisionKind = "approve",
+    by: Caller | str = "alice",
+    of: ScheduledEvent | None = None,
+    *decisions: Decision,
+    revision: str | None = None,
+    **status: Any,
+) -> Refusal | None:
+    """Return why a request about an event is refused, whose status has ``decisions``."""
+    changes: dict[str, Any] = {} if revision is None else {"revision": revision}
+    request = build_request(decision, by, of, **changes)
+    return find_decision_refusal(request, build_status(of, *decisions, **status))
 
 
-REQUESTS: list[tuple[str, int, DecisionRequest, ApprovalStatus]] = [
-    ("a vote", 202, build_request(), build_status()),
-    ("a vote of a voter who is in no group", 202, build_request(by="drain"), build_status()),
-    ("a hold", 202, build_request("hold"), build_status()),
-    ("a hold when it has ended", 409, build_request("hold"), build_status(live=False)),
-    (
-        "a release when it has ended",
-        409,
-        build_request("release"),
-        build_status(None, build_decision("hold"), live=False),
-    ),
-    ("a hold when it has started", 409, build_request("hold"), build_status(STARTED)),
-    (
-        "a release when it has started",
-        409,
-        build_request("release"),
-        build_status(STARTED, build_decision("hold")),
-    ),
-    (
-        "a vote when the status is in upper case",
-        202,
-        build_request(of=build_event(event_status="SCHEDULED")),
-        build_status(build_event(event_status="SCHEDULED")),
-    ),
-    (
-        "a hold when the status is unknown",
-        202,
-        build_request("hold"),
-        build_status(build_event(event_status="Paused")),
-    ),
-    ("a vote just before voting closes", 202, build_request(), build_status(now=839.9)),
-    ("a vote when voting closes", 409, build_request(), build_status(now=840)),
-    (
-        "a vote just before NotBefore without close_before",
-        202,
-        build_request(of=REDEPLOY),
-        build_status(REDEPLOY, now=899.9),
-    ),
-    ("a vote at NotBefore", 409, build_request(of=REDEPLOY), build_status(REDEPLOY, now=900)),
-    (
-        "a vote at any time without NotBefore",
-        202,
-        build_request(of=build_event(due=None)),
-        build_status(build_event(due=None), now=1e6),
-    ),
-    ("a hold after voting closed", 202, build_request("hold"), build_status(now=840)),
-    ("a hold at NotBefore", 409, build_request("hold"), build_status(now=900)),
-    (
-        "a release after voting closed",
-        202,
-        build_request("release"),
-        build_status(None, build_decision("hold"), now=840),
-    ),
-    ("a vote for another revision", 409, build_request(revision="x"), build_status()),
-    ("a hold for another revision", 202, build_request("hold", revision="x"), build_status()),
-    (
-        "a release for another revision",
-        202,
-        build_request("release", revision="x"),
-        build_status(None, build_decision("hold")),
-    ),
-    (
-        "a release of an expired hold",
-        409,
-        build_request("release"),
-        build_status(None, build_decision("hold", expires=10), now=10),
-    ),
-    (
-        "a release just before the hold expires",
-        202,
-        build_request("release"),
-        build_status(None, build_decision("hold", expires=10), now=9.9),
-    ),
-    (
-        "a release of a hold of somebody else by an operator",
-        202,
-        build_request("release", build_caller("op", "operate")),
-        build_status(None, build_decision("hold", "bob")),
-    ),
-    (
-        "a release by its holder without the right",
-        403,
-        build_request("release", build_caller("alice", "read")),
-        build_status(None, build_decision("hold")),
-    ),
-    ("a hold before the claim", 202, build_request("hold"), build_status(grants=[build_grant()])),
-    (
-        "a hold between two attempts",
-        202,
-        build_request("hold"),
-        build_status(grants=[build_grant("sent")]),
-    ),
-    (
-        "a hold while the next attempt is about to be claimed",
-        202,
-        build_request("hold"),
-        build_status(grants=[build_grant("sent")], in_flight=[build_grant("sent", attempts=2)]),
-    ),
-    (
-        "a hold after a StartRequest for an earlier revision was accepted",
-        202,
-        build_request("hold"),
-        build_status(grants=[build_grant("accepted", revision="x")]),
-    ),
-    (
-        "a hold after the StartRequest was accepted",
-        409,
-        build_request("hold"),
-        build_status(grants=[build_grant("accepted")]),
-    ),
-    (
-        "a hold after the grant failed",
-        202,
-        build_request("hold"),
-        build_status(grants=[build_grant("refused", status=400)]),
-    ),
-    (
-        "a vote after IMDS refused a StartRequest for another revision",
-        202,
-        build_request(),
-        build_status(grants=[build_grant("refused", revision="x", status=400)]),
-    ),
-    (
-        "a vote after an earlier grant failed",
-        202,
-        build_request(),
-        build_status(grants=[build_grant("failed")]),
-    ),
-    (
-        "a vote without the right",
-        403,
-        build_request(by=build_caller("alice", "read", "hold")),
-        build_status(),
-    ),
-    (
-        "a vote for a resource that the rights do not cover",
-        403,
-        build_request(by=build_caller(resources=("web-*",))),
-        build_status(),
-    ),
-    (
-        "a vote for a resource that the rights cover",
-        202,
-        build_request(by=build_caller(resources=("DB-*",))),
-        build_status(),
-    ),
-    (
-        "a vote where the rights cover one of two resources",
-        403,
-        build_request(
-            by=build_caller(resources=("db-*",)), of=build_event(resources=("db-1", "web-1"))
-        ),
-        build_status(build_event(resources=("db-1", "web-1"))),
-    ),
-    (
-        "a vote with limited rights for an event without resources",
-        403,
-        build_request(by=build_caller(resources=("*",)), of=build_event(resources=())),
-        build_status(build_event(resources=())),
-    ),
-    (
-        "a vote with unlimited rights for an event without resources",
-        202,
-        build_request(of=build_event(resources=())),
-        build_status(build_event(resources=())),
-    ),
-    (
-        "a hold on a resource that the rights do not cover",
-        403,
-        build_request("hold", build_caller(resources=("web-*",))),
-        build_status(),
-    ),
-    ("a hold without a rule", 202, build_request("hold", of=FREEZE), build_status(FREEZE)),
-    (
-        "a vote of a voter of another rule",
-        403,
-        build_request(by="drain", of=REDEPLOY),
-        build_status(REDEPLOY),
-    ),
-    ("a hold of somebody who is no voter", 202, build_request("hold", "eve"), build_status()),
-    (
-        "a vote of anybody if the rule is automatic",
-        202,
-        build_request(by="eve", of=USER_REBOOT),
-        build_status(USER_REBOOT),
-    ),
-    ("a hold while off", 503, build_request("hold"), build_status(mode="off")),
-    ("a vote in a dry run", 202, build_request(), build_status(mode="dry-run")),
-    ("409 comes before 403", 409, build_request(by="eve", revision="x"), build_status()),
-    ("403 comes before 503", 403, build_request(by="eve"), build_status(mode="off")),
-    ("409 comes before 503", 409, build_request(revision="x"), build_status(mode="off")),
-]
+OTHERS_RELEASE = "they can release it, and so can anybody with the right operate"
+HOLD, GRANT = build_decision("hold"), build_grant()
+SHORT = build_decision("hold", expires=10)
+BOTH = build_event(resources=("db-1", "web-1"))
+NAMELESS = build_event(resources=())
+PAUSED = build_event(event_status="Paused")
+UPPER, UNDATED = build_event(event_status="SCHEDULED"), build_event(due=None)
+DATABASES, WEB, ANY = (build_caller(resources=(each,)) for each in ("DB-*", "web-*", "*"))
+OP, READER, VOTER = (
+    build_caller("op", "operate"),
+    build_caller("alice", "read"),
+    build_caller("alice", "approve"),
+)
+SENT, ACCEPTED, REFUSED = (build_grant(state) for state in ("sent", "accepted", "refused"))
+
+
+def _old(state: GrantState) -> dict[str, Any]:
+    """A grant for another revision, which had this end."""
+    return {"grants": [build_grant(state, revision="x")]}
 
 
 @pytest.mark.parametrize(
-    ("expected", "decision_request", "status"),
-    [row[1:] for row in REQUESTS],
-    ids=[row[0] for row in REQUESTS],
+    ("what", "expected", "refusal"),
+    [
+        ("a vote", 202, ask()),
+        ("a vote of a voter who is in no group", 202, ask(by="drain")),
+        ("a hold", 202, ask("hold")),
+        ("a hold when it has ended", 409, ask("hold", live=False)),
+        ("a release when it has ended", 409, ask("release", "alice", None, HOLD, live=False)),
+        ("a hold when it has started", 409, ask("hold", of=STARTED)),
+        ("a release when it has started", 409, ask("release", "alice", STARTED, HOLD)),
+        ("a vote when the status is in upper case", 202, ask(of=UPPER)),
+        ("a hold when the status is unknown", 202, ask("hold", of=PAUSED)),
+        ("a vote just before voting closes", 202, ask(now=839.9)),
+        ("a vote when voting closes", 409, ask(now=840)),
+        ("a vote just before NotBefore without close_before", 202, ask(of=REDEPLOY, now=899.9)),
+        ("a vote at NotBefore", 409, ask(of=REDEPLOY, now=900)),
+        ("a vote at any time without NotBefore", 202, ask(of=UNDATED, now=1e6)),
+        ("a hold at any time without NotBefore", 202, ask("hold", of=UNDATED, now=1e6)),
+        ("a hold after voting closed", 202, ask("hold", now=840)),
+        ("a hold at NotBefore", 409, ask("hold", now=900)),
+        ("a release after voting closed", 202, ask("release", "alice", None, HOLD, now=840)),
+        ("a vote for another revision", 409, ask(revision="x")),
+        ("a hold for another revision", 202, ask("hold", revision="x")),
+        ("a release for another revision", 202, ask("release", "alice", None, HOLD, revision="x")),
+        ("a release of an expired hold", 409, ask("release", "alice", None, SHORT, now=10)),
+        ("a release just before it expires", 202, ask("release", "alice", None, SHORT, now=9.9)),
+        ("a release by an operator", 202, ask("release", OP, None, build_decision("hold", "bob"))),
+        ("a release by its holder without the right", 403, ask("release", READER, None, HOLD)),
+        ("a hold before the claim", 202, ask("hold", grants=[GRANT])),
+        ("a hold between two attempts", 202, ask("hold", grants=[SENT])),
+        (
+            "a hold while the next attempt is about to be claimed",
+            202,
+            ask("hold", grants=[SENT], in_flight=[build_grant("sent", attempts=2)]),
+        ),
+        ("a hold after another revision was accepted", 202, ask("hold", **_old("accepted"))),
+        ("a hold after the StartRequest was accepted", 409, ask("hold", grants=[ACCEPTED])),
+        ("a hold after the grant failed", 202, ask("hold", grants=[REFUSED])),
+        ("a vote after IMDS refused another revision", 202, ask(**_old("refused"))),
+        ("a vote after an earlier grant failed", 202, ask(grants=[build_grant("failed")])),
+        ("a vote without the right", 403, ask(by=build_caller("alice", "read", "hold"))),
+        ("a vote for a resource that the rights do not cover", 403, ask(by=WEB)),
+        ("a vote for a resource that the rights cover", 202, ask(by=DATABASES)),
+        ("a vote where the rights cover one of two resources", 403, ask(by=DATABASES, of=BOTH)),
+        ("a vote with limits for an event without resources", 403, ask(by=ANY, of=NAMELESS)),
+        ("a vote without limits for an event without resources", 202, ask(of=NAMELESS)),
+        ("a hold on a resource that the rights do not cover", 403, ask("hold", WEB)),
+        ("a hold without a rule", 202, ask("hold", of=FREEZE)),
+        ("a vote of a voter of another rule", 403, ask(by="drain", of=REDEPLOY)),
+        ("a hold of somebody who is no voter", 202, ask("hold", "eve")),
+        ("a vote of anybody if the rule is automatic", 202, ask(by="eve", of=USER_REBOOT)),
+        ("a hold while off", 503, ask("hold", mode="off")),
+        ("a vote in a dry run", 202, ask(mode="dry-run")),
+        ("409 comes before 403", 409, ask(by="eve", revision="x")),
+        ("403 comes before 503", 403, ask(by="eve", mode="off")),
+        ("409 comes before 503", 409, ask(revision="x", mode="off")),
+    ],
 )
 def test_a_request_is_accepted_or_refused(
-    expected: int, decision_request: DecisionRequest, status: ApprovalStatus
+    what: str, expected: int, refusal: Refusal | None
 ) -> None:
-    assert http_status(decision_request, status) == expected
+    assert (refusal.status if refusal is not None else 202) == expected, what
 
 
 def test_too_late_says_when_it_was_and_when_it_is() -> None:
-    refusal = find_decision_refusal(build_request(), build_status(now=841))
-    assert refusal == Refusal(
-        409, "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z"
-    )
+    text = "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z"
+    assert ask(now=841) == Refusal(409, text)
 
 
 @pytest.mark.parametrize(
@@ -270,16 +156,12 @@ def test_too_late_says_when_it_was_and_when_it_is() -> None:
 def test_a_refusal_names_the_resources_that_the_caller_may_not_decide_for(
     uncovered: str, resources: tuple[str, ...], pronoun: str
 ) -> None:
-    about = build_event(resources=resources)
-    request = build_request(by=build_caller(resources=("web-*",)), of=about)
-    assert find_decision_refusal(request, build_status(about)) == Refusal(
-        403,
-        f"you may not decide for {uncovered}: your rights (resources) do not cover {pronoun}",
-    )
+    text = f"you may not decide for {uncovered}: your rights (resources) do not cover {pronoun}"
+    assert ask(by=WEB, of=build_event(resources=resources)) == Refusal(403, text)
 
 
 def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
-    refusal = find_decision_refusal(build_request(revision="x"), build_status())
+    refusal = ask(revision="x")
     assert refusal is not None
     assert build_event().revision in refusal.reason
 
@@ -288,22 +170,9 @@ def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
     """.NET writes "none" as the year 1; nothing can be subtracted from it."""
     old = build_event(not_before="0001-01-01T00:00:00Z")
     assert build_status(old).voting_closes_at == old.not_before_time
-    assert http_status(build_request(of=old), build_status(old)) == 409
-
-
-NO_RESOURCES = build_event(resources=())
-
-
-BOTH = build_event(resources=("db-1", "web-1"))
-
-
-PAUSED = build_event(event_status="Paused")
-
-
-WITHOUT_STATUS = build_event(event_status=None)
-
-
-SENT = [build_grant("sent")]
+    refusal = ask(of=old)
+    assert refusal is not None
+    assert refusal.status == 409
 
 
 LIMITED = Caller("slack:T1/U1", "slack", Rights(frozenset({"approve", "hold"}), None, (("db-*",),)))
@@ -347,135 +216,74 @@ ALONE = "vm:prod/db-1 may decide for itself only, "
 
 
 @pytest.mark.parametrize(
-    ("expected", "decision_request", "status"),
+    ("status", "reason", "refusal"),
     [
+        (409, "the event has ended", ask(live=False)),
+        (409, "the event has started already", ask(of=STARTED)),
+        (409, f"no hold is on this event; {HOLD_NOTICE}", ask("release")),
         (
-            Refusal(404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"),
-            build_request(),
-            None,
+            409,
+            f"too late: the StartRequest is on its way; {HOLD_NOTICE}",
+            ask("hold", grants=[SENT], in_flight=[SENT]),
         ),
-        (Refusal(409, "the event has ended"), build_request(), build_status(live=False)),
-        (Refusal(409, "the event has started already"), build_request(), build_status(STARTED)),
+        (409, "only a Scheduled event can be approved, this one is Paused", ask(of=PAUSED)),
         (
-            Refusal(409, f"no hold is on this event; {HOLD_NOTICE}"),
-            build_request("release"),
-            build_status(),
+            409,
+            "only a Scheduled event can be approved, this one is without a status",
+            ask(of=build_event(event_status=None)),
         ),
+        (409, "IMDS refused the StartRequest for this event (400)", ask(grants=[REFUSED])),
+        (403, "no rule of approvals.rules allows this event to be approved", ask(of=FREEZE)),
+        (403, "rule databases takes votes from others only", ask(by="eve")),
+        (403, "you may not hold: it is not in your rights (can)", ask("hold", VOTER)),
         (
-            Refusal(
-                409,
-                "only the standing hold 00000020 of client:bob until 2026-04-11T12:20:00Z and "
-                "the standing hold 00000010 of client:eve until 2026-04-11T12:10:00Z is on this "
-                f"event: end it with imds-relay holds end; {HOLD_NOTICE}",
-            ),
-            build_request("release"),
-            replace(
-                build_status(),
-                standing_holds=(standing_hold("client:eve", 10), standing_hold("client:bob", 20)),
-            ),
+            403,
+            "you may not release: neither hold nor operate is in your rights (can)",
+            ask("release", VOTER, None, HOLD),
         ),
         (
-            Refusal(409, f"too late: the StartRequest is on its way; {HOLD_NOTICE}"),
-            build_request("hold"),
-            build_status(grants=SENT, in_flight=SENT),
+            403,
+            f"somebody else took the hold; {OTHERS_RELEASE}; {HOLD_NOTICE}",
+            ask("release", "alice", None, build_decision("hold", "bob")),
         ),
         (
-            Refusal(409, "only a Scheduled event can be approved, this one is Paused"),
-            build_request(of=PAUSED),
-            build_status(PAUSED),
+            503,
+            "approvals are off; an operator can turn them on: imds-relay approvals on",
+            ask(mode="off"),
         ),
+        # Every resource must be covered by a hold, also where votes need not.
         (
-            Refusal(409, "only a Scheduled event can be approved, this one is without a status"),
-            build_request(of=WITHOUT_STATUS),
-            build_status(WITHOUT_STATUS),
-        ),
-        (
-            Refusal(409, "IMDS refused the StartRequest for this event (400)"),
-            build_request(),
-            build_status(grants=[build_grant("refused", status=400)]),
-        ),
-        (
-            Refusal(403, "no rule of approvals.rules allows this event to be approved"),
-            build_request(of=FREEZE),
-            build_status(FREEZE),
-        ),
-        (
-            Refusal(403, "rule databases takes votes from others only"),
-            build_request(by="eve"),
-            build_status(),
-        ),
-        (
-            Refusal(403, "you may not hold: it is not in your rights (can)"),
-            build_request("hold", build_caller("alice", "approve")),
-            build_status(),
-        ),
-        (
-            Refusal(403, "you may not release: neither hold nor operate is in your rights (can)"),
-            build_request("release", build_caller("alice", "approve")),
-            build_status(None, build_decision("hold")),
-        ),
-        (
-            Refusal(
-                403,
-                "somebody else took the hold; they can release it, and so can anybody with the "
-                f"right operate; {HOLD_NOTICE}",
-            ),
-            build_request("release"),
-            build_status(None, build_decision("hold", "bob")),
-        ),
-        (
-            Refusal(
-                503, "approvals are off; an operator can turn them on: imds-relay approvals on"
-            ),
-            build_request(),
-            build_status(mode="off"),
-        ),
-    ],
-)
-def test_a_refusal_says_why(
-    expected: Refusal, decision_request: DecisionRequest, status: ApprovalStatus | None
-) -> None:
-    assert find_decision_refusal(decision_request, status) == expected
-
-
-@pytest.mark.parametrize(
-    ("refused", "decision_request", "status"),
-    [
-        (
-            None,
-            build_request("hold", of=build_event(due=None)),
-            build_status(build_event(due=None)),
-        ),
-        (
+            403,
             "you may not decide for an event that names no resource",
-            build_request("hold", LIMITED, NO_RESOURCES),
-            build_status(NO_RESOURCES, settings=EACH),
+            ask("hold", LIMITED, NAMELESS, settings=EACH),
         ),
         (
+            403,
             "you may not decide for web-1: your rights (resources) do not cover it",
-            build_request("hold", build_caller(resources=("db-*",)), BOTH),
-            build_status(BOTH, settings=EACH),
+            ask("hold", DATABASES, BOTH, settings=EACH),
         ),
-        (
-            None,
-            build_request(by=build_caller(resources=("db-*",)), of=BOTH),
-            build_status(BOTH, settings=EACH),
-        ),
-        (None, build_request("hold", of=NO_RESOURCES), build_status(NO_RESOURCES, settings=EACH)),
-    ],
-    ids=[
-        "a hold without NotBefore",
-        "limits and no resources",
-        "a hold must cover each resource also where votes need not",
-        "a vote need not",
-        "a hold of somebody without limits",
+        (202, "", ask(by=DATABASES, of=BOTH, settings=EACH)),
+        (202, "", ask("hold", of=NAMELESS, settings=EACH)),
     ],
 )
-def test_a_caller_decides_only_for_what_their_rights_cover(
-    refused: str | None, decision_request: DecisionRequest, status: ApprovalStatus
-) -> None:
-    refusal = find_decision_refusal(decision_request, status)
-    assert (refusal.reason if refusal is not None else None) == refused
+def test_a_refusal_says_why(status: int, reason: str, refusal: Refusal | None) -> None:
+    assert refusal == (Refusal(status, reason) if reason else None)
+
+
+def test_a_release_where_only_standing_holds_are_says_whose_they_are() -> None:
+    holds = (standing_hold("client:eve", 10), standing_hold("client:bob", 20))
+    status = replace(build_status(), standing_holds=holds)
+    assert find_decision_refusal(build_request("release"), status) == Refusal(
+        409,
+        "only the standing hold 00000020 of client:bob until 2026-04-11T12:20:00Z and the standing "
+        "hold 00000010 of client:eve until 2026-04-11T12:10:00Z is on this event: "
+        f"end it with imds-relay holds end; {HOLD_NOTICE}",
+    )
+
+
+def test_an_unknown_event_is_404() -> None:
+    text = "no such event in this scope; see GET /v1/events, or `imds-relay events`"
+    assert find_decision_refusal(build_request(), None) == Refusal(404, text)
 
 
 @pytest.mark.parametrize(

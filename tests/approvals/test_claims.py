@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
-
 import orjson
-import pytest
 
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.store.chain import read_all_rows
@@ -18,7 +14,6 @@ from tests.approvals.builders import (
     ApprovalFile,
     build_event,
 )
-from tests.clocks import NOON
 
 
 def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
@@ -56,33 +51,6 @@ def test_a_claim_without_an_answer_is_repeated_while_the_event_is_unchanged(
     assert approvals.claim() == []
 
 
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        ((), "ended"),
-        ((build_event(event_source="User", event_status="Started", not_before=None),), "started"),
-        ((build_event(event_source="User", resources=("db-2",)),), "changed"),
-        ((build_event(event_source="User", due=1000),), "changed"),
-    ],
-    ids=["ended", "started", "other resources", "another NotBefore"],
-)
-def test_a_claim_without_an_answer_is_never_repeated_otherwise(
-    approvals: ApprovalFile, document: tuple[Any, ...], words: str
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    (before,) = approvals.claim()
-    approvals.crash()
-    approvals.record_document(*document, step=False)
-    assert before.grant.id not in [claimed.grant.id for claimed in approvals.claim()]
-    for _ in range(3):
-        approvals.apply_transitions()
-        approvals.crash()
-    details = approvals.data("startrequest.failed")
-    assert (details["status"], details["attempts"]) == (None, 1)
-    assert words in details["reason"]
-    assert "not known" in details["reason"]
-
-
 def test_the_claim_for_an_automatic_rule_names_no_votes(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT)
     approvals.submit(of=USER_REBOOT)
@@ -98,18 +66,6 @@ def test_only_grants_that_were_asked_for_are_claimed(approvals: ApprovalFile) ->
         lambda tx: approvals.engine.claim_grants(tx, wanted, approvals.clock.now())
     )
     assert [claimed.event_id for claimed in claims] == ["E-2"]
-
-
-def test_a_grant_fails_when_not_before_passes(approvals: ApprovalFile) -> None:
-    approvals.record_document(USER_REBOOT)
-    assert approvals.apply_transitions() == NOON + timedelta(seconds=900)
-    approvals.clock.advance(900)
-    assert approvals.claim() == []
-    for _ in range(2):
-        approvals.apply_transitions()
-    details = approvals.data("startrequest.failed")
-    assert (details["status"], details["attempts"]) == (None, 0)
-    assert "NotBefore" in details["reason"]
 
 
 def test_a_grant_fails_when_one_of_its_votes_expires(approvals: ApprovalFile) -> None:
@@ -142,24 +98,6 @@ def test_an_accepted_start_request_is_recorded_once_and_uses_up_its_votes(
     assert approvals.events("event.started")[0].data["approvedByRelay"] is True
     assert approvals.events("event.ended")[0].data["approvedByRelay"] is True
     assert not approvals.events("approval.voided", "startrequest.failed")
-
-
-def test_only_the_answer_is_recorded_if_it_comes_after_the_event_started(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(REDEPLOY)
-    approvals.submit(of=REDEPLOY)
-    claims = approvals.claim()
-    approvals.set_in_flight(*claims)
-    approvals.record_document(
-        build_event(event_type="Redeploy", event_status="Started", not_before=None)
-    )
-    assert not approvals.events("startrequest.failed", "approval.voided")
-    approvals.accept(claims)
-    approvals.set_in_flight()
-    approvals.apply_transitions()
-    assert approvals.event_names()[-1] == "startrequest.accepted"
-    assert approvals.events("event.started")[0].data["approvedByRelay"] is False
 
 
 def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: ApprovalFile) -> None:
