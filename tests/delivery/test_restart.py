@@ -8,6 +8,7 @@ import sys
 import threading
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -106,14 +107,8 @@ async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: 
         await relay.record_event("E-3", "event.ended")
         await relay.record_event("drain", "relay.sink-failing")
         for subject in ("e-1", "e-2", "e-3"):
-            await relay.store.transact(
-                lambda tx, subject=subject: add_occurrence(
-                    tx, subject, {**DATA, "eventId": subject}, None, cloudevent(), NOW
-                )  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-            )
-        await relay.store.transact(
-            lambda tx: end_occurrence(tx, "e-3", "unknown", cloudevent(), NOW)
-        )
+            await relay.store.transact(partial(add_occurrence, key=subject))
+        await relay.store.transact(partial(end_occurrence, key="e-3"))
         await eventually(lambda: len(bus.delivered) == 7)
     for _ in range(2):
         async with running_dispatcher(

@@ -54,7 +54,6 @@ ABOUT_EVENT = {"subject", "eventtype", "eventsource", "correlationid", "partitio
 
 
 def change(kind: ChangeKind, **changes: Any) -> Change:
-    """Return a change of this kind to the event of these tests."""
     started = {"event_status": "Started", "not_before": None} if kind == "started" else {}
     changed = {"description": "Before."} if kind == "updated" else {}
     return Change(kind, make_event(**started | changes), changed)
@@ -69,7 +68,6 @@ def build_event(
     incarnation: int = 2,
     approved_by_relay: bool = False,
 ) -> CloudEvent:
-    """Return the CloudEvent of a change."""
     outcome = EndOutcome("canceled", "observed") if of.kind == "ended" else None
     return change_event(
         of,

@@ -51,7 +51,6 @@ EACH_TYPE = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.name)
 
 
 def written(said: CloudEvent) -> dict[str, Any]:
-    """The bytes as JSON."""
     event: dict[str, Any] = orjson.loads(said.body)
     return event
 

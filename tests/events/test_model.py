@@ -33,7 +33,6 @@ def _shuffled_event(event: ScheduledEvent) -> st.SearchStrategy[ScheduledEvent]:
 
 
 def by_key(events: Iterable[ScheduledEvent]) -> dict[str, ScheduledEvent]:
-    """Return the events by their keys."""
     return {event.lowercase_event_id: event for event in events}
 
 

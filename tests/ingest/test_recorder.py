@@ -26,7 +26,6 @@ STARTED = build_event(event_status="Started", not_before=None)
 
 @pytest.fixture
 def approval_file(tmp_path: Path) -> Iterator[ApprovalFile]:
-    """A state file with a recorder."""
     file = ApprovalFile(tmp_path / "relay.db")
     yield file
     file.events()
@@ -45,7 +44,6 @@ def record(
 
 
 def names(approval_file: ApprovalFile) -> list[str]:
-    """Return the names of the recorded events."""
     return [event.name for event in approval_file.events()]
 
 
@@ -285,7 +283,6 @@ def boot(
     boot_id: str | None,
     known: frozenset[str] | None = frozenset({"db-1"}),
 ) -> None:
-    """Reboot the machine and start the relay again."""
     approval_file.crash()
     approval_file.recorder = Recorder(ORIGIN, boot_id, known)
 

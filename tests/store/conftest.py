@@ -34,14 +34,12 @@ class SmallDisk:
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        """Write until the disk is full."""
         with self._filler.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(4096))
         assert shutil.disk_usage(self.folder).free == 0
 
     def free(self) -> None:
-        """Remove the file that fills the disk."""
         self._filler.unlink()
 
 
@@ -53,12 +51,10 @@ class LimitedDisk:
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(self) -> None:
-        """Limit the size of files to that of the WAL."""
         size = max((wal.stat().st_size for wal in self.folder.glob("*.db-wal")), default=0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, self._limits[1]))
 
     def free(self) -> None:
-        """Restore the limit."""
         resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
 
 

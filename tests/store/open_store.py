@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -62,7 +62,6 @@ async def open_store_in(
 def open_file_in(
     path: Path, identity: StateFileScopeAndVm = IDENTITY, now: datetime = NOW
 ) -> Iterator[StateFile]:
-    """Open a state file without a store."""
     file = open_state_file(path, identity, now)
     try:
         yield file
@@ -83,58 +82,38 @@ def append_row(
     return journal.append_all(at, [(kind, event_key, transition, body)])[0]
 
 
-def add_occurrence(
-    tx: Transaction,
-    key: str,
-    data: Mapping[str, Any],
-    boot_id: str | None,
-    event: CloudEvent,
-    at: datetime,
-) -> None:
-    """Store that an EventId appeared."""
-    time = format_sortable(at)
-    newest = tx.occurrences.newest_occurrence_numbers([key])
-    new = TrackedEvent(
+def add_occurrence(tx: Transaction, key: str, at: datetime = NOW) -> None:
+    time, newest = format_sortable(at), tx.occurrences.newest_occurrence_numbers([key])
+    occurrence = TrackedEvent(
         id=tx.occurrences.next_id(),
         scope=IDENTITY.scope,
         key=key,
         number=newest.get(key, 0) + 1,
         position=tx.head().position + 1,
-        data=dict(data),
-        revision=data["revision"],
+        data={**DATA, "eventId": key.upper()},
+        revision=DATA["revision"],
         live=True,
-        boot_id=boot_id,
+        boot_id=None,
         first_seen=time,
         last_changed=time,
         outcome=None,
-        last_event_id=event.id,
+        last_event_id=numbered_event().id,
     )
-    tx.occurrences.save([new])
+    tx.occurrences.save([occurrence])
 
 
-def update_occurrence(
-    tx: Transaction, key: str, event: CloudEvent, at: datetime, **state: Any
-) -> None:
-    """Store the new state of a live event."""
-    (before,) = tx.occurrences.live_with_keys([key])
-    changed = {"last_changed": format_sortable(at), "last_event_id": event.id, **state}
-    tx.occurrences.save([replace(before, **changed)])
-
-
-def end_occurrence(
-    tx: Transaction, key: str, outcome: str, event: CloudEvent, at: datetime
-) -> None:
-    """Store that a live event left the document."""
-    update_occurrence(tx, key, event, at, live=False, outcome=outcome)
+def end_occurrence(tx: Transaction, key: str, at: datetime = NOW) -> None:
+    (live,) = tx.occurrences.live_with_keys([key])
+    time = format_sortable(at)
+    ended = replace(live, live=False, outcome="completed", last_changed=time)
+    tx.occurrences.save([ended])
 
 
 def connection_of(tx: Transaction) -> sqlite3.Connection:
-    """Return the database connection of a transaction."""
     return tx._connection  # noqa: SLF001  # for queries that the transaction does not offer
 
 
 def file_names(folder: Path) -> list[str]:
-    """Return the sorted names of the files in a folder."""
     return sorted(file.name for file in folder.iterdir())
 
 

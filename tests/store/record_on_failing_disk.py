@@ -46,7 +46,6 @@ def full_disk(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_of_another_program(folder: Path) -> Iterator[None]:
-    """Hold the lock of the state file."""
     with contextlib.closing(
         sqlite3.connect(folder / "relay.db", isolation_level=None)
     ) as connection:

@@ -13,7 +13,6 @@ from tests.store.open_store import NOW, open_store_in, record_event
 
 
 async def main(folder: Path) -> None:
-    """Record until killed."""
     async with open_store_in(folder, lambda _: ("bus", "chat")) as store:
         number = 0
         while True:

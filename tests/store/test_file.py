@@ -24,7 +24,6 @@ from relay.store.chain import verify_journal
 from relay.store.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
 from relay.store.journal import Journal
 from relay.store.transaction import Transaction
-from tests.builders import DATA
 from tests.depth import depth
 from tests.store.open_store import (
     IDENTITY,
@@ -50,7 +49,6 @@ sys.stdin.read()
 
 
 def mode(path: Path) -> str:
-    """Return the stored approval mode."""
     values: list[str] = read_column(path, "SELECT value FROM meta WHERE key = 'mode'")
     return values[0]
 
@@ -365,8 +363,7 @@ def test_a_file_is_set_aside_if_the_relay_cannot_read_what_it_needs_at_its_start
     path = tmp_path / "relay.db"
     with open_file_in(path) as file:
         tx = Transaction(file.connection, lambda _: ("chat",))
-        data = {**DATA, "eventId": "E-1", "revision": "0123456789abcdef"}
-        add_occurrence(tx, "e-1", data, None, numbered_event(1), NOW)
+        add_occurrence(tx, "e-1")
         tx.record(numbered_event(1), NOW)
         tx.deliveries.set_sink_state("chat", "on")
     with open_file_in(path):

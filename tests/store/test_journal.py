@@ -51,7 +51,6 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[JournalHead]
 
 @contextlib.contextmanager
 def undone(connection: sqlite3.Connection) -> Iterator[None]:
-    """Undo what is done to the journal meanwhile."""
     connection.execute("SAVEPOINT before")
     try:
         yield

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,6 @@ from relay.store import FirstAnswer
 from relay.store.chain import verify_journal
 from relay.store.rows import MAX_ROWS_PER_STATEMENT, PageLimit
 from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
-from tests.builders import DATA
 from tests.store.open_store import (
     NOW,
     add_occurrence,
@@ -30,22 +28,16 @@ LATER = NOW + timedelta(minutes=1)
 
 @pytest.fixture
 def tx(tmp_path: Path) -> Iterator[Transaction]:
-    """A transaction on a fresh file."""
     with open_file_in(tmp_path / "relay.db") as file:
         yield Transaction(file.connection, lambda _: ())
 
 
-def data(**changes: Any) -> dict[str, Any]:
-    """Return the data of an ``event.*`` CloudEvent."""
-    return {**DATA, "eventId": "E", **changes}
-
-
 def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -> None:
-    add_occurrence(tx, "e", data(), None, numbered_event(1), NOW)
+    add_occurrence(tx, "e")
     with pytest.raises(sqlite3.IntegrityError):
-        add_occurrence(tx, "e", data(), None, numbered_event(2), NOW)
-    end_occurrence(tx, "e", "canceled", numbered_event(3), NOW)
-    add_occurrence(tx, "e", data(), None, numbered_event(4), LATER)
+        add_occurrence(tx, "e")
+    end_occurrence(tx, "e")
+    add_occurrence(tx, "e", LATER)
     newest = tx.occurrences.find_newest_occurrence("e")
     assert newest is not None
     assert (newest.number, newest.live) == (2, True)
@@ -72,10 +64,10 @@ def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> No
 
 
 def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction) -> None:
-    for number, key in enumerate(("ended", "live", "late"), start=1):
-        add_occurrence(tx, key, data(), None, numbered_event(number), NOW)
-    end_occurrence(tx, "ended", "completed", numbered_event(8), NOW)
-    end_occurrence(tx, "late", "completed", numbered_event(9), LATER)
+    for key in ("ended", "live", "late"):
+        add_occurrence(tx, key)
+    end_occurrence(tx, "ended")
+    end_occurrence(tx, "late", LATER)
     tx.occurrences.prune_ended_occurrences(LATER)
     occurrences, _ = tx.occurrences.occurrence_page(None, PageLimit(10))
     assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
@@ -85,8 +77,8 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
 def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) -> None:
     """The clock was set back after the second was seen."""
     for key, at in (("first", NOW), ("young", LATER), ("late", NOW)):
-        add_occurrence(tx, key, data(), None, numbered_event(), at)
-        end_occurrence(tx, key, "completed", numbered_event(), at)
+        add_occurrence(tx, key, at)
+        end_occurrence(tx, key, at)
     tx.occurrences.prune_ended_occurrences(LATER)
     assert [tx.occurrences.require_occurrence(number).key for number in (2, 3)] == ["young", "late"]
     tx.occurrences.prune_ended_occurrences(LATER + timedelta(seconds=1))
@@ -98,11 +90,10 @@ def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
     documents = {LATER: "ab", NOW: "cde", NOW + timedelta(hours=1): "f"}
     for at, keys in documents.items():
         for key in keys:
-            add_occurrence(tx, key, data(), None, numbered_event(), at)
+            add_occurrence(tx, key, at)
     connection_of(tx).execute("DELETE FROM occurrence WHERE key = 'd'")
-    for key, together in {"a": "ab", "b": "ab", "c": "ce", "e": "ce", "f": "f"}.items():
-        occurrence = tx.occurrences.find_newest_occurrence(key)
-        assert occurrence is not None
+    for occurrence in tx.occurrences.live_occurrences():
+        together = next(each for each in ("ab", "ce", "f") if occurrence.key in each)
         found = [other.key for other in tx.occurrences.first_seen_with(occurrence)]
         assert found == list(together)
 

@@ -30,7 +30,6 @@ def no_umask() -> Iterator[None]:
 
 
 def rights(folder: Path) -> dict[str, int]:
-    """The rights of every file in a folder, by name."""
     return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
 
 
@@ -98,7 +97,6 @@ def test_a_link_of_this_user_leads_to_the_file(tmp_path: Path) -> None:
 
 
 def wait_until_locked(file: Path, *, by: int | None = None) -> None:
-    """Return once a process has locked a file."""
     deadline = time.monotonic() + 30
     owner = "" if by is None else rf" {by} \S+"
     pattern = re.compile(rf"{owner}:{file.stat().st_ino} ")

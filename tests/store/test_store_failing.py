@@ -63,7 +63,6 @@ async def open_listened_store(folder: Path) -> AsyncIterator[tuple[Store, Notifi
 
 
 def entries(path: Path) -> list[tuple[object, ...]]:
-    """Return the entries in a file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute(
             "SELECT id, sink, position, state FROM entry ORDER BY id"
