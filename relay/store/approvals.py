@@ -25,7 +25,7 @@ from relay.store import Decision, Grant, TrackedEvent
 from relay.store.chain import JournalRow
 from relay.store.journal import APPROVAL_ROWS, Folded, Journal
 from relay.store.occurrences import Occurrences
-from relay.store.standing_holds import NO_HOLDS, FoldedHolds
+from relay.store.standing_holds import NO_HOLDS, HoldCache
 
 MAX_ENDED_AT_START = 1000
 """Ended events that are looked at after a start: what follows from an end can be missing."""
@@ -177,21 +177,18 @@ def _time_of(event: CloudEvent) -> datetime:
 
 
 @dataclass(slots=True)
-class FoldCache:
-    """What was folded, by event key, for all transactions of a store.
+class FoldCache(HoldCache):
+    """What was folded, for all transactions of a store.
 
     An entry counts while the newest row of its event has the same position and hash, so it stays
     right when a transaction is rolled back.
     """
 
-    damage: str | None = None
-    """What was wrong with the journal at the start. Then approvals are off until the next one."""
     folded: dict[str, EventApprovals] = field(default_factory=dict)
     watched: set[str] | None = None
     """The keys of events from whose end something may have to follow; None: not known yet."""
     told: set[str] = field(default_factory=set)
     """The keys whose damage was logged."""
-    holds: FoldedHolds = NO_HOLDS
 
     def clear(self) -> None:
         """Forget what was folded."""

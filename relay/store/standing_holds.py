@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -19,9 +18,6 @@ from relay.store import StandingHold
 from relay.store.chain import JournalRow
 from relay.store.journal import STANDING_HOLD_ROWS, Folded, Journal
 from relay.store.rows import PageLimit, take_page
-
-if TYPE_CHECKING:
-    from relay.store.approvals import FoldCache
 
 CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "ended", "expired"))
 """The names of the events about a standing hold."""
@@ -41,10 +37,19 @@ class FoldedHolds(Folded):
 NO_HOLDS = FoldedHolds()
 
 
+@dataclass(slots=True)
+class HoldCache:
+    """What was folded, for all transactions of a store."""
+
+    damage: str | None = None
+    """What was wrong with the journal at the start. Then approvals are off until the next one."""
+    holds: FoldedHolds = NO_HOLDS
+
+
 class StandingHolds:
     """Reads what the journal says about standing holds, inside a transaction."""
 
-    def __init__(self, journal: Journal, cache: FoldCache) -> None:
+    def __init__(self, journal: Journal, cache: HoldCache) -> None:
         self._journal = journal
         self._cache = cache
 
