@@ -136,7 +136,9 @@ async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end
     async with relay_with_wall(tmp_path, Wall()) as relay:
         await relay.deliver_document(build_event(), build_event("E-2", resources=("web-1",)))
         hold_id = await _hold(relay)
-        await relay.clock.advance_until(lambda: relay.wall.cards["m1"].tone == "held", within=240)
+        await relay.clock.advance_until(
+            lambda: relay.wall.cards["m1"].tone == "held", step=5, within=240
+        )
         held = dict(relay.wall.cards["m1"].facts)["Held by"]
         assert plain_text(held) == (
             "client:eve until 12:10 by a standing hold (“@all <b>sale</b>”)"
@@ -146,7 +148,7 @@ async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end
         assert relay.wall.cards["m2"].tone == "waiting"
         await _end(relay, hold_id)
         await relay.clock.advance_until(
-            lambda: relay.wall.cards["m1"].tone == "waiting", within=240
+            lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=240
         )
         await relay.settle()
         made, ended = (line.partition(": ")[2] for line in relay.wall.threads[None])

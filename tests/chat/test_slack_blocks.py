@@ -13,6 +13,7 @@ from relay.chat.platforms.slack.messages import MAX_BLOCKS_BYTES, card_message, 
 from relay.sentences import PrincipalRef, Text
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
 from tests.chat.slack_server import ALICE, TEAM
+from tests.depth import depth
 
 NOON = datetime(2026, 4, 11, 12, 0, 30, 500000, tzinfo=UTC)
 
@@ -62,7 +63,7 @@ def text_of_card(card: Card) -> str:
     return text_of_blocks(card_message(card, TEAM, has_clicks=True).blocks)
 
 
-@settings(max_examples=50)
+@settings(max_examples=depth(200, 15))
 @given(cards, st.booleans())
 def test_every_card_is_within_every_limit_and_mentions_only_principals(
     card: Card, has_clicks: bool
@@ -91,7 +92,7 @@ def test_every_card_is_within_every_limit_and_mentions_only_principals(
     assert all(piece.startswith((f"@{ALICE}>", "!date^")) for piece in markup)
 
 
-@settings(max_examples=50)
+@settings(max_examples=depth(200, 15))
 @given(st.lists(texts, min_size=1, max_size=21))
 def test_every_text_message_is_within_the_limits(lines: list[Text]) -> None:
     if any(lines):
