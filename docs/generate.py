@@ -6,7 +6,6 @@ exits with 1. `generated_files` lists every generated file.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -24,6 +23,7 @@ from docs.reference import (
     configuration,
     log,
     metrics,
+    pretty,
     slack,
     with_generated_part,
 )
@@ -330,7 +330,7 @@ def _section(
             *new.values(),
             *([""] if new else []),
             "```json",
-            _pretty(example),
+            pretty(example),
             "```",
             "",
         ]
@@ -349,22 +349,6 @@ def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
         items = _type(field["items"], definitions)
         return f"list of {items.replace('object with', 'objects with')}"
     return str(field["type"])
-
-
-def _pretty(value: Any, indent: str = "") -> str:
-    """Return JSON whose members share a line where they fit."""
-    line = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict) or len(indent) + len(line) <= 96:
-        return line
-    inner = f"{indent}  "
-    lines = [""]
-    for key, part in value.items():
-        member = f'"{key}": {_pretty(part, inner)},'
-        if lines[-1] and len(inner) + len(lines[-1]) + len(member) < 96 and "\n" not in member:
-            lines[-1] += f" {member}"
-        else:
-            lines.append(member)
-    return "{" + f"\n{inner}".join(lines).removesuffix(",") + f"\n{indent}}}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import logging
 import re
 from collections import Counter
@@ -17,7 +18,6 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import aiohttp
-import orjson
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -290,7 +290,9 @@ def slack() -> str:
         "",
         "As `imds-relay schema slack-manifest` prints it:",
         "",
-        *_json(manifest("socket")),
+        "```json",
+        pretty(manifest("socket")),
+        "```",
     ]
     parts += [
         "",
@@ -311,8 +313,20 @@ def slack() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _json(document: Any) -> list[str]:
-    return ["```json", orjson.dumps(document, option=orjson.OPT_INDENT_2).decode(), "```"]
+def pretty(value: Any, indent: str = "") -> str:
+    """Return JSON whose members share a line where they fit."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict) or len(indent) + len(line) <= 96:
+        return line
+    inner = f"{indent}  "
+    lines = [""]
+    for key, part in value.items():
+        member = f'"{key}": {pretty(part, inner)},'
+        if lines[-1] and len(inner) + len(lines[-1]) + len(member) < 96 and "\n" not in member:
+            lines[-1] += f" {member}"
+        else:
+            lines.append(member)
+    return "{" + f"\n{inner}".join(lines).removesuffix(",") + f"\n{indent}}}"
 
 
 # --- metrics

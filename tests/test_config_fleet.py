@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from relay.config import load
 from relay.errors import ConfigError
-from relay.fleet.settings import (
-    AgentSettings,
-    HubSettings,
-    TrustDomain,
-    overlapping_scopes,
-)
+from relay.fleet.settings import AgentSettings, HubSettings, TrustDomain, overlapping_scopes
 from tests.test_config import error_of, file, fleet_example, load_text
 
 __all__ = ["file"]

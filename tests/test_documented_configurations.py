@@ -16,9 +16,7 @@ from tests.cli.command import run_command
 from tests.documented import EVERY_PAGE, Block, blocks, select
 from tests.journey.relay_process import SECRET
 
-OTHER = {
-    "docs/simulator.md": "a playbook: tests/simulator/test_docs.py",
-}
+OTHER = {"docs/simulator.md": "a playbook: tests/simulator/test_docs.py"}
 """Pages whose YAML is no configuration, and what it is."""
 BLOCKS = [found for found in select(EVERY_PAGE, "yaml") if found.page not in OTHER]
 HUB = blocks("docs/fleet.md", "yaml")[0]

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from relay.cli._output import print_json, print_lines, print_to_stderr, strip_control
+from relay.cli._output import print_lines, print_to_stderr, strip_control
 
 _PIPE_WIDTH = 500
 """Characters in a line where no terminal sets a width: a row is then one line for grep."""
@@ -44,12 +44,8 @@ def print_page(
     row: Callable[[Mapping[str, Any]], Sequence[object]],
     *,
     empty: str,
-    as_json: bool,
 ) -> None:
-    """Print a page of a list of the API, as JSON or as a table with a row for each item."""
-    if as_json:
-        print_json(page)
-        return
+    """Print a page of a list of the API as a table with a row for each item."""
     print_table(columns, [row(item) for item in page["items"]], empty=empty)
     if page["next"] is not None:
         print_to_stderr("there are more: --all")

@@ -18,13 +18,7 @@ import typer
 from relay.cli._events import cloudevent_row
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, ConfigFile, DefaultGroup, EventId, option
-from relay.cli._output import (
-    format_local_time,
-    pluralize,
-    print_json,
-    print_json_line,
-    print_lines,
-)
+from relay.cli._output import format_local_time, pluralize, print_json, print_json_line, print_lines
 from relay.cli._tables import print_table
 from relay.config.location import locate_relay
 from relay.errors import ConfigError, StoreError
@@ -51,9 +45,7 @@ ExpectedHead = Annotated[
 StoreFile = Annotated[
     Path | None,
     option(
-        "--store",
-        "FILE",
-        "The state file itself, or a copy of it. No configuration is read then.",
+        "--store", "FILE", "The state file itself, or a copy of it. No configuration is read then."
     ),
 ]
 

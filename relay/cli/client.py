@@ -13,7 +13,7 @@ import functools
 import os
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -35,7 +35,8 @@ from relay.api.local_socket import (
     supports_local_sockets,
 )
 from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
-from relay.cli._options import option
+from relay.cli._options import AsJson, option
+from relay.cli._output import print_json
 from relay.config.location import locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist
@@ -324,21 +325,31 @@ class RelayCall(typer.Context):
         client: Client = self.obj
         return client
 
+    as_json = False
+    """Whether --json asks for JSON."""
+
+    def prints_json(self, answer: object) -> bool:
+        """Print an answer as JSON if --json asks for it. Return whether it was printed."""
+        if self.as_json:
+            print_json(answer)
+        return self.as_json
+
 
 class RelayCommand(TyperCommand):
     """A verb that calls a relay: it connects, and runs an async function to its end.
 
-    It has the options of the function and those of `connect`.
+    It has the options of the function, --json, and those of `connect`.
     """
 
     context_class = RelayCall
 
     def __init__(self, *, params: Sequence[Any] = (), **settings: Any) -> None:
-        super().__init__(params=[*params, *_relay_options()], **settings)
+        super().__init__(params=[*params, *_parameters(_form), *_parameters(connect)], **settings)
 
     @override
     def invoke(self, ctx: Any) -> None:
-        options = {option.name: ctx.params.pop(option.name) for option in _relay_options()}
+        options = {each.name: ctx.params.pop(each.name) for each in _parameters(connect)}
+        ctx.as_json = ctx.params.pop("as_json")
 
         async def call() -> None:
             async with connect(**options) as ctx.obj:
@@ -347,9 +358,13 @@ class RelayCommand(TyperCommand):
         asyncio.run(call())
 
 
-def _relay_options() -> Sequence[Any]:
+def _form(*, as_json: AsJson = False) -> None:
+    """Have the option that says in which form an answer is printed."""
+
+
+def _parameters(function: Callable[..., object]) -> Sequence[Any]:
     verb = typer.Typer(add_completion=False)
-    verb.command()(connect)
+    verb.command()(function)
     return typer.main.get_command(verb).params
 
 

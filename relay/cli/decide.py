@@ -17,14 +17,8 @@ from relay.cli._events import (
     vote_count,
 )
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import AZURE_PROCEEDS, AsJson, EventId, Reason, option
-from relay.cli._output import (
-    format_local_time,
-    join_names,
-    print_json,
-    print_lines,
-    print_to_stderr,
-)
+from relay.cli._options import AZURE_PROCEEDS, EventId, Reason, option
+from relay.cli._output import format_local_time, join_names, print_lines, print_to_stderr
 from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
 
@@ -70,7 +64,6 @@ async def approve(
     reason: Reason = None,
     ticket: Ticket = None,
     yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Approve an event. If the rules are satisfied, Azure may start it before its time.
 
@@ -88,8 +81,7 @@ async def approve(
     answer = await decide(
         call.relay, shown, "approve", revision=revision, reason=reason, ticket=ticket
     )
-    if as_json:
-        print_json(answer)
+    if call.prints_json(answer):
         return
     votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
     standing = describe_holds_in_force(answer.get("standingHolds", ()))
@@ -140,7 +132,6 @@ async def hold(
     revision: Revision = None,
     reason: Reason = None,
     ticket: Ticket = None,
-    as_json: AsJson = False,
 ) -> None:
     """Keep this relay from approving an event, whatever rules and votes say.
 
@@ -154,8 +145,7 @@ async def hold(
     print_to_stderr(AZURE_PROCEEDS)
     if "notice" in answer:
         print_to_stderr(f"Note: {answer['notice']}.")
-    if as_json:
-        print_json(answer)
+    if call.prints_json(answer):
         return
     machines = join_names(shown["resources"]) or "no machine"
     not_before = format_local_time(shown["notBefore"])
@@ -173,15 +163,13 @@ async def release(
     revision: Revision = None,
     reason: Reason = None,
     ticket: Ticket = None,
-    as_json: AsJson = False,
 ) -> None:
     """End a hold. Rules and votes are weighed again."""
     shown = await get_event(call.relay, event)
     answer = await decide(
         call.relay, shown, "release", revision=revision, reason=reason, ticket=ticket
     )
-    if as_json:
-        print_json(answer)
+    if call.prints_json(answer):
         return
     holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
     _print_answer(
@@ -195,19 +183,13 @@ async def release(
     )
 
 
-async def approvals(
-    call: RelayCall,
-    mode: Literal["on", "dry-run", "off"],
-    *,
-    as_json: AsJson = False,
-) -> None:
+async def approvals(call: RelayCall, mode: Literal["on", "dry-run", "off"]) -> None:
     """Turn approvals on, off, or to a dry run that decides everything and sends nothing.
 
     The relay remembers the mode. The stricter of this mode and the configuration applies.
     """
     answer = await call.relay.put("approvals", "mode", body={"mode": mode})
-    if as_json:
-        print_json(answer)
+    if call.prints_json(answer):
         return
     stricter = f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)"
     print_lines(f"approvals are {answer['mode']}{stricter if answer['mode'] != mode else ''}")

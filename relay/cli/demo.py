@@ -41,8 +41,7 @@ _VM_NAME = "demo-vm"
 def demo(
     *,
     stay: Annotated[
-        bool,
-        option("--stay", None, "Keep running afterwards for your own trials, until Ctrl-C."),
+        bool, option("--stay", None, "Keep running afterwards for your own trials, until Ctrl-C.")
     ] = False,
 ) -> None:
     """Show the main job on this machine alone: no Azure, no broker, nothing to set up.

@@ -10,14 +10,7 @@ from typing import Annotated, Any
 import typer
 from yarl import URL
 
-from relay.cli._options import (
-    AsJson,
-    ConfigFile,
-    DefaultGroup,
-    Scope,
-    option,
-    scope_query,
-)
+from relay.cli._options import ConfigFile, DefaultGroup, Scope, option, scope_query
 from relay.cli._output import format_local_time, pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
 from relay.cli.client import RelayCall, RelayCommand
@@ -42,11 +35,10 @@ fleet = typer.Typer(
 
 
 @fleet.command("agents", cls=RelayCommand)
-async def agents(call: RelayCall, *, scope: Scope = None, as_json: AsJson = False) -> None:
+async def agents(call: RelayCall, *, scope: Scope = None) -> None:
     """Show the agents of a hub: who they are, when they were heard, and who is silent."""
     answer = await call.relay.get("fleet", **scope_query(scope))
-    if as_json:
-        print_json(answer)
+    if call.prints_json(answer):
         return
     columns = ("scope", "agent", "state", "heard", "version", "zone", "clock", "polled")
     rows = [_agent_row(agent) for agent in answer["agents"]]
@@ -76,8 +68,7 @@ AsDefinitions = Annotated[
     bool, option("--json", None, "Print JSON for `rabbitmqctl import_definitions`.")
 ]
 HubUser = Annotated[
-    str | None,
-    option("--hub-user", "USER", "The hub's user. Default: the user in fleet.url."),
+    str | None, option("--hub-user", "USER", "The hub's user. Default: the user in fleet.url.")
 ]
 PasswordHashes = Annotated[
     list[str] | None,
@@ -138,11 +129,7 @@ def definitions(
             f"expected passwords of users of this fleet, {', '.join(unknown)} is none"
         )
     answer = fleet_definitions(
-        settings,
-        _hub_account(loaded, user, url),
-        _vhost_name(url),
-        hashes,
-        all_users=all_users,
+        settings, _hub_account(loaded, user, url), _vhost_name(url), hashes, all_users=all_users
     )
     if as_json:
         print_json(answer)

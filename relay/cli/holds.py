@@ -14,16 +14,8 @@ import typer
 
 from relay.approvals.standing_holds import describe_conditions
 from relay.cli._exit_codes import CommandFailed, NotFound
-from relay.cli._options import (
-    AZURE_PROCEEDS,
-    AllPages,
-    AsJson,
-    DefaultGroup,
-    Reason,
-    argument,
-    option,
-)
-from relay.cli._output import format_local_time, print_json, print_lines, print_to_stderr
+from relay.cli._options import AZURE_PROCEEDS, AllPages, DefaultGroup, Reason, argument, option
+from relay.cli._output import format_local_time, print_lines, print_to_stderr
 from relay.cli._tables import print_page
 from relay.cli.client import Client, RelayCall, RelayCommand
 from relay.errors import ConfigError
@@ -45,8 +37,7 @@ Starts = Annotated[
 ]
 Ends = Annotated[str | None, option("--ends", "TIME", "Until when it holds, instead of --for.")]
 Types = Annotated[
-    list[str] | None,
-    option("--type", "TYPE", "An EventType such as Reboot; more than once."),
+    list[str] | None, option("--type", "TYPE", "An EventType such as Reboot; more than once.")
 ]
 Sources = Annotated[list[str] | None, option("--source", "SOURCE", "Platform or User.")]
 Resources = Annotated[
@@ -79,18 +70,18 @@ holds = typer.Typer(
 
 
 @holds.command("list", cls=RelayCommand)
-async def list_holds(
-    call: RelayCall, *, over: Over = False, all_pages: AllPages = False, as_json: AsJson = False
-) -> None:
+async def list_holds(call: RelayCall, *, over: Over = False, all_pages: AllPages = False) -> None:
     """List standing holds: holds by conditions and for a time, also of events still to come.
 
     `imds-relay hold` holds one event that exists.
     """
     query = {"over": "true"} if over else {}
     page = await call.relay.get_first_or_all_pages("standing-holds", all_pages=all_pages, **query)
+    if call.prints_json(page):
+        return
     columns = ("hold", "state", "from", "until", "by", "events", "reason")
-    print_page(page, columns, _hold_row, empty="no standing holds", as_json=as_json)
-    if page["items"] and not as_json:
+    print_page(page, columns, _hold_row, empty="no standing holds")
+    if page["items"]:
         print_to_stderr(AZURE_PROCEEDS)
 
 
@@ -123,7 +114,6 @@ async def add(
     scopes: Scopes = None,
     match: Match = None,
     every_event: EveryEvent = False,
-    as_json: AsJson = False,
 ) -> None:
     """Keep this relay from starting every event that can meet conditions, also later ones.
 
@@ -150,8 +140,7 @@ async def add(
         "standing-holds", body={"match": conditions, "reason": reason, **times}
     )
     print_to_stderr(AZURE_PROCEEDS)
-    if as_json:
-        print_json(hold)
+    if call.prints_json(hold):
         return
     print_lines(
         f"standing hold {hold['holdId'][:8]} holds {describe_conditions(hold)} "
@@ -205,9 +194,7 @@ def _parse_time(option_name: str, text: str) -> datetime:
 
 
 @holds.command("end", cls=RelayCommand)
-async def end(
-    call: RelayCall, hold: HoldId, *, reason: Reason = None, as_json: AsJson = False
-) -> None:
+async def end(call: RelayCall, hold: HoldId, *, reason: Reason = None) -> None:
     """End a standing hold early. Rules and votes are weighed again.
 
     Its author may, and whoever has the right operate.
@@ -215,8 +202,7 @@ async def end(
     found = await _find_hold(call.relay, hold)
     body = {"reason": reason} if reason else {}
     answer = await call.relay.post("standing-holds", found["holdId"], "end", body=body)
-    if as_json:
-        print_json(answer)
+    if call.prints_json(answer):
         return
     print_lines(
         f"standing hold {answer['holdId'][:8]} is ended: events that rules and votes allow can "

@@ -10,12 +10,11 @@ import typer
 
 from relay.cli._events import whole_event_id, with_short_event_ids
 from relay.cli._exit_codes import CommandFailed, Unprocessable
-from relay.cli._options import AllPages, AsJson, argument, option
+from relay.cli._options import AllPages, argument, option
 from relay.cli._output import (
     format_duration,
     format_local_time,
     pluralize,
-    print_json,
     print_lines,
     print_to_stderr,
 )
@@ -37,18 +36,16 @@ async def deliveries(
     delivery: Annotated[str | None, argument("ID", "An id of the list: shows its tries.")] = None,
     *,
     all_pages: AllPages = False,
-    as_json: AsJson = False,
 ) -> None:
     """List what was sent and what waits, or show one delivery with its tries."""
     if delivery is None:
         page = await call.relay.get_first_or_all_pages("deliveries", all_pages=all_pages)
-        _print_deliveries(page, empty="nothing was sent", as_json=as_json)
+        _print_deliveries(call, page, empty="nothing was sent")
         return
     details = await call.relay.get_details_with_log(
         "deliveries", delivery, log="log", all_pages=all_pages
     )
-    if as_json:
-        print_json(details)
+    if call.prints_json(details):
         return
     fields = {**details, "what": event_name(details["type"]), "event": details["eventId"]}
     names = ("id", "sink", "what", "event", "state", "reason")
@@ -70,18 +67,16 @@ async def deliveries(
         print_to_stderr("there were more tries before: --all")
 
 
-async def dead_letters(
-    call: RelayCall, *, all_pages: AllPages = False, as_json: AsJson = False
-) -> None:
+async def dead_letters(call: RelayCall, *, all_pages: AllPages = False) -> None:
     """List the deliveries that were given up, and why. `imds-relay redeliver` sends one again."""
     page = await call.relay.get_first_or_all_pages("dead-letters", all_pages=all_pages)
-    _print_deliveries(page, empty="no dead letters", as_json=as_json)
+    _print_deliveries(call, page, empty="no dead letters")
 
 
-def _print_deliveries(page: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
-    shown = page if as_json else with_short_event_ids(page)
-    columns = ("id", "sink", "what", "event", "state", "when", "reason")
-    print_page(shown, columns, _delivery_row, empty=empty, as_json=as_json)
+def _print_deliveries(call: RelayCall, page: Mapping[str, Any], *, empty: str) -> None:
+    if not call.prints_json(page):
+        columns = ("id", "sink", "what", "event", "state", "when", "reason")
+        print_page(with_short_event_ids(page), columns, _delivery_row, empty=empty)
 
 
 def _delivery_row(delivery: Mapping[str, Any]) -> tuple[object, ...]:
@@ -127,10 +122,12 @@ async def redeliver(
     if (dead_letter is not None) == (bool(selection) or every):
         raise typer.BadParameter("expected an id, or --sink, --type, --event, --since or --all")
     if dead_letter is not None:
-        await call.relay.post("dead-letters", dead_letter, "redeliver")
-        print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
+        if not call.prints_json(await call.relay.post("dead-letters", dead_letter, "redeliver")):
+            print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
         return
     count = await _redeliver_in_batches(call.relay, selection)
+    if call.prints_json({"redelivered": count}):
+        return
     print_lines(
         f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
         "see `imds-relay deliveries`"
@@ -175,23 +172,23 @@ def _parse_since(since: str) -> str:
 
 async def ping(call: RelayCall, sink: SinkName) -> None:
     """Send a sink a test message. No other sink gets it."""
-    await call.relay.post("sinks", sink, "ping")
-    print_lines(f"a relay.ping goes to {sink}; see `imds-relay deliveries`")
+    if not call.prints_json(await call.relay.post("sinks", sink, "ping")):
+        print_lines(f"a relay.ping goes to {sink}; see `imds-relay deliveries`")
 
 
 async def pause(call: RelayCall, sink: SinkName) -> None:
     """Send a sink nothing until it is resumed. Its events are kept."""
-    await call.relay.post("sinks", sink, "pause")
-    print_lines(f"{sink} is paused; its events are kept until `imds-relay resume {sink}`")
+    if not call.prints_json(await call.relay.post("sinks", sink, "pause")):
+        print_lines(f"{sink} is paused; its events are kept until `imds-relay resume {sink}`")
 
 
 async def resume(call: RelayCall, sink: SinkName) -> None:
     """Send to a paused or disabled sink again, the kept events first."""
-    await call.relay.post("sinks", sink, "resume")
-    print_lines(f"{sink} gets the kept events, and new ones")
+    if not call.prints_json(await call.relay.post("sinks", sink, "resume")):
+        print_lines(f"{sink} gets the kept events, and new ones")
 
 
-async def reload(call: RelayCall, *, as_json: AsJson = False) -> None:
+async def reload(call: RelayCall) -> None:
     """Let the relay read its configuration again and take it over, as SIGHUP does.
 
     All of it or nothing: if it is wrong, or a change in it needs a restart, the earlier
@@ -204,8 +201,7 @@ async def reload(call: RelayCall, *, as_json: AsJson = False) -> None:
         if "restartRequired" in error.problem:
             raise CommandFailed(str(error)) from error
         raise ConfigError(str(error)) from error
-    if as_json:
-        print_json(answer)
+    if call.prints_json(answer):
         return
     for change in answer["changes"]:
         print_lines(f"{change['key']} {change['change']}")

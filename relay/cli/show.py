@@ -16,38 +16,26 @@ from relay.cli._events import (
     vote_count,
     with_short_event_ids,
 )
-from relay.cli._options import AllPages, AsJson, EventId, Scope, scope_query
-from relay.cli._output import (
-    format_local_time,
-    join_names,
-    pluralize,
-    print_json,
-    print_lines,
-    print_to_stderr,
-)
+from relay.cli._options import AllPages, EventId, Scope, scope_query
+from relay.cli._output import format_local_time, join_names, pluralize, print_lines, print_to_stderr
 from relay.cli._tables import print_fields, print_page, print_table
 from relay.cli.client import RelayCall
 from relay.events.cloudevent import event_name
 
 
-async def events(
-    call: RelayCall,
-    *,
-    scope: Scope = None,
-    all_pages: AllPages = False,
-    as_json: AsJson = False,
-) -> None:
+async def events(call: RelayCall, *, scope: Scope = None, all_pages: AllPages = False) -> None:
     """List current and recent events."""
     page = await call.relay.get_first_or_all_pages(
         "events", all_pages=all_pages, **scope_query(scope)
     )
+    if call.prints_json(page):
+        return
     columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
     has_scopes = len({event.get("scope") for event in page["items"]}) > 1
     if has_scopes:
         columns = ("scope", *columns)
-    shown = page if as_json else with_short_event_ids(page)
     row = functools.partial(_event_row, with_scope=has_scopes)
-    print_page(shown, columns, row, empty="no events", as_json=as_json)
+    print_page(with_short_event_ids(page), columns, row, empty="no events")
 
 
 def _event_row(event: Mapping[str, Any], *, with_scope: bool) -> tuple[object, ...]:
@@ -63,12 +51,7 @@ def _event_row(event: Mapping[str, Any], *, with_scope: bool) -> tuple[object, .
 
 
 async def show(
-    call: RelayCall,
-    event: EventId,
-    *,
-    scope: Scope = None,
-    all_pages: AllPages = False,
-    as_json: AsJson = False,
+    call: RelayCall, event: EventId, *, scope: Scope = None, all_pages: AllPages = False
 ) -> None:
     """Show one event: its history, votes and deliveries, the newest of each.
 
@@ -82,8 +65,7 @@ async def show(
             "events", event_id, log="history", all_pages=all_pages, **query
         ),
     )
-    if as_json:
-        print_json(details)
+    if call.prints_json(details):
         return
     votes = [
         (
@@ -123,9 +105,7 @@ async def show(
         print_to_stderr("more happened before: --all")
 
 
-async def explain(
-    call: RelayCall, event: EventId, *, scope: Scope = None, as_json: AsJson = False
-) -> None:
+async def explain(call: RelayCall, event: EventId, *, scope: Scope = None) -> None:
     """Say which rule decides about an event, what is missing, and until when."""
     explanation = await call_about_event(
         call.relay,
@@ -133,8 +113,7 @@ async def explain(
         scope,
         lambda event_id, query: call.relay.get("events", event_id, "rule", **query),
     )
-    if as_json:
-        print_json(explanation)
+    if call.prints_json(explanation):
         return
     print_fields(_approval_state_fields(explanation))
     print_lines("")

@@ -69,12 +69,7 @@ def simulate(
     if once and playbook is None:
         raise typer.BadParameter("expected a playbook that can end", param_hint="--once")
     simulator = run_simulator(
-        host=host,
-        port=port,
-        playbook=playbook,
-        scale=scale,
-        stay=not once,
-        report=print_lines,
+        host=host, port=port, playbook=playbook, scale=scale, stay=not once, report=print_lines
     )
     try:
         asyncio.run(run_until_stopped(simulator))

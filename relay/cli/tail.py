@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from relay.cli._events import cloudevent_row
-from relay.cli._options import AsJson
 from relay.cli._output import join_names, print_json_line, print_lines, print_to_stderr
 from relay.cli.client import Client, RelayCall
 from relay.signals import run_until_stopped
@@ -38,9 +37,9 @@ _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0
 """Seconds. The delay doubles with each attempt that fails."""
 
 
-async def tail(call: RelayCall, *, as_json: AsJson = False) -> None:
+async def tail(call: RelayCall) -> None:
     """Print each CloudEvent of the relay as it happens, until Ctrl-C."""
-    await run_until_stopped(_follow(call.relay, as_json=as_json))
+    await run_until_stopped(_follow(call.relay, as_json=call.as_json))
 
 
 async def _follow(relay: Client, *, as_json: bool) -> None:

@@ -17,11 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relay.config.document import (
-    expand_variables,
-    override_from_environment,
-    read_document,
-)
+from relay.config.document import expand_variables, override_from_environment, read_document
 from relay.errors import ConfigError
 from relay.files import file_may_exist, is_planted, may_exist
 

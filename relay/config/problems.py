@@ -15,12 +15,7 @@ from typing import Any, TypeGuard, get_args
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.config.document import (
-    describe_type,
-    line_of,
-    location_prefix,
-    path_of_variable,
-)
+from relay.config.document import describe_type, line_of, location_prefix, path_of_variable
 from relay.config.kinds import load_kinds, sink_modules
 from relay.config.model import Config
 from relay.settings import KeyPath, WrongValue, format_path

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from relay.api import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import VM_PREFIX, is_chat_principal, is_machine
-from relay.approvals.rules import (
-    Quorum,
-    clients_of_same_person,
-    eligible_voters,
-    person_of,
-)
+from relay.approvals.rules import Quorum, clients_of_same_person, eligible_voters, person_of
 from relay.chat import AnswerableChatSettings
 from relay.fleet.settings import AgentSettings, HubSettings, patterns_overlap
 from relay.settings import KeyPath, WrongValue
@@ -75,8 +70,7 @@ def _check_machine_in_fleet_domains(
         for possible_relay in domain.relays
     ):
         raise WrongValue(
-            path,
-            f"expected machines of fleet.domains, no user there speaks for {machine}",
+            path, f"expected machines of fleet.domains, no user there speaks for {machine}"
         )
 
 

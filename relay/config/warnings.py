@@ -14,11 +14,7 @@ from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds import DISCOVER
-from relay.imds.document import (
-    API_VERSIONS,
-    NEWEST_API_VERSION,
-    find_impossible_conditions,
-)
+from relay.imds.document import API_VERSIONS, NEWEST_API_VERSION, find_impossible_conditions
 from relay.suggestions import closest
 
 

@@ -30,10 +30,7 @@ _DECISION_FIELDS = (
 )
 _ABOUT_RELAY = ("scope", "relay")
 """Fields of every line about a relay."""
-_HOLD_FIELDS = (
-    *_ABOUT_RELAY,
-    *("holdId", "principal", "channel", "starts", "ends", "reason"),
-)
+_HOLD_FIELDS = (*_ABOUT_RELAY, *("holdId", "principal", "channel", "starts", "ends", "reason"))
 EVERY_LINE = ("type", "id", "position")
 """Fields of the line of every event, besides those of its definition."""
 _SINK_FIELDS = ("sink", *_ABOUT_RELAY, "reason", "count")

@@ -43,13 +43,7 @@ async def test_dead_letters_go_out_again_by_sink_and_since(relay: RunningRelay) 
         "0 dead letters go out again; see `imds-relay deliveries`\n",
     )
     result = await relay.run(
-        "redeliver",
-        "--since",
-        "1h",
-        "--sink",
-        "drain",
-        "--type",
-        "event.started",
+        "redeliver", "--since", "1h", "--sink", "drain", "--type", "event.started"
     )
     assert (result.code, result.out) == (
         0,

@@ -126,12 +126,7 @@ async def test_a_hub_may_order_and_consume_and_has_no_metadata_service(
     node: Broker, tmp_path: Path
 ) -> None:
     domains = [{"user": "a", "scopes": ["scope-a*"]}]
-    fleet = {
-        "role": "hub",
-        "url": url(node, "imds-hub"),
-        "declare": "passive",
-        "domains": domains,
-    }
+    fleet = {"role": "hub", "url": url(node, "imds-hub"), "declare": "passive", "domains": domains}
     code, found = await fleet_findings(tmp_path, fleet=fleet)
     assert (code, {state for state, _ in found}) == (0, {"ok"})
     said = [text for _, text in found]

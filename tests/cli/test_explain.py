@@ -43,21 +43,13 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
             explanation["state"],
             explanation["votes"],
             explanation["missing"],
-        ) == (
-            "each",
-            "pending",
-            0,
-            2,
-        )
+        ) == ("each", "pending", 0, 2)
         assert explanation["mayVote"] == sorted(["client:alice", LOCAL_PRINCIPAL])
         assert explanation["uncoveredResources"] == ["db-0", "db-1"]
         assert explanation["closes"] < explanation["notBefore"]
         assert [
             (rule["name"], rule["unmet"], rule["decides"]) for rule in explanation["rules"]
-        ] == [
-            ("freeze", ["event_type"], False),
-            ("each", [], True),
-        ]
+        ] == [("freeze", ["event_type"], False), ("each", [], True)]
         assert (
             await run_async(
                 "approve", event.event_id, "--yes", "--url", relay.url, "--key", ALICE_KEY

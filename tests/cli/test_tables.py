@@ -90,8 +90,6 @@ CELLS = st.one_of(st.none(), st.integers(), st.text(max_size=90), st.just(SETS),
 
 
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS, CELLS), min_size=1, max_size=4))
-def test_no_line_of_any_table_is_longer_than_the_terminal(
-    rows: list[tuple[object, ...]],
-) -> None:
+def test_no_line_of_any_table_is_longer_than_the_terminal(rows: list[tuple[object, ...]]) -> None:
     lines = printed(("one", "two", "three", "four", "five"), rows)
     assert max(map(cell_len, lines)) <= 80

@@ -69,10 +69,7 @@ class Node:
 
     def set(self, *, unschedulable: bool, **annotations: str) -> None:
         """Put the node into a state."""
-        node = {
-            "metadata": {"annotations": annotations},
-            "spec": {"unschedulable": unschedulable},
-        }
+        node = {"metadata": {"annotations": annotations}, "spec": {"unschedulable": unschedulable}}
         (self.folder / "node.json").write_text(json.dumps(node))
 
     @property
