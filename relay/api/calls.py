@@ -244,7 +244,7 @@ def aiohttp_handler(
                 return await send_response(request, await answer(call), server.limits.send_timeout)
         except Problem as problem:
             if route.shows_problems:
-                return problem_page(problem)
+                return problem_page(problem, request.path)
             raise
         finally:
             connection.in_good_call = False

@@ -31,14 +31,10 @@ def _check_guid(text: str, owner: str) -> str:
     return text.lower()
 
 
-def _is_loopback_url(text: str) -> bool:
-    """Whether the URL names this machine."""
-    return urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
-
-
 def check_https_or_loopback_url(text: str) -> str:
     """Return the URL. Raises ValueError for all but https, and http on this machine."""
-    parse_receiver_url(text, allow_http=_is_loopback_url(text))
+    is_loopback = urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
+    parse_receiver_url(text, allow_http=is_loopback)
     return text
 
 

@@ -6,8 +6,6 @@ which contains no script.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from html import escape
@@ -182,22 +180,7 @@ def page_headers(*, scripts: str, styles: str) -> Mapping[str, str]:
     }
 
 
-_STYLE = """
-:root { color-scheme: light dark; --page: #f2f4f7; --card: #fff; --ink: #1b1f24; --line: #d5dae1;
-  --act: #0b57c2; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #0e1116; --card: #181c23; --ink: #e8eaed; --line: #343b46; --act: #8ab8ff; }
-}
-body { margin: 0; background: var(--page); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif;
-  overflow-wrap: anywhere; }
-main { max-width: 38rem; margin: 1rem auto; padding: 1.25rem; background: var(--card);
-  border: 1px solid var(--line); border-radius: .75rem; }
-h1 { font-size: 1.4rem; line-height: 1.25; margin: 0; }
-a { color: var(--act); }
-"""
-_STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-# Source of the digest's form: https://www.w3.org/TR/CSP3/, section 2.3.1.
-_PROBLEM_HEADERS = page_headers(scripts="'none'", styles=f"'sha256-{_STYLE_DIGEST}'")
+_PROBLEM_HEADERS = page_headers(scripts="'none'", styles="'self'")
 _PROBLEM_PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -205,27 +188,33 @@ _PROBLEM_PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <title>{title} – imds-relay</title>
-<style>{style}</style>
+<link rel="stylesheet" href="{style}">
 </head>
 <body>
 <main>
+<div class="card">
 <h1>{title}</h1>
 <p>{text}</p>
-{link}</main>
+{link}</div>
+</main>
 </body>
 </html>
 """
 
 
-def problem_page(problem: Problem) -> web.Response:
-    """Return the problem as a page. Its texts are escaped: they may contain what others wrote."""
+def problem_page(problem: Problem, path: str) -> web.Response:
+    """Return the problem as a page at this path.
+
+    Its texts are escaped: they may contain what others wrote.
+    """
     link, title = "", HTTPStatus(problem.status).phrase
     if isinstance(problem, ProblemWithLink):
         title = problem.title
         link = f'<p><a href="{escape(problem.link)}">{escape(problem.link_text)}</a></p>\n'
     text = f"{problem.detail[:1].upper()}{problem.detail[1:]}".removesuffix(".")
+    style = "../" * (path.count("/") - 1) + "page/style.css"  # below a path of a proxy, too
     page = _PROBLEM_PAGE.format(
-        title=escape(title), style=_STYLE, text=escape(f"{text}."), link=link
+        title=escape(title), style=style, text=escape(f"{text}."), link=link
     )
     headers = {**_PROBLEM_HEADERS, **problem.headers}
     response = bytes_response(problem.status, page.encode(), "text/html; charset=utf-8", headers)

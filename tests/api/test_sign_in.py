@@ -484,7 +484,7 @@ def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:
     problem = ProblemWithLink(
         403, "<b>no</b>", title="<u>", link='/"><script>', link_text="<i>back</i>"
     )
-    page = bytes(problem_page(problem).body or b"").decode()  # type: ignore[arg-type]
+    page = bytes(problem_page(problem, "/sign-in").body or b"").decode()  # type: ignore[arg-type]
     assert "&lt;b&gt;no&lt;/b&gt;" in page
     assert "<script>" not in page
     assert "<i>" not in page

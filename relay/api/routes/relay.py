@@ -7,19 +7,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired, cast
 
 from aiohttp import web
 from typing_extensions import TypedDict
 
 from relay import __version__
-from relay.api import ConfigurationReloader
 from relay.api.calls import Call, Scope, get, get_page, post
 from relay.api.openapi import openapi_document
 from relay.api.responses import Problem, bytes_response, rfc3339_or_null
 from relay.approvals.request import Right
-from relay.delivery.worker import Worker
 from relay.errors import ReloadRefused, StoreUnavailable
 from relay.events.timestamps import format_rfc3339
 from relay.store import Mode
@@ -39,32 +36,20 @@ class UndeliveringSinks(TypedDict):
     paused: list[str]
 
 
-class SinkProblems(TypedDict):
-    """The sinks that do not deliver. They do not make the relay unready."""
-
-    sinks: UndeliveringSinks
-    reasons: NotRequired[dict[str, str]]
-    """Why sinks do not deliver, by name. For callers with `read` or on the relay's machine.
-
-    Missing if all deliver.
-    """
-
-
-class ConfigurationProblem(TypedDict):
-    """Missing if the configuration in force is the one that was read last."""
-
-    configuration: NotRequired[Literal["refused"]]
-    """The last reload was refused, and the earlier configuration stays in force."""
-    configurationProblem: NotRequired[str]
-    """Why. For the same callers as `reasons`."""
-
-
-class ReadinessStatus(SinkProblems, ConfigurationProblem):
+class ReadinessStatus(TypedDict):
     """Polling and the store work."""
 
     status: Literal["ok"]
     source: Literal["ok"]
     store: Literal["ok"]
+    sinks: UndeliveringSinks
+    """They do not make the relay unready."""
+    reasons: NotRequired[dict[str, str]]
+    """Why sinks do not deliver, by name. Missing if all deliver."""
+    configuration: NotRequired[Literal["refused"]]
+    """The last reload was refused, and the earlier configuration stays in force."""
+    configurationProblem: NotRequired[str]
+    """Why."""
 
 
 @get("/healthz", "whether the relay's process runs", access="public")
@@ -79,56 +64,35 @@ async def show_liveness(_call: Call) -> LivenessStatus:
     problems=(503,),
 )
 async def show_readiness(call: Call) -> ReadinessStatus:
-    relay = call.relay
+    relay, reloader = call.relay, call.server.reloader
+    is_lost, is_failing = relay.source.lost, relay.store.write_error is not None
+    workers = relay.dispatcher.workers
+    found: dict[str, Any] = {
+        "source": "lost" if is_lost else "ok",
+        "store": "failing" if is_failing else "ok",
+        "sinks": UndeliveringSinks(
+            failing=[sink.name for sink in workers if sink.failing and sink.state == "on"],
+            disabled=[sink.name for sink in workers if sink.state == "disabled"],
+            paused=[sink.name for sink in workers if sink.state == "paused"],
+        ),
+    }
+    wrong = [sink for sink in workers if sink.failing or sink.state != "on"]
     # Reasons name principals, hosts, users and files.
     tells_reasons = "read" in call.caller.rights.can
-    sinks = _sink_problems(relay.dispatcher.workers, tells_reasons=tells_reasons)
-    configuration = _configuration_problem(call.server.reloader, tells_reasons=tells_reasons)
-    problems = []
-    if relay.source.lost:
-        problems.append(relay.source.lost_reason)
-    if relay.store.write_error is not None:
+    if tells_reasons and (reasons := {sink.name: sink.reason for sink in wrong if sink.reason}):
+        found["reasons"] = reasons
+    if reloader is not None and reloader.problem is not None:
+        found["configuration"] = "refused"
+        if tells_reasons:
+            found["configurationProblem"] = reloader.problem
+    if not (is_lost or is_failing):
+        return cast("ReadinessStatus", {"status": "ok", **found})
+    problems = [relay.source.lost_reason] if is_lost else []
+    if is_failing:
         problems.append(
             "the state file cannot be written: notices are sent from memory, approvals are refused"
         )
-    if problems:
-        raise Problem(
-            503,
-            "; ".join(problems),
-            source="lost" if relay.source.lost else "ok",
-            store="ok" if relay.store.write_error is None else "failing",
-            **sinks,
-            **configuration,
-        )
-    return ReadinessStatus(status="ok", source="ok", store="ok", **sinks, **configuration)
-
-
-def _configuration_problem(
-    reloader: ConfigurationReloader | None, *, tells_reasons: bool
-) -> ConfigurationProblem:
-    if reloader is None or reloader.problem is None:
-        return ConfigurationProblem()
-    if not tells_reasons:
-        return ConfigurationProblem(configuration="refused")
-    return ConfigurationProblem(configuration="refused", configurationProblem=reloader.problem)
-
-
-def _sink_problems(sinks: Sequence[Worker], *, tells_reasons: bool) -> SinkProblems:
-    readiness = SinkProblems(
-        sinks=UndeliveringSinks(
-            failing=[sink.name for sink in sinks if sink.failing and sink.state == "on"],
-            disabled=[sink.name for sink in sinks if sink.state == "disabled"],
-            paused=[sink.name for sink in sinks if sink.state == "paused"],
-        )
-    )
-    reasons = {
-        sink.name: sink.reason
-        for sink in sinks
-        if sink.reason and (sink.failing or sink.state != "on")
-    }
-    if reasons and tells_reasons:
-        readiness["reasons"] = reasons
-    return readiness
+    raise Problem(503, "; ".join(problems), **found)
 
 
 class PartHealth(TypedDict):
