@@ -11,10 +11,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated, Final, Required
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypedDict  # pydantic needs it up to Python 3.11
 
 from relay.errors import DocumentError
 from relay.events.match import Match
@@ -59,41 +67,49 @@ _Text = Annotated[
 ]
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+_WIRE = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
 
 
-class _WireEvent(_WireModel):
-    EventId: str = Field(min_length=1, max_length=256, pattern=r"\S")
-    EventType: _Text = None
-    EventStatus: _Text = None
-    ResourceType: _Text = None
-    Resources: list[str] | None = None
-    NotBefore: _Text = None
-    Description: _Text = None
-    EventSource: _Text = None
-    DurationInSeconds: Annotated[int | None, BeforeValidator(_whole_seconds)] = None
+@with_config(_WIRE)
+class _WireEvent(TypedDict, total=False):
+    """An entry of the document. A dict takes a fifth of the memory of a model."""
 
-    def to_event(self, *, prefixed: bool) -> ScheduledEvent:
-        names = self.Resources or ()
-        if prefixed:
-            names = [name.removeprefix("_") for name in names]
-        not_before = parse_timestamp(self.NotBefore)
-        return ScheduledEvent(
-            event_id=self.EventId,
-            event_type=self.EventType,
-            event_status=self.EventStatus,
-            resource_type=self.ResourceType,
-            resources=tuple(dict.fromkeys(names)),
-            not_before=format_rfc3339(not_before) if not_before else self.NotBefore,
-            description=self.Description,
-            event_source=self.EventSource,
-            duration=self.DurationInSeconds,
-        )
+    EventId: Required[Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]]
+    EventType: _Text
+    EventStatus: _Text
+    ResourceType: _Text
+    Resources: list[str] | None
+    NotBefore: _Text
+    Description: _Text
+    EventSource: _Text
+    DurationInSeconds: Annotated[int | None, BeforeValidator(_whole_seconds)]
 
 
-class _WireDocument(_WireModel):
+@with_config(_WIRE)
+class _WireDocument(TypedDict):
     Events: list[_WireEvent]
+
+
+_DOCUMENT = TypeAdapter(_WireDocument)
+
+
+def _to_event(entry: _WireEvent, *, prefixed: bool) -> ScheduledEvent:
+    names: Sequence[str] = entry.get("Resources") or ()
+    if prefixed:
+        names = [name.removeprefix("_") for name in names]
+    not_before = entry.get("NotBefore")
+    moment = parse_timestamp(not_before)
+    return ScheduledEvent(
+        event_id=entry["EventId"],
+        event_type=entry.get("EventType"),
+        event_status=entry.get("EventStatus"),
+        resource_type=entry.get("ResourceType"),
+        resources=tuple(dict.fromkeys(names)),
+        not_before=format_rfc3339(moment) if moment else not_before,
+        description=entry.get("Description"),
+        event_source=entry.get("EventSource"),
+        duration=entry.get("DurationInSeconds"),
+    )
 
 
 def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Document:
@@ -113,7 +129,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
         raise DocumentError("expected a Scheduled Events document, got an empty body", status=200)
     try:
         content = orjson.loads(body)
-        entries = _WireDocument.model_validate(content).Events
+        entries = _DOCUMENT.validate_python(content)["Events"]
     except orjson.JSONDecodeError as error:
         raise DocumentError(
             f"expected a Scheduled Events document, got a body that is not JSON: {error}",
@@ -126,7 +142,7 @@ def parse_document(body: bytes, api_version: str = NEWEST_API_VERSION) -> Docume
         ) from error
     events_by_key: dict[str, list[ScheduledEvent]] = {}
     for entry in entries:
-        event = entry.to_event(prefixed=api_version <= PREFIX_UNTIL)
+        event = _to_event(entry, prefixed=api_version <= PREFIX_UNTIL)
         events_by_key.setdefault(event.lowercase_event_id, []).append(event)
     # A hint is never worth an error. The store holds signed integers of 64 bits.
     incarnation = content.get("DocumentIncarnation")
