@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Literal
 
 from relay.events.cloudevent import digest_id
@@ -29,6 +30,7 @@ _DATA_NAMES = {
     "duration": "durationSeconds",
 }
 """The fields of an event, and their names in the ``data`` of a CloudEvent."""
+_fields = attrgetter(*_DATA_NAMES)
 
 
 @fast_dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +84,9 @@ class ScheduledEvent:
 
     def to_cloudevent_data(self) -> dict[str, Any]:
         """Return the fields under their names in the ``data`` of a CloudEvent."""
-        data = {name: getattr(self, field) for field, name in _DATA_NAMES.items()}
-        return data | {"resources": list(self.resources)}
+        data = dict(zip(_DATA_NAMES.values(), _fields(self), strict=True))
+        data["resources"] = list(self.resources)
+        return data
 
     @classmethod
     def from_cloudevent_data(cls, fields: Mapping[str, Any]) -> ScheduledEvent:

@@ -6,9 +6,10 @@ Other packages use only `PageLimit`, to say how much they want to read at once.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import orjson
@@ -76,15 +77,25 @@ def save_rows(
     """Insert dataclasses whose fields are named like the columns; see `bulk_insert`."""
     if rows:
         names = [field.name for field in fields(rows[0])]
-        values = [[_column_value(getattr(row, name)) for name in names] for row in rows]
+        columns = attrgetter(*names)
+        values = [
+            [make(value) if (make := _STORED.get(type(value))) else value for value in columns(row)]
+            for row in rows
+        ]
         verb = "INSERT OR REPLACE" if or_replace else "INSERT"
         bulk_insert(connection, f"{table} ({', '.join(names)})", values, verb=verb, upsert=upsert)
 
 
-def _column_value(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return format_sortable(value)
-    return orjson.dumps(value).decode() if isinstance(value, dict | tuple) else value
+def _as_json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+_STORED: Mapping[type, Callable[[Any], str]] = {
+    datetime: format_sortable,
+    dict: _as_json,
+    tuple: _as_json,
+}
+"""How values are stored that are no texts and numbers."""
 
 
 def bulk_insert(
