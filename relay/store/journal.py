@@ -137,7 +137,8 @@ class Journal:
         return bodies
 
     def require_no_gap(self, first: int) -> None:
-        """Raise StoreError if a row from ``first`` to the head is missing."""
+        """Raise StoreError if a row from ``first`` to the head is missing that was not pruned."""
+        first = max(first, read_pruning_checkpoint(self._connection).position + 1)
         last = self.head().position
         (count,) = self._connection.execute(
             "SELECT count(*) FROM journal WHERE position BETWEEN ? AND ?", (first, last)

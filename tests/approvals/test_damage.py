@@ -311,6 +311,24 @@ def test_what_was_pruned_in_quiet_months_is_no_gap(approvals: ApprovalFile) -> N
     assert [approvals.submit(of=new).status for _ in range(2)] == [202, 202]
 
 
+def test_what_was_pruned_after_an_end_is_no_gap(
+    approvals: ApprovalFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer to its StartRequest is still to come."""
+    approvals.record_document(USER_REBOOT)
+    (claimed,) = approvals.claim()
+    approvals.record_document(step=False)
+    ended = approvals.transact(
+        lambda tx: tx.occurrences.require_occurrence(claimed.grant.occurrence)
+    )
+    retention = StoreSettings(retain=0.0, audit_retain=0.0)
+    approvals.transact(lambda tx: prune_all_tables(tx, retention, NOON + timedelta(seconds=60)))
+    approvals.record_document(OTHER)
+    found = approvals.transact(lambda tx: tx.approvals.of_occurrence(ended, afresh=True))
+    assert found.damage is None
+    assert "are off" not in caplog.text
+
+
 def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(
     approvals: ApprovalFile,
 ) -> None:
