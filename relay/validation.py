@@ -24,6 +24,6 @@ def first_error_path_and_message(error: ValidationError) -> tuple[str, str]:
     """
     details = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = ".".join(str(part) for part in details["loc"])
-    if details["type"] == "model_type":
-        return path, "expected a JSON object"  # pydantic's text names a class of ours
+    if details["type"] in ("model_type", "dict_type"):
+        return path, "expected a JSON object"  # pydantic's text names a class
     return path, details["msg"].removeprefix("Value error, ")

@@ -23,7 +23,7 @@ from relay.events.catalog import CATALOG
 from relay.imds.document import parse_document
 from relay.simulator.event import rfc1123
 from tests.certificates import FOLDER
-from tests.cli.command import ROOT, run_command, run_process
+from tests.cli.command import ROOT, CommandResult, run_command, run_process
 from tests.journey.relay_process import SECRET
 
 DOCUMENT = f"""
@@ -77,6 +77,13 @@ def event(**fields: Any) -> dict[str, Any]:
 # --- check
 
 
+def checked(folder: Path, text: str, *arguments: str) -> CommandResult:
+    """Check a configuration."""
+    file = folder / "relay.yaml"
+    file.write_text(text)
+    return run_command("check", "--config", str(file), *arguments)
+
+
 def test_check_says_what_would_run_and_shows_no_secret(relay_yaml: str) -> None:
     result = run_command("check", "--config", relay_yaml)
     assert result.code == 0
@@ -127,9 +134,7 @@ api:
 
 def test_check_says_who_people_and_groups_are_and_who_can_vote(tmp_path: Path) -> None:
     """A client without the right to approve cannot, nor can its person in a chat."""
-    file = tmp_path / "relay.yaml"
-    file.write_text(PEOPLE)
-    result = run_command("check", "--config", str(file))
+    result = checked(tmp_path, PEOPLE)
     words = [" ".join(line.split()) for line in result.out.splitlines()]
     for line in (
         "ann client:ann, slack:T024/U7",
@@ -138,7 +143,7 @@ def test_check_says_who_people_and_groups_are_and_who_can_vote(tmp_path: Path) -
         "rest 2 local:root; person:ann (client:ann, slack:T024/U7)",
     ):
         assert line in words, line
-    assert run_command("check", "--config", str(file), "--json").json["voters"] == [
+    assert checked(tmp_path, PEOPLE, "--json").json["voters"] == [
         {
             "rule": "rest",
             "votes": 2,
@@ -150,171 +155,101 @@ def test_check_says_who_people_and_groups_are_and_who_can_vote(tmp_path: Path) -
     ]
 
 
-def test_check_warns_where_no_rule_can_match_what_users_start(tmp_path: Path) -> None:
-    file = tmp_path / "relay.yaml"
-    for text, warned in (
-        ("", True),
-        (
-            "approvals: {rules: [{name: a, match: {event_source: [user]}, approve: automatic}]}",
-            False,
-        ),
-    ):
-        file.write_text(text)
-        result = run_command("check", "--config", str(file))
-        assert (result.code, NO_RULE_FOR_USER_EVENTS in result.err) == (0, warned)
-        assert (
-            run_command("check", "--config", str(file), "--json").json["warnings"] != []
-        ) is warned
-
-
-def source_warnings_of(file: Path, text: str) -> list[str]:
-    """Return the warnings about the source and about what can never match."""
-    file.write_text(text)
-    warnings: list[str] = run_command("check", "--config", str(file), "--json").json["warnings"]
-    return [warning for warning in warnings if "source." in warning]
-
-
-RULES = """
+USER_RULE = "{name: user, match: {event_source: [user]}, approve: automatic}"
+REBOOT_RULE = "{name: rest, match: {event_type: [Reboot]}, approve: automatic}"
+RULES = f"""
 approvals:
   rules:
-    - {name: user, match: {event_source: [User]}, approve: automatic}
-    - {name: short, match: {duration: {max: 8s}}, approve: automatic}
-    - {name: gone, match: {event_type: [Terminate, Preempt]}, approve: automatic}
-    - {name: rest, match: {event_type: [Reboot]}, approve: automatic}
+    - {USER_RULE}
+    - {{name: short, match: {{duration: {{max: 8s}}}}, approve: automatic}}
+    - {{name: gone, match: {{event_type: [Terminate, Preempt]}}, approve: automatic}}
+    - {REBOOT_RULE}
   limits:
-    - {name: few, match: {event_source: [Platform]}, max: 1}
+    - {{name: few, match: {{event_source: [Platform]}}, max: 1}}
 sinks:
-  - {kind: webhook, name: hook, url: "https://a.example", match: {duration: {min: 30s}},
-     secrets: [whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw]}
+  - {{kind: webhook, name: hook, url: "https://a.example", match: {{duration: {{min: 30s}}}},
+     secrets: [{SECRET}]}}
 """
+NO_NAMES = "source.url: discover is for VMs without a virtual network. They have no instance"
+DISCOVER = f"approvals: {{rules: [{USER_RULE}]}}\nsource: {{url: discover}}\nrelay: one"
+
+
+def rules(*entries: str, api_version: str = "2020-07-01") -> str:
+    """A configuration with these rules."""
+    return f'source: {{api_version: "{api_version}"}}\napprovals: {{rules: [{", ".join(entries)}]}}'
 
 
 @pytest.mark.parametrize(
-    ("api_version", "never"),
+    ("text", "warned"),
     [
-        ("2020-07-01", []),
-        ("2019-08-01", ["rule short", "match of sink hook"]),
-        ("2019-01-01", ["rule user", "rule short", "limit few", "match of sink hook"]),
-        ("2017-03-01", ["rule user", "rule short", "rule gone", "limit few", "match of sink hook"]),
+        ("", [NO_RULE_FOR_USER_EVENTS]),
+        (rules(USER_RULE, api_version="2019-08-01"), []),
+        (rules(USER_RULE, api_version="2019-04-01"), [NO_RULE_FOR_USER_EVENTS, "rule user never"]),
+        (
+            rules(USER_RULE, REBOOT_RULE, api_version="2019-04-01"),
+            ["rule user never matches with source.api_version 2019-04-01: "],
+        ),
+        (
+            rules(USER_RULE, api_version="2020-07-02"),
+            ["source.api_version: 2020-07-02 is none of the versions that Microsoft lists: 2017-"],
+        ),
+        (f'source: {{api_version: "2020-07-01"}}{RULES}', []),
+        (
+            f'source: {{api_version: "2019-08-01"}}{RULES}',
+            ["rule short never matches", "match of sink hook never matches"],
+        ),
+        (
+            f'source: {{api_version: "2017-03-01"}}{RULES}',
+            [f"{name} never" for name in ("rule user", "rule short", "rule gone", "limit few")]
+            + ["match of sink hook never"],
+        ),
+        (DISCOVER, [NO_NAMES]),
+        (f"{DISCOVER}\nscope: classic", []),
+        (
+            f"{rules(USER_RULE)}\napi: {{clients: [{{name: ghost}}, {{name: b, amqp_user: u}}]}}",
+            ["client ghost: nobody can be this client"],
+        ),
+        (
+            f"{rules(USER_RULE)}\napi: {{socket: /absent/relay.sock}}",
+            ["local socket: there is no folder /absent"],
+        ),
     ],
 )
-def test_check_warns_of_what_can_never_match_in_an_old_version_of_the_api(
-    tmp_path: Path, api_version: str, never: list[str]
-) -> None:
-    text = f'source: {{api_version: "{api_version}"}}{RULES}'
-    warnings = source_warnings_of(tmp_path / "relay.yaml", text)
-    assert [warning.partition(" never matches")[0] for warning in warnings] == never
-    assert all(f"source.api_version {api_version}: " in warning for warning in warnings)
-    assert all("Remedy: api_version: 2020-07-01" in warning for warning in warnings)
-
-
-def test_a_rule_for_user_events_is_none_in_a_version_that_does_not_know_the_source(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "relay.yaml"
-    rule = "{name: a, match: {event_source: [user]}, approve: automatic}"
-    any_source = "{name: b, match: {event_type: [Reboot]}, approve: automatic}"
-    for api_version, rules, warned in (
-        ("2019-08-01", rule, False),
-        ("2019-04-01", rule, True),
-        ("2019-04-01", f"{rule}, {any_source}", False),
-    ):
-        file.write_text(
-            f'source: {{api_version: "{api_version}"}}\napprovals: {{rules: [{rules}]}}'
-        )
-        assert (
-            NO_RULE_FOR_USER_EVENTS in run_command("check", "--config", str(file)).err
-        ) is warned
-
-
-def test_check_warns_of_a_version_that_microsoft_does_not_list(tmp_path: Path) -> None:
-    (warning,) = source_warnings_of(tmp_path / "relay.yaml", 'source: {api_version: "2020-07-02"}')
-    assert "2020-07-02 is none of the versions" in warning
-    assert "2017-03-01, 2017-08-01" in warning
-
-
-def test_check_warns_of_names_that_need_instance_metadata_outside_a_virtual_network(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "relay.yaml"
-    (warning,) = source_warnings_of(file, "source: {url: discover}")
-    assert "They have no instance metadata" in warning
-    assert source_warnings_of(file, "relay: one\nsource: {url: discover}") == [warning]
-    assert source_warnings_of(file, "scope: classic\nrelay: one\nsource: {url: discover}") == []
+def test_check_warns_of_what_has_no_effect(tmp_path: Path, text: str, warned: list[str]) -> None:
+    """A folder of a socket that is not there is no error: a service manager may make it."""
+    warnings: list[str] = checked(tmp_path, text, "--json").json["warnings"]
+    assert len(warnings) == len(warned), warnings
+    for warning, begins in zip(warnings, warned, strict=True):
+        assert warning.startswith(begins)
+        assert " never matches" not in warning or "Remedy: api_version: 2020-07-01" in warning
+    shown = checked(tmp_path, text)
+    assert (shown.code, shown.err.count("warning: ")) == (0, len(warned))
 
 
 def test_a_document_of_the_oldest_version_is_compared_without_its_underscores(
     tmp_path: Path,
 ) -> None:
-    config, document = tmp_path / "relay.yaml", tmp_path / "document.json"
-    config.write_text(
-        'source: {api_version: "2017-03-01"}\n'
-        "approvals: {rules: [{name: db, match: {resources: [db-*]}, approve: automatic}]}\n"
-    )
+    document = tmp_path / "document.json"
     document.write_text(
         '{"Events": [{"EventId": "A", "EventType": "Reboot", "EventStatus": "Scheduled", '
         '"Resources": ["_db-0"]}]}'
     )
-    arguments = ("check", "--config", str(config), "--against", str(document), "--json")
-    (event,) = run_command(*arguments).json["events"]
+    rule = "{name: db, match: {resources: [db-*]}, approve: automatic}"
+    text = rules(rule, api_version="2017-03-01")
+    (event,) = checked(tmp_path, text, "--against", str(document), "--json").json["events"]
     assert (event["rule"], event["resources"]) == ("db", ["db-0"])
 
 
-@pytest.mark.parametrize(
-    ("cert_file", "key_file", "client_ca_file"),
-    [("no", "server", "authority"), ("server", "no", "authority"), ("server", "server", "no")],
-    ids=["certificate", "key", "client CA"],
-)
-def test_check_refuses_the_tls_files_that_run_refuses(
-    tmp_path: Path, cert_file: str, key_file: str, client_ca_file: str
-) -> None:
-    names = {"cert_file": cert_file, "key_file": key_file, "client_ca_file": client_ca_file}
+@pytest.mark.parametrize("wrong", ["cert_file", "key_file", "client_ca_file"])
+def test_check_refuses_the_tls_files_that_run_refuses(tmp_path: Path, wrong: str) -> None:
+    names = {"cert_file": "server", "key_file": "server", "client_ca_file": "authority"}
     tls = {key: str(FOLDER / f"{name}.pem") for key, name in names.items()}
-    file = tmp_path / "relay.yaml"
-    file.write_text(json.dumps({"api": {"tls": tls}}))
-    result = run_command("check", "--config", str(file))
+    assert checked(tmp_path, json.dumps({"api": {"tls": tls}})).code == 0
+    result = checked(tmp_path, json.dumps({"api": {"tls": {**tls, wrong: str(FOLDER / "no.pem")}}}))
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("imds-relay: api.tls")
     assert "no.pem" in result.err
     assert result.err.endswith("No such file or directory\n")
-    file.write_text(
-        json.dumps(
-            {"api": {"tls": {key: path.replace("/no.", "/server.") for key, path in tls.items()}}}
-        )
-    )
-    assert run_command("check", "--config", str(file)).code == 0
-
-
-def test_check_warns_of_a_socket_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    """A service manager may create the folder at start, as the unit file does: no error."""
-    file = tmp_path / "relay.yaml"
-    file.write_text(f"api: {{socket: {tmp_path}/absent/relay.sock}}")
-    result = run_command("check", "--config", str(file))
-    assert (
-        result.code,
-        f"warning: local socket: there is no folder {tmp_path}/absent" in result.err,
-    ) == (0, True)
-    (tmp_path / "absent").mkdir()
-    assert "local socket" not in run_command("check", "--config", str(file)).err
-
-
-def test_check_warns_of_a_client_that_nobody_can_be(tmp_path: Path) -> None:
-    file = tmp_path / "relay.yaml"
-    file.write_text(
-        "api: {clients: [{name: ghost}, {name: a, key: key-key-key-key-key-key-key}, "
-        f"{{name: b, secrets: ['{SECRET}']}}, {{name: c, amqp_user: u}}]}}"
-    )
-    result = run_command("check", "--config", str(file))
-    assert (result.code, "warning: client ghost: nobody can be this client" in result.err) == (
-        0,
-        True,
-    )
-    (ghost,) = [
-        warning
-        for warning in run_command("check", "--config", str(file), "--json").json["warnings"]
-        if warning.startswith("client ")
-    ]
-    assert "imds-relay keys" in ghost
 
 
 def test_check_without_a_file_says_that_the_defaults_hold(
@@ -370,10 +305,10 @@ def test_check_against_a_document_says_which_rule_decides_about_each_event(
 
 
 def test_check_against_says_that_approvals_are_off(tmp_path: Path) -> None:
-    config, document = tmp_path / "relay.yaml", tmp_path / "document.json"
-    config.write_text("approvals: {enabled: false, rules: [{name: a, approve: automatic}]}")
+    document = tmp_path / "document.json"
     document.write_bytes(azure(event()))
-    result = run_command("check", "--config", str(config), "--against", str(document))
+    text = "approvals: {enabled: false, rules: [{name: a, approve: automatic}]}"
+    result = checked(tmp_path, text, "--against", str(document))
     assert "nothing: approvals are off (else approved at once)" in result.out
 
 
@@ -547,9 +482,9 @@ def test_schema_lists_the_types_and_refuses_another() -> None:
 def test_an_agent_is_shown_as_one_without_a_warning_about_rules_that_it_cannot_have(
     tmp_path: Path,
 ) -> None:
-    file = tmp_path / "relay.yaml"
-    file.write_text('fleet: {role: agent, url: "amqp://vmss-a:p4ssword@mq.example.com/prod"}')
-    result = run_command("check", "--config", str(file))
+    result = checked(
+        tmp_path, 'fleet: {role: agent, url: "amqp://vmss-a:p4ssword@mq.example.com/prod"}'
+    )
     assert (result.code, result.err) == (0, "")
     assert (
         "agent of the hub whose RabbitMQ user is imds-hub, over mq.example.com:5672" in result.out
@@ -560,12 +495,11 @@ def test_an_agent_is_shown_as_one_without_a_warning_about_rules_that_it_cannot_h
 
 
 def test_a_hub_is_shown_with_its_domains_and_without_a_metadata_service(tmp_path: Path) -> None:
-    file = tmp_path / "relay.yaml"
-    file.write_text(
+    result = checked(
+        tmp_path,
         'fleet: {role: hub, url: "amqp://imds-hub:p4ssword@mq.example.com/prod", '
-        'domains: [{user: vmss-a, scopes: ["vmss-a-*", one]}]}'
+        'domains: [{user: vmss-a, scopes: ["vmss-a-*", one]}]}',
     )
-    result = run_command("check", "--config", str(file))
     assert result.code == 0
     assert re.search(r"^fleet +hub, over mq\.example\.com:5672$", result.out, re.MULTILINE)
     assert re.search(r"^source +what the agents of the fleet report$", result.out, re.MULTILINE)
