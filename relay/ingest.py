@@ -59,6 +59,20 @@ class SuccessfulPoll:
 
 
 @dataclass(frozen=True, slots=True)
+class FreshReadResult:
+    """What a read returned that began after somebody asked for it.
+
+    ``imds_time`` is that of IMDS, without the fraction of its second; None if it gave none.
+    ``asked_at`` and ``asked_monotonic`` are by the clocks of this VM before the request was sent.
+    """
+
+    document: Document
+    imds_time: datetime | None
+    asked_at: datetime
+    asked_monotonic: float
+
+
+@dataclass(frozen=True, slots=True)
 class EventSighting:
     """A state of an event of a scope was seen. ``incarnation`` is that of the document."""
 

@@ -34,13 +34,13 @@ def _routing_key(name: str, detail: str, scope: str) -> str:
 
 
 def content_header(
-    event: CloudEvent, *, user_id: str | None = None, persistent: bool = True
+    event: CloudEvent, *, user_id: str | None = None, expiration: int | None = None
 ) -> bytes:
     """Return the content header of the message, with its properties and headers.
 
     They repeat attributes of the event. An attribute that is too long is only in the body. The
-    broker accepts only the sender's own name as ``user_id``. A message that is not ``persistent``
-    does not survive a restart of the broker.
+    broker accepts only the sender's own name as ``user_id``. A queue drops the message after
+    ``expiration`` milliseconds.
     """
     texts = {
         name: value
@@ -50,8 +50,9 @@ def content_header(
     properties = Basic.Properties(
         content_type=CONTENT_TYPE,
         headers={f"ce-{name}": value for name, value in texts.items()},
-        delivery_mode=DeliveryMode.PERSISTENT if persistent else DeliveryMode.NOT_PERSISTENT,
+        delivery_mode=DeliveryMode.PERSISTENT,
         correlation_id=texts.get("correlationid"),
+        expiration=None if expiration is None else str(expiration),
         message_id=event.id,
         timestamp=datetime.fromisoformat(event.attributes["time"]),
         message_type=event.type,

@@ -1,10 +1,9 @@
-"""Publishes messages to RabbitMQ: with a confirm of each, or without if they may be lost.
+"""Publishes messages to RabbitMQ, with a confirm of each.
 
 A `ConfirmedPublisher` belongs to a sink or to one end of a fleet. Whoever keeps the connection
 (`relay.amqp.connection.keep_connected`) opens a `PublishChannel` on it and gives it to the
 publisher (`use_channel_until_closed`), or says why there is none (`note_connection_failure`).
 `publish` sends a message over the channel that is open, and returns the broker's answer.
-`publish_transient_without_confirm` writes a message without a confirm.
 
 The frames are written here, which costs much less than aiormq's ``basic_publish``. aiormq handles
 the answers (docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again).
@@ -27,11 +26,9 @@ from pamqp.commands import Basic
 
 from relay.amqp.cancellation_check import is_current_task_cancelled_by_caller
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, connection_failure_from_exception
 from relay.amqp.frame_streams import content_frames
 from relay.errors import Deferred
-from relay.events.cloudevent import CloudEvent
 
 PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What the broker answered to one message, or why there is no answer."""
@@ -220,35 +217,6 @@ class PublishChannel:
         self._has_ended = True
         for publish in tuple(self._publishes):
             publish.cancel()
-
-
-def is_channel_open_for_frames(
-    connection: GuardedConnection, channel: aiormq.abc.AbstractChannel
-) -> bool:
-    """Whether frames may be written: on a channel that is closed they end the connection."""
-    is_known = _is_channel_known_to_aiormq(channel)
-    return is_known and not channel.is_closed and not connection.is_over
-
-
-def publish_transient_without_confirm(
-    connection: GuardedConnection,
-    channel: aiormq.abc.AbstractChannel,
-    *,
-    exchange: str,
-    key: str,
-    event: CloudEvent,
-    user: str,
-) -> bool:
-    """Write an event as this user; return whether it was written. It may be lost after that."""
-    if not is_channel_open_for_frames(connection, channel) or _is_blocked(channel):
-        return False
-    method = Basic.Publish(exchange=exchange, routing_key=key)
-    header = content_header(event, user_id=user, persistent=False)
-    connection.write_frames_at_end_of_turn(
-        pamqp.frame.marshal(method, channel.number)
-        + content_frames(channel.number, header, event.body, _max_part_bytes(channel))
-    )
-    return True
 
 
 def _is_channel_known_to_aiormq(channel: aiormq.abc.AbstractChannel) -> bool:

@@ -119,28 +119,36 @@ def dead_letter_exchange_name(exchange: str) -> str:
     return f"{exchange}.dlx"
 
 
-def dead_letters_topology(exchange: str) -> tuple[Part, ...]:
-    """Return the exchange and queue for messages that could not be used."""
+def dead_letters_topology(exchange: str, keys: tuple[str, ...] = ("#",)) -> tuple[Part, ...]:
+    """Return the exchange and queue for messages that could not be used.
+
+    The queue keeps those with a routing key of ``keys``.
+    """
     dead_letters = dead_letter_exchange_name(exchange)
     return (
         Exchange(dead_letters, "topic"),
         Queue(
             name=f"{exchange}.dead",
             source=dead_letters,
-            keys=("#",),
+            keys=keys,
             arguments={"x-max-length": MAX_DEAD_LETTERS},
         ),
     )
 
 
 def approvals_topology(
-    exchange: str, scope: str, *, limited: bool = True, routing_key: str | None = None
+    exchange: str,
+    scope: str,
+    *,
+    limited: bool = True,
+    routing_key: str | None = None,
+    dead_letter_keys: tuple[str, ...] = ("#",),
 ) -> tuple[Part, ...]:
     """Return what ``declare: true`` makes.
 
     The dead-letter exchange and queue come first, so that no rejected message is lost. ``limited``
     is False for a queue that was made before there were limits. ``routing_key`` is that of the
-    queue if it is not for one scope.
+    queue if it is not for one scope. ``dead_letter_keys`` are those of `dead_letters_topology`.
     """
     limits = {
         "x-max-length": MAX_APPROVALS,
@@ -150,7 +158,7 @@ def approvals_topology(
     approvals = approvals_exchange_name(exchange)
     dead_letters = dead_letter_exchange_name(exchange)
     return (
-        *dead_letters_topology(exchange),
+        *dead_letters_topology(exchange, dead_letter_keys),
         Exchange(approvals, "topic"),
         Queue(
             name=approvals_queue_name(exchange, scope),

@@ -12,7 +12,7 @@ from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
-from relay.fleet.routing import pulse_key, scope_key
+from relay.fleet.routing import agent_key, scope_key
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.fleet.topology import (
     AGENT_QUEUE_ARGUMENTS,
@@ -20,7 +20,6 @@ from relay.fleet.topology import (
     agent_publish_exchange_name,
     command_exchange_name,
     fleet_topology,
-    hub_pulse_queue_name,
     report_queue_name,
 )
 
@@ -41,7 +40,7 @@ async def diagnose_broker_for_hub(settings: HubSettings) -> list[Finding]:
         settings.broker_urls(),
         fleet_topology(exchange) if settings.declare else (),
         settings.declare,
-        reads=(report_queue_name(exchange), hub_pulse_queue_name(exchange)),
+        reads=(report_queue_name(exchange),),
         examine=examine,
     )
 
@@ -59,7 +58,7 @@ async def diagnose_broker_for_agent(
     async def examine(connection: GuardedConnection) -> list[Finding]:
         exchange = agent_publish_exchange_name(settings.exchange)
         return [
-            await _check_publish(connection, exchange, pulse_key(origin)),
+            await _check_publish(connection, exchange, agent_key("pulse", origin)),
             await _check_can_receive_commands(connection, settings, origin),
         ]
 

@@ -53,8 +53,13 @@ class ReceivedMessage:
     """When the sender made the message, by its own clock."""
     content: Content
 
-    def require_matching_key(self, key: AgentRoutingKey) -> None:
-        """Raise UnusableMessage if the message is not what its routing key says."""
+    def require_matching_key(self, key: AgentRoutingKey, hub: Origin | None = None) -> None:
+        """Raise UnusableMessage if the message is not what its routing key says.
+
+        It must not be of the ``hub`` itself: its events would look like the hub's own.
+        """
+        if self.origin == hub:
+            raise UnusableMessage("it names the hub itself as its sender")
         if (self.origin.scope, relay_word(self.origin.relay)) != (key.scope, key.relay):
             raise UnusableMessage("its body names another relay than its routing key")
         if self._agent_message_kind != key.kind:

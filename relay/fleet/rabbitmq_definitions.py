@@ -27,7 +27,7 @@ from relay.fleet.topology import (
     command_exchange_name,
     fleet_topology,
     hub_approvals_topology,
-    hub_pulse_queue_name,
+    hub_lock_queue_name,
     report_queue_name,
 )
 
@@ -148,9 +148,8 @@ def _hub_rights(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> _
     exchange = settings.exchange
     rights = _Rights()
     rights.write.append(_escape_regex_dots(command_exchange_name(exchange)))
-    rights.read += map(
-        _escape_regex_dots, (report_queue_name(exchange), hub_pulse_queue_name(exchange))
-    )
+    rights.read.append(_escape_regex_dots(report_queue_name(exchange)))
+    rights.configure.append(_escape_regex_dots(hub_lock_queue_name(exchange)))
     if settings.declare is True:
         rights.add_declare_rights(fleet_topology(exchange))
     for sink in hub.sinks:

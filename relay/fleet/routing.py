@@ -64,22 +64,12 @@ def report_key(event: CloudEvent, origin: Origin) -> str:
         routing_word(change, _MAX_CHANGE_WORD),
         routing_word(event.routing_detail, _MAX_DETAIL_WORD),
     )
-    return _agent_routing_key(".".join(words), origin)
+    return ".".join((*words, origin.scope, relay_word(origin.relay)))
 
 
-def pulse_key(origin: Origin) -> str:
-    """Return the routing key of an agent's pulse."""
-    return _agent_routing_key("pulse", origin)
-
-
-def vote_key(origin: Origin) -> str:
-    """Return the routing key of a machine's vote."""
-    return _agent_routing_key("vote", origin)
-
-
-def result_key(origin: Origin) -> str:
-    """Return the routing key of the result of a start order."""
-    return _agent_routing_key("start", origin)
+def agent_key(kind: Literal["pulse", "vote", "start"], origin: Origin) -> str:
+    """Return the routing key of a pulse, a vote, or the result of a start order."""
+    return f"{kind}.{origin.scope}.{relay_word(origin.relay)}"
 
 
 def command_key(scope: str, relay: str) -> str:
@@ -90,10 +80,6 @@ def command_key(scope: str, relay: str) -> str:
 def scope_key(scope: str) -> str:
     """Return the routing key of what the hub sends to all agents of a scope."""
     return f"scope.{scope}"
-
-
-def _agent_routing_key(begin: str, origin: Origin) -> str:
-    return f"{begin}.{origin.scope}.{relay_word(origin.relay)}"
 
 
 @lru_cache(maxsize=4096)  # each agent publishes under a few keys again and again

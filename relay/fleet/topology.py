@@ -33,7 +33,6 @@ _APPROVALS_KEY = "approve.*"
 DELIVERY_LIMIT = 1_000
 """How often a report may be delivered. A hub that is killed gets what it had not acknowledged."""
 MAX_REPORTS = 1_000_000
-MAX_PULSES = 300_000
 PULSE_TTL = 120_000
 """Milliseconds. A pulse that is older says nothing about the present."""
 AGENT_QUEUE_ARGUMENTS: Mapping[str, Any] = {"x-max-length": 100, "x-message-ttl": 30_000}
@@ -51,18 +50,27 @@ def command_exchange_name(exchange: str) -> str:
 
 
 def report_queue_name(exchange: str) -> str:
-    """Return the name of the queue of everything that agents publish but pulses."""
+    """Return the name of the queue of everything that agents publish."""
     return f"{exchange}.fleet.in"
 
 
-def hub_pulse_queue_name(exchange: str) -> str:
-    """Return the name of the queue of pulses."""
-    return f"{exchange}.fleet.pulse"
+def hub_lock_queue_name(exchange: str) -> str:
+    """Return the name of the queue that is exclusive to the connection of the one hub."""
+    return f"{exchange}.fleet.hub"
 
 
 def agent_binding_keys(origin: Origin) -> tuple[str, str]:
     """Return the routing keys with which an agent binds its queue to the command exchange."""
     return command_key(origin.scope, relay_word(origin.relay)), scope_key(origin.scope)
+
+
+def _dead_letter_keys(exchange: str) -> tuple[str, ...]:
+    """Return what is kept of dead letters: all but pulses, of which many expire without a hub.
+
+    A message that somebody put directly into a queue has the name of the queue as its key.
+    """
+    queues = report_queue_name(exchange), approvals_queue_name(exchange, HUB)
+    return ("approve.#", "event.#", "relay.#", "vote.#", "start.#", *queues)
 
 
 def fleet_topology(exchange: str) -> tuple[Part, ...]:
@@ -72,13 +80,13 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
     """
     fleet = agent_publish_exchange_name(exchange)
     return (
-        *dead_letters_topology(exchange),
+        *dead_letters_topology(exchange, _dead_letter_keys(exchange)),
         Exchange(fleet, "topic"),
         Exchange(command_exchange_name(exchange), "topic"),
         Queue(
             name=report_queue_name(exchange),
             source=fleet,
-            keys=("event.#", "vote.#", "start.#", "relay.#"),
+            keys=("event.#", "relay.#", "vote.#", "start.#", "pulse.#"),
             arguments={
                 "x-single-active-consumer": True,
                 "x-dead-letter-exchange": dead_letter_exchange_name(exchange),
@@ -87,19 +95,18 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
                 "x-overflow": "reject-publish",
             },
         ),
-        Queue(
-            name=hub_pulse_queue_name(exchange),
-            source=fleet,
-            keys=("pulse.#",),
-            arguments={"x-message-ttl": PULSE_TTL, "x-max-length": MAX_PULSES},
-            type="classic",
-        ),
     )
 
 
 def hub_approvals_topology(exchange: str, *, limited: bool = True) -> tuple[Part, ...]:
     """Return what a hub makes for approvals over AMQP: one queue for all scopes."""
-    return approvals_topology(exchange, HUB, limited=limited, routing_key=_APPROVALS_KEY)
+    return approvals_topology(
+        exchange,
+        HUB,
+        limited=limited,
+        routing_key=_APPROVALS_KEY,
+        dead_letter_keys=_dead_letter_keys(exchange),
+    )
 
 
 def make_hub_approvals_queue(exchange: str) -> ApprovalsQueue:

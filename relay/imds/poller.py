@@ -13,7 +13,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from relay.approvals import ClaimedGrant
@@ -32,7 +31,7 @@ from relay.imds import SourceSettings
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document, shows_all_types
-from relay.ingest import Recorder, SuccessfulPoll
+from relay.ingest import FreshReadResult, Recorder, SuccessfulPoll
 from relay.log_fields import log_extra
 from relay.log_once import LogOnce
 from relay.store import Grant
@@ -57,16 +56,6 @@ _POLL_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """Seconds: the buckets of polls. The first answer may take 130 seconds."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FreshReadResult:
-    """What a read returned that began after somebody asked for it. `DatedBody` has the times."""
-
-    document: Document
-    imds_time: datetime | None
-    asked_at: datetime
-    asked_monotonic: float
 
 
 class Poller:

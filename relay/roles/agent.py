@@ -18,8 +18,7 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
-from relay.fleet.agent.agent import Agent, VmIdentity
-from relay.fleet.agent.report_sink import ReportSinkSettings
+from relay.fleet.agent.agent import Agent, ImdsClock, ReportSinkSettings, VmIdentity
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.roles import RunningRelay
@@ -67,8 +66,10 @@ async def start(
         agent = Agent(fleet, origin, machine, ApprovalEngine(no_approvals, origin), clock)
         dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, report)
         await dispatcher.begin()
-        poller = await make_poller(config, client, identity, boot_id, store, clock, report)
-        agent.attach_source(poller, client)
+        imds_clock = ImdsClock(lambda: client.clock_skew)
+        poller = await make_poller(config, client, identity, boot_id, store, imds_clock, report)
+        reports = dispatcher.get_worker(sink.name)
+        agent.attach_source(poller, client, lambda: reports.waiting > 0)
         relay = Relay(
             store=store,
             gate=agent.votes,

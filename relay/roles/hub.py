@@ -21,7 +21,7 @@ from relay.config import Config
 from relay.config.warnings import start_warnings
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.limit_machine_counts import SelectedMachineCounter
+from relay.fleet.hub.roster_keeper import SelectedMachineCounter
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.settings import HubSettings
@@ -90,7 +90,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         port = OrderPort(
             store,
             hub.roster,
-            hub.link,
+            hub.link.send,
             origin,
             clock,
             hub.agents_seeing_current_state,
@@ -104,7 +104,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             store=store,
             gate=gate,
             dispatcher=dispatcher,
-            source=hub.source,
+            source=hub.link,
             origin=origin,
             clock=clock,
             chats=parts.chats,

@@ -49,18 +49,17 @@ class AgentRow:
 class SightingRow:
     """What an agent last said about an event: a `relay.fleet.hub.merge.LastWord`.
 
-    ``state`` is the digest of the state; None if the event is gone. ``place`` is how far the agent
-    has come among the states that the hub has told. ``at`` is when the agent saw this, by its own
-    clock, and ``seen`` the same by Azure's clock. ``gap`` and ``rebooted`` are as in
+    ``state`` is the digest of the state; None if the event is gone. ``seen`` is when the agent saw
+    this, by the clock of IMDS, and ``earlier`` whether it is about an earlier occurrence of the
+    event. ``gap`` and ``rebooted`` are as in
     `relay.events.build.FactsAboutEndedEvent`.
     """
 
     event_key: str
     relay: str
     state: str | None
-    place: int
-    at: datetime
     seen: datetime
+    earlier: bool
     rebooted: bool
     gap: bool
 

@@ -162,9 +162,8 @@ CREATE TABLE sighting (
   event_key TEXT NOT NULL,
   relay     TEXT NOT NULL,           -- the agent; its scope is that of the event
   state     TEXT,                    -- digest of the state; null: the event is gone from the agent's document
-  place     INTEGER NOT NULL,        -- which of the states that were told the agent has reached
-  at        TEXT NOT NULL,           -- when the agent saw this, by its clock
-  seen      TEXT NOT NULL,           -- the same by Azure's clock, estimated
+  seen      TEXT NOT NULL,           -- when the agent saw this, by the clock of IMDS
+  earlier   INTEGER NOT NULL,        -- whether it is about an earlier occurrence
   rebooted  INTEGER NOT NULL,
   gap       INTEGER NOT NULL,
   PRIMARY KEY (event_key, relay)

@@ -192,14 +192,14 @@ async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_both_alerts(
         relay, roster = measured.running, measured.hub.roster
         measured.consumer.is_connected = True
         now = relay.clock.now()
-        roster.record_hub_listening_until_now(now)
+        roster.note_listening(now)
         for agent in agents:
-            roster.note_pulse(agent, agent.relay, pulse(0.0), now)
+            roster.note_message(agent, agent.relay, now, pulse(0.0))
         before = series_of(await scrape(relay))
         for _ in range(4):
             relay.clock.offset += 50
-            roster.record_hub_listening_until_now(relay.clock.now())
-            roster.note_pulse(agents[1], "vm-1", pulse(5.0), relay.clock.now())
+            roster.note_listening(relay.clock.now())
+            roster.note_message(agents[1], "vm-1", relay.clock.now(), pulse(5.0))
         after = series_of(await scrape(relay))
     assert after['imds_relay_hub_agents{state="silent"}'] == 1
     assert after['imds_relay_hub_agents{state="fresh"}'] == 1

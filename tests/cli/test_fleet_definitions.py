@@ -54,9 +54,9 @@ def test_the_rights_are_the_least_that_hub_and_agents_need(hub_yaml: Path) -> No
     assert rights == {
         "imds-hub": (
             "prod",
-            "^$",
+            r"^azure\.scheduledevents\.fleet\.hub$",
             r"^azure\.scheduledevents\.commands$",
-            r"^(azure\.scheduledevents\.fleet\.in|azure\.scheduledevents\.fleet\.pulse)$",
+            r"^azure\.scheduledevents\.fleet\.in$",
         ),
         "vmss-a": agent,
         "single": agent,
@@ -85,7 +85,7 @@ def test_the_hubs_user_keeps_the_rights_for_its_sinks_and_approvals_in_the_same_
     answer = run_command("fleet", "definitions", "--json", "--config", str(hub_yaml)).json
     hub = answer["permissions"][0]
     assert (hub["configure"], hub["write"]) == (
-        "^$",
+        r"^azure\.scheduledevents\.fleet\.hub$",
         r"^(azure\.scheduledevents\.commands|azure\.scheduledevents)$",
     )
     assert r"|azure\.scheduledevents\.approvals\.hub)$" in hub["read"]
@@ -94,7 +94,6 @@ def test_the_hubs_user_keeps_the_rights_for_its_sinks_and_approvals_in_the_same_
         "azure.scheduledevents.unrouted",
         "azure.scheduledevents.dead",
         "azure.scheduledevents.fleet.in",
-        "azure.scheduledevents.fleet.pulse",
         "azure.scheduledevents.approvals.hub",
     ]
 
@@ -104,7 +103,7 @@ def test_a_hub_that_makes_its_queues_gets_the_rights_to_and_a_hint(hub_yaml: Pat
     result = run_command("fleet", "definitions", "--json", "--config", str(hub_yaml))
     hub = result.json["permissions"][0]
     for right in ("configure", "write", "read"):
-        for name in ("fleet", r"fleet\.in", r"fleet\.pulse", "commands", "dlx", "dead"):
+        for name in ("fleet", r"fleet\.in", "commands", "dlx", "dead"):
             assert rf"azure\.scheduledevents\.{name}|" in f"{hub[right][:-2]}|"
     assert "needs only declare: passive" in result.err
 
@@ -126,7 +125,7 @@ def test_people_get_tables_without_a_secret(hub_yaml: Path) -> None:
     (line,) = (line for line in result.out.splitlines() if line.startswith("imds-hub  no: it must"))
     assert line.split()[-2:] == [
         r"^azure\.scheduledevents\.commands$",
-        r"^(azure\.scheduledevents\.fleet\.in|azure\.scheduledevents\.fleet\.pulse)$",
+        r"^azure\.scheduledevents\.fleet\.in$",
     ]
     for text in ("azure.scheduledevents.fleet event.#", "x-max-length=1000000", "single"):
         assert text in result.out

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from relay.events.build import common_event_data, state_digest
+from relay.events.build import state_digest
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
     EventAppeared,
@@ -21,22 +21,20 @@ from relay.fleet.hub.merge import (
     LastWord,
     News,
     Word,
-    agent_time_to_hub_time,
-    apply_word_to_history,
-    document_times_of_pulse,
-    end_check_due_at,
+    apply_word,
     end_if_still_gone,
     forget_agent,
     restore_history,
-    split_pulse_by_event,
-    wait_again_for_agents,
+    wait_again,
+    words_of_pulse,
 )
-from relay.fleet.messages import Pulse
 from tests.events.strategies import make_event
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SILENT_AFTER = timedelta(seconds=150)
 PULSE_TTL = timedelta(seconds=120)
+DATE_ERROR = 2.0
+"""Seconds by which the time of a read can be wrong: IMDS says it in whole seconds."""
 
 
 def make_state(name: str) -> ScheduledEvent:
@@ -51,7 +49,7 @@ NOT_STARTED = frozenset(state_digest(make_state(name)) for name in "ABC")
 
 @dataclass(frozen=True)
 class Report:
-    """A change on its way, by the clock of its VM."""
+    """A change on its way. ``at`` is when the document was read, as the agent says."""
 
     word: Word
     at: datetime
@@ -59,10 +57,10 @@ class Report:
 
 @dataclass(frozen=True)
 class SentPulse:
-    """A pulse on its way. ``sent`` is by the clock of its VM, ``left`` by that of Azure."""
+    """A pulse on its way. ``at`` is when its document was read, ``left`` is by Azure's clock."""
 
-    pulse: Pulse
-    sent: datetime
+    state: ScheduledEvent | None
+    at: datetime | None
     left: datetime
 
 
@@ -70,12 +68,13 @@ class SentPulse:
 class Vm:
     """A VM with its agent.
 
-    ``offset``: seconds that its clock is ahead. ``hidden``: its document never shows the event.
+    ``offset``: seconds that its clock is ahead. ``gets_date``: IMDS says the time with a document.
+    ``hidden``: its document never shows the event.
     """
 
     name: str
     offset: float = 0.0
-    is_offset_known: bool = True
+    gets_date: bool = True
     hidden: bool = False
     unhidden_at: datetime | None = None
     polls: bool = True
@@ -83,6 +82,8 @@ class Vm:
     dead: bool = False
     state: ScheduledEvent | None = None
     polled_at: datetime | None = None
+    read_at: datetime | None = None
+    """``polled_at`` as the agent says it."""
     queue: deque[Report] = field(default_factory=deque)
     sent: list[Report] = field(default_factory=list)
     pulses: deque[SentPulse] = field(default_factory=deque)
@@ -103,7 +104,6 @@ class Fleet:
     told: list[tuple[datetime, News]] = field(default_factory=list)
     heard: dict[str, datetime] = field(default_factory=dict)
     listening_since: datetime = START
-    offsets: dict[str, float] = field(default_factory=dict)
     false_ends: int = 0
     """How often the end was told though an agent that can speak saw the event."""
     patient: bool = True
@@ -121,29 +121,21 @@ class Fleet:
     def poll(self, vm: Vm) -> None:
         if vm.dead or not vm.polls:
             return
-        state = self.view(vm)
+        state, read_at = self.view(vm), self.time_of_read(vm)
         if state != vm.state:
             gap = vm.polled_at is None or self.now - vm.polled_at > timedelta(seconds=5)
-            vm.queue.append(Report(state or GoneFromDocument(gap=gap), self.local(vm)))
-        vm.state, vm.polled_at = state, self.now
+            vm.queue.append(Report(state or GoneFromDocument(gap=gap), read_at))
+        vm.state, vm.polled_at, vm.read_at = state, self.now, read_at
 
-    def local(self, vm: Vm) -> datetime:
-        return self.now + timedelta(seconds=vm.offset)
+    def time_of_read(self, vm: Vm) -> datetime:
+        """Return what the agent says about when it read: by IMDS, or by its own clock."""
+        error = max(-DATE_ERROR, min(vm.offset, DATE_ERROR)) if vm.gets_date else vm.offset
+        return self.now + timedelta(seconds=error)
 
     def send_pulse(self, vm: Vm) -> None:
         if not vm.is_up or (self.patient and vm.queue):
             return
-        pulse = Pulse(
-            vm_id=None,
-            boot_id=None,
-            version="2.0.0",
-            zone=None,
-            names=(),
-            live=(common_event_data(vm.state, None),) if vm.state else (),
-            poll_age=(self.now - vm.polled_at).total_seconds() if vm.polled_at else None,
-            clock_offset=vm.offset if vm.is_offset_known else None,
-        )
-        vm.pulses.append(SentPulse(pulse, self.local(vm), self.now))
+        vm.pulses.append(SentPulse(vm.state, vm.read_at, self.now))
 
     # --- what the hub does
 
@@ -161,8 +153,7 @@ class Fleet:
 
     def hear(self, vm: Vm, report: Report) -> None:
         self.heard[vm.name] = self.now
-        seen = agent_time_to_hub_time(report.at, self.now, self.offsets.get(vm.name))
-        self._apply(vm.name, report.word, report.at, seen)
+        self._apply(vm.name, report.word, report.at)
 
     def deliver_pulse(self, vm: Vm) -> None:
         """Deliver the oldest pulse of a VM, if it is not too old."""
@@ -172,21 +163,20 @@ class Fleet:
         if self.now - message.left > PULSE_TTL:
             return
         self.heard[vm.name] = self.now
-        pulse = message.pulse
-        if pulse.clock_offset is not None:
-            self.offsets[vm.name] = pulse.clock_offset
-        observed, seen = document_times_of_pulse(pulse, message.sent, self.now)
+        if message.at is None:
+            return
         histories = (
             {} if self.history is None else {make_state("A").lowercase_event_id: self.history}
         )
-        for _, word in split_pulse_by_event(vm.name, pulse, histories):
-            self._apply(vm.name, word, observed, seen)
+        live = [message.state] if message.state is not None else []
+        for _, word in words_of_pulse(vm.name, live, histories):
+            self._apply(vm.name, word, message.at)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass. Agents that are connected answer that they show what is ending."""
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
-            due = end_check_due_at(self.history) if self.history is not None else None
+            due = self.history.end_due_at if self.history is not None else None
             if due is not None:
                 self.now = min(end, self.now + timedelta(seconds=1))
                 self._answer_ending()
@@ -199,7 +189,7 @@ class Fleet:
         self.listening_since = self.now
         self.history = self.restored()
         if self.history is not None:
-            self.history = wait_again_for_agents(self.history, self.now)
+            self.history = wait_again(self.history, self.now)
 
     def restored(self) -> EventHistory | None:
         """Return the history as the state file gives it back."""
@@ -212,9 +202,8 @@ class Fleet:
         words = {
             agent: LastWord(
                 state=word.state,
-                place=word.place,
-                at=word.at,
                 seen=word.seen,
+                earlier=word.earlier,
                 rebooted=word.rebooted,
                 gap=word.gap,
             )
@@ -232,7 +221,7 @@ class Fleet:
         """Let everything that is alive work again, for a number of minutes."""
         for vm in self.vms.values():
             vm.connected = vm.polls = True
-            vm.is_offset_known = True
+            vm.gets_date = True
         for _ in range(rounds):
             for vm in self.living():
                 self.poll(vm)
@@ -263,12 +252,8 @@ class Fleet:
         if self.history is not None:
             self._take(*end_if_still_gone(self.history, self.now, self.is_fresh))
 
-    def _apply(self, agent: str, word: Word, observed: datetime, seen: datetime) -> None:
-        self._take(
-            *apply_word_to_history(
-                self.history, agent, word, observed, self.now, self.is_fresh, seen=seen
-            )
-        )
+    def _apply(self, agent: str, word: Word, at: datetime) -> None:
+        self._take(*apply_word(self.history, agent, word, at, self.now, self.is_fresh))
 
     def _take(self, history: EventHistory | None, news: News | None) -> None:
         can_object = self._shows

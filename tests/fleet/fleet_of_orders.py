@@ -28,8 +28,8 @@ from relay.fleet.hub.merge import (
     EventChanged,
     EventHistory,
     News,
-    apply_word_to_history,
-    split_pulse_by_event,
+    apply_word,
+    words_of_pulse,
 )
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
@@ -337,14 +337,14 @@ class Hub:
         self.path, self.fleet, self.store = path, fleet, store
         clock = fleet.clock
         self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
-        self.roster.record_hub_listening_until_now(clock.now())
+        self.roster.note_listening(clock.now())
         self.histories: dict[str, dict[str, EventHistory]] = (
             earlier.histories if earlier is not None else {}
         )
         self.port = OrderPort(
             store,
             self.roster,
-            fleet,
+            fleet.send,
             HUB,
             clock,
             self.agents_showing,
@@ -381,11 +381,11 @@ class Hub:
     async def _record(self, agent: FakeAgent, sent: SentPulse) -> None:
         """Merge and record what an agent sees."""
         now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
-        self.roster.note_pulse(agent.sender, agent.relay, pulse, now)
+        self.roster.note_message(agent.sender, agent.relay, now, pulse)
         histories = self.histories.setdefault(scope, {})
         news: list[EventSighting | EventDeparture] = []
-        for key, word in list(split_pulse_by_event(agent.relay, pulse, histories)):
-            history, found = apply_word_to_history(
+        for key, word in list(words_of_pulse(agent.relay, pulse.events or (), histories)):
+            history, found = apply_word(
                 histories.get(key),
                 agent.relay,
                 word,

@@ -35,7 +35,6 @@ from relay.fleet.routing import command_key, scope_key
 from relay.fleet.topology import (
     command_exchange_name,
     fleet_topology,
-    hub_pulse_queue_name,
     report_queue_name,
 )
 from tests.eventually import eventually
@@ -146,13 +145,22 @@ class HubSide:
     broker: Broker
     exchange: str
     channel: AbstractChannel
-    reports: list[Received] = field(default_factory=list)
-    """What came through the queue of reports: events, votes, results."""
-    pulses: list[Received] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
+    """What arrived, in order."""
+
+    @property
+    def reports(self) -> list[Received]:
+        """Events, votes and results."""
+        return [each for each in self.received if not isinstance(each.content, Pulse)]
+
+    @property
+    def pulses(self) -> list[Received]:
+        """Pulses."""
+        return [each for each in self.received if isinstance(each.content, Pulse)]
 
     def contents(self, kind: type[M]) -> list[M]:
         """Return what arrived of one kind of message."""
-        everything = (received.content for received in [*self.reports, *self.pulses])
+        everything = (received.content for received in self.received)
         return [content for content in everything if isinstance(content, kind)]
 
     @property
@@ -263,19 +271,12 @@ async def hub_side(broker: Broker, exchange: str | None = None) -> AsyncIterator
         await declare_topology(connection, fleet_topology(exchange), declare=True)
         channel = await connection.channel()
         hub = HubSide(broker, exchange, channel)
-        for name, received in (
-            (report_queue_name(exchange), hub.reports),
-            (hub_pulse_queue_name(exchange), hub.pulses),
-        ):
-            queue = await channel.get_queue(name, ensure=False)
+        queue = await channel.get_queue(report_queue_name(exchange), ensure=False)
 
-            async def keep(
-                message: AbstractIncomingMessage, received: list[Received] = received
-            ) -> None:
-                content = read_message(message.body).content
-                received.append(
-                    Received(message.routing_key or "", message.user_id, content, message)
-                )
+        async def keep(message: AbstractIncomingMessage) -> None:
+            content = read_message(message.body).content
+            key = message.routing_key or ""
+            hub.received.append(Received(key, message.user_id, content, message))
 
-            await queue.consume(keep, no_ack=True)
+        await queue.consume(keep, no_ack=True)
         yield hub

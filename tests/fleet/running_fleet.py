@@ -16,8 +16,8 @@ from pamqp.commands import Basic
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
-from relay.fleet.hub.connection_health import FleetSourceHealth
 from relay.fleet.hub.roster import Roster
+from relay.fleet.link import HubLink
 from relay.fleet.topology import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Setup, Simulator
 from tests.eventually import eventually
@@ -175,7 +175,7 @@ class RunningFleet:
     async def wait_until_connected(self) -> None:
         """Wait until the hub has made its queues and hears agents."""
         source = self.running_hub.relay.source
-        assert isinstance(source, FleetSourceHealth)
+        assert isinstance(source, HubLink)
         await eventually(lambda: source.is_connected, what="the hub is connected")
 
     async def wait_until_heard(self) -> None:

@@ -120,7 +120,7 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     assert pulse.clock_offset is not None
     assert abs(pulse.clock_offset) < 60
     assert {received.key for received in hub.pulses} == {f"pulse.{SCOPE}.vm-0"}
-    assert {received.message.delivery_mode for received in hub.pulses} == {1}
+    assert {received.message.expiration for received in hub.pulses} == {120.0}
 
 
 async def test_an_agent_reports_every_change_and_says_which_events_it_still_sees(

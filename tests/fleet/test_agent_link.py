@@ -17,15 +17,15 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.agent import link as link_module
-from relay.fleet.agent.link import (
+from relay.fleet import link as link_module
+from relay.fleet.link import (
     FIRST_RECONNECT_SPREAD,
     MAX_RECONNECT_SPREAD,
     SOCKET_BUFFERS,
     AgentLink,
     spread_reconnect_delay,
 )
-from relay.fleet.messages import PulseRequest, StartOrder, VoteAnswer
+from relay.fleet.messages import Content, PulseRequest, StartOrder, VoteAnswer
 from relay.fleet.routing import scope_key
 from relay.fleet.settings import AgentSettings
 from relay.fleet.topology import (
@@ -60,28 +60,26 @@ class Handler:
     pulse_requests: int = 0
     fails: bool = False
 
-    def on_agent_listening_to_hub(self) -> None:
+    def on_listening(self) -> None:
         """Count it."""
         self.listens += 1
 
-    def handle_order(self, order: StartOrder) -> None:
-        """Note it, or fail as a bug would."""
-        if self.fails:
-            raise RuntimeError("a bug")
-        self.orders.append(order)
-
-    def handle_vote_answer(self, answer: VoteAnswer) -> None:
-        """Note it."""
-        self.answers.append(answer)
-
-    def handle_pulse_request(self, _: PulseRequest) -> None:
-        """Count it."""
-        self.pulse_requests += 1
+    def take(self, content: Content) -> None:
+        """Note it; fail at an order as a bug would."""
+        match content:
+            case StartOrder() if self.fails:
+                raise RuntimeError("a bug")
+            case StartOrder():
+                self.orders.append(content)
+            case VoteAnswer():
+                self.answers.append(content)
+            case _:
+                self.pulse_requests += 1
 
 
 @asynccontextmanager
 async def linked(
-    broker: Broker, exchange: str, *, user: str = AGENT_USER, confirm_timeout: float = 60.0
+    broker: Broker, exchange: str, *, user: str = AGENT_USER
 ) -> AsyncIterator[tuple[AgentLink, Handler]]:
     """Run a link that connects again at once."""
     settings = AgentSettings.model_validate(
@@ -91,10 +89,10 @@ async def linked(
     link = AgentLink(
         settings,
         ORIGIN,
-        handler,
+        handler.take,
+        handler.on_listening,
         SystemClock(),
         chance=lambda: 0.01,
-        confirm_timeout=confirm_timeout,
     )
     task = asyncio.create_task(link.run())
     try:
@@ -248,7 +246,7 @@ async def test_the_agent_comes_back_after_the_broker_does(own_broker: Broker) ->
         await eventually(lambda: handler.listens == 1)
         await asyncio.to_thread(own_broker.kill)
         await failure_of(link, "")
-        assert not link.send_transient_if_connected(cloudevent(), KEY)
+        assert not link.is_connected
     async with (
         linked(own_broker, hub.exchange) as (link, handler),
         hub_side(own_broker, hub.exchange) as hub,
@@ -266,8 +264,7 @@ async def test_a_deleted_queue_is_made_again(own_broker: Broker) -> None:
         listed = await asyncio.to_thread(own_broker.ctl, "list_queues", "name")
         (queue,) = [line for line in listed.splitlines() if line.startswith("amq.gen-")]
         assert link._listening is not None  # noqa: SLF001  # nothing else has the connection
-        _, channel = link._listening  # noqa: SLF001  # the same
-        await channel.queue_delete(queue)
+        await link._listening.queue_delete(queue)  # noqa: SLF001  # the same
         await eventually(lambda: handler.listens == 2)
         await hub.send(PulseRequest(event_ids=("A",)))
         await eventually(lambda: handler.pulse_requests == 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from aiormq.abc import AbstractChannel, DeliveredMessage
@@ -22,7 +22,7 @@ from relay.events.build import (
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
+from relay.fleet.link import HubLink
 from relay.fleet.routing import report_key
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
@@ -66,17 +66,14 @@ async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        settlements = CumulativeAcknowledger(cast("Any", None), cast("Any", None))
-        await hub.take_pulses([pulse(seconds=0), pulse(seconds=1)])
+        await hub.take([pulse(seconds=0), pulse(seconds=1)])
         assert (hub.reports, hub.redundant_reports, hub.pulses) == (0, 0, 2)
-        await hub.take_messages_except_pulses([report(build_event(), AGENT)], settlements)
+        await hub.take([report(build_event(), AGENT)])
         assert (hub.reports, hub.redundant_reports) == (1, 0)
         other = Origin(AGENT.scope, "vm-1")
-        await hub.take_messages_except_pulses(
-            [report(build_event(), other), report(build_event("E-2"), other)], settlements
-        )
+        await hub.take([report(build_event(), other), report(build_event("E-2"), other)])
         assert (hub.reports, hub.redundant_reports) == (3, 1)
-        await hub.take_pulses([pulse(build_event(), build_event("E-2"), seconds=2)])
+        await hub.take([pulse(build_event(), build_event("E-2"), seconds=2)])
         assert (hub.reports, hub.redundant_reports, hub.pulses) == (3, 1, 3)
 
 
@@ -85,25 +82,25 @@ async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone
 ) -> None:
     asked: list[tuple[str, list[str]]] = []
 
-    def keep(_: HubLink, key: str, event: CloudEvent) -> None:
+    async def keep(_: HubLink, key: str, event: CloudEvent) -> bool:
         asked.append((key, list(event.data["eventIds"])))
+        return True
 
-    monkeypatch.setattr(HubLink, "send_transient", keep)
+    monkeypatch.setattr(HubLink, "send", keep)
     owner, clock = StateFileScopeAndVm("hub", None, is_hub=True), ManualClock()
     async with open_store(
         StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
     ) as store:
         hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
         await hub.load()
-        asking = asyncio.create_task(hub._ask_scopes())  # noqa: SLF001  # `run` needs a broker
-        settlements = CumulativeAcknowledger(cast("Any", None), cast("Any", None))
+        asking = asyncio.create_task(hub._merger.end_events_when_due())  # noqa: SLF001  # `run` needs a broker
         events = [build_event("E-1"), build_event("E-2"), build_event("E-3")]
         seen = [
             report(event, Origin(AGENT.scope, vm)) for event in events for vm in ("vm-0", "vm-1")
         ]
-        await hub.take_messages_except_pulses(seen, settlements)
+        await hub.take(seen)
         clock.advance(1)
         gone = [report(event, AGENT, is_gone=True, at=clock.now()) for event in events[:2]]
-        await hub.take_messages_except_pulses(gone, settlements)
+        await hub.take(gone)
         await eventually(lambda: asked == [(f"scope.{AGENT.scope}", ["e-1", "e-2"])])
         asking.cancel()

@@ -10,7 +10,7 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
 from relay.clock import SystemClock
-from relay.fleet.hub.link import CumulativeAcknowledger, HubLink
+from relay.fleet.link import HubLink
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import agent_publish_exchange_name
 from tests.eventually import eventually
@@ -22,44 +22,21 @@ UNUSABLE, BUG = b"unusable", b"bug"
 
 
 class Handler:
-    """Rejects what is unusable, fails at a bug, and takes everything else."""
+    """Refuses what is unusable, fails at a bug, and takes everything else."""
 
     def __init__(self) -> None:
-        self.connections = 0
         self.taken: list[bytes] = []
-        self.pulses: list[bytes] = []
 
-    def on_broker_connected(self) -> None:
-        """The hub hears its agents."""
-        self.connections += 1
-
-    def on_broker_disconnected(self) -> None:
-        """The hub does not hear its agents any more."""
-
-    def on_broker_connection_failed(self) -> None:
-        """The connection could not be made, or was lost."""
-
-    async def take_messages_except_pulses(
-        self, messages: Sequence[DeliveredMessage], settlements: CumulativeAcknowledger
-    ) -> None:
-        """Settle what can be settled before anything is taken, as the hub does."""
-        tags = {message.delivery_tag or 0: message.body for message in messages}
-        for tag, body in tags.items():
-            if body == UNUSABLE:
-                settlements.dead_letter(tag)
-        if BUG in tags.values():
+    async def take(self, messages: Sequence[DeliveredMessage]) -> set[int]:
+        """Take what is usable."""
+        if any(message.body == BUG for message in messages):
             raise RuntimeError("a bug")
-        for tag, body in tags.items():
-            if body != UNUSABLE:
-                self.taken.append(body)
-                settlements.acknowledge(tag)
+        self.taken += [message.body for message in messages if message.body != UNUSABLE]
+        return {message.delivery_tag or 0 for message in messages if message.body == UNUSABLE}
 
-    async def take_pulses(self, messages: Sequence[DeliveredMessage]) -> None:
-        """Take what is no bug."""
-        bodies = [message.body for message in messages]
-        if BUG in bodies:
-            raise RuntimeError("a bug")
-        self.pulses += bodies
+
+def ignore(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
+    """Take any event of the relay."""
 
 
 @asynccontextmanager
@@ -73,21 +50,29 @@ async def connected(broker: Broker, exchange: str, handler: Handler) -> AsyncIte
             "domains": [{"user": "vmss-a", "scopes": ["vmss-a-*"]}],
         }
     )
-    link = HubLink(settings, HUB, handler, SystemClock())
+    link = HubLink(
+        settings,
+        HUB,
+        SystemClock(),
+        ignore,
+        handler.take,
+        is_saved=lambda: True,
+        on_lost=lambda: None,
+    )
     task = asyncio.create_task(link.run())
     try:
-        await eventually(lambda: handler.connections > 0)
+        await link.wait_for_first_connection()
         yield link
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def publish(broker: Broker, exchange: str, kind: str, *bodies: bytes) -> None:
+async def publish(broker: Broker, exchange: str, *bodies: bytes) -> None:
     """Publish messages of an agent, one after the other."""
     async with RawChannel(broker.amqp_url(HUB_USER)) as channel:
         for body in bodies:
-            key, properties = f"{kind}.{SCOPE}.vm-0", Basic.Properties(message_id="m")
+            key, properties = f"vote.{SCOPE}.vm-0", Basic.Properties(message_id="m")
             await channel.publish(agent_publish_exchange_name(exchange), key, body, properties)
 
 
@@ -99,23 +84,16 @@ async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_conne
     await asyncio.to_thread(define_users, own_broker, exchange)
     async with connected(own_broker, exchange, Handler()):
         pass  # the queues are there
-    await publish(own_broker, exchange, "vote", b"1", UNUSABLE, b"2", BUG, b"3")
+    await publish(own_broker, exchange, b"1", UNUSABLE, b"2", BUG, b"3", UNUSABLE)
     handler = Handler()
-    async with connected(own_broker, exchange, handler):
+    async with connected(own_broker, exchange, handler) as link:
         await eventually(lambda: b"3" in handler.taken)
-        await publish(own_broker, exchange, "vote", b"4")
+        await publish(own_broker, exchange, b"4")
         await eventually(lambda: b"4" in handler.taken)
+        await eventually(lambda: link.has_read_all)
+        assert link.failures == 0
     assert handler.taken == [b"1", b"2", b"3", b"4"]
-    assert handler.connections == 1
-
-
-async def test_a_pulse_that_meets_a_bug_loses_no_other_pulse(own_broker: Broker) -> None:
-    await asyncio.to_thread(own_broker.start)
-    exchange = unused_exchange()
-    await asyncio.to_thread(define_users, own_broker, exchange)
-    async with connected(own_broker, exchange, Handler()):
-        pass  # the queues are there
-    await publish(own_broker, exchange, "pulse", b"1", BUG, b"2")
     handler = Handler()
     async with connected(own_broker, exchange, handler):
-        await eventually(lambda: handler.pulses == [b"1", b"2"])
+        await publish(own_broker, exchange, b"5")
+        await eventually(lambda: handler.taken == [b"5"])  # all others were acknowledged

@@ -358,7 +358,9 @@ async def test_a_grant_whose_claim_is_not_in_the_journal_waits_as_long_after_a_r
 ) -> None:
     async with hub_with(tmp_path, "a/vm-1") as hub:
         (grant,) = await wait_for_grant(hub)
-        port = OrderPort(hub.store, hub.roster, hub.fleet, HUB, hub.fleet.clock, hub.agents_showing)
+        port = OrderPort(
+            hub.store, hub.roster, hub.fleet.send, HUB, hub.fleet.clock, hub.agents_showing
+        )
         fresh = asyncio.create_task(port.refresh_events_of_grants("a", [grant]))
         claimed = asyncio.create_task(
             port.refresh_events_of_grants("a", [replace(grant, attempts=1)])

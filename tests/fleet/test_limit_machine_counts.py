@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from relay.approvals.limits import Limit
-from relay.fleet.hub.limit_machine_counts import COUNT_INTERVAL, SelectedMachineCounter
 from relay.fleet.hub.roster import Agent, Roster
+from relay.fleet.hub.roster_keeper import COUNT_INTERVAL, SelectedMachineCounter
 from tests.clocks import ManualClock
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
-from relay.events.build import common_event_data
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
     END_WAIT,
-    NO_PLACE,
     EventAppeared,
     EventChanged,
     EventEnded,
@@ -21,17 +18,13 @@ from relay.fleet.hub.merge import (
     GoneFromDocument,
     News,
     Word,
-    agent_time_to_hub_time,
-    apply_word_to_history,
-    document_times_of_pulse,
-    end_check_due_at,
+    apply_word,
     end_if_still_gone,
     forget_agent,
     restore_history,
-    split_pulse_by_event,
-    wait_again_for_agents,
+    wait_again,
+    words_of_pulse,
 )
-from relay.fleet.messages import Pulse
 from tests.events.strategies import make_event
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -45,20 +38,6 @@ DAY = 86_400.0
 
 def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
-
-
-def make_pulse(*live: ScheduledEvent, **fields: Any) -> Pulse:
-    values: dict[str, Any] = {
-        "vm_id": None,
-        "boot_id": None,
-        "version": "2.0.0",
-        "zone": None,
-        "names": (),
-        "live": tuple(common_event_data(event, None) for event in live),
-        "poll_age": 0.5,
-        "clock_offset": None,
-    }
-    return Pulse(**values | fields)
 
 
 @dataclass
@@ -77,25 +56,16 @@ class Hub:
             hub.hear(agent, A, 0)
         return hub
 
-    def hear(
-        self,
-        agent: str,
-        word: Word,
-        observed: float,
-        *,
-        now: float | None = None,
-        seen: float | None = None,
-    ) -> News | None:
-        """Apply a word that an agent observed and, if ``now`` is given, said later."""
+    def hear(self, agent: str, word: Word, seen: float, *, now: float | None = None) -> News | None:
+        """Apply a word that an agent saw and, if ``now`` is given, said later."""
         return self._take(
-            *apply_word_to_history(
+            *apply_word(
                 self.history,
                 agent,
                 word,
-                at(observed),
-                at(observed if now is None else now),
+                at(seen),
+                at(seen if now is None else now),
                 self._is_fresh,
-                seen=None if seen is None else at(seen),
             )
         )
 
@@ -118,10 +88,6 @@ class Hub:
             "ended" if isinstance(news, EventEnded) else str(news.event.description)
             for news in self.told
         ]
-
-    @property
-    def places(self) -> dict[str, int]:
-        return {agent: word.place for agent, word in self.known.words.items()}
 
     def _is_fresh(self, agent: str) -> bool:
         return agent not in self.silent
@@ -246,11 +212,11 @@ def test_an_event_ends_after_a_wait_if_nobody_shows_it_again() -> None:
     hub.hear("b", A, 0)
     hub.hear("a", GONE, 5)
     assert hub.history is not None
-    due = end_check_due_at(hub.history)
+    due = hub.known.end_due_at
     assert due == at(5) + END_WAIT
     assert hub.wait_until(14.9) is None
     assert hub.wait_until(15) == EventEnded(rebooted=False, gap=False, seen=at(5))
-    assert end_check_due_at(hub.history) is None
+    assert hub.known.end_due_at is None
 
 
 def test_an_event_does_not_end_while_an_agent_says_again_that_it_is_there() -> None:
@@ -299,7 +265,7 @@ def test_nothing_ends_if_no_agent_is_fresh() -> None:
     hub.hear("a", GONE, 5)
     hub.silent = "ab"
     assert hub.wait_until(1000) is None
-    assert end_check_due_at(hub.known) is None
+    assert hub.known.end_due_at is None
     hub.silent = "b"
     assert hub.hear("a", GONE, 1001) == EventEnded(rebooted=False, gap=False, seen=at(1001))
 
@@ -331,7 +297,7 @@ def test_an_event_stays_when_the_only_agent_that_told_it_is_forgotten_and_others
     assert hub.forget("a", 10) is None
     assert hub.known.is_orphaned
     assert hub.wait_until(1000) is None
-    for said in split_pulse_by_event("b", make_pulse(), {A.lowercase_event_id: hub.known}):
+    for said in words_of_pulse("b", [], {A.lowercase_event_id: hub.known}):
         assert hub.hear("b", said[1], 1000) is None
     assert hub.known.is_ending
     assert hub.hear("c", A, 1005) is None
@@ -348,9 +314,18 @@ def test_an_agent_that_saw_the_event_gone_tells_its_return() -> None:
     for agent in "ab":
         hub.hear(agent, GONE, 10)
     assert hub.hear("a", A, 11) == EventAppeared(A, at(11))
-    assert hub.known.returned
+    assert hub.known.returned_at == at(11)
     assert hub.hear("b", A, 12) is None
-    assert hub.places == {"a": 0, "b": 0}
+
+
+def test_a_return_of_a_few_seconds_ends_when_all_who_showed_it_say_gone() -> None:
+    hub = Hub.of("ab")
+    for agent in "ab":
+        hub.hear(agent, GONE, 10)
+    for agent in "ab":
+        hub.hear(agent, A, 11)
+    hub.hear("a", GONE, 12)
+    assert hub.hear("b", GONE, 12) == EventEnded(rebooted=False, gap=False, seen=at(12))
 
 
 @pytest.mark.parametrize("word", [A, B, C], ids=["A", "B", "C"])
@@ -388,7 +363,6 @@ def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
     hub.silent = "a"
     assert hub.hear("c", GONE, 12, now=22) is None
     assert not hub.known.is_ending
-    assert hub.places == {"a": 0, "b": NO_PLACE, "c": NO_PLACE}
     assert hub.hear("c", A, 13, now=23) is None
     assert hub.hear("c", GONE, 14, now=23) is None
     assert not hub.known.is_ending
@@ -405,15 +379,6 @@ def test_a_time_in_the_future_does_not_silence_the_other_agents() -> None:
     assert hub.hear("b", B, 1) == EventChanged(B, at(1))
 
 
-def test_times_of_an_agent_are_put_right_by_what_its_pulse_said() -> None:
-    assert agent_time_to_hub_time(at(100), at(200), None) == at(100)
-    assert agent_time_to_hub_time(at(100), at(200), 60.0) == at(40)
-    assert agent_time_to_hub_time(at(100), at(200), -60.0) == at(160)
-    assert agent_time_to_hub_time(at(100), at(200), -600.0) == at(200)
-    pulse = make_pulse(poll_age=5.0, clock_offset=-600.0)
-    assert document_times_of_pulse(pulse, at(100), at(200)) == (at(95), at(195))
-
-
 # --- pulses
 
 
@@ -426,8 +391,8 @@ def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows
     hubs["gone"].hear("a", GONE, 1)
     hubs["over"].hear("a", GONE, 1)
     histories = {name: hub.known for name, hub in hubs.items()}
-    pulse = make_pulse(events["kept"], events["new"])
-    assert dict(split_pulse_by_event("a", pulse, histories)) == {
+    live = [events["kept"], events["new"]]
+    assert dict(words_of_pulse("a", live, histories)) == {
         "new": events["new"],
         "kept": events["kept"],
         "lost": GoneFromDocument(),
@@ -435,22 +400,13 @@ def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows
     }
 
 
-def test_a_pulse_that_does_not_know_the_document_says_nothing() -> None:
-    hub = Hub.of("a")
-    histories = {A.lowercase_event_id: hub.known}
-    assert not dict(split_pulse_by_event("a", make_pulse(poll_age=None), histories))
-    assert not dict(split_pulse_by_event("a", make_pulse(live=None), histories))
-
-
 def test_a_pulse_says_gone_of_an_event_that_has_ended_if_the_agent_still_showed_it() -> None:
     hub = Hub.of("ab")
     hub.silent = "b"
     hub.hear("a", GONE, 5)
     histories = {A.lowercase_event_id: hub.known}
-    assert dict(split_pulse_by_event("b", make_pulse(), histories)) == {
-        A.lowercase_event_id: GoneFromDocument()
-    }
-    assert dict(split_pulse_by_event("a", make_pulse(), histories)) == {}
+    assert dict(words_of_pulse("b", [], histories)) == {A.lowercase_event_id: GoneFromDocument()}
+    assert dict(words_of_pulse("a", [], histories)) == {}
 
 
 # --- restarts
@@ -472,9 +428,9 @@ def test_a_history_is_made_from_the_journal_and_the_last_words() -> None:
 
 def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> None:
     hub = Hub.of("ab")
-    assert wait_again_for_agents(hub.known, at(1)) == hub.history
+    assert wait_again(hub.known, at(1)) == hub.history
     hub.hear("a", GONE, 5)
-    hub.history = wait_again_for_agents(hub.known, at(3600))
+    hub.history = wait_again(hub.known, at(3600))
     assert hub.wait_until(3609) is None
     alone = replace(hub)
     assert alone.wait_until(3610) == EventEnded(rebooted=False, gap=False, seen=at(5))
@@ -482,4 +438,4 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     assert hub.wait_until(3610) is None
     hub.hear("a", GONE, 3611)
     hub.hear("b", GONE, 3612)
-    assert wait_again_for_agents(hub.known, at(4000)).first_gone_at is None
+    assert wait_again(hub.known, at(4000)).first_gone_at is None

@@ -160,7 +160,7 @@ class Network:
         """The agent begins anew: it knows no event and has nothing to send."""
         vm = self._any_vm()
         vm.queue.clear()
-        vm.state = vm.polled_at = None
+        vm.state = vm.polled_at = vm.read_at = None
         self.fleet.poll(vm)
 
     def kill(self) -> None:
@@ -237,7 +237,7 @@ class SplitDocuments(Network):
 
 
 class BadClocks(Network):
-    """Clocks are wrong by minutes, perhaps unknown to the hub, and pulses overtake reports."""
+    """Clocks are wrong by minutes, IMDS may not say the time, and pulses overtake reports."""
 
     OFFSETS = (-600.0, -60.0, 60.0, 600.0)
     PATIENT = False
@@ -245,10 +245,10 @@ class BadClocks(Network):
     @property
     @override
     def steps(self) -> Mapping[Callable[[], None], float]:
-        return {**super().steps, self.learn_or_lose_offset: 3.0}
+        return {**super().steps, self.get_or_lose_date: 3.0}
 
-    def learn_or_lose_offset(self) -> None:
-        self._any_vm().is_offset_known = self.chance.random() < 0.5
+    def get_or_lose_date(self) -> None:
+        self._any_vm().gets_date = self.chance.random() < 0.5
 
     @override
     def check_truth(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,11 +14,11 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.events.build import Origin
-from relay.fleet.hub import histories, merge, merger
-from relay.fleet.hub.histories import EventHistoryCache
+from relay.events.model import ScheduledEvent
+from relay.fleet.hub import merge, merger
 from relay.fleet.hub.merge import GoneFromDocument, Word
-from relay.fleet.hub.merger import AgentWordAboutEvent, EventMerger
-from relay.store import EventKeyFormat, StateFileScopeAndVm
+from relay.fleet.hub.merger import KEYS, EventMerger, Heard
+from relay.store import StateFileScopeAndVm
 from relay.store.fleet import AgentRow
 from relay.store.rows import PageLimit
 from relay.store.sqlite import Store
@@ -29,7 +29,6 @@ from tests.store.open_store import open_store_in
 
 SCOPE = "vmss-a-1f0c33ab"
 HUB = StateFileScopeAndVm("hub", None, is_hub=True)
-KEYS = EventKeyFormat(with_scope=True)
 EVENT = make_event(event_id="E-1")
 """An event in its first state."""
 MOVED = make_event(event_id="E-1", description="it was moved")
@@ -41,20 +40,20 @@ class Rig:
     """A merger on a store. ``told`` are the names of the events in the journal, oldest first."""
 
     store: Store
-    histories: EventHistoryCache
     merger: EventMerger
     asked: list[str]
-    ended: list[tuple[str, str]]
     began: datetime
 
-    def word(
-        self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1", scope: str = SCOPE
-    ) -> AgentWordAboutEvent:
-        """Return a word of an agent, so many seconds after the beginning."""
+    def word(self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1") -> Heard:
+        """Return a report of an agent, so many seconds after the beginning."""
         at = self.began + timedelta(seconds=seconds)
-        return AgentWordAboutEvent(
-            name=(scope, event_id), relay=relay, word=word, observed_at=at, seen=at, incarnation=1
-        )
+        return Heard(scope=SCOPE, relay=relay, seen=at, words={event_id: word}, is_document=False)
+
+    def document(self, relay: str, seconds: float, *events: ScheduledEvent) -> Heard:
+        """Return a pulse of an agent, so many seconds after the beginning."""
+        at = self.began + timedelta(seconds=seconds)
+        words = {event.lowercase_event_id: event for event in events}
+        return Heard(scope=SCOPE, relay=relay, seen=at, words=words, is_document=True)
 
     async def told(self, event_id: str = "e-1") -> list[str]:
         """Return the names of the events in the journal about an event, oldest first."""
@@ -72,23 +71,22 @@ async def merging(
 ) -> AsyncIterator[Rig]:
     """Open the store of a hub in a folder, with a merger that knows what it holds."""
     async with open_store_in(folder, lambda _: (), HUB) as store:
-        known = EventHistoryCache()
         asked: list[str] = []
-        ended: list[tuple[str, str]] = []
+
+        async def ask(scope: str, _: Sequence[str]) -> None:
+            asked.append(scope)
+
         merging = EventMerger(
             Origin("hub", "hub-0"),
             store,
-            KEYS,
             SystemClock(),
-            known,
             freshness=lambda _, __: fresh,
             listens=lambda _: True,
-            ask_scope=asked.append,
-            on_ended=ended.append,
+            ask=ask,
         )
         await merging.load()
         began = datetime.now(UTC) - timedelta(seconds=60)
-        yield Rig(store, known, merging, asked, ended, began)
+        yield Rig(store, merging, asked, began)
 
 
 @asynccontextmanager
@@ -112,16 +110,16 @@ async def held(store: Store) -> AsyncIterator[None]:
 async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_path: Path) -> None:
     """The connection ends while the store writes a batch in which the event changes twice."""
     async with merging(tmp_path) as rig:
-        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1)])
         batch = [rig.word("vm-0", MOVED, 2), rig.word("vm-0", EVENT, 3)]
         async with held(rig.store):
-            taking = asyncio.create_task(rig.merger.merge_received(batch))
+            taking = asyncio.create_task(rig.merger.merge(batch))
             await asyncio.sleep(0)  # the store has the work now
             taking.cancel()
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await taking
-        await rig.merger.merge_received(batch)
+        await rig.merger.merge(batch)
         assert await rig.told() == ["event.scheduled", "event.updated", "event.updated"]
 
 
@@ -130,26 +128,26 @@ async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_
 ) -> None:
     async with merging(tmp_path) as rig:
         await rig.store.transact(lambda tx: tx.fleet.save_agents(map(agent_row, ("vm-0", "vm-1"))))
-        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
         await rig.merger.forget_agent(SCOPE, "vm-0", lambda: None, is_last=False)
         assert await rig.told() == ["event.scheduled"]
     async with merging(tmp_path) as rig:
         await rig.merger.forget_agent(SCOPE, "vm-1", lambda: None, is_last=True)
         assert await rig.told() == ["event.scheduled", "event.ended"]
-        assert rig.ended == [(SCOPE, "e-1")]
+        assert rig.merger.ended == [(SCOPE, "e-1")]
         assert await rig.store.read(lambda tx: tx.fleet.agents()) == []
 
 
 async def test_a_batch_can_name_more_events_than_the_memory_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(histories, "MAX_ENDED", 20)
+    monkeypatch.setattr(merger, "MAX_ENDED", 20)
     monkeypatch.setattr(merger, "MAX_WORDS", 10)
     async with merging(tmp_path) as rig:
         names = [f"e-{number}" for number in range(100)]
         words = [rig.word("vm-0", GoneFromDocument(), 1, event_id=name) for name in names]
-        await rig.merger.merge_received(words)
-        await rig.merger.merge_received([rig.word("vm-0", EVENT, 2)])
+        await rig.merger.merge(words)
+        await rig.merger.merge([rig.word("vm-0", EVENT, 2)])
         assert await rig.told() == ["event.scheduled"]
 
 
@@ -158,19 +156,19 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
 ) -> None:
     """The agents are asked at once whether the event is still there."""
     async with merging(tmp_path) as rig:
-        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge_received([rig.word("vm-0", GoneFromDocument(), 2)])
-        assert rig.asked == [SCOPE]
-        before = rig.histories.get((SCOPE, "e-1"))
-        assert before is not None
-        assert before.first_gone_at is not None
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
         async with asyncio.TaskGroup() as group:
             running = group.create_task(rig.merger.end_events_when_due())
+            await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+            await eventually(lambda: rig.asked == [SCOPE])
+            before = rig.merger.history(SCOPE, "e-1")
+            assert before is not None
+            assert before.first_gone_at is not None
             rig.asked.clear()
             rig.merger.restart_end_waits()
             await eventually(lambda: rig.asked == [SCOPE])
             running.cancel()
-        after = rig.histories.get((SCOPE, "e-1"))
+        after = rig.merger.history(SCOPE, "e-1")
         assert after is not None
         assert after.first_gone_at is not None
         assert after.first_gone_at > before.first_gone_at
@@ -181,19 +179,32 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with merging(tmp_path) as rig:
-        await rig.merger.merge_received([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge_received([rig.word("vm-0", GoneFromDocument(), 2)])
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
     monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=200))
     async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
         running = group.create_task(rig.merger.end_events_when_due())
         rig.merger.restart_end_waits()
-        await eventually(lambda: rig.ended == [(SCOPE, "e-1")])
+        await eventually(lambda: rig.merger.ended == [(SCOPE, "e-1")])
         running.cancel()
         assert await rig.told() == ["event.scheduled", "event.ended"]
-        await rig.merger.merge_received(
+        await rig.merger.merge(
             [rig.word("vm-1", GoneFromDocument(), 3), rig.word("vm-0", EVENT, 1)]
         )
         assert await rig.told() == ["event.scheduled", "event.ended"]
+
+
+async def test_a_pulse_speaks_of_what_reports_before_it_in_the_same_batch_told(
+    tmp_path: Path,
+) -> None:
+    """Of an event that it does not list, the agent says that it is gone."""
+    other = make_event(event_id="E-2")
+    async with merging(tmp_path) as rig:
+        await rig.merger.merge(
+            [rig.word("vm-0", EVENT, 1), rig.document("vm-0", 2, other), rig.document("vm-1", 3)]
+        )
+        assert await rig.told() == ["event.scheduled", "event.ended"]
+        assert await rig.told("e-2") == ["event.scheduled"]
 
 
 def agent_row(relay: str) -> AgentRow:

@@ -129,7 +129,7 @@ def test_a_message_is_a_cloudevent_whose_id_differs_from_that_of_any_other(
     ]
     assert event.id not in {other.id for other in others}
     assert event.id == message.to_event(ORIGIN, NOW).id
-    assert content_header(event, user_id="vmss-a", persistent=False)
+    assert content_header(event, user_id="vmss-a", expiration=1)
 
 
 @pytest.mark.parametrize("event", RECORDED, ids=lambda event: event.name)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from relay.approvals.request import Caller, DecisionRequest, Rights
-from relay.fleet.agent import link, start_orders
-from relay.fleet.hub.connection_health import FleetSourceHealth
+from relay.fleet import link
+from relay.fleet.agent import start_orders
+from relay.fleet.link import HubLink
 from relay.simulator import Plan
 from relay.simulator.event import Event
 from relay.store.chain import verify_journal
@@ -200,7 +201,7 @@ async def test_a_hub_that_stops_while_it_records_an_end_tells_it_once(
         await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
         hub = fleet.running_hub.relay
         source = hub.source
-        assert isinstance(source, FleetSourceHealth)
+        assert isinstance(source, HubLink)
         async with held(hub.store):
             heard = source.polls
             fleet.azures[SCOPE].cancel(event)

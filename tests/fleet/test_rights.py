@@ -41,14 +41,12 @@ from relay.fleet.rabbitmq_definitions import (
 )
 from relay.fleet.routing import (
     AuthorizedSender,
+    agent_key,
     command_key,
-    pulse_key,
     report_key,
-    result_key,
     scope_key,
     verify_command_from_hub,
     verify_message_from_agent,
-    vote_key,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
@@ -58,7 +56,7 @@ from relay.fleet.topology import (
     command_exchange_name,
     fleet_topology,
     hub_approvals_topology,
-    hub_pulse_queue_name,
+    hub_lock_queue_name,
     report_queue_name,
 )
 from tests.builders import cloudevent
@@ -66,7 +64,7 @@ from tests.rabbitmq import Broker
 
 VHOST, MAIN, HUB_USER = "fleet", "azure.scheduledevents", "imds-hub"
 FLEET, COMMANDS = agent_publish_exchange_name(MAIN), command_exchange_name(MAIN)
-REPORTS, PULSES = report_queue_name(MAIN), hub_pulse_queue_name(MAIN)
+REPORTS, LOCK = report_queue_name(MAIN), hub_lock_queue_name(MAIN)
 APPROVALS, DEAD = f"{MAIN}.approvals.hub", f"{MAIN}.dead"
 A = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
 A_NEIGHBOR = Origin("vmss-a-1f0c33ab", "VMSS-A_1")
@@ -108,7 +106,7 @@ def node(own_broker: Broker) -> Iterator[Broker]:
     """A node with the definitions of the fleet, and with empty queues."""
     own_broker.define(fleet_definitions(SETTINGS, ACCOUNT, VHOST, hashes()))
     yield own_broker
-    if not all(is_empty(own_broker, queue) for queue in (REPORTS, PULSES, DEAD)):
+    if not all(is_empty(own_broker, queue) for queue in (REPORTS, DEAD)):
         own_broker.evaluate(f'rabbit_vhost:delete(<<"{VHOST}">>, <<"test">>).')
 
 
@@ -172,20 +170,20 @@ def is_empty(node: Broker, queue: str) -> bool:
 @pytest.mark.parametrize("user", USERS)
 async def test_an_agent_publishes_everything_that_it_has_to(node: Broker, user: str) -> None:
     origin = USERS[user]
-    keys = {
-        report_key(cloudevent("event.scheduled", eventtype="Reboot"), origin): REPORTS,
-        report_key(cloudevent("event.ended", eventtype=None), origin): REPORTS,
-        report_key(cloudevent("relay.source-lost", subject=None), origin): REPORTS,
-        report_key(cloudevent("relay.sink-failing", subject="hub"), origin): REPORTS,
-        vote_key(origin): REPORTS,
-        result_key(origin): REPORTS,
-        pulse_key(origin): PULSES,
-    }
+    keys = [
+        report_key(cloudevent("event.scheduled", eventtype="Reboot"), origin),
+        report_key(cloudevent("event.ended", eventtype=None), origin),
+        report_key(cloudevent("relay.source-lost", subject=None), origin),
+        report_key(cloudevent("relay.sink-failing", subject="hub"), origin),
+        agent_key("vote", origin),
+        agent_key("start", origin),
+        agent_key("pulse", origin),
+    ]
     async with channel_of(node, user) as channel:
         for key in keys:
             await publish(channel, FLEET, key, user=user)
-    for key, queue in keys.items():
-        message = await arrived(node, queue)
+    for key in keys:
+        message = await arrived(node, REPORTS)
         assert message.routing_key == key
         _, sender = verify_message_from_agent(message, FLEET, DOMAINS)
         assert sender == AuthorizedSender(origin.scope, origin.relay.lower(), user)
@@ -199,7 +197,7 @@ async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(nod
         channel = await PublishChannel.open(connection, FLEET)
         header = content_header(message, user_id="vmss-a")
         async with asyncio.timeout(WITHIN):
-            answer = await channel.publish(message.id, message.body, vote_key(A), header)
+            answer = await channel.publish(message.id, message.body, agent_key("vote", A), header)
         assert isinstance(answer, Basic.Ack)
     received = await arrived(node, REPORTS)
     key, _ = verify_message_from_agent(received, FLEET, DOMAINS)
@@ -272,16 +270,30 @@ async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: 
 
 async def test_the_hub_consumes_and_dead_letters(node: Broker) -> None:
     async with channel_of(node, "vmss-a") as agent:
-        await publish(agent, FLEET, vote_key(A), user="vmss-a")
+        await publish(agent, FLEET, agent_key("vote", A), user="vmss-a")
     async with channel_of(node, HUB_USER) as hub:
         arrivals: asyncio.Queue[Any] = asyncio.Queue()
-        for name in (PULSES, APPROVALS):
+        await hub.declare_queue(LOCK, exclusive=True)
+        for name in (APPROVALS, REPORTS):
             await (await hub.get_queue(name, ensure=False)).consume(arrivals.put)
-        await (await hub.get_queue(REPORTS, ensure=False)).consume(arrivals.put)
         async with asyncio.timeout(WITHIN):
             message = await arrivals.get()
         await message.reject(requeue=False)
     await until(node, DEAD, 1)
+
+
+async def test_a_pulse_that_nobody_reads_expires_and_is_no_dead_letter(node: Broker) -> None:
+    """A hub that is away for a day would find millions of them in place of what matters."""
+    async with channel_of(node, "vmss-a") as agent:
+        fleet = await agent.get_exchange(FLEET, ensure=False)
+        for key in (agent_key("pulse", A), agent_key("vote", A)):
+            message = aio_pika.Message(b"{}", user_id="vmss-a", expiration=0.001)
+            await fleet.publish(message, key, timeout=WITHIN)
+    await until(node, DEAD, 1)
+    assert is_empty(node, REPORTS)
+    async with channel_of(node, "vmss-a") as agent:
+        await publish(agent, FLEET, agent_key("pulse", A), user="vmss-a")
+    assert length_of(node, REPORTS) == 1
 
 
 async def until(node: Broker, queue: str, length: int) -> None:
@@ -308,9 +320,9 @@ def report_keys(origin: Origin) -> list[str]:
     return [
         report_key(cloudevent("event.scheduled", eventtype="Reboot"), origin),
         report_key(cloudevent("relay.source-lost", subject=None), origin),
-        pulse_key(origin),
-        vote_key(origin),
-        result_key(origin),
+        agent_key("pulse", origin),
+        agent_key("vote", origin),
+        agent_key("start", origin),
     ]
 
 
@@ -349,13 +361,13 @@ PUBLISHED = [
     ("vmss-a", "amq.topic", "x"),
     ("vmss-a", "amq.fanout", "x"),
     # The hub's user sends only commands, and only to its domains.
-    (HUB_USER, FLEET, vote_key(A)),
+    (HUB_USER, FLEET, agent_key("vote", A)),
     (HUB_USER, f"{MAIN}.approvals", f"approve.{A.scope}"),
     (HUB_USER, f"{MAIN}.dlx", "x"),
     (HUB_USER, "", REPORTS),
     (HUB_USER, COMMANDS, command_key("other", "a")),
     (HUB_USER, COMMANDS, f"{command_key(A.scope, 'a')}.b"),
-    (HUB_USER, COMMANDS, vote_key(A)),
+    (HUB_USER, COMMANDS, agent_key("vote", A)),
 ]
 """User, exchange and key of messages that are refused."""
 BOUND = [
@@ -384,7 +396,7 @@ BOUND = [
     *(
         ("vmss-a", exchange, key)
         for exchange in (FLEET, MAIN, f"{MAIN}.approvals", f"{MAIN}.dlx", "amq.topic")
-        for key in ("#", vote_key(A))
+        for key in ("#", agent_key("vote", A))
     ),
 ]
 """User, exchange and key of bindings of its own queue that are refused."""
@@ -433,7 +445,7 @@ def refused_attempts() -> Iterator[tuple[str, str, Attempt]]:
     for user, exchange, key in BOUND:
         yield user, f"bind to {exchange!r} with {key!r}", binding(exchange, key)
     for user in ("vmss-a", "single"):
-        for name in (REPORTS, PULSES, APPROVALS, DEAD, f"{MAIN}.unrouted"):
+        for name in (REPORTS, APPROVALS, DEAD, f"{MAIN}.unrouted"):
             for action, attempt in on_queue(name).items():
                 yield user, f"{action}: {name}", attempt
     for action, attempt in attempts_of_an_agent():
@@ -446,12 +458,12 @@ def attempts_of_an_agent() -> Iterator[tuple[str, Attempt]]:
         yield f"make exchange {name}", partial(_declare_exchange, name)
         if name.startswith(MAIN):
             yield f"remove exchange {name}", partial(_delete_exchange, name)
-    for name in ("mine", f"{MAIN}.fleet.in2", "amq.gen-mine", "amq.gen-", "amq.x"):
+    for name in ("mine", LOCK, f"{MAIN}.fleet.in2", "amq.gen-mine", "amq.gen-", "amq.x"):
         for exclusive in (True, False):
             yield f"choose {name}, exclusive={exclusive}", declaring(name, exclusive)
     for exchange in ("", COMMANDS, MAIN, f"{MAIN}.approvals"):
         yield f"dead-letter to {exchange!r}", partial(_dead_letter, exchange)
-    for key in ("#", "*.*", vote_key(A), agent_binding_keys(B)[0]):
+    for key in ("#", "*.*", agent_key("vote", A), agent_binding_keys(B)[0]):
         yield f"lead {key} to the fleet", partial(bind_fleet_exchange, key)
 
 
@@ -489,7 +501,7 @@ async def test_what_a_user_does_not_need_is_refused(node: Broker, user: str) -> 
             else:
                 unrefused.append(action)
     assert unrefused == []
-    assert all(is_empty(node, queue) for queue in (REPORTS, PULSES, APPROVALS, DEAD))
+    assert all(is_empty(node, queue) for queue in (REPORTS, APPROVALS, DEAD))
 
 
 @pytest.mark.parametrize(
@@ -497,7 +509,9 @@ async def test_what_a_user_does_not_need_is_refused(node: Broker, user: str) -> 
     [("vmss-a", HUB_USER), ("vmss-a", "vmss-b"), (HUB_USER, "vmss-a"), ("vmss-a", "guest")],
 )
 async def test_nobody_claims_to_be_another_user(node: Broker, user: str, claimed: str) -> None:
-    exchange, key = (COMMANDS, scope_key(A.scope)) if user == HUB_USER else (FLEET, vote_key(A))
+    exchange, key = (
+        (COMMANDS, scope_key(A.scope)) if user == HUB_USER else (FLEET, agent_key("vote", A))
+    )
     async with channel_of(node, user) as channel:
         with pytest.raises(ChannelPreconditionFailed, match="user_id"):
             await publish(channel, exchange, key, user=claimed)
@@ -529,10 +543,10 @@ async def test_an_agent_cannot_read_the_queue_of_another_whose_name_it_knows(nod
 @pytest.mark.parametrize(
     ("key", "copied"),
     [
-        (vote_key(A), vote_key(B)),
-        (pulse_key(A), vote_key(B)),
-        (pulse_key(A), report_key(cloudevent("event.ended"), B)),
-        (vote_key(A), result_key(SINGLE)),
+        (agent_key("vote", A), agent_key("vote", B)),
+        (agent_key("pulse", A), agent_key("vote", B)),
+        (agent_key("pulse", A), report_key(cloudevent("event.ended"), B)),
+        (agent_key("vote", A), agent_key("start", SINGLE)),
     ],
 )
 async def test_a_message_with_more_keys_in_a_header_is_of_no_other_relay(
@@ -556,20 +570,20 @@ async def test_a_message_with_more_keys_in_a_header_is_of_no_other_relay(
 
 async def test_a_dead_letter_of_an_agents_queue_is_no_report(node: Broker) -> None:
     """The owner of a queue chooses the key of its dead letters. The user in them is the hub's."""
-    forged = {"x-dead-letter-exchange": FLEET, "x-dead-letter-routing-key": vote_key(B)}
+    forged = {"x-dead-letter-exchange": FLEET, "x-dead-letter-routing-key": agent_key("vote", B)}
     async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
         await agent_queue(agent, *agent_binding_keys(A), **forged, **{"x-message-ttl": 0})
         await publish(hub, COMMANDS, scope_key(A.scope), user=HUB_USER)
         await until(node, REPORTS, 1)
     message = await arrived(node, REPORTS)
-    assert (message.exchange, message.routing_key) == (FLEET, vote_key(B))
+    assert (message.exchange, message.routing_key) == (FLEET, agent_key("vote", B))
     with pytest.raises(UnusableMessage, match="dead letter"):
         verify_message_from_agent(message, FLEET, DOMAINS)
 
 
 async def test_a_message_without_a_user_is_no_report(node: Broker) -> None:
     async with channel_of(node, "vmss-a") as agent:
-        await publish(agent, FLEET, vote_key(A))
+        await publish(agent, FLEET, agent_key("vote", A))
     message = await arrived(node, REPORTS)
     with pytest.raises(UnusableMessage, match="no user_id"):
         verify_message_from_agent(message, FLEET, DOMAINS)
@@ -590,7 +604,7 @@ async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue
 async def test_one_vm_of_a_domain_can_speak_for_another_of_it(node: Broker) -> None:
     """The broker knows users, not VMs. A domain with `relays` is for whoever needs more."""
     async with channel_of(node, "vmss-a") as agent:
-        await publish(agent, FLEET, vote_key(A_NEIGHBOR), user="vmss-a")
+        await publish(agent, FLEET, agent_key("vote", A_NEIGHBOR), user="vmss-a")
         await agent_queue(agent, *agent_binding_keys(A_NEIGHBOR))
     message = await arrived(node, REPORTS)
     _, sender = verify_message_from_agent(message, FLEET, DOMAINS)

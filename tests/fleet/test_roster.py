@@ -42,13 +42,13 @@ def listening(roster: Roster, until: float, since: float = 0.0) -> None:
     """Have the hub listen without a pause."""
     moment = since
     while moment < until:
-        roster.record_hub_listening_until_now(at(moment))
+        roster.note_listening(at(moment))
         moment += 30.0
-    roster.record_hub_listening_until_now(at(until))
+    roster.note_listening(at(until))
 
 
 def pulse(roster: Roster, relay: str, now: float, **fields: Any) -> Agent:
-    return roster.note_pulse(sender(relay), relay.upper(), make_pulse(**fields), at(now))
+    return roster.note_message(sender(relay), relay.upper(), at(now), make_pulse(**fields))
 
 
 def chosen(roster: Roster, now: float) -> list[str]:
@@ -74,11 +74,11 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
         poll_age=0.5,
         clock_offset=0.1,
     )
-    agent = roster.note_message_except_pulse(sender("web_1"), "WEB_1", at(9))
+    agent = roster.note_message(sender("web_1"), "WEB_1", at(9))
     assert (agent.last_report, agent.last_pulse, agent.vm_id) == (at(9), NOON, "b1c8")
     assert roster.agents_of_scope(SCOPE) == [agent]
     moved = AuthorizedSender(scope=SCOPE, relay="web_1", user="other-user")
-    agent = roster.note_message_except_pulse(moved, "Web_1", at(10))
+    agent = roster.note_message(moved, "Web_1", at(10))
     assert (agent.user, agent.name, agent.first_heard) == ("other-user", "Web_1", NOON)
 
 
@@ -94,45 +94,45 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
     assert not roster.is_silent(agent, at(10_000)), "the hub has not listened"
-    roster.record_hub_listening_until_now(at(10_000))
+    roster.note_listening(at(10_000))
     assert not roster.is_silent(agent, at(10_000))
     listening(roster, 10_150, since=10_000)
     assert not roster.is_silent(agent, at(10_150))
     assert not roster.is_fresh(agent, at(10_150))
-    roster.record_hub_listening_until_now(at(10_151))
+    roster.note_listening(at(10_151))
     assert roster.is_silent(agent, at(10_151))
-    roster.note_hub_connection_lost()
+    roster.note_connection_lost()
     assert not roster.is_silent(agent, at(10_151))
 
 
 def test_a_hub_listens_while_it_is_connected_and_its_process_runs() -> None:
     roster = Roster()
-    assert not roster.has_hub_listened_without_pause(at(0))
-    roster.record_hub_listening_until_now(at(0))
-    assert roster.has_hub_listened_without_pause(at(60))
-    assert not roster.has_hub_listened_without_pause(at(60.001))
-    assert not roster.has_hub_listened_without_pause(at(-1))
-    roster.note_hub_connection_lost()
-    assert not roster.has_hub_listened_without_pause(at(0))
+    assert not roster.has_listened(at(0))
+    roster.note_listening(at(0))
+    assert roster.has_listened(at(60))
+    assert not roster.has_listened(at(60.001))
+    assert not roster.has_listened(at(-1))
+    roster.note_connection_lost()
+    assert not roster.has_listened(at(0))
 
 
 def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
-    assert roster.record_hub_listening_until_now(at(0))
-    assert not roster.record_hub_listening_until_now(at(60))
+    assert roster.note_listening(at(0))
+    assert not roster.note_listening(at(60))
     # The machine of the hub was frozen for two days. What is asked first must not be wrong either.
     assert not roster.is_silent(agent, at(200_000))
     assert roster.agents_to_forget(at(200_000)) == []
-    assert roster.record_hub_listening_until_now(at(200_000))
+    assert roster.note_listening(at(200_000))
     assert roster.agents_to_forget(at(200_000)) == []
 
 
 def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -> None:
     roster = Roster()
-    roster.record_hub_listening_until_now(at(10_000))
+    roster.note_listening(at(10_000))
     pulse(roster, "web_1", 10_000)
-    assert roster.record_hub_listening_until_now(at(0))
+    assert roster.note_listening(at(0))
     agent = roster.agent(SCOPE, "web_1")
     assert agent is not None
     assert agent.last_heard == at(0)
@@ -142,10 +142,10 @@ def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -
 
 def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
     roster = Roster()
-    roster.record_hub_listening_until_now(at(0))
+    roster.note_listening(at(0))
     for name in ("web_1", "web_2"):
         pulse(roster, name, 0)
-    roster.note_message_except_pulse(sender("db", "other"), "db", at(0))
+    roster.note_message(sender("db", "other"), "db", at(0))
     listening(roster, 100)
     pulse(roster, "web_2", 100)
     listening(roster, 200, since=100)
@@ -158,12 +158,12 @@ def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:
 
 def test_an_agent_that_is_silent_for_a_day_is_to_be_forgotten() -> None:
     roster = Roster()
-    roster.record_hub_listening_until_now(at(0))
+    roster.note_listening(at(0))
     agent = pulse(roster, "web_1", 0)
     day = FORGOTTEN_AFTER.total_seconds()
     listening(roster, day - 1)
     assert roster.agents_to_forget(at(day - 1)) == []
-    roster.record_hub_listening_until_now(at(day))
+    roster.note_listening(at(day))
     assert roster.agents_to_forget(at(day)) == [agent]
     roster.forget(agent)
     assert list(roster) == []
@@ -190,7 +190,7 @@ def test_without_a_pulse_the_relay_word_names_the_machine_in_both_notations(
     relay: str, resource: str
 ) -> None:
     roster = Roster()
-    agent = roster.note_message_except_pulse(sender(relay), relay, at(0))
+    agent = roster.note_message(sender(relay), relay, at(0))
     assert agent.is_named_in(["x", resource])
     assert not agent.is_named_in(["prod.vmss_19", "prod_vmss_1", "vmss_18"])
 
@@ -217,10 +217,10 @@ def test_an_agent_that_cannot_keep_a_deadline_or_read_the_document_is_not_chosen
 
 def test_an_agent_that_sends_reports_but_no_pulses_is_not_chosen() -> None:
     roster = Roster()
-    roster.note_message_except_pulse(sender("web_0"), "web_0", at(0))
+    roster.note_message(sender("web_0"), "web_0", at(0))
     pulse(roster, "web_1", 0)
     pulse(roster, "web_2", 50)
-    roster.note_message_except_pulse(sender("web_1"), "web_1", at(160))
+    roster.note_message(sender("web_1"), "web_1", at(160))
     assert chosen(roster, 160) == ["web_2"]
 
 
@@ -246,11 +246,11 @@ def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet()
     before = Roster()
     agents = [pulse(before, name, 0) for name in ("web_1", "web_2")]
     roster = Roster(agents)
-    roster.record_hub_listening_until_now(at(10_000))
+    roster.note_listening(at(10_000))
     pulse(roster, "web_1", 10_010)
-    may_speak = roster.make_hearing_check(SCOPE, at(10_010))
+    may_speak = roster.hearing_check(SCOPE, at(10_010))
     assert [may_speak(name) for name in ("web_1", "web_2", "unknown")] == [True, True, False]
     listening(roster, 10_151, since=10_000)
-    may_speak = roster.make_hearing_check(SCOPE, at(10_151))
+    may_speak = roster.hearing_check(SCOPE, at(10_151))
     assert [may_speak(name) for name in ("web_1", "web_2")] == [True, False]
     assert chosen(roster, 10_151) == ["web_1"]

@@ -45,17 +45,17 @@ class Rig:
             forget=self.lose,
         )
 
-    def listen(self) -> None:
+    async def listen(self) -> None:
         """Do what the hub does at each look at the roster."""
         if self.is_connected:
-            self.keeper.roster.record_hub_listening_until_now(self.clock.now())
+            self.keeper.roster.note_listening(self.clock.now())
         else:
-            self.keeper.roster.note_hub_connection_lost()
+            self.keeper.roster.note_connection_lost()
 
     async def lose(self, agent: Agent) -> None:
         """Forget an agent, as the hub does."""
         self.lost.append(agent.relay)
-        self.keeper.forget_in_memory(agent)
+        self.keeper.roster.forget(agent)
 
     def hear(self, **fields: Any) -> None:
         """Hear the agent."""
@@ -70,8 +70,7 @@ class Rig:
             "clock_offset": 0.0,
         }
         now: datetime = self.clock.now()
-        agent = self.keeper.roster.note_pulse(SENDER, "vm-0", Pulse(**values | fields), now)
-        self.keeper.mark_agent_unsaved(agent)
+        self.keeper.roster.note_message(SENDER, "vm-0", now, Pulse(**values | fields))
 
     async def pass_time(self, seconds: float) -> None:
         """Let the keeper look at the roster for so long."""
@@ -97,7 +96,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         clock = ManualClock()
         made = Rig(clock, store, told)
         await made.keeper.load()
-        made.listen()
+        await made.listen()
         made.hear()
         running = asyncio.create_task(made.keeper.run())
         await asyncio.sleep(0)

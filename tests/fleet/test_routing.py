@@ -21,16 +21,14 @@ from relay.fleet.rabbitmq_definitions import HubUserWithAdditionalExchanges, fle
 from relay.fleet.routing import (
     AgentRoutingKey,
     AuthorizedSender,
+    agent_key,
     authorize_sender,
     command_key,
     parse_agent_routing_key,
-    pulse_key,
     report_key,
-    result_key,
     scope_key,
     verify_command_from_hub,
     verify_message_from_agent,
-    vote_key,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
@@ -69,9 +67,9 @@ def test_the_keys_are_those_of_the_documentation() -> None:
     assert report_key(cloudevent("relay.ping", subject="Hub"), ORIGIN) == (
         "relay.ping.hub.vmss-a-1f.vmss-a_0"
     )
-    assert pulse_key(ORIGIN) == "pulse.vmss-a-1f.vmss-a_0"
-    assert vote_key(ORIGIN) == "vote.vmss-a-1f.vmss-a_0"
-    assert result_key(ORIGIN) == "start.vmss-a-1f.vmss-a_0"
+    assert agent_key("pulse", ORIGIN) == "pulse.vmss-a-1f.vmss-a_0"
+    assert agent_key("vote", ORIGIN) == "vote.vmss-a-1f.vmss-a_0"
+    assert agent_key("start", ORIGIN) == "start.vmss-a-1f.vmss-a_0"
     assert command_key("vmss-a-1f", "vmss-a_0") == "to.vmss-a-1f.vmss-a_0"
     assert scope_key("vmss-a-1f") == "scope.vmss-a-1f"
     assert agent_binding_keys(ORIGIN) == ("to.vmss-a-1f.vmss-a_0", "scope.vmss-a-1f")
@@ -89,9 +87,9 @@ def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
             cast("Any", name.partition(".")[0]), scope, relay_word(relay)
         )
     for kind, key in (
-        ("pulse", pulse_key(origin)),
-        ("vote", vote_key(origin)),
-        ("start", result_key(origin)),
+        ("pulse", agent_key("pulse", origin)),
+        ("vote", agent_key("vote", origin)),
+        ("start", agent_key("start", origin)),
     ):
         assert parse_agent_routing_key(key) == AgentRoutingKey(
             cast("Any", kind), scope, relay_word(relay)
@@ -180,7 +178,10 @@ def test_the_broker_and_the_hub_let_the_same_pass(
     may_bind = rights["a", COMMANDS]["read"]
     may_order = rights["h", COMMANDS]["write"]
     speaks = domain.may_speak_for_relay(scope, relay)
-    for key in (vote_key(Origin(scope, relay)), report_key(cloudevent(), Origin(scope, relay))):
+    for key in (
+        agent_key("vote", Origin(scope, relay)),
+        report_key(cloudevent(), Origin(scope, relay)),
+    ):
         assert bool(re.search(may_report, key)) is speaks
     assert bool(re.search(may_bind, command_key(scope, relay))) is speaks
     in_domain = matches_any_pattern(scopes, scope)

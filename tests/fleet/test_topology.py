@@ -43,6 +43,12 @@ def test_the_page_names_the_arguments_and_bindings_of_an_agents_queue() -> None:
         assert f"`{key}`" in line
 
 
+DEAD_LETTERS = (
+    *("approve.#", "event.#", "relay.#", "vote.#", "start.#"),
+    *("x.fleet.in", "x.approvals.hub"),
+)
+
+
 def test_the_parts_are_these_and_dead_letters_come_first() -> None:
     parts = {
         part.name: ("exchange", part.type)
@@ -52,11 +58,13 @@ def test_the_parts_are_these_and_dead_letters_come_first() -> None:
     }
     assert list(parts.items()) == [
         ("x.dlx", ("exchange", "topic")),
-        ("x.dead", ("x.dlx", "quorum", "#")),
+        ("x.dead", ("x.dlx", "quorum", *DEAD_LETTERS)),
         ("x.fleet", ("exchange", "topic")),
         ("x.commands", ("exchange", "topic")),
-        ("x.fleet.in", ("x.fleet", "quorum", "event.#", "vote.#", "start.#", "relay.#")),
-        ("x.fleet.pulse", ("x.fleet", "classic", "pulse.#")),
+        (
+            "x.fleet.in",
+            ("x.fleet", "quorum", "event.#", "relay.#", "vote.#", "start.#", "pulse.#"),
+        ),
     ]
 
 

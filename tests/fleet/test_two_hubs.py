@@ -10,8 +10,8 @@ from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreLocked
+from relay.fleet import link
 from relay.fleet.agent import start_orders
-from relay.fleet.hub import connection_health
 from relay.simulator import Plan
 from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
@@ -29,7 +29,7 @@ async def test_a_second_hub_tells_nothing_and_starts_nothing_until_the_first_is_
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(connection_health, "LOST_AFTER", 1.0)
+    monkeypatch.setattr(link, "LOST_AFTER", 1.0)
     monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
     async with running_fleet(
         own_broker, tmp_path, {SCOPE: ["vm-0", "vm-1"]}, hub=AUTOMATIC

@@ -206,7 +206,7 @@ def make_roster(relay: RunningRelay) -> Roster:
     ]
     roster = Roster(silent)
     for seconds in range(240, -1, -30):
-        roster.record_hub_listening_until_now(now - timedelta(seconds=seconds))
+        roster.note_listening(now - timedelta(seconds=seconds))
     for number in range(4):
         pulse = Pulse(
             vm_id=f"vm-{number}",
@@ -219,7 +219,7 @@ def make_roster(relay: RunningRelay) -> Roster:
             clock_offset=0.2,
         )
         sender = AuthorizedSender(scope=WEB, relay=f"web_{number}", user="vmss")
-        roster.note_pulse(sender, f"web_{number}", pulse, now - timedelta(seconds=9 * number))
+        roster.note_message(sender, f"web_{number}", now - timedelta(seconds=9 * number), pulse)
     return roster
 
 

@@ -186,20 +186,19 @@ def test_every_event_makes_a_message_that_can_go_on_the_wire(
 
 
 @pytest.mark.parametrize("user", [None, "vmss-a", "ø" * 127])
-@pytest.mark.parametrize("persistent", [True, False])
-def test_a_message_of_a_fleet_names_its_user_and_can_be_transient(
-    user: str | None, persistent: bool
+@pytest.mark.parametrize("expiration", [None, 120_000])
+def test_a_message_of_a_fleet_names_its_user_and_can_expire(
+    user: str | None, expiration: int | None
 ) -> None:
     event = cloudevent()
-    raw = content_header(event, user_id=user, persistent=persistent)
+    raw = content_header(event, user_id=user, expiration=expiration)
     properties = ContentHeader()
     properties.unmarshal(raw)
-    assert (properties.properties.user_id, properties.properties.delivery_mode) == (
+    assert (properties.properties.user_id, properties.properties.expiration) == (
         user,
-        DeliveryMode.PERSISTENT if persistent else DeliveryMode.NOT_PERSISTENT,
+        None if expiration is None else str(expiration),
     )
-    properties.properties.user_id = None
-    properties.properties.delivery_mode = DeliveryMode.PERSISTENT
+    properties.properties.user_id = properties.properties.expiration = None
     assert properties.marshal() == content_header(event)
 
 

@@ -1,34 +1,41 @@
-"""One agent: its link to the hub, and the parts that use it.
+"""One agent: it reports what it recorded, says what it sees, and obeys the hub.
 
-`Agent` hands each message of the hub to the part that it is for, and makes the messages to the hub.
-If the hub asks whether events are still there (`PulseRequest`), and this VM sees one of them when
-it has read its document again, a pulse says so.
+`ReportSink` publishes each event that the agent recorded. A pulse says at an interval who the agent
+is, and all that its document holds. It follows the reports over the same way, and none is sent
+while a report waits: so it never overtakes one. If the hub asks whether events are still there
+(`PulseRequest`), and this VM sees one of them when it has read its document again, a pulse says so.
+
+The times of reports and pulses are by the clock of IMDS (`ImdsClock`), as those of all agents.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from datetime import datetime, timedelta
+from typing import Any, Literal, NoReturn, Protocol
 
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay import __version__
+from relay.amqp.message_verification import UnusableMessage
 from relay.approvals.engine import ApprovalEngine
-from relay.clock import Clock
-from relay.errors import SourceError
+from relay.clock import Clock, SystemClock, wait_for_event
+from relay.errors import DeliveryError, Rejected, SourceError
 from relay.events.build import Origin, common_event_data
+from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document
-from relay.fleet.agent.link import AgentLink, CommandHandler
-from relay.fleet.agent.pulses import Pulses
-from relay.fleet.agent.report_sink import ReportSink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.agent.votes import VoteForwarder
+from relay.fleet.link import AgentLink
 from relay.fleet.messages import (
     MAX_NAMES,
+    Content,
     Pulse,
     PulseRequest,
     StartOrder,
@@ -36,9 +43,17 @@ from relay.fleet.messages import (
     VoteAnswer,
     VoteMessage,
 )
-from relay.fleet.routing import pulse_key, result_key, vote_key
+from relay.fleet.routing import agent_key, report_key
 from relay.fleet.settings import AgentSettings
+from relay.fleet.topology import PULSE_TTL
+from relay.sinks import Receipt, SinkSettings
 
+INTERVAL = 60.0
+"""Seconds between two pulses."""
+INTERVAL_SPREAD = 0.1
+"""The part of `INTERVAL` by which a pulse can be earlier or later, so that agents do not align."""
+MIN_INTERVAL = 0.5
+"""Seconds: the shortest time between two pulses, whoever asks for them."""
 ANSWER_DELAY = 1.5
 """Seconds until an agent looks whether an event that another says is gone is still there.
 
@@ -49,6 +64,9 @@ ANSWER_SPREAD = 1.0
 """Seconds over which the agents of a scope spread their answers."""
 ANSWER_TRIES = 3
 """Reads of the document that an agent tries. After them, the hub has heard or decided."""
+DATE_RESOLUTION = timedelta(seconds=2)
+"""How much the time of IMDS can vary with the fraction of a second that its ``Date`` leaves out."""
+_log = logging.getLogger(__name__)
 
 
 class AgentPoller(DocumentReader, Protocol):
@@ -56,6 +74,8 @@ class AgentPoller(DocumentReader, Protocol):
 
     last_document: Document | None
     """The document that was read last; None: none was read yet."""
+    last_read_at: datetime | None
+    """When it was read, by the clock of IMDS."""
 
     @property
     def read_age(self) -> float | None:
@@ -64,6 +84,25 @@ class AgentPoller(DocumentReader, Protocol):
     @property
     def clock_offset(self) -> float | None:
         """Seconds that the clock of this VM is ahead of that of IMDS; None if it is not known."""
+
+
+class ImdsClock(SystemClock):
+    """The clock of IMDS. ``skew`` returns how far it is ahead of this VM's; None: not known.
+
+    It does not go back by less than `DATE_RESOLUTION`: what was read later has no earlier time.
+    """
+
+    def __init__(self, skew: Callable[[], float | None]) -> None:
+        self._skew = skew
+        self._last = super().now()
+
+    @override
+    def now(self) -> datetime:
+        """Return the time of IMDS."""
+        now = super().now() + timedelta(seconds=self._skew() or 0.0)
+        if not now < self._last <= now + DATE_RESOLUTION:
+            self._last = now
+        return self._last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +115,39 @@ class VmIdentity:
     names: frozenset[str] | None
 
 
-class Agent(CommandHandler):
+class ReportSinkSettings(SinkSettings):
+    """The settings of the sink that every agent has. They are not part of the configuration."""
+
+    kind: Literal["hub"] = "hub"
+    name: str = "hub"
+
+
+class ReportSink:
+    """The sink of an agent: it publishes to the hub what the agent recorded.
+
+    ``publish`` is that of the link.
+    """
+
+    concurrency = 64
+    longest_pause = 5.0  # a try costs nothing while there is no connection
+    give_up_after = math.inf  # a hub that is back gets the whole history
+
+    def __init__(
+        self, publish: Callable[[CloudEvent, str], Awaitable[None]], origin: Origin
+    ) -> None:
+        self._publish = publish
+        self._origin = origin
+
+    async def deliver(self, event: CloudEvent) -> Receipt:
+        """Return when the hub's queue has the event. Raises Deferred or Rejected."""
+        if not event.name.startswith(("event.", "relay.")):
+            # A relay without a fleet recorded it here for a sink with the same name.
+            raise Rejected("an agent reports no decisions: the hub makes them")
+        await self._publish(event, report_key(event, self._origin))
+        return Receipt()
+
+
+class Agent:
     """What a relay needs to be an agent of a fleet. ``engine`` has approvals off.
 
     `attach_source` comes later, because the poller needs the store, whose sink is `report_sink`.
@@ -98,23 +169,32 @@ class Agent(CommandHandler):
         self._chance = chance
         self._source: AgentPoller | None = None
         self._orders: StartOrders | None = None
+        self._reports_wait: Callable[[], bool] = lambda: False
         self._asked: set[str] = set()
         """EventIds, in lower case, of which the hub wants to know whether they are still there."""
         self._was_asked = asyncio.Event()
-        self.link = AgentLink(settings, origin, self, clock, chance=chance)
-        self.report_sink = ReportSink(self.link, origin)
-        self.votes = VoteForwarder(engine, self._publish_vote_to_hub)
-        self._pulses = Pulses(self._make_pulse, self._send_pulse, clock, chance=chance)
+        self._pulse_at = clock.monotonic()
+        self._pulse_earlier = asyncio.Event()
+        self.link = AgentLink(
+            settings, origin, self._on_message, self._send_pulse_soon, clock, chance=chance
+        )
+        self.report_sink = ReportSink(self.link.publish, origin)
+        self.votes = VoteForwarder(engine, self._publish_vote)
 
-    def attach_source(self, source: AgentPoller, sender: StartRequestSender) -> None:
-        """From now on pulses tell what the source sees, and orders can be carried out."""
+    def attach_source(
+        self,
+        source: AgentPoller,
+        sender: StartRequestSender,
+        reports_wait: Callable[[], bool],
+    ) -> None:
+        """From now on pulses tell what the source sees, and orders can be carried out.
+
+        ``reports_wait`` returns whether a report is not yet in the queue of the hub.
+        """
         self._source = source
+        self._reports_wait = reports_wait
         self._orders = StartOrders(
-            source,
-            sender,
-            self._publish_result,
-            self._machine.vm_id,
-            self._clock,
+            source, sender, self._publish_result, self._machine.vm_id, self._clock
         )
 
     async def run(self) -> None:
@@ -123,7 +203,7 @@ class Agent(CommandHandler):
             raise RuntimeError("expected attach_source to be called before run")
         async with asyncio.TaskGroup() as group:
             group.create_task(self.link.run(), name="agent: link")
-            group.create_task(self._pulses.run(), name="agent: pulses")
+            group.create_task(self._send_pulses(), name="agent: pulses")
             group.create_task(self._orders.run(), name="agent: orders")
             group.create_task(self._answer_pulse_requests(), name="agent: pulse requests")
 
@@ -132,25 +212,67 @@ class Agent(CommandHandler):
         if self._orders is not None:
             await self._orders.stop(within)
 
-    # --- messages of the hub
+    def _on_message(self, content: Content) -> None:
+        match content:
+            case StartOrder() if self._orders is not None:
+                self._orders.take(content)
+            case VoteAnswer():
+                self.votes.handle_vote_answer(content)
+            case PulseRequest():
+                self._asked |= {event_id.lower() for event_id in content.event_ids}
+                self._was_asked.set()
+            case _:
+                raise UnusableMessage("no hub sends a message of its kind")
 
-    @override
-    def on_agent_listening_to_hub(self) -> None:
-        self._pulses.send_soon()
+    # --- pulses
 
-    @override
-    def handle_order(self, order: StartOrder) -> None:
-        if self._orders is not None:
-            self._orders.take(order)
+    def _send_pulse_soon(self) -> None:
+        self._pulse_at = self._clock.monotonic()
+        self._pulse_earlier.set()
 
-    @override
-    def handle_vote_answer(self, answer: VoteAnswer) -> None:
-        self.votes.handle_vote_answer(answer)
+    async def _send_pulses(self) -> NoReturn:
+        while True:
+            self._pulse_earlier.clear()
+            seconds = self._pulse_at - self._clock.monotonic()
+            if seconds > 0:
+                await wait_for_event(self._pulse_earlier, self._clock, seconds)
+                continue
+            pulse, at = self._make_pulse()
+            if self.link.is_connected and not self._reports_wait():
+                spread = INTERVAL_SPREAD * (2 * self._chance() - 1)
+                self._pulse_at = self._clock.monotonic() + INTERVAL * (1 + spread)
+                with suppress(DeliveryError):  # the next one follows
+                    await self.link.publish(
+                        pulse.to_event(self._origin, at),
+                        agent_key("pulse", self._origin),
+                        PULSE_TTL,
+                    )
+            await self._clock.sleep(MIN_INTERVAL)
 
-    @override
-    def handle_pulse_request(self, request: PulseRequest) -> None:
-        self._asked |= {event_id.lower() for event_id in request.event_ids}
-        self._was_asked.set()
+    def _make_pulse(self) -> tuple[Pulse, datetime]:
+        """Return a pulse about the present, and the time of IMDS."""
+        machine, source = self._machine, self._source
+        live: tuple[dict[str, Any], ...] | None = None
+        age, at = None, self._clock.now()
+        if source is not None and source.last_document is not None:
+            document, age = source.last_document, source.read_age
+            live = tuple(
+                common_event_data(event, document.incarnation) for event in document.events
+            )
+            if source.last_read_at is not None:
+                at = source.last_read_at + timedelta(seconds=age or 0.0)
+        # What Azure says is not checked here: the hub refuses what it cannot use.
+        pulse = Pulse.model_construct(
+            vm_id=machine.vm_id,
+            boot_id=machine.boot_id,
+            version=__version__,
+            zone=machine.zone,
+            names=tuple(sorted(machine.names or ()))[:MAX_NAMES],
+            live=live,  # None: before the first read nobody can say what has ended
+            poll_age=age,
+            clock_offset=source.clock_offset if source is not None else None,
+        )
+        return pulse, at
 
     async def _answer_pulse_requests(self) -> NoReturn:
         while True:
@@ -171,7 +293,7 @@ class Agent(CommandHandler):
             with suppress(SourceError):
                 await self._source.read_with_imds_time()
                 if self._sees_any(asked):
-                    self._pulses.send_soon()
+                    self._send_pulse_soon()
                 return
 
     def _sees_any(self, event_ids: set[str]) -> bool:
@@ -180,36 +302,12 @@ class Agent(CommandHandler):
             event.lowercase_event_id in event_ids for event in document.events
         )
 
-    # --- messages to the hub
-
-    def _make_pulse(self) -> Pulse:
-        machine, source = self._machine, self._source
-        document = source.last_document if source is not None else None
-        live: tuple[dict[str, Any], ...] | None = None
-        if document is not None:
-            live = tuple(
-                common_event_data(event, document.incarnation) for event in document.events
-            )
-        # What Azure says is not checked here: the hub refuses what it cannot use.
-        return Pulse.model_construct(
-            vm_id=machine.vm_id,
-            boot_id=machine.boot_id,
-            version=__version__,
-            zone=machine.zone,
-            names=tuple(sorted(machine.names or ()))[:MAX_NAMES],
-            live=live,  # None: before the first read nobody can say what has ended
-            poll_age=source.read_age if source is not None else None,
-            clock_offset=source.clock_offset if source is not None else None,
-        )
-
-    def _send_pulse(self, pulse: Pulse) -> None:
-        event = pulse.to_event(self._origin, self._clock.now())
-        self.link.send_transient_if_connected(event, pulse_key(self._origin))
+    # --- other messages to the hub
 
     async def _publish_result(self, result: StartResult) -> None:
         event = result.to_event(self._origin, self._clock.now())
-        await self.link.publish(event, result_key(self._origin))
+        await self.link.publish(event, agent_key("start", self._origin))
 
-    async def _publish_vote_to_hub(self, vote: VoteMessage) -> None:
+    async def _publish_vote(self, vote: VoteMessage) -> None:
         event = vote.to_event(self._origin, self._clock.now())
-        await self.link.publish(event, vote_key(self._origin))
+        await self.link.publish(event, agent_key("vote", self._origin))

@@ -21,8 +21,9 @@ from typing import Protocol
 from relay.approvals.status import is_scheduled
 from relay.clock import Clock
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
-from relay.events.model import Document, ScheduledEvent
+from relay.events.model import ScheduledEvent
 from relay.fleet.messages import MAX_REASON, StartOrder, StartOutcome, StartResult
+from relay.ingest import FreshReadResult
 
 MAX_LIFETIME = 5.0
 """Seconds. The hub sets no deadline that is further away."""
@@ -48,30 +49,10 @@ IDLE_CHECK_INTERVAL = 0.05
 _log = logging.getLogger(__name__)
 
 
-class DocumentReadWithImdsTime(Protocol):
-    """A document that was read, and the time of IMDS."""
-
-    @property
-    def document(self) -> Document:
-        """The events."""
-
-    @property
-    def imds_time(self) -> datetime | None:
-        """The time of IMDS, without the fraction of its second; None if it gave none."""
-
-    @property
-    def asked_at(self) -> datetime:
-        """The wall clock of this VM before the request was sent."""
-
-    @property
-    def asked_monotonic(self) -> float:
-        """The monotonic clock of this VM before the request was sent."""
-
-
 class DocumentReader(Protocol):
     """How orders read the document."""
 
-    async def read_with_imds_time(self) -> DocumentReadWithImdsTime:
+    async def read_with_imds_time(self) -> FreshReadResult:
         """Read the document with a call that begins now. Raises SourceError."""
 
 
@@ -206,7 +187,7 @@ class StartOrders:
         self,
         received: _ReceivedOrder,
         event: ScheduledEvent,
-        read: DocumentReadWithImdsTime,
+        read: FreshReadResult,
         date: datetime,
     ) -> StartResult:
         order = received.order

@@ -1,245 +1,239 @@
 """Merges what agents say about events, and records what is new.
 
-A `AgentWordAboutEvent` is what one agent says about one event. `relay.fleet.hub.merge` makes the
-history of the event and at most one `News` of it. Each `News` becomes an
-`EventSighting` or `EventDeparture`, from which `Recorder` records an ``event.*``, as it does for
-what a poller sees.
+`relay.fleet.hub.merge` makes the history of an event and at most one `News` of a word. Each `News`
+becomes an `EventSighting` or `EventDeparture`, from which `Recorder` records an ``event.*``, as it
+does for what a poller sees.
 
-One batch is merged and recorded after the other. A batch changes the memory only after the state
-file has it.
+The histories of the events that have not ended are in memory. The state file has what each agent
+last said (`relay.store.fleet`) and what was told about each event (the journal). So a hub that
+restarts goes on where it stopped. One batch is merged and recorded after the other, and changes the
+memory only after the state file has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
 from typing import NoReturn
 
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.hub.histories import (
-    EventHistoryCache,
-    EventName,
-    changed_last_words_by_agent,
-    read_histories,
-    read_stored_live_event_names,
-    sighting_row_from_last_word,
-)
+from relay.events.model import ScheduledEvent
+from relay.events.timestamps import parse_timestamp
 from relay.fleet.hub.merge import (
     EventEnded,
     EventHistory,
-    GoneFromDocument,
     IsFresh,
-    News,
+    LastWord,
+    MergeResult,
     Word,
-    apply_word_to_history,
-    end_check_due_at,
+    apply_word,
     end_if_still_gone,
     forget_agent,
-    wait_again_for_agents,
+    restore_history,
+    wait_again,
+    words_of_pulse,
 )
 from relay.ingest import EventDeparture, EventSighting, Recorder
 from relay.store import EventKeyFormat
-from relay.store.fleet import SightingRow
+from relay.store.fleet import AgentRow, SightingRow
+from relay.store.rows import PageLimit
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
 
+MAX_ENDED = 10_000
+"""Events that ended and are kept in memory. The others are read again when somebody names them."""
 MAX_WORDS = 1_000
 """Words that are merged together. Their events must fit into the memory at the same time."""
+ASK_INTERVAL = 0.5
+"""Seconds between two requests to a scope in which much ends. Each goes to all of its agents."""
 RETRY_DELAY = 1.0
 """Seconds until work is tried again that the state file refused."""
+_MAX_CHANGES = 1_000
+"""Changes of one event that are read. Azure makes a handful."""
+_MAX_CHANGES_BYTES = 64 * 1024 * 1024
+KEYS = EventKeyFormat(with_scope=True)
+
+EventName = tuple[str, str]
+"""A scope, and an EventId in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentWordAboutEvent:
-    """A word of an agent about an event. ``incarnation`` is that of the agent's document.
+class Heard:
+    """What an agent saw at one time: one word of a report, or all events of its document.
 
-    ``observed_at`` and ``seen`` are as in `relay.fleet.hub.merge`.
+    ``words`` are by EventId in lower case. ``incarnation`` is that of the document.
     """
 
-    name: EventName
+    scope: str
     relay: str
-    word: Word
-    observed_at: datetime
     seen: datetime
+    words: Mapping[str, Word]
+    is_document: bool
     incarnation: int | None = None
-    is_report: bool = False
-    """Whether a report said so, not a pulse."""
 
 
 @dataclass(slots=True)
-class _UnsavedMerges:
-    """New histories, and what is to be recorded because of them."""
+class _Batch:
+    """New histories by scope and EventId, and what is to be recorded because of them."""
 
-    histories: dict[EventName, EventHistory] = field(default_factory=dict)
+    histories: dict[str, dict[str, EventHistory]] = field(default_factory=dict)
     news: list[EventSighting | EventDeparture] = field(default_factory=list)
-    relay_events: Sequence[CloudEvent] = ()
-    forgotten: tuple[str, str] | None = None
-    """The scope and relay word of an agent that is gone for good."""
+    reported: set[tuple[str, str, str]] = field(default_factory=set)
+    """Scope, EventId and relay word of each report."""
 
-    def add_merge_result(
-        self,
-        name: EventName,
-        history: EventHistory,
-        news: News | None,
-        incarnation: int | None = None,
-    ) -> None:
+    def add(self, name: EventName, result: MergeResult, incarnation: int | None = None) -> None:
         """Add the result of one merge."""
-        self.histories[name] = history
-        scope, event_id = name
-        match news:
-            case None:
-                pass
-            case EventEnded():
-                self.news.append(
-                    EventDeparture(scope, news.seen, event_id, news.gap, news.rebooted)
-                )
-            case _:
-                self.news.append(EventSighting(scope, news.seen, news.event, incarnation))
+        (scope, event_id), (history, news) = name, result
+        self.histories.setdefault(scope, {})[event_id] = history
+        if isinstance(news, EventEnded):
+            self.news.append(EventDeparture(scope, news.seen, event_id, news.gap, news.rebooted))
+        elif news is not None:
+            self.news.append(EventSighting(scope, news.seen, news.event, incarnation))
+
+    def __iter__(self) -> Iterator[tuple[EventName, EventHistory]]:
+        for scope, histories in self.histories.items():
+            for event_id, history in histories.items():
+                yield (scope, event_id), history
 
 
 class EventMerger:
-    """The histories of all events of the fleet, and the way from them into the store."""
+    """The histories of all events of the fleet, and the way from them into the store.
+
+    ``freshness`` returns for a scope and a time which agents are fresh, and ``listens`` whether
+    agents can be heard. ``ask`` asks the agents of a scope whether these events are still there.
+    """
 
     def __init__(
         self,
         origin: Origin,
         store: Store,
-        keys: EventKeyFormat,
         clock: Clock,
-        histories: EventHistoryCache,
         *,
         freshness: Callable[[str, datetime], IsFresh],
         listens: Callable[[datetime], bool],
-        ask_scope: Callable[[str], None],
-        on_ended: Callable[[EventName], None],
+        ask: Callable[[str, Sequence[str]], Awaitable[None]],
     ) -> None:
-        """``freshness`` returns for a scope and a time which agents are fresh.
-
-        ``listens`` says whether agents can be heard now.
-        ``ask_scope`` gets each scope of which an event may have ended: its agents are asked.
-        ``on_ended`` gets each event that has ended, once that is recorded.
-        """
         self.copies = 0
         """Reports that said nothing new."""
-        self._histories = histories
+        self.ended: list[EventName] = []
+        """Events that have ended. `Hub` takes them out."""
+        self._by_scope: dict[str, dict[str, EventHistory]] = {}
+        self._over: dict[EventName, None] = {}
+        """Those of them that have ended, the longest unused first."""
+        self._ending: set[EventName] = set()
+        """Those of which some agent said that they are gone, and that have not ended yet."""
+        self._unasked: set[str] = set()
+        """Scopes in which an event may have ended, and whose agents must be asked."""
         self._store = store
-        self._keys = keys
         self._clock = clock
         self._freshness = freshness
         self._listens = listens
-        self._ask_scope = ask_scope
-        self._on_ended = on_ended
+        self._ask = ask
         self._recorder = Recorder(origin, None, None)
         self._lock = asyncio.Lock()
-        self._timer_wake = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._must_load = True
         self._must_wait_again = False
 
     async def load(self) -> None:
         """Read the histories of the events that have not ended."""
-        stored = await self._store.read(
-            lambda tx: read_histories(tx, read_stored_live_event_names(tx))
-        )
+        stored = await self._store.read(lambda tx: read_histories(tx, _live_events(tx)))
+        self._by_scope, self._over, self._ending = {}, {}, set()
         for name, history in stored.items():
-            self._histories.put(name, history)
+            self._put(name, history)
+        self._must_load = False
 
-    async def merge_received(
-        self,
-        heard: Sequence[AgentWordAboutEvent],
-        relay_events: Sequence[CloudEvent] = (),
-        *,
-        only_quiet: bool = False,
-    ) -> list[AgentWordAboutEvent]:
-        """Merge words, and record what is new, and what agents report about themselves.
+    def history(self, scope: str, event_id: str) -> EventHistory | None:
+        """Return the history of an event; None if it is not in memory."""
+        return self._by_scope.get(scope, {}).get(event_id)
 
-        ``only_quiet``: leave out the words that would tell something new, or that say gone, and
-        return these.
-        """
-        others: list[AgentWordAboutEvent] = []
-        for first in range(0, max(len(heard), 1), MAX_WORDS):
-            part = heard[first : first + MAX_WORDS]
-            others += await self._merge_batch_of_words(
-                part, () if first else relay_events, only_quiet=only_quiet
-            )
-        return others
+    async def merge(self, heard: Sequence[Heard], relay_events: Sequence[CloudEvent] = ()) -> None:
+        """Merge what agents said, and record what is new, and what they report about themselves."""
+        batch: list[Heard] = []
+        for each in heard:
+            if batch and sum(len(one.words) for one in batch) + len(each.words) > MAX_WORDS:
+                await self._merge(batch, ())
+                batch = []
+            batch.append(each)
+        await self._merge(batch, relay_events)
 
-    async def _merge_batch_of_words(
-        self,
-        heard: Sequence[AgentWordAboutEvent],
-        relay_events: Sequence[CloudEvent],
-        *,
-        only_quiet: bool,
-    ) -> list[AgentWordAboutEvent]:
-        others: list[AgentWordAboutEvent] = []
+    async def _merge(self, heard: Sequence[Heard], relay_events: Sequence[CloudEvent]) -> None:
         async with self._lock:
-            await self._load_missing_histories({word.name for word in heard})
-            now, batch = self._clock.now(), _UnsavedMerges(relay_events=relay_events)
-            for word in heard:
-                before = batch.histories.get(word.name) or self._histories.get(word.name)
-                after, news = apply_word_to_history(
-                    before,
-                    word.relay,
-                    word.word,
-                    word.observed_at,
-                    now,
-                    self._freshness(word.name[0], now),
-                    seen=word.seen,
-                )
-                if (
-                    only_quiet
-                    and after is not before
-                    and (news or isinstance(word.word, GoneFromDocument))
-                ):
-                    others.append(word)
-                    continue
-                self.copies += word.is_report and news is None
-                if after is not None:
-                    batch.add_merge_result(word.name, after, news, word.incarnation)
-            await self._write(batch)
-        return others
+            await self._load_missing({(each.scope, name) for each in heard for name in each.words})
+            now, batch = self._clock.now(), _Batch()
+            for each in heard:
+                self._apply(each, now, batch)
+            await self._write(batch, relay_events)
+
+    def _apply(self, heard: Heard, now: datetime, batch: _Batch) -> None:
+        scope, fresh = heard.scope, self._freshness(heard.scope, now)
+        histories = ChainMap(batch.histories.setdefault(scope, {}), self._by_scope.get(scope, {}))
+        words: Iterable[tuple[str, Word]] = heard.words.items()
+        if heard.is_document:
+            live = (word for word in heard.words.values() if isinstance(word, ScheduledEvent))
+            words = list(words_of_pulse(heard.relay, live, histories))
+        for event_id, word in words:
+            history = histories.get(event_id)
+            after, news = apply_word(history, heard.relay, word, heard.seen, now, fresh)
+            if not heard.is_document:
+                self.copies += news is None
+                batch.reported.add((scope, event_id, heard.relay))
+            if after is not None:
+                batch.add((scope, event_id), (after, news), heard.incarnation)
 
     async def forget_agent(
         self, scope: str, relay: str, on_forgotten: Callable[[], None], *, is_last: bool
     ) -> None:
         """Remove an agent that is gone for good. With the last of a scope, its events end."""
         async with self._lock:
-            now, batch = self._clock.now(), _UnsavedMerges(forgotten=(scope, relay))
-            for event_id, history in self._histories.histories_in_memory_of_scope(scope).items():
-                after, news = forget_agent(history, relay, now, is_last=is_last)
-                batch.add_merge_result((scope, event_id), after, news)
+            await self._load_missing(set())
+            now, batch = self._clock.now(), _Batch()
+            for event_id, history in self._by_scope.get(scope, {}).items():
+                batch.add((scope, event_id), forget_agent(history, relay, now, is_last=is_last))
             on_forgotten()
-            await self._write(batch)
+            await self._write(batch, forgotten=(scope, relay))
+
+    # --- ends
 
     def restart_end_waits(self) -> None:
         """Let the agents that disagree about an end have their time again: nobody heard them."""
         self._must_wait_again = True
-        self._timer_wake.set()
+        self._wake.set()
 
     async def end_events_when_due(self) -> NoReturn:
-        """End the events whose agents agree, or have had their time to disagree."""
+        """Ask about events that may have ended, and end them when nobody has shown them in time."""
         while True:
-            self._timer_wake.clear()
+            self._wake.clear()
             async with self._lock:
+                await self._load_missing(set())
                 if self._must_wait_again:
                     self._must_wait_again = False
-                    self._restart_disputed_waits(self._clock.now())
-                next_due = await self._end_due_events(self._clock.now())
+                    self._wait_again(self._clock.now())
+                due = await self._end_due_events(self._clock.now())
+            scopes, self._unasked = self._unasked, set()
+            for scope in scopes:
+                if event_ids := sorted(name for of, name in self._ending if of == scope):
+                    await self._ask(scope, event_ids)
+            if scopes:
+                await self._clock.sleep(ASK_INTERVAL)
             seconds = None
-            if next_due is not None:
-                seconds = max(0.0, (next_due - self._clock.now()).total_seconds())
-            await wait_for_event(self._timer_wake, self._clock, seconds)
+            if due is not None:
+                seconds = max(0.0, (due - self._clock.now()).total_seconds())
+            await wait_for_event(self._wake, self._clock, seconds)
 
-    def _restart_disputed_waits(self, now: datetime) -> None:
-        batch = _UnsavedMerges()
-        for name, history in self._histories.live():
-            batch.add_merge_result(name, wait_again_for_agents(history, now), None)
-        self._take_merge_results_into_memory(batch)
-        for scope in {scope for scope, _ in self._histories.ending}:
-            self._ask_scope(scope)
+    def _wait_again(self, now: datetime) -> None:
+        for scope, histories in self._by_scope.items():
+            for event_id, history in list(histories.items()):
+                if history.ended_at is None:
+                    self._put((scope, event_id), wait_again(history, now))
+        self._unasked |= {scope for scope, _ in self._ending}
 
     async def _end_due_events(self, now: datetime) -> datetime | None:
         """Apply the timers that are due. Return when the next is due.
@@ -247,99 +241,162 @@ class EventMerger:
         None is due while nobody can be heard: agents could not say that an event is still there.
         `restart_end_waits` follows.
         """
-        batch, due = _UnsavedMerges(), []
         if not self._listens(now):
             return None
-        for name in self._histories.ending:
-            history = self._histories.get(name)
-            if history is None:
-                continue
-            after, news = end_if_still_gone(history, now, self._freshness(name[0], now))
+        batch, due = _Batch(), []
+        for scope, event_id in self._ending:
+            history = self._by_scope[scope][event_id]
+            after, news = end_if_still_gone(history, now, self._freshness(scope, now))
             if after is not history:
-                batch.add_merge_result(name, after, news)
-            moment = end_check_due_at(after)
-            if moment is not None:
-                due.append(moment)
-        if batch.histories:
-            await self._write(batch)
+                batch.add((scope, event_id), (after, news))
+            elif after.end_due_at is not None:
+                due.append(after.end_due_at)
+        await self._write(batch)
         return min(due, default=None)
 
-    async def _write(self, batch: _UnsavedMerges) -> None:
-        """Store the result of a merge, then take it into the memory."""
-        sightings = list(self._changed_sighting_rows(batch))
-        if not (sightings or batch.news or batch.relay_events or batch.forgotten):
-            self._take_merge_results_into_memory(batch)
-            return
+    # --- memory and state file
+
+    def _put(self, name: EventName, history: EventHistory) -> None:
+        scope, event_id = name
+        self._over.pop(name, None)
+        self._ending.discard(name)
+        self._by_scope.setdefault(scope, {})[event_id] = history
+        if history.is_ending:
+            self._ending.add(name)
+        if history.ended_at is not None:
+            self._over[name] = None
+
+    async def _load_missing(self, names: Collection[EventName]) -> None:
+        """Have these events in memory, and all that have not ended."""
+        while True:
+            try:
+                if self._must_load:
+                    await self.load()
+                missing = {name for name in names if self.history(*name) is None}
+                if missing:
+                    found = await self._store.read(partial(read_histories, names=missing))
+                    for name, history in found.items():
+                        self._put(name, history)
+            except StoreUnavailable:
+                await self._clock.sleep(RETRY_DELAY)
+            else:
+                return
+
+    async def _write(
+        self,
+        batch: _Batch,
+        relay_events: Sequence[CloudEvent] = (),
+        forgotten: EventName | None = None,
+    ) -> None:
+        """Store the result of a merge, then take it into the memory.
+
+        Sinks are told even if the state file cannot be written (``fail_open``).
+        """
+        sightings = list(self._sightings_to_save(batch))
         now = self._clock.now()
 
         def work(tx: Transaction) -> None:
             self._recorder.record_observations(tx, batch.news, now)
-            for event in batch.relay_events:
+            for event in relay_events:
                 attributes = {**event.attributes, "journalhead": str(tx.head())}
                 tx.record(CloudEvent.build(attributes, event.data), now)
             tx.fleet.save_sightings(sightings)
-            if batch.forgotten is not None:
-                tx.fleet.forget_agent(*batch.forgotten)
+            if forgotten is not None:
+                tx.fleet.forget_agent(*forgotten)
 
-        await self._transact_until_store_available(
-            work, lambda: self._take_merge_results_into_memory(batch)
-        )
+        if sightings or batch.news or relay_events or forgotten:
+            await self._transact(work)
+        was_ending = frozenset(self._ending)
+        for name, history in batch:
+            self._put(name, history)
+        while len(self._over) > MAX_ENDED:
+            scope, event_id = name = next(iter(self._over))
+            del self._over[name], self._by_scope[scope][event_id]
+            if not self._by_scope[scope]:
+                del self._by_scope[scope]
+        self.ended += [
+            (news.scope, news.lowercase_event_id)
+            for news in batch.news
+            if isinstance(news, EventDeparture)
+        ]
+        if self._ending - was_ending:
+            self._unasked |= {scope for scope, _ in self._ending - was_ending}
+            self._wake.set()
 
-    def _take_merge_results_into_memory(self, batch: _UnsavedMerges) -> None:
-        """Take the result of a merge into the memory. Ask about events that may have ended now."""
-        was_ending = frozenset(self._histories.ending)
-        for name, history in batch.histories.items():
-            self._histories.put(name, history)
-        self._histories.evict_surplus_ended_events()
-        for scope in {scope for scope, _ in self._histories.ending - was_ending}:
-            self._ask_scope(scope)
-        for news in batch.news:
-            if isinstance(news, EventDeparture):
-                self._on_ended((news.scope, news.lowercase_event_id))
-        if self._histories.ending:
-            self._timer_wake.set()
+    def _sightings_to_save(self, batch: _Batch) -> Iterator[SightingRow]:
+        """Yield the rows of words that say something new, and of reports, which can come again.
 
-    def _changed_sighting_rows(self, batch: _UnsavedMerges) -> Iterable[SightingRow]:
-        for name, after in batch.histories.items():
-            for relay, word in changed_last_words_by_agent(
-                self._histories.get(name), after
-            ).items():
-                yield sighting_row_from_last_word(self._keys.make_key(*name), relay, word)
-
-    async def _transact_until_store_available(
-        self, work: Callable[[Transaction], None], then: Callable[[], None]
-    ) -> None:
-        """Run work in the store, then ``then``. Repeat it while the store is unavailable.
-
-        Sinks are told even if the state file cannot be written (``fail_open``). A cancellation
-        waits for the store. Otherwise the memory would lack what the state file has, and messages
-        that come again would be news.
+        What a pulse only repeats is not stored.
         """
-        cancellation: asyncio.CancelledError | None = None
-        while cancellation is None:
-            done = self._store.submit(work, fail_open=True)
-            while not done.done():
-                try:
-                    await asyncio.wait([done])
-                except asyncio.CancelledError as error:
-                    cancellation = error
-            if not isinstance(done.exception(), StoreUnavailable):
-                done.result()
-                then()
-                break
-            if cancellation is None:
-                await self._clock.sleep(RETRY_DELAY)
-        if cancellation is not None:
-            raise cancellation
+        for (scope, event_id), after in batch:
+            before = self.history(scope, event_id)
+            old = before.words if before is not None else {}
+            for relay, word in after.words.items():
+                is_new = relay not in old or replace(old[relay], seen=word.seen) != word
+                if is_new or (scope, event_id, relay) in batch.reported:
+                    yield SightingRow(
+                        event_key=KEYS.make_key(scope, event_id),
+                        relay=relay,
+                        state=word.state,
+                        seen=word.seen,
+                        earlier=word.earlier,
+                        rebooted=word.rebooted,
+                        gap=word.gap,
+                    )
 
-    async def _load_missing_histories(self, names: set[EventName]) -> None:
-        missing = self._histories.event_names_to_load(names)
-        while missing:
+    async def _transact(self, work: Callable[[Transaction], None]) -> None:
+        # Whoever is cancelled does not know what the state file has: it is read again.
+        self._must_load = True
+        while self._must_load:
             try:
-                stored = await self._store.read(lambda tx: read_histories(tx, missing))
+                await self._store.transact(work, fail_open=True)
+                self._must_load = False
             except StoreUnavailable:
                 await self._clock.sleep(RETRY_DELAY)
-                continue
-            for name, history in stored.items():
-                self._histories.put(name, history)
-            return
+
+
+def _live_events(tx: Transaction) -> list[EventName]:
+    return [
+        (occurrence.scope, occurrence.event.lowercase_event_id)
+        for occurrence in tx.occurrences.live_occurrences()
+    ]
+
+
+def read_histories(tx: Transaction, names: Collection[EventName]) -> dict[EventName, EventHistory]:
+    """Work for the store: return what it holds about these events."""
+    keys = {KEYS.make_key(scope, event_id): (scope, event_id) for scope, event_id in names}
+    sightings = tx.fleet.sightings(list(keys))
+    # Of most events that are asked for, nobody has said anything yet. A fleet has many agents.
+    known = tx.fleet.agents() if sightings else []
+    agents = {(agent.scope, agent.relay): agent for agent in known}
+    words: dict[str, dict[str, LastWord]] = {}
+    for row in sightings:
+        agent = agents.get((keys[row.event_key][0], row.relay))
+        words.setdefault(row.event_key, {})[row.relay] = _last_word(row, agent)
+    found = {
+        name: restore_history(_recorded_changes(tx, key), words.get(key, {}))
+        for key, name in keys.items()
+    }
+    return {name: history for name, history in found.items() if history is not None}
+
+
+def _recorded_changes(
+    tx: Transaction, event_key: str
+) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
+    limit = PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
+    for event in tx.journal.newest_changes_since(event_key, "", limit):
+        at = parse_timestamp(event.attributes["time"])
+        if at is None:
+            raise ValueError(f"expected a time in the event {event.id} of the journal")
+        is_end = event.name == "event.ended"
+        yield at if is_end else (ScheduledEvent.from_cloudevent_data(event.data), at)
+
+
+def _last_word(row: SightingRow, agent: AgentRow | None) -> LastWord:
+    seen = row.seen
+    if row.state is not None and agent is not None and agent.last_pulse is not None:
+        # A pulse repeats what the agent sees, and that is not stored.
+        seen = max(seen, agent.last_pulse - timedelta(seconds=agent.poll_age or 0.0))
+    return LastWord(
+        state=row.state, seen=seen, earlier=row.earlier, rebooted=row.rebooted, gap=row.gap
+    )

@@ -1,14 +1,9 @@
 """The agents of a fleet: who they are, who has been heard of lately, and who can act. Pure.
 
-An agent is the relay of one VM, which publishes what it records to the hub. A scope is a group of
-VMs that get the same events, such as a scale set. The *relay word* is the relay's name as a word of
-a routing key; it tells the agents of a scope apart. An agent sends a pulse about every minute: who
-it is, and which events its document shows. `relay.fleet.hub.merge` asks here which agents are
-fresh.
-
 An agent is *fresh* if the hub has heard of it within `FRESH_FOR`, and *silent* if the hub has
 listened for as long and heard nothing. Directly after the hub has connected, an agent can be
-neither. After `FORGOTTEN_AFTER` of silence the hub forgets it.
+neither. The hub listens while it is connected and nothing waits for it in its queue: what an agent
+said may be there. After `FORGOTTEN_AFTER` of silence the hub forgets an agent.
 
 All times are by the clock of the hub.
 """
@@ -30,7 +25,8 @@ FRESH_FOR = timedelta(seconds=150)
 """Two pulses can be lost before an agent is silent."""
 FORGOTTEN_AFTER = timedelta(hours=24)
 MAX_LISTEN_PAUSE = timedelta(seconds=60)
-"""If nothing was noted for so long, the hub did not listen: its process or machine stood still."""
+"""If nothing was noted for so long, the hub did not listen: its process or machine stood still, or
+its queue was never empty."""
 MAX_CLOCK_OFFSET = 2.0
 """Seconds. An agent whose clock is wrong by more cannot keep a deadline."""
 MAX_POLL_AGE = 60.0
@@ -76,63 +72,75 @@ class Agent(AgentRow):
 
 
 class Roster:
-    """The agents by scope. Time is an argument."""
+    """The agents by scope."""
 
     def __init__(self, agents: Iterable[Agent] = ()) -> None:
         """Begin with these agents. The hub does not listen yet."""
+        self.unsaved: set[tuple[str, str]] = set()
+        """Scope and relay word of the agents that have changed."""
         self._agents: dict[str, dict[str, Agent]] = {}
         self._listening_since: datetime | None = None
         self._listened_at: datetime | None = None
-        self.add_stored_agents(agents)
-
-    def add_stored_agents(self, agents: Iterable[Agent]) -> None:
-        """Add the agents that the state file holds."""
         for agent in agents:
-            self._put(agent)
+            self.put(agent)
 
     def __iter__(self) -> Iterator[Agent]:
         for agents in list(self._agents.values()):
             yield from list(agents.values())
 
+    def put(self, agent: Agent) -> Agent:
+        """Add an agent, or what is new about it."""
+        self._agents.setdefault(agent.scope, {})[agent.relay] = agent
+        return agent
+
     # --- what the hub hears
 
-    def record_hub_listening_until_now(self, now: datetime) -> bool:
-        """Note that the hub listens. Call this at least twice a minute while it is connected.
+    def note_listening(self, now: datetime) -> bool:
+        """Note that the hub listens. Call this at least twice a minute while it does.
 
         Return True if it did not listen before: agents may have said what nobody heard. Silence
-        counts from then on, and the merge has to wait once more (`merge.wait_again_for_agents`).
+        counts from then on, and the merge has to wait once more (`merge.wait_again`).
         """
-        listened = self.has_hub_listened_without_pause(now)
+        listened = self.has_listened(now)
         self._listened_at = now
         if listened:
             return False
         self._listening_since = now
         for agent in self:  # the clock may have been set back
-            self._put(_clamp_heard_times(agent, now))
+            self.put(
+                replace(
+                    agent,
+                    first_heard=min(agent.first_heard, now),
+                    last_report=agent.last_report and min(agent.last_report, now),
+                    last_pulse=agent.last_pulse and min(agent.last_pulse, now),
+                )
+            )
         return True
 
-    def has_hub_listened_without_pause(self, now: datetime) -> bool:
+    def has_listened(self, now: datetime) -> bool:
         """Whether the hub has listened without a pause until now."""
         before = self._listened_at
         return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
 
-    def note_hub_connection_lost(self) -> None:
+    def note_connection_lost(self) -> None:
         """Note that the hub has lost its connection."""
         self._listening_since = self._listened_at = None
 
-    def note_message_except_pulse(
-        self, sender: AuthorizedSender, name: str, now: datetime
+    def note_message(
+        self, sender: AuthorizedSender, name: str, now: datetime, pulse: Pulse | None = None
     ) -> Agent:
-        """Note any message of an agent but a pulse. Return what is known about the agent now."""
-        return self._put(
-            replace(self._build_updated_or_new_agent(sender, name, now), last_report=now)
+        """Note a message of an agent, perhaps a pulse. Return what is known about it now."""
+        known = self.agent(sender.scope, sender.relay) or Agent(
+            scope=sender.scope, relay=sender.relay, user=sender.user, name=name, first_heard=now
         )
-
-    def note_pulse(self, sender: AuthorizedSender, name: str, pulse: Pulse, now: datetime) -> Agent:
-        """Note a pulse. Return what is known about the agent now."""
-        return self._put(
+        self.unsaved.add((sender.scope, sender.relay))
+        if pulse is None:
+            return self.put(replace(known, user=sender.user, name=name, last_report=now))
+        return self.put(
             replace(
-                self._build_updated_or_new_agent(sender, name, now),
+                known,
+                user=sender.user,
+                name=name,
                 last_pulse=now,
                 vm_id=pulse.vm_id,
                 boot_id=pulse.boot_id,
@@ -146,6 +154,7 @@ class Roster:
 
     def forget(self, agent: Agent) -> None:
         """Remove an agent. It comes back if it is heard of again."""
+        self.unsaved.discard((agent.scope, agent.relay))
         agents = self._agents.get(agent.scope, {})
         agents.pop(agent.relay, None)
         if not agents:
@@ -185,7 +194,7 @@ class Roster:
             return "fresh"
         return "silent" if self.is_silent(agent, now) else "unknown"
 
-    def make_hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
+    def hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
         """Return the test of freshness for `merge`: whether an agent is known and not silent.
 
         An agent that the hub has not heard of since it connected may still show an event.
@@ -232,36 +241,7 @@ class Roster:
             and agent.poll_age <= MAX_POLL_AGE
         )
 
-    # --- inside
-
     def _silence_duration(self, agent: Agent, now: datetime) -> timedelta:
-        if self._listening_since is None or not self.has_hub_listened_without_pause(now):
+        if self._listening_since is None or not self.has_listened(now):
             return timedelta(0)
         return now - max(agent.last_heard, self._listening_since)
-
-    def _build_updated_or_new_agent(
-        self, sender: AuthorizedSender, name: str, now: datetime
-    ) -> Agent:
-        known = self.agent(sender.scope, sender.relay)
-        if known is None:
-            return Agent(
-                scope=sender.scope,
-                relay=sender.relay,
-                user=sender.user,
-                name=name,
-                first_heard=now,
-            )
-        return replace(known, user=sender.user, name=name)
-
-    def _put(self, agent: Agent) -> Agent:
-        self._agents.setdefault(agent.scope, {})[agent.relay] = agent
-        return agent
-
-
-def _clamp_heard_times(agent: Agent, now: datetime) -> Agent:
-    return replace(
-        agent,
-        first_heard=min(agent.first_heard, now),
-        last_report=agent.last_report and min(agent.last_report, now),
-        last_pulse=agent.last_pulse and min(agent.last_pulse, now),
-    )

@@ -1,24 +1,29 @@
-"""Keeps the roster of a hub: stores it, reports silence and wrong clocks, and forgets agents."""
+"""Keeps the roster of a hub: stores it, tells of silence and wrong clocks, and counts machines."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import NoReturn
 
+from relay.approvals.limits import Limit, count_selected_machines
 from relay.clock import Clock
 from relay.events.build import Origin, relay_event
 from relay.fleet.hub.roster import FRESH_FOR, Agent, Roster
-from relay.store.sqlite import Store
+from relay.store.sqlite import Store, Work
 
 UPKEEP_INTERVAL = 5.0
 """Seconds between two looks at the roster."""
-_log = logging.getLogger(__name__)
+COUNT_INTERVAL = 60.0
+"""Seconds until the machines of a limit are counted again: a fleet can have many."""
 
 
 class RosterKeeper:
-    """Looks after the roster, into which `Hub` writes what it hears."""
+    """Looks after the roster, into which `Hub` writes what it hears.
+
+    ``on_upkeep`` is called each `UPKEEP_INTERVAL`. ``forget`` gets each agent that was silent for
+    `FORGOTTEN_AFTER`. It removes the agent from the roster and the state file.
+    """
 
     def __init__(
         self,
@@ -26,68 +31,49 @@ class RosterKeeper:
         store: Store,
         clock: Clock,
         *,
-        on_upkeep: Callable[[], None],
+        on_upkeep: Callable[[], Awaitable[None]],
         forget: Callable[[Agent], Awaitable[None]],
     ) -> None:
-        """``on_upkeep`` is called each `UPKEEP_INTERVAL`.
-
-        ``forget`` gets each agent that was silent for `FORGOTTEN_AFTER`. It removes the agent from
-        the state file and calls `forget_in_memory`.
-        """
         self.roster = Roster()
         self.on_agents_changed: Callable[[], None] = lambda: None
         """Called when agents came or went. `Hub` sets it once there is a gate."""
-        self._known_agents: frozenset[tuple[str, str]] = frozenset()
         self._origin = origin
         self._store = store
         self._clock = clock
         self._on_upkeep = on_upkeep
         self._forget = forget
-        self._unsaved: set[tuple[str, str]] = set()
+        self._known: frozenset[tuple[str, str]] = frozenset()
         self._silent_scopes: frozenset[str] = frozenset()
         self._wrong_clocks: frozenset[tuple[str, str]] = frozenset()
 
     async def load(self) -> None:
         """Read the agents that the state file knows."""
-        rows = await self._store.read(lambda tx: tx.fleet.agents())
-        self.roster.add_stored_agents(
-            Agent(**{name: getattr(row, name) for name in row.__slots__}) for row in rows
-        )
-
-    def mark_agent_unsaved(self, agent: Agent) -> None:
-        """Store this agent at the next opportunity."""
-        self._unsaved.add((agent.scope, agent.relay))
-
-    def forget_in_memory(self, agent: Agent) -> None:
-        """Remove an agent from the memory. The caller removes it from the state file."""
-        _log.info("agent %s of scope %s is forgotten", agent.relay, agent.scope)
-        self.roster.forget(agent)
-        self._unsaved.discard((agent.scope, agent.relay))
+        for row in await self._store.read(lambda tx: tx.fleet.agents()):
+            self.roster.put(Agent(**{name: getattr(row, name) for name in row.__slots__}))
 
     async def run(self) -> NoReturn:
         """Report who is silent and whose clock is wrong, and forget who is gone."""
         while True:
             await self._clock.sleep(UPKEEP_INTERVAL)
-            self._on_upkeep()
+            await self._on_upkeep()
             now = self._clock.now()
             self._tell_of_silent_scopes(now)
             self._report_wrong_clocks(now)
             for agent in self.roster.agents_to_forget(now):
                 await self._forget(agent)
             known = frozenset((agent.scope, agent.relay) for agent in self.roster)
-            if known != self._known_agents:
-                self._known_agents = known
+            if known != self._known:
+                self._known = known
                 self.on_agents_changed()
             self.save()
 
     def save(self) -> None:
         """Have the store write the agents that have changed."""
-        names, self._unsaved = self._unsaved, set()
+        names = list(self.roster.unsaved)
+        self.roster.unsaved.clear()
         agents = [agent for name in names if (agent := self.roster.agent(*name)) is not None]
         if agents:
-            saved = self._store.submit(lambda tx: tx.fleet.save_agents(agents), fail_open=True)
-            # asyncio logs an exception that nobody retrieves; the store has reported this one.
-            saved.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._submit(lambda tx: tx.fleet.save_agents(agents))
 
     def _tell_of_silent_scopes(self, now: datetime) -> None:
         silent = self.roster.silent_scopes(now)
@@ -97,47 +83,62 @@ class RosterKeeper:
                 f"no agent of scope {scope} has been heard of for "
                 f"{FRESH_FOR.total_seconds():g} s: none of its events starts or ends, until one is"
             )
-            self._record_relay_event_about_scope("relay.silent", scope, reason, count, now)
+            self._record("relay.silent", scope, reason, count, now)
         # A scope is not silent either if the hub hears nobody now, or has forgotten all its agents.
         heard = {
             scope
             for scope in self._silent_scopes - silent
-            if self._has_fresh_agent_of_scope(scope, now)
+            if any(self.roster.is_fresh(each, now) for each in self.roster.agents_of_scope(scope))
         }
         for scope in sorted(heard):
             reason = f"an agent of scope {scope} is heard of again"
-            self._record_relay_event_about_scope("relay.source-recovered", scope, reason, 1, now)
+            self._record("relay.source-recovered", scope, reason, 1, now)
         self._silent_scopes = (self._silent_scopes - heard) & self.roster.scopes | silent
-
-    def _has_fresh_agent_of_scope(self, scope: str, now: datetime) -> bool:
-        return any(self.roster.is_fresh(agent, now) for agent in self.roster.agents_of_scope(scope))
 
     def _report_wrong_clocks(self, now: datetime) -> None:
         agents = self.roster.agents_with_wrong_clocks(now)
-        names = frozenset((agent.scope, agent.relay) for agent in agents)
         for agent in agents:
             if (agent.scope, agent.relay) not in self._wrong_clocks:
                 reason = (
                     f"the clock of agent {agent.name} of scope {agent.scope} is wrong by "
                     f"{agent.clock_offset:g} s: it gets no start orders"
                 )
-                self._record_relay_event_about_scope(
-                    "relay.clock-skewed", agent.scope, reason, 1, now
-                )
-        self._wrong_clocks = names
+                self._record("relay.clock-skewed", agent.scope, reason, 1, now)
+        self._wrong_clocks = frozenset((agent.scope, agent.relay) for agent in agents)
 
-    def _record_relay_event_about_scope(
-        self, name: str, scope: str, reason: str, count: int, at: datetime
-    ) -> None:
+    def _record(self, name: str, scope: str, reason: str, count: int, at: datetime) -> None:
         origin = self._origin.copy_for_scope(scope)
-        recorded = self._store.submit(
+        self._submit(
             lambda tx: tx.record(
                 relay_event(
                     name, origin, at, sink=None, reason=reason, count=count, head=str(tx.head())
                 ),
                 at,
-            ),
-            fail_open=True,
+            )
         )
+
+    def _submit(self, work: Work[object]) -> None:
+        done = self._store.submit(work, fail_open=True)
         # asyncio logs an exception that nobody retrieves; the store has reported this one.
-        recorded.add_done_callback(lambda done: done.cancelled() or done.exception())
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+class SelectedMachineCounter:
+    """How many agents a limit selects, whose ``max`` is a share. Each agent is one machine."""
+
+    def __init__(self, roster: Roster, clock: Clock) -> None:
+        self._roster = roster
+        self._clock = clock
+        self._counts: dict[str, tuple[Limit, float, int]] = {}
+        """By name: the limit, when it was counted, by the monotonic clock, and the count."""
+
+    def machines_of_limit(self, limit: Limit) -> int:
+        """Return how many machines a limit selects. The thread of the store calls this."""
+        now = self._clock.monotonic()
+        counted = self._counts.get(limit.name)
+        # After a reload another limit can have this name.
+        if counted is None or counted[0] != limit or now - counted[1] >= COUNT_INTERVAL:
+            machines = ((agent.scope, agent.names or (agent.name,)) for agent in self._roster)
+            counted = limit, now, count_selected_machines(limit, machines)
+            self._counts[limit.name] = counted
+        return counted[2]

@@ -20,10 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from relay.approvals import ClaimedGrant
 from relay.clock import Clock, wait_for_event
@@ -70,14 +70,11 @@ The event is named by its key in the store, the agents by their relay words.
 """
 
 
-class CommandPublisher(Protocol):
-    """Publishes to the agents, on the command exchange."""
+Send = Callable[[str, CloudEvent], Awaitable[bool]]
+"""Publishes to a routing key, mandatory and confirmed, and returns False if nobody got the event.
 
-    async def send(self, key: str, event: CloudEvent) -> bool:
-        """Publish an event, mandatory and confirmed. Return False if nobody got it.
-
-        Raises DeliveryError if it is not known whether somebody got the event.
-        """
+Raises DeliveryError if it is not known whether somebody got it.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,14 +88,15 @@ class _AwaitedOrder:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, result: StartResult | Literal["returned"]) -> None:
-        """Note how it ended. The first word counts."""
-        if self.result is None:
-            self.result = result
-            self.ended.set()
+        self.result = self.result or result  # the first word counts
+        self.ended.set()
 
 
 class OrderPort:
-    """The `StartRequestPort` of a hub. `Hub` calls `on_result` for each result."""
+    """The `StartRequestPort` of a hub. `Hub` calls `on_result` for each result.
+
+    While ``is_connected`` returns False, no grant is claimed.
+    """
 
     max_events_per_start_request = 1
     """An order is for one event."""
@@ -107,20 +105,16 @@ class OrderPort:
         self,
         store: Store,
         roster: Roster,
-        publisher: CommandPublisher,
+        send: Send,
         origin: Origin,
         clock: Clock,
         agents_showing: AgentsShowing,
         *,
         is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Make it when the hub starts. ``origin`` is the hub itself.
-
-        While ``is_connected`` returns False, no grant is claimed.
-        """
         self._store = store
         self._roster = roster
-        self._publisher = publisher
+        self._send = send
         self._origin = origin
         self._clock = clock
         self._agents_showing = agents_showing
@@ -169,13 +163,9 @@ class OrderPort:
         free_at = self._free_at.get(scope, 0.0)
         if may_be_claimed:
             free_at = max(free_at, self._earlier_settled_at)
-        wait = free_at - self._clock.monotonic()
-        if wait > 0:
-            _log.info(
-                "fleet: event %s waits %.1f s, because an earlier order can still be carried out",
-                event.key,
-                wait,
-            )
+        if (wait := free_at - self._clock.monotonic()) > 0:
+            reason = "because an earlier order can still be carried out"
+            _log.info("fleet: event %s waits %.1f s, %s", event.key, wait, reason)
             await self._clock.sleep(wait)
         if self._clock.monotonic() < self._earlier_settled_at:
             self._own.add(event.key)
@@ -189,7 +179,13 @@ class OrderPort:
         now, since = self._clock.now(), self._clock.monotonic() - FAILURE_MEMORY
         agents = self._roster.agents_of_scope(scope)
         able = [agent for agent in agents if self._roster.can_agent_execute_order(agent, now)]
-        reachable = [agent for agent in able if self._is_reachable(agent)]
+        returned = self._returned_at
+        reachable = [
+            agent
+            for agent in able
+            if (scope, agent.relay) not in returned
+            or agent.last_heard > returned[scope, agent.relay]
+        ]
         if not reachable:
             raise SourceUnavailable(
                 f"no agent can carry out the order: of {len(agents)} agents of the scope, "
@@ -222,12 +218,13 @@ class OrderPort:
         order = _AwaitedOrder(agent.relay, claim.grant.id, claim.attempt_number)
         now = self._clock.now()
         deadline = now + timedelta(seconds=ORDER_LIFETIME)
+        event = self._events[scope].event
         message = StartOrder(
             grant=order.grant,
             attempt=order.attempt,
             event_id=claim.event_id,
             revision=claim.grant.revision,
-            deadline=min(deadline, self._events[scope].event.not_before_time or deadline),
+            deadline=min(deadline, event.not_before_time or deadline),
             journalhead=str(claim.journal_head),
             vm_id=agent.vm_id,
         )
@@ -237,14 +234,9 @@ class OrderPort:
         self._awaited[scope] = order
         try:
             async with asyncio.TaskGroup() as group:
+                order_event = message.to_event(self._origin, now)
                 sending = group.create_task(
-                    self._publish(
-                        order,
-                        command_key(scope, agent.relay),
-                        message.to_event(self._origin, now),
-                        name,
-                    ),
-                    name="hub: start order",
+                    self._publish(order, command_key(scope, agent.relay), order_event, name)
                 )
                 await wait_for_event(order.ended, self._clock, SETTLED_AFTER)
                 sending.cancel()
@@ -265,13 +257,9 @@ class OrderPort:
         # The journal may have been pruned.
         return event, grant.attempts > 0 or any(row.kind == "claim" for row in rows)
 
-    def _is_reachable(self, agent: Agent) -> bool:
-        returned_at = self._returned_at.get((agent.scope, agent.relay))
-        return returned_at is None or agent.last_heard > returned_at
-
     async def _publish(self, order: _AwaitedOrder, key: str, event: CloudEvent, name: str) -> None:
         try:
-            if not await self._publisher.send(key, event):
+            if not await self._send(key, event):
                 order.end("returned")
         except DeliveryError as error:
             _log.warning(
