@@ -6,7 +6,7 @@ there for certain, so that whoever opens the path gets the reason.
 
 `open_private_file` and its like make files and folders that this user alone can read, such as the
 state file and its locks. `is_planted` finds what a stranger may have put into a folder that others
-can write.
+can write. `FileBackedValue` is made of files, such as secrets, and made again when they change.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from relay.errors import ConfigError
+
+T = TypeVar("T")
+_Stamp = tuple[int, int, int]
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """The largest file with a secret or certificates. The CAs of a whole machine are much smaller."""
@@ -126,3 +132,51 @@ def create_private_folder(path: Path) -> None:
     if not may_exist(path):
         create_private_folder(path.parent)
         path.mkdir(PRIVATE_FOLDER, exist_ok=True)
+
+
+class FileBackedValue(Generic[T]):
+    """A value that is loaded again after one of its files has changed.
+
+    While the changed files cannot be used, the last value stays and each `get` tries again:
+    somebody may just be replacing the files. ``on_failure`` gets the error once for each change.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[Path | None],
+        load: Callable[[], T],
+        *,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Load the value for the first time. Raises what ``load`` raises."""
+        self._files = tuple(file for file in files if file is not None)
+        self._load = load
+        self._on_failure = on_failure
+        self._loaded = self._failed = self._stamps()
+        self._value = load()
+
+    def get(self) -> T:
+        """Return the current value."""
+        stamps = self._stamps()
+        if stamps == self._loaded:
+            return self._value
+        try:
+            self._value = self._load()
+        except (ConfigError, OSError, ValueError) as error:
+            if self._on_failure is not None and stamps != self._failed:
+                self._on_failure(error)
+            self._failed = stamps
+        else:
+            self._loaded = self._failed = stamps
+        return self._value
+
+    def _stamps(self) -> tuple[_Stamp | None, ...]:
+        return tuple(_stamp(file) for file in self._files)
+
+
+def _stamp(file: Path) -> _Stamp | None:
+    try:
+        status = os.stat(file)  # noqa: PTH116  # faster than Path.stat; runs on every delivery
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -20,8 +20,7 @@ from pydantic import (
 )
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.file_reload import FileBackedValue
-from relay.files import describe_os_error, require_small_regular_file
+from relay.files import FileBackedValue, describe_os_error, require_small_regular_file
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.file_reload import FileBackedValue
+from relay.files import FileBackedValue
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ from relay.api.state import ServerState
 from relay.approvals.gate import NotDecidedHere
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
-from relay.file_reload import FileBackedValue
+from relay.files import FileBackedValue
 from relay.log_fields import log_extra
 
 if TYPE_CHECKING:

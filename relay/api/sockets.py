@@ -19,8 +19,7 @@ from pathlib import Path
 from relay.api.local_socket import SocketPathAndMode, automatic_places, supports_local_sockets
 from relay.api.settings import ServerTlsSettings
 from relay.errors import ConfigError
-from relay.file_reload import FileBackedValue
-from relay.files import create_private_folder, require_small_regular_file
+from relay.files import FileBackedValue, create_private_folder, require_small_regular_file
 
 BACKLOG = 128
 _SEND_BUFFER = 2**16

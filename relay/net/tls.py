@@ -17,8 +17,7 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from relay.file_reload import FileBackedValue
-from relay.files import describe_os_error, require_small_regular_file
+from relay.files import FileBackedValue, describe_os_error, require_small_regular_file
 from relay.settings import Section
 
 HTTPS_CA_OPTION = "tls.ca_file of the webhook, or install it on this machine"
