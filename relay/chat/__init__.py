@@ -32,13 +32,13 @@ from relay.sinks import Sink, SinkSettings
 
 
 @contextmanager
-def raise_deferred_if_secret_unusable(name: str) -> Iterator[None]:
+def raise_deferred_if_secret_unusable(name: str, verb: str = "is") -> Iterator[None]:
     """Raise Deferred in place of the ValueError of a secret that somebody replaced in its file."""
     try:
         yield
     except ValueError as error:
         raise Deferred(
-            f"the {name} of this sink is no longer usable: {error}", failure="slow"
+            f"the {name} of this sink {verb} no longer usable: {error}", failure="slow"
         ) from None
 
 

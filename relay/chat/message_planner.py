@@ -225,7 +225,12 @@ class MessagePlanner:
         together = [
             other
             for other in tx.occurrences.first_seen_with(occurrence)
-            if other.id == occurrence.id or self._lacks_message_wanted_by_sink(tx, sink, other)
+            if other.id == occurrence.id
+            or (
+                matches_any_pattern(sink.events, "event.scheduled")
+                and _is_wanted(sink, other)
+                and tx.messages.find(sink.name, other.id) is None
+            )
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
         first_position = min(
@@ -238,15 +243,6 @@ class MessagePlanner:
         message = tx.messages.find(sink.name, occurrence.id)
         assert message is not None  # noqa: S101  # it was created just now
         return message
-
-    def _lacks_message_wanted_by_sink(
-        self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
-    ) -> bool:
-        return (
-            tx.messages.find(sink.name, occurrence.id) is None
-            and matches_any_pattern(sink.events, "event.scheduled")
-            and _is_wanted(sink, occurrence)
-        )
 
     def _redeliver_end_of_prior_occurrence(
         self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent

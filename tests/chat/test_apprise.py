@@ -217,7 +217,9 @@ async def test_changes_of_the_file_with_the_urls_take_effect(tmp_path: Path) -> 
         await platform.post(make_card())
         assert (len(first.messages), len(second.messages)) == (2, 1)
         urls_file.write_text("nonsense\n")
-        assert (await post_error(platform)).failure == "slow"
+        error = await post_error(platform)
+        assert error.failure == "slow"
+        assert "the urls of this sink are no longer usable: urls_file" in error.reason
         urls_file.write_text(f"{second.url}\n")
         await platform.post(make_card())
         assert (len(first.messages), len(second.messages)) == (2, 2)

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, SecretStr, model_validator
 
-from relay.chat import ChatSettings, MessageGone
+from relay.chat import ChatSettings, MessageGone, raise_deferred_if_secret_unusable
 from relay.chat.cards.card import Card, Tone, on_one_line
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
@@ -117,7 +117,10 @@ class Services:
         await self._send_to_all(title, body, "info")
 
     async def _send_to_all(self, title: str, body: str, message_type: str) -> None:
-        self._follow_file()
+        settings = self._settings
+        if settings.has_secret_files and {*settings.reveal_list("urls")} != {*self._services}:
+            with raise_deferred_if_secret_unusable("urls", "are"):
+                self._services = settings.load_services()
         digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
         recipients = self._recipients.setdefault(digest, set())
         missing = [url for url in self._services if url not in recipients]
@@ -157,18 +160,6 @@ class Services:
             )
         except RuntimeError as error:
             return Deferred(f"expected a thread for {service.name}: {error}")
-
-    def _follow_file(self) -> None:
-        """Follow changes of the file with the URLs. Raises Deferred if it is not usable."""
-        settings = self._settings
-        if not settings.has_secret_files or {*settings.reveal_list("urls")} == {*self._services}:
-            return
-        try:
-            self._services = settings.load_services()
-        except ValueError as error:
-            raise Deferred(
-                f"the urls of this sink are no longer usable: {error}", failure="slow"
-            ) from None
 
 
 def _in_thread(

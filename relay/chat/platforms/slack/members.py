@@ -267,22 +267,16 @@ def membership_refusal(user: Any, user_id: str, workspace: Workspace) -> str | N
     for flag, reason in _OPTIONAL_FLAGS.items():
         if user.get(flag, False) is not False:
             return reason
-    if user.get("team_id") != workspace.team_id and not _belongs_to(user, workspace):
-        return _OTHER_WORKSPACE
-    return None
-
-
-def _belongs_to(user: Mapping[str, Any], workspace: Workspace) -> bool:
-    """Return whether a user of the same enterprise belongs to this workspace, too."""
+    if user.get("team_id") == workspace.team_id:
+        return None
+    # A user of the same enterprise may belong to this workspace, too.
     membership = user.get("enterprise_user")
     if workspace.enterprise_id is None or not isinstance(membership, dict):
-        return False
+        return _OTHER_WORKSPACE
     teams = membership.get("teams")
-    return (
-        membership.get("enterprise_id") == workspace.enterprise_id
-        and isinstance(teams, list)
-        and workspace.team_id in teams
-    )
+    is_same = membership.get("enterprise_id") == workspace.enterprise_id
+    belongs = is_same and isinstance(teams, list) and workspace.team_id in teams
+    return None if belongs else _OTHER_WORKSPACE
 
 
 def _required_id(response: Mapping[str, Any], name: str) -> str:
