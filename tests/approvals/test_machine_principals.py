@@ -105,17 +105,18 @@ def test_only_a_machine_has_a_scope() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "scope", "can_be"),
+    ("what", "entry", "scope", "can_be"),
     [
-        ("vm:prod/vm-0", "prod", True),
-        ("vm:prod-*/vm-0", "prod-1", True),
-        ("vm:prod/prod-1", "prod-1", False),
-        ("vm:*/test", "prod", True),
+        ("the same", "vm:prod/vm-0", "prod", True),
+        ("a pattern", "vm:prod-*/vm-0", "prod-1", True),
+        ("only the relay has the name", "vm:prod/prod-1", "prod-1", False),
+        ("any scope", "vm:*/test", "prod", True),
     ],
-    ids=["the same", "a pattern", "only the relay has the name", "any scope"],
 )
-def test_the_scope_of_an_entry_is_before_the_slash(entry: str, scope: str, can_be: bool) -> None:
-    assert can_mean_machine_in_scope(entry, scope) is can_be
+def test_the_scope_of_an_entry_is_before_the_slash(
+    what: str, entry: str, scope: str, can_be: bool
+) -> None:
+    assert can_mean_machine_in_scope(entry, scope) is can_be, what
 
 
 # --- votes

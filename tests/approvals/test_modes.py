@@ -13,37 +13,23 @@ from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_ca
 
 
 @pytest.mark.parametrize(
-    ("expected", "configured", "switch", "trusted"),
+    ("what", "expected", "configured", "switch", "trusted"),
     [
-        ("on", {}, "on", True),
-        ("dry-run", {"dry_run": True}, "on", True),
-        ("dry-run", {}, "dry-run", True),
-        ("off", {"enabled": False}, "on", True),
-        ("off", {"enabled": False, "dry_run": True}, "dry-run", True),
-        ("off", {"dry_run": True}, "off", True),
-        ("off", {}, "off", True),
-        ("off", {}, "on", False),
-    ],
-    ids=[
-        "on",
-        "configured as a dry run",
-        "switched to a dry run",
-        "disabled",
-        "disabled and a dry run",
-        "dry run and off",
-        "switched off",
-        "an untrusted store",
+        ("on", "on", {}, "on", True),
+        ("configured as a dry run", "dry-run", {"dry_run": True}, "on", True),
+        ("switched to a dry run", "dry-run", {}, "dry-run", True),
+        ("disabled", "off", {"enabled": False}, "on", True),
+        ("disabled and a dry run", "off", {"enabled": False, "dry_run": True}, "dry-run", True),
+        ("dry run and off", "off", {"dry_run": True}, "off", True),
+        ("switched off", "off", {}, "off", True),
+        ("an untrusted store", "off", {}, "on", False),
     ],
 )
 def test_the_stricter_of_configuration_and_switch_is_in_force(
-    expected: Mode, configured: dict[str, Any], switch: Mode, trusted: bool
+    what: str, expected: Mode, configured: dict[str, Any], switch: Mode, trusted: bool
 ) -> None:
-    assert (
-        effective_approvals_mode(
-            ApprovalsSettings.model_validate(configured), switch, trusted=trusted
-        )
-        == expected
-    )
+    settings = ApprovalsSettings.model_validate(configured)
+    assert effective_approvals_mode(settings, switch, trusted=trusted) == expected, what
 
 
 def test_the_switch_survives_a_restart_and_stops_a_claim(approvals: ApprovalFile) -> None:

@@ -28,45 +28,26 @@ from tests.clocks import NOON
 
 
 @pytest.mark.parametrize(
-    ("vote_count", "decisions"),
+    ("what", "vote_count", "decisions"),
     [
-        pytest.param(0, [], id="no votes"),
-        pytest.param(1, [build_decision()], id="one vote"),
-        pytest.param(
-            1,
-            [build_decision(), build_decision(approval_id="again")],
-            id="two votes of one principal",
-        ),
-        pytest.param(2, [build_decision(), build_decision(by="bob")], id="votes of two principals"),
-        pytest.param(
-            1, [build_decision(), build_decision(by="bob", revision="x")], id="another revision"
-        ),
-        pytest.param(
-            1, [build_decision(), build_decision(by="bob", expires=5)], id="an expired vote"
-        ),
-        pytest.param(
-            2,
-            [build_decision(), build_decision(by="bob", expires=5.1)],
-            id="a vote about to expire",
-        ),
-        pytest.param(
-            1, [build_decision(), build_decision(by="eve")], id="somebody who is no voter"
-        ),
-        pytest.param(
-            1, [build_decision(), build_decision(by="bob", dry_run=True)], id="a vote of a dry run"
-        ),
-        pytest.param(0, [build_decision("hold"), build_decision("hold", "bob")], id="holds"),
+        ("no votes", 0, []),
+        ("one vote", 1, [build_decision()]),
+        ("two votes of one principal", 1, [build_decision(), build_decision(approval_id="again")]),
+        ("votes of two principals", 2, [build_decision(), build_decision(by="bob")]),
+        ("another revision", 1, [build_decision(), build_decision(by="bob", revision="x")]),
+        ("an expired vote", 1, [build_decision(), build_decision(by="bob", expires=5)]),
+        ("a vote about to expire", 2, [build_decision(), build_decision(by="bob", expires=5.1)]),
+        ("somebody who is no voter", 1, [build_decision(), build_decision(by="eve")]),
+        ("a vote of a dry run", 1, [build_decision(), build_decision(by="bob", dry_run=True)]),
+        ("holds", 0, [build_decision("hold"), build_decision("hold", "bob")]),
     ],
 )
 def test_a_quorum_counts_principals_who_may_vote(
-    vote_count: int, decisions: list[Decision]
+    what: str, vote_count: int, decisions: list[Decision]
 ) -> None:
     """Each has one vote, for the current revision, not expired, and not of a dry run."""
     status = build_status(None, *decisions, now=5)
-    assert (status.vote_count, status.is_rule_satisfied) == (
-        vote_count,
-        vote_count >= 2,
-    )
+    assert (status.vote_count, status.is_rule_satisfied) == (vote_count, vote_count >= 2), what
 
 
 def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
@@ -78,11 +59,7 @@ def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
 
 def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
     status = build_status(USER_REBOOT, build_decision(of=USER_REBOOT))
-    assert (
-        status.votes_required,
-        status.vote_count,
-        status.is_rule_satisfied,
-    ) == (0, 0, True)
+    assert (status.votes_required, status.vote_count, status.is_rule_satisfied) == (0, 0, True)
 
 
 def test_only_the_first_rule_that_matches_decides() -> None:
@@ -93,11 +70,14 @@ def test_only_the_first_rule_that_matches_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    "client_resources",
-    [{"client:alice": None}, {**CLIENT_RESOURCES, "client:bob": ("web-*",)}],
-    ids=["bob was removed, or may not approve", "bob may not decide for this resource"],
+    ("what", "client_resources"),
+    [
+        ("bob was removed, or may not approve", {"client:alice": None}),
+        ("bob may not decide for this resource", {**CLIENT_RESOURCES, "client:bob": ("web-*",)}),
+    ],
 )
 def test_a_vote_counts_only_while_its_voter_may_give_it(
+    what: str,
     client_resources: dict[str, tuple[str, ...] | None],
 ) -> None:
     assert build_status(None, *VOTES).is_rule_satisfied
@@ -106,7 +86,7 @@ def test_a_vote_counts_only_while_its_voter_may_give_it(
     )
     assert [vote.principal for vote in status.counted_votes] == ["client:alice"]
     assert not can_claim_grant(build_grant(), status)
-    assert any(isinstance(transition, FailGrant) for transition in due_transitions(status))
+    assert any(isinstance(transition, FailGrant) for transition in due_transitions(status)), what
 
 
 def test_votes_of_local_users_need_no_client() -> None:
@@ -131,88 +111,72 @@ _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
 
 
 @pytest.mark.parametrize(
-    ("state", "status"),
+    ("what", "state", "status"),
     [
-        pytest.param("pending", build_status(), id="a quorum is missing"),
-        pytest.param("pending", build_status(mode="dry-run"), id="missing in a dry run"),
-        pytest.param("none", build_status(mode="off"), id="approvals are off"),
-        pytest.param("none", build_status(FREEZE), id="no rule"),
-        pytest.param("none", build_status(live=False), id="ended"),
-        pytest.param("none", build_status(STARTED), id="started"),
-        pytest.param("none", build_status(STARTED, _HOLD), id="started under a hold"),
-        pytest.param("held", build_status(None, _HOLD), id="held"),
-        pytest.param(
-            "held", build_status(None, _HOLD, grants=[build_grant()]), id="held after the grant"
-        ),
-        pytest.param("held", build_status(FREEZE, _HOLD), id="held without a rule"),
-        pytest.param(
+        ("a quorum is missing", "pending", build_status()),
+        ("missing in a dry run", "pending", build_status(mode="dry-run")),
+        ("approvals are off", "none", build_status(mode="off")),
+        ("no rule", "none", build_status(FREEZE)),
+        ("ended", "none", build_status(live=False)),
+        ("started", "none", build_status(STARTED)),
+        ("started under a hold", "none", build_status(STARTED, _HOLD)),
+        ("held", "held", build_status(None, _HOLD)),
+        ("held after the grant", "held", build_status(None, _HOLD, grants=[build_grant()])),
+        ("held without a rule", "held", build_status(FREEZE, _HOLD)),
+        (
+            "the hold expired",
             "pending",
             build_status(None, build_decision("hold", expires=5), now=5),
-            id="the hold expired",
         ),
-        pytest.param("granted", build_status(None, *VOTES, grants=[build_grant()]), id="granted"),
-        pytest.param(
+        ("granted", "granted", build_status(None, *VOTES, grants=[build_grant()])),
+        (
+            "granted for another revision",
             "pending",
             build_status(grants=[build_grant(revision="x")]),
-            id="granted for another revision",
         ),
-        pytest.param(
+        (
+            "granted in a dry run",
             "granted",
             build_status(grants=[build_grant(dry_run=True)], mode="dry-run"),
-            id="granted in a dry run",
         ),
-        pytest.param(
+        (
+            "granted in an earlier dry run",
             "pending",
             build_status(grants=[build_grant(dry_run=True)]),
-            id="granted in an earlier dry run",
         ),
-        pytest.param(
+        (
+            "failed in a dry run",
             "none",
             build_status(grants=[build_grant("failed", dry_run=True)], live=False),
-            id="failed in a dry run",
         ),
-        pytest.param("sent", build_status(grants=[build_grant("sent")]), id="sent"),
-        pytest.param(
-            "held", build_status(None, _HOLD, grants=[build_grant("sent")]), id="held after a try"
-        ),
-        pytest.param(
-            "sent", build_status(grants=[build_grant("sent")], now=901), id="sent before NotBefore"
-        ),
-        pytest.param("accepted", build_status(grants=[build_grant("accepted")]), id="accepted"),
-        pytest.param(
+        ("sent", "sent", build_status(grants=[build_grant("sent")])),
+        ("held after a try", "held", build_status(None, _HOLD, grants=[build_grant("sent")])),
+        ("sent before NotBefore", "sent", build_status(grants=[build_grant("sent")], now=901)),
+        ("accepted", "accepted", build_status(grants=[build_grant("accepted")])),
+        (
+            "accepted and started",
             "accepted",
             build_status(STARTED, grants=[build_grant("accepted")]),
-            id="accepted and started",
         ),
-        pytest.param(
+        (
+            "accepted and ended",
             "accepted",
             build_status(grants=[build_grant("accepted")], live=False),
-            id="accepted and ended",
         ),
-        pytest.param(
+        (
+            "accepted after a failure",
             "accepted",
             build_status(grants=[build_grant("failed"), build_grant("accepted", id=2)]),
-            id="accepted after a failure",
         ),
-        pytest.param(
-            "failed", build_status(grants=[build_grant("failed")], live=False), id="ended first"
-        ),
-        pytest.param(
-            "failed",
-            build_status(grants=[build_grant("failed")], now=901),
-            id="NotBefore came first",
-        ),
-        pytest.param("failed", build_status(grants=[_REFUSED]), id="IMDS refused"),
-        pytest.param(
-            "pending", build_status(grants=[build_grant("failed")]), id="failed and open again"
-        ),
-        pytest.param(
-            "pending", build_status(grants=[_OTHER_REVISION_REFUSED]), id="another revision refused"
-        ),
+        ("ended first", "failed", build_status(grants=[build_grant("failed")], live=False)),
+        ("NotBefore came first", "failed", build_status(grants=[build_grant("failed")], now=901)),
+        ("IMDS refused", "failed", build_status(grants=[_REFUSED])),
+        ("failed and open again", "pending", build_status(grants=[build_grant("failed")])),
+        ("another revision refused", "pending", build_status(grants=[_OTHER_REVISION_REFUSED])),
     ],
 )
-def test_the_state_of_an_approval(state: str, status: ApprovalStatus) -> None:
-    assert approval_state(status) == state
+def test_the_state_of_an_approval(what: str, state: str, status: ApprovalStatus) -> None:
+    assert approval_state(status) == state, what
 
 
 STANDING_HOLD = StandingHold(
@@ -280,36 +244,29 @@ def test_a_machine_votes_for_a_whole_event_only_if_that_names_it_and_nobody_else
 
 
 @pytest.mark.parametrize(
-    ("status", "is_held"),
+    ("what", "status", "is_held"),
     [
-        (build_status(), True),
-        (build_status(now=59.9), True),
-        (build_status(now=60), False),
-        (build_status(now=-1), True),
-        (build_status(live=False), False),
-        (build_status(STARTED), False),
-        (build_status(grants=[build_grant("accepted")]), False),
-        (build_status(grants=[build_grant("accepted", revision="x")]), True),
-        (build_status(grants=[build_grant("sent")]), True),
-    ],
-    ids=[
-        "from its start on",
-        "until its end",
-        "at its end",
-        "after the clock was set back",
-        "ended",
-        "started",
-        "accepted",
-        "accepted for another revision",
-        "sent",
+        ("from its start on", build_status(), True),
+        ("until its end", build_status(now=59.9), True),
+        ("at its end", build_status(now=60), False),
+        ("after the clock was set back", build_status(now=-1), True),
+        ("ended", build_status(live=False), False),
+        ("started", build_status(STARTED), False),
+        ("accepted", build_status(grants=[build_grant("accepted")]), False),
+        (
+            "accepted for another revision",
+            build_status(grants=[build_grant("accepted", revision="x")]),
+            True,
+        ),
+        ("sent", build_status(grants=[build_grant("sent")]), True),
     ],
 )
 def test_a_standing_hold_holds_what_azure_can_still_be_kept_from_starting(
-    status: ApprovalStatus, *, is_held: bool
+    what: str, status: ApprovalStatus, *, is_held: bool
 ) -> None:
     status = replace(status, standing_holds=(STANDING_HOLD,))
     assert status.active_standing_holds == ((STANDING_HOLD,) if is_held else ())
-    assert status.is_held is is_held
+    assert status.is_held is is_held, what
 
 
 def test_an_event_that_has_ended_has_no_hold_in_force() -> None:

@@ -22,7 +22,8 @@ from relay.approvals.transitions import (
     next_change_at,
     open_grant_failure_reason,
 )
-from relay.store import Grant
+from relay.events.model import ScheduledEvent
+from relay.store import Decision, Grant
 from tests.approvals.builders import (
     FREEZE,
     REDEPLOY,
@@ -45,156 +46,106 @@ HOLD = build_decision("hold", "eve")
 REFUSED = build_grant("refused", status=400)
 
 
+def voted(*more: Decision, **status: Any) -> ApprovalStatus:
+    """The status of a Reboot with its quorum, and with ``more``."""
+    return build_status(None, *VOTES, *more, **status)
+
+
+def user(*decisions: Decision, **status: Any) -> ApprovalStatus:
+    """The status of an event with an automatic rule."""
+    return build_status(USER_REBOOT, *decisions, **status)
+
+
+def one(vote: Decision, **status: Any) -> ApprovalStatus:
+    """The status of a Reboot with one vote."""
+    return build_status(None, vote, **status)
+
+
+def granted(**changes: Any) -> list[Grant]:
+    """One grant."""
+    return [build_grant(changes.pop("state", "granted"), **changes)]
+
+
+VOTE, SHORT = build_decision(), build_decision(expires=5)
+OLD, BRIEF = build_decision(revision="x"), build_decision("hold", expires=5)
+OF_USER, DRY = granted(of=USER_REBOOT), granted(of=USER_REBOOT, dry_run=True)
+
+
 # --- grants
 
 
 @pytest.mark.parametrize(
-    "status",
+    ("what", "is_created", "status"),
     [
-        pytest.param(build_status(None, *VOTES), id="a quorum"),
-        pytest.param(build_status(USER_REBOOT), id="an automatic rule"),
-        pytest.param(build_status(USER_REBOOT, mode="dry-run"), id="a dry run"),
-        pytest.param(build_status(None, *VOTES, now=299), id="votes about to expire"),
-        pytest.param(
-            build_status(NO_NOT_BEFORE, *VOTES_WITHOUT_NOT_BEFORE, now=299), id="no NotBefore"
-        ),
-        pytest.param(
-            build_status(None, *VOTES, grants=[build_grant("failed")]), id="after a failure"
-        ),
-        pytest.param(
-            build_status(None, *VOTES, grants=[build_grant("failed", status=400)]),
-            id="after a failure and a shared 400",
-        ),
-        pytest.param(
-            build_status(None, *VOTES, grants=[build_grant(revision="x")]),
-            id="after a grant for another revision",
-        ),
-        pytest.param(
-            build_status(None, *VOTES, grants=[build_grant("accepted", revision="x")]),
-            id="after another revision was accepted",
-        ),
-        pytest.param(
-            build_status(None, *VOTES, grants=[build_grant(dry_run=True)]),
-            id="after a grant of a dry run",
-        ),
-        pytest.param(
-            build_status(USER_REBOOT, grants=[build_grant(of=USER_REBOOT)], mode="dry-run"),
-            id="in a dry run after a real grant",
-        ),
-        pytest.param(
-            build_status(None, *VOTES, build_decision("hold", expires=5), now=5),
-            id="after a hold expired",
-        ),
-    ],
-)
-def test_a_grant_is_created(status: ApprovalStatus) -> None:
-    assert creates_grant(status)
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        pytest.param(build_status(None, *VOTES, now=300), id="the votes expired"),
-        pytest.param(build_status(None, *VOTES[:1]), id="a vote is missing"),
-        pytest.param(build_status(FREEZE), id="no rule"),
-        pytest.param(build_status(USER_REBOOT, mode="off"), id="approvals are off"),
-        pytest.param(build_status(USER_REBOOT, live=False), id="the event ended"),
-        pytest.param(
+        ("a quorum", True, voted()),
+        ("an automatic rule", True, user()),
+        ("a dry run", True, user(mode="dry-run")),
+        ("votes about to expire", True, voted(now=299)),
+        ("no NotBefore", True, build_status(NO_NOT_BEFORE, *VOTES_WITHOUT_NOT_BEFORE, now=299)),
+        ("after a failure", True, voted(grants=granted(state="failed"))),
+        ("after a shared 400", True, voted(grants=granted(state="failed", status=400))),
+        ("after a grant for another revision", True, voted(grants=granted(revision="x"))),
+        ("another accepted", True, voted(grants=granted(state="accepted", revision="x"))),
+        ("after a grant of a dry run", True, voted(grants=granted(dry_run=True))),
+        ("in a dry run after a real grant", True, user(grants=OF_USER, mode="dry-run")),
+        ("after a hold expired", True, voted(BRIEF, now=5)),
+        ("the votes expired", False, voted(now=300)),
+        ("a vote is missing", False, build_status(None, *VOTES[:1])),
+        ("no rule", False, build_status(FREEZE)),
+        ("approvals are off", False, user(mode="off")),
+        ("the event ended", False, user(live=False)),
+        (
+            "the event started",
+            False,
             build_status(build_event(event_source="User", event_status="Started")),
-            id="the event started",
         ),
-        pytest.param(build_status(UNKNOWN_STATUS), id="the status is unknown"),
-        pytest.param(build_status(NO_STATUS), id="there is no status"),
-        pytest.param(build_status(USER_REBOOT, now=900), id="NotBefore, automatic"),
-        pytest.param(build_status(None, *VOTES, now=900), id="NotBefore, votes"),
-        pytest.param(build_status(None, *VOTES, HOLD), id="a hold"),
-        pytest.param(
-            build_status(None, *VOTES, build_decision("hold", "eve", revision="x")),
-            id="a hold of another revision",
-        ),
-        pytest.param(
-            build_status(USER_REBOOT, build_decision("hold", expires=5), now=4.9),
-            id="a hold about to expire",
-        ),
-        pytest.param(build_status(None, *VOTES, grants=[build_grant()]), id="granted already"),
-        pytest.param(build_status(None, *VOTES, grants=[build_grant("sent")]), id="sent already"),
-        pytest.param(
-            build_status(None, *VOTES, grants=[build_grant("sent", revision="x")]),
-            id="another revision is being sent",
-        ),
-        pytest.param(
-            build_status(None, *VOTES, grants=[build_grant("accepted")]), id="accepted already"
-        ),
-        pytest.param(build_status(None, *VOTES, grants=[REFUSED]), id="IMDS refused"),
-        pytest.param(
-            build_status(
-                USER_REBOOT, grants=[build_grant(of=USER_REBOOT, dry_run=True)], mode="dry-run"
-            ),
-            id="granted already in this dry run",
-        ),
+        ("the status is unknown", False, build_status(UNKNOWN_STATUS)),
+        ("there is no status", False, build_status(NO_STATUS)),
+        ("NotBefore, automatic", False, user(now=900)),
+        ("NotBefore, votes", False, voted(now=900)),
+        ("a hold", False, voted(HOLD)),
+        ("a hold of another revision", False, voted(replace(HOLD, revision="x"))),
+        ("a hold about to expire", False, user(BRIEF, now=4.9)),
+        ("granted already", False, voted(grants=granted())),
+        ("sent already", False, voted(grants=granted(state="sent"))),
+        ("another is being sent", False, voted(grants=granted(state="sent", revision="x"))),
+        ("accepted already", False, voted(grants=granted(state="accepted"))),
+        ("IMDS refused", False, voted(grants=[REFUSED])),
+        ("granted already in this dry run", False, user(grants=DRY, mode="dry-run")),
     ],
 )
-def test_no_grant_is_created(status: ApprovalStatus) -> None:
-    assert not creates_grant(status)
-
-
-def creates_grant(status: ApprovalStatus) -> bool:
-    """Whether a grant follows from the status."""
-    return any(isinstance(transition, CreateGrant) for transition in due_transitions(status))
+def test_a_grant_is_created_or_not(what: str, is_created: bool, status: ApprovalStatus) -> None:
+    assert (CreateGrant in transition_types(due_transitions(status))) == is_created, what
 
 
 # --- votes and holds
 
 
 @pytest.mark.parametrize(
-    ("reason", "status"),
+    ("what", "reason", "status"),
     [
-        pytest.param(None, build_status(None, build_decision()), id="a vote that counts"),
-        pytest.param(
-            "changed", build_status(None, build_decision(revision="x")), id="another revision"
-        ),
-        pytest.param("changed", build_status(STARTED, build_decision()), id="the event started"),
-        pytest.param(
-            "ended", build_status(None, build_decision(), live=False), id="the event ended"
-        ),
-        pytest.param(
-            "ended",
-            build_status(None, build_decision(revision="x"), live=False),
-            id="changed, then ended",
-        ),
-        pytest.param("expired", build_status(None, build_decision(expires=5), now=5), id="expired"),
-        pytest.param(
-            None, build_status(None, build_decision(expires=5), now=4.9), id="about to expire"
-        ),
-        pytest.param("expired", build_status(None, build_decision(), now=900), id="NotBefore"),
-        pytest.param(
-            "expired",
-            build_status(None, build_decision(expires=1000), now=900),
-            id="NotBefore before expiry",
-        ),
-        pytest.param(
-            None,
-            build_status(None, build_decision(), now=299.9),
-            id="about to expire by the current rule",
-        ),
-        pytest.param(
-            "expired",
-            build_status(None, build_decision(), now=300),
-            id="expired by the current rule",
-        ),
-        pytest.param(
+        ("a vote that counts", None, one(VOTE)),
+        ("another revision", "changed", one(OLD)),
+        ("the event started", "changed", build_status(STARTED, VOTE)),
+        ("the event ended", "ended", one(VOTE, live=False)),
+        ("changed, then ended", "ended", one(OLD, live=False)),
+        ("expired", "expired", one(SHORT, now=5)),
+        ("about to expire", None, one(SHORT, now=4.9)),
+        ("NotBefore", "expired", one(VOTE, now=900)),
+        ("NotBefore before expiry", "expired", one(build_decision(expires=1000), now=900)),
+        ("about to expire by the current rule", None, one(VOTE, now=299.9)),
+        ("expired by the current rule", "expired", one(VOTE, now=300)),
+        (
+            "just before NotBefore",
             None,
             build_status(REDEPLOY, build_decision(by="eve", of=REDEPLOY), now=899.9),
-            id="just before NotBefore",
         ),
-        pytest.param(
-            None, build_status(None, build_decision(by="eve")), id="a vote of nobody asked"
-        ),
+        ("a vote of nobody asked", None, one(build_decision(by="eve"))),
     ],
 )
-def test_why_a_vote_is_void(reason: Any, status: ApprovalStatus) -> None:
+def test_why_a_vote_is_void(what: str, reason: Any, status: ApprovalStatus) -> None:
     expected = [] if reason is None else [VoidVotes(status.decisions, reason)]
-    assert due_transitions(status) == expected
+    assert due_transitions(status) == expected, what
 
 
 def test_one_transition_voids_all_votes_with_the_same_reason() -> None:
@@ -259,51 +210,37 @@ def test_a_grant_follows_the_expiry_of_the_last_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
+    ("what", "words", "status"),
     [
-        pytest.param(
-            "ended", build_status(None, *VOTES, grants=[build_grant()], live=False), id="ended"
-        ),
-        pytest.param(
-            "started", build_status(STARTED, *VOTES, grants=[build_grant()]), id="started"
-        ),
-        pytest.param(
+        ("ended", "ended", voted(grants=granted(), live=False)),
+        ("started", "started", build_status(STARTED, *VOTES, grants=granted())),
+        (
             "changed",
-            build_status(build_event(resources=("db-2",)), *VOTES, grants=[build_grant()]),
-            id="changed",
+            "changed",
+            build_status(build_event(resources=("db-2",)), *VOTES, grants=granted()),
         ),
-        pytest.param(
-            "NotBefore", build_status(None, *VOTES, grants=[build_grant()], now=900), id="NotBefore"
-        ),
-        pytest.param(
+        ("NotBefore", "NotBefore", voted(grants=granted(), now=900)),
+        (
+            "a vote expired",
             "expired",
             build_status(
-                None, VOTES[0], build_decision(by="bob", expires=5), grants=[build_grant()], now=5
+                None, VOTES[0], replace(SHORT, principal="client:bob"), grants=granted(), now=5
             ),
-            id="a vote expired",
         ),
-        pytest.param("rules", build_status(FREEZE, grants=[build_grant(of=FREEZE)]), id="no rule"),
-        pytest.param(
-            "rules",
-            build_status(
-                USER_REBOOT, grants=[build_grant(of=USER_REBOOT)], settings=ApprovalsSettings()
-            ),
-            id="the rule was removed",
-        ),
-        pytest.param(
+        ("no rule", "rules", build_status(FREEZE, grants=granted(of=FREEZE))),
+        ("the rule was removed", "rules", user(grants=OF_USER, settings=ApprovalsSettings())),
+        (
+            "a vote is missing in a dry run",
             "expired",
-            build_status(
-                None, build_decision(), grants=[build_grant(dry_run=True)], mode="dry-run"
-            ),
-            id="a vote is missing in a dry run",
+            one(VOTE, grants=granted(dry_run=True), mode="dry-run"),
         ),
     ],
 )
-def test_why_a_grant_fails(words: str, status: ApprovalStatus) -> None:
+def test_why_a_grant_fails(what: str, words: str, status: ApprovalStatus) -> None:
     (grant,) = status.grants
     reason = open_grant_failure_reason(grant, status)
     assert reason is not None
-    assert words in reason
+    assert words in reason, what
     failures = [step for step in due_transitions(status) if isinstance(step, FailGrant)]
     assert failures == [FailGrant(grant, reason)]
 
@@ -344,124 +281,89 @@ def transition_types(transitions: list[Transition]) -> list[type[Transition]]:
 # --- the last check before the POST
 
 
-@pytest.mark.parametrize(
-    ("grant", "status"),
-    [
-        pytest.param(build_grant(), build_status(None, *VOTES), id="granted"),
-        pytest.param(build_grant("sent"), build_status(None, *VOTES), id="sent without an answer"),
-        pytest.param(build_grant(of=USER_REBOOT), build_status(USER_REBOOT), id="automatic"),
-    ],
+def of(event: ScheduledEvent) -> ApprovalStatus:
+    """The status of an event with a quorum for its state."""
+    return build_status(event, *(replace(vote, revision=event.revision) for vote in VOTES))
+
+
+BOB_SHORT, BOB_DRY = (
+    build_decision(by="bob", expires=1),
+    build_decision(by="bob", dry_run=True),
 )
-def test_a_grant_can_be_claimed(grant: Grant, status: ApprovalStatus) -> None:
-    assert can_claim_grant(grant, status)
+PAUSED = build_event(event_status="Paused")
 
 
 @pytest.mark.parametrize(
-    ("grant", "status"),
+    ("what", "can_claim", "takes_slot", "grant", "status"),
     [
-        pytest.param(build_grant(), build_status(None, *VOTES, mode="off"), id="approvals are off"),
-        pytest.param(build_grant(), build_status(None, *VOTES, mode="dry-run"), id="a dry run"),
-        pytest.param(
-            build_grant(dry_run=True), build_status(None, *VOTES), id="granted in a dry run"
-        ),
-        pytest.param(build_grant(), build_status(None, *VOTES, HOLD), id="a hold"),
-        pytest.param(build_grant(), build_status(None, *VOTES, live=False), id="the event ended"),
-        pytest.param(build_grant(), build_status(None, *VOTES, now=900), id="NotBefore"),
-        pytest.param(build_grant(revision="x"), build_status(None, *VOTES), id="another revision"),
-        pytest.param(build_grant(), build_status(None, VOTES[0]), id="a vote is missing"),
-        pytest.param(
+        ("granted", True, True, build_grant(), voted()),
+        ("sent without an answer", True, False, build_grant("sent"), voted()),
+        ("automatic", True, True, build_grant(of=USER_REBOOT), user()),
+        ("approvals are off", False, True, build_grant(), voted(mode="off")),
+        ("a dry run", False, False, build_grant(), voted(mode="dry-run")),
+        ("granted in a dry run", False, False, build_grant(dry_run=True), voted()),
+        ("a hold", False, False, build_grant(), voted(HOLD)),
+        ("the event ended", False, False, build_grant(), voted(live=False)),
+        ("NotBefore", False, False, build_grant(), voted(now=900)),
+        ("another revision", False, False, build_grant(revision="x"), voted()),
+        ("a vote is missing", False, False, build_grant(), one(VOTES[0])),
+        (
+            "a vote expired",
+            False,
+            False,
             build_grant(),
-            build_status(None, VOTES[0], build_decision(by="bob", expires=1), now=1),
-            id="a vote expired",
+            build_status(None, VOTES[0], BOB_SHORT, now=1),
         ),
-        pytest.param(
-            build_grant(),
-            build_status(None, VOTES[0], build_decision(by="bob", dry_run=True)),
-            id="a vote of a dry run",
+        ("a vote of a dry run", False, False, build_grant(), build_status(None, VOTES[0], BOB_DRY)),
+        ("the event started", False, False, build_grant(of=STARTED), of(STARTED)),
+        (
+            "the status is unknown",
+            False,
+            False,
+            build_grant(of=UNKNOWN_STATUS),
+            build_status(UNKNOWN_STATUS),
         ),
-        pytest.param(
-            build_grant(of=STARTED),
-            build_status(STARTED, *(replace(vote, revision=STARTED.revision) for vote in VOTES)),
-            id="the event started",
-        ),
-        pytest.param(
-            build_grant(of=UNKNOWN_STATUS), build_status(UNKNOWN_STATUS), id="the status is unknown"
-        ),
+        ("not Scheduled", False, False, build_grant(of=PAUSED), of(PAUSED)),
     ],
 )
-def test_the_last_check_repeats_every_condition(grant: Grant, status: ApprovalStatus) -> None:
-    assert not can_claim_grant(grant, status)
+def test_the_last_check_repeats_every_condition(
+    what: str, can_claim: bool, takes_slot: bool, grant: Grant, status: ApprovalStatus
+) -> None:
+    """What cannot be sent takes no slot of a limit, but for what was sent, which takes its own."""
+    assert can_claim_grant(grant, status) == can_claim, what
+    assert can_unsent_grant_keep_slot(grant, status) == takes_slot, what
+    assert not can_unsent_grant_keep_slot(replace(grant, state="failed"), status)
 
 
 # --- when time changes something
 
 
 @pytest.mark.parametrize(
-    ("seconds", "status"),
+    ("what", "seconds", "status"),
     [
-        pytest.param(None, build_status(), id="nothing was decided"),
-        pytest.param(
-            300, build_status(None, build_decision()), id="a vote expires by the current rule"
-        ),
-        pytest.param(
-            900, build_status(REDEPLOY, build_decision(of=REDEPLOY)), id="NotBefore with a vote"
-        ),
-        pytest.param(5, build_status(None, build_decision(expires=5)), id="a vote expires"),
-        pytest.param(
-            5,
-            build_status(None, build_decision("hold", expires=5), build_decision(expires=7)),
-            id="a hold expires before a vote",
-        ),
-        pytest.param(
-            7,
-            build_status(None, build_decision("hold", expires=5), build_decision(expires=7), now=5),
-            id="a vote expires after a hold",
-        ),
-        pytest.param(900, build_status(grants=[build_grant()]), id="NotBefore with a grant"),
-        pytest.param(900, build_status(grants=[build_grant("sent")]), id="NotBefore with a claim"),
-        pytest.param(None, build_status(grants=[build_grant("accepted")]), id="accepted"),
-        pytest.param(None, build_status(None, build_decision(), now=900), id="after NotBefore"),
-        pytest.param(
-            300, build_status(NO_NOT_BEFORE, build_decision()), id="a vote without NotBefore"
-        ),
-        pytest.param(
+        ("nothing was decided", None, build_status()),
+        ("a vote expires by the current rule", 300, one(VOTE)),
+        ("NotBefore with a vote", 900, build_status(REDEPLOY, build_decision(of=REDEPLOY))),
+        ("a vote expires", 5, one(SHORT)),
+        ("a hold expires before a vote", 5, build_status(None, BRIEF, build_decision(expires=7))),
+        ("a vote after a hold", 7, build_status(None, BRIEF, build_decision(expires=7), now=5)),
+        ("NotBefore with a grant", 900, build_status(grants=granted())),
+        ("NotBefore with a claim", 900, build_status(grants=granted(state="sent"))),
+        ("accepted", None, build_status(grants=granted(state="accepted"))),
+        ("after NotBefore", None, one(VOTE, now=900)),
+        ("a vote without NotBefore", 300, build_status(NO_NOT_BEFORE, VOTE)),
+        (
+            "neither expiry nor NotBefore",
             None,
             build_status(replace(REDEPLOY, not_before=None), build_decision(of=REDEPLOY)),
-            id="neither expiry nor NotBefore",
         ),
     ],
 )
-def test_when_time_alone_changes_something(seconds: float | None, status: ApprovalStatus) -> None:
+def test_when_time_alone_changes_something(
+    what: str, seconds: float | None, status: ApprovalStatus
+) -> None:
     expected = NOON + timedelta(seconds=seconds) if seconds is not None else None
-    assert next_change_at(status) == expected
-
-
-@pytest.mark.parametrize(
-    ("grant", "status"),
-    [
-        pytest.param(build_grant("failed"), build_status(None, *VOTES), id="failed"),
-        pytest.param(build_grant("sent"), build_status(None, *VOTES), id="sent"),
-        pytest.param(build_grant(dry_run=True), build_status(None, *VOTES), id="of a dry run"),
-        pytest.param(build_grant(), build_status(None, *VOTES, mode="dry-run"), id="in a dry run"),
-        pytest.param(build_grant(), build_status(None, *VOTES, live=False), id="ended"),
-        pytest.param(
-            build_grant(of=build_event(event_status="Paused")),
-            build_status(
-                build_event(event_status="Paused"),
-                *(
-                    replace(vote, revision=build_event(event_status="Paused").revision)
-                    for vote in VOTES
-                ),
-            ),
-            id="not Scheduled",
-        ),
-        pytest.param(build_grant(), build_status(None, *VOTES, HOLD), id="held"),
-        pytest.param(build_grant(revision="x"), build_status(None, *VOTES), id="changed"),
-        pytest.param(build_grant(), build_status(None, VOTES[0]), id="without its quorum"),
-    ],
-)
-def test_a_grant_that_cannot_be_sent_takes_no_slot(grant: Grant, status: ApprovalStatus) -> None:
-    assert can_unsent_grant_keep_slot(grant, status) is False
+    assert next_change_at(status) == expected, what
 
 
 def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() -> None:
