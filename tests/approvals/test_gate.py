@@ -846,18 +846,6 @@ async def test_an_event_that_came_while_nothing_could_be_written_is_granted_afte
         assert harness.azure.sent == [("E-1",)]
 
 
-async def test_what_came_while_approvals_were_off_is_granted_when_they_are_on(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path) as harness:
-        await harness.gate.set_approval_mode("off", "local:root")
-        await harness.record_document(USER_REBOOT)
-        await harness.settle()
-        assert harness.events("approval.granted") == []
-        await harness.gate.set_approval_mode("on", "local:root")
-        await harness.wait_for_events("startrequest.accepted")
-
-
 async def test_new_sinks_have_tell_first_again_for_an_open_grant(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
         await harness.wait_for_events("approval.granted")

@@ -74,18 +74,6 @@ def test_each_holder_has_one_hold_for_all_revisions(approvals: ApprovalFile) -> 
     assert decide(approvals, "release", "eve", revision="whatever") == "released"
 
 
-def test_a_hold_stops_a_grant_until_the_claim(approvals: ApprovalFile) -> None:
-    approvals.record_document(USER_REBOOT)
-    assert decide(approvals, "hold", "eve", of=USER_REBOOT) == "held"
-    assert approvals.claim() == []
-    assert decide(approvals, "release", "eve", of=USER_REBOOT) == "granted"
-    assert len(approvals.events("approval.granted")) == 1
-    (claimed,) = approvals.claim()
-    assert claimed.event_id == "E-1"
-    approvals.set_in_flight(claimed)
-    assert approvals.submit("hold", "eve", USER_REBOOT).status == 409
-
-
 def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(
     approvals: ApprovalFile,
 ) -> None:

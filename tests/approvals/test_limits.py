@@ -30,7 +30,7 @@ from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.build import common_event_data
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
-from tests.approvals.builders import ORIGIN, REBOOT, ApprovalFile, build_event, decide
+from tests.approvals.builders import ORIGIN, ApprovalFile, build_event, decide
 from tests.approvals.running_gate import REFUSED
 from tests.clocks import NOON
 
@@ -118,6 +118,8 @@ BUSY = taking("db", 9, "x")
         # A machine takes one slot, however many events are about it.
         ({"db": 1}, [], [{"db": "a"}, {"db": "A"}, {"db": "b"}], ["", "", "db: a"]),
         ({"db": 3}, [], [{"db": "a b"}, {"db": "c"}, {"db": "d"}], ["", "", "db: a b c"]),
+        # Equal names in two scopes are two machines.
+        ({"db": 1}, [Taking("db", 9, machines("a", "x"))], [{"db": "a"}], ["db: x/a"]),
         # A later event does not pass, even if it needs fewer slots ...
         ({"db": 2}, [BUSY], [{"db": "a b"}, {"db": "c"}], ["db: x", "db: x, behind 0"]),
         # ... unless it needs no further slot.
@@ -234,18 +236,6 @@ def test_a_second_event_waits_until_the_first_is_over_and_its_rest_too(tmp_path:
         assert go(approvals) == ["B"]
 
 
-def test_an_event_that_starts_after_the_grant_stops_the_claim(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
-        approvals.record_document(A, B)
-        assert decide(approvals, "approve", "alice", of=A) == "granted"
-        approvals.record_document(A, started(B), step=False)
-        assert go(approvals) == []
-        assert states(approvals, "A") == {"A": "waiting"}
-        assert approvals.status("A").waiting_for[0].machines == ("db-2",)
-        approvals.record_document(A)
-        assert (states(approvals, "A"), go(approvals)) == ({"A": "granted"}, ["A"])
-
-
 def test_a_canceled_event_has_no_rest(tmp_path: Path) -> None:
     with approvals_with(tmp_path, DATABASES) as approvals:
         approvals.record_document(A, B)
@@ -335,26 +325,6 @@ def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
 # --- what is counted
 
 
-def move(approvals: ApprovalFile, of: ScheduledEvent, scope: str) -> None:
-    """Give an event another scope, as the events in the store of a hub have."""
-    approvals.connection.execute(
-        "UPDATE occurrence SET scope = ? WHERE key = ?", (scope, of.lowercase_event_id)
-    )
-
-
-def test_machines_of_all_scopes_are_counted_and_equal_names_are_two_machines(
-    tmp_path: Path,
-) -> None:
-    other = event("B", "db-1")
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, other, step=False)
-        move(approvals, other, "elsewhere")
-        decide(approvals, "approve", "alice", of=A)
-        assert go(approvals) == ["A"]
-        assert decide(approvals, "approve", "alice", of=other) == "waiting"
-        assert approvals.status("B").waiting_for[0].machines == ("prod/db-1",)
-
-
 def test_a_limit_with_hours_ends_with_them(tmp_path: Path) -> None:
     hours = {"name": "noon", "match": {"time": {"from": "12:00", "to": "12:02"}}, "max": 1}
     with approvals_with(tmp_path, hours) as approvals:
@@ -408,6 +378,24 @@ def test_only_a_refused_start_request_frees_the_slot(
         assert states(approvals, "B") == {"B": state}
         approvals.record_document(event("A", "db-1", due=1000.0), B)
         assert states(approvals, "B") == {"B": state}
+
+
+def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_accepted(
+    tmp_path: Path,
+) -> None:
+    freezes = {"name": "freezes", "match": {"event_type": ["Freeze"]}, "approve": "automatic"}
+    waiting, other = (
+        event(name, machine, event_type="Freeze") for name, machine in (("B", "db-2"), ("W", "w"))
+    )
+    with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
+        approvals.record_document(A, waiting, other)
+        claims = approvals.claim()
+        assert [claim.event_id for claim in claims] == ["A", "W"]
+        approvals.answer(claims, REFUSED)  # IMDS does not say for which of the two
+        approvals.reload(limited(DATABASES, rule=freezes))
+        approvals.apply_transitions()
+        assert approvals.events("startrequest.failed")[0].subject == "A"
+        assert approvals.status("B").active_grant is not None
 
 
 def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_try(
@@ -564,37 +552,3 @@ def test_limits_have_names_of_their_own(one: str, other: str, problem: str) -> N
     limits = [{"name": name, "max": 1} for name in (one, other)]
     with pytest.raises(ValidationError, match=rf"limits\[1\].name: {problem}"):
         ApprovalsSettings.model_validate({"limits": limits})
-
-
-# --- cost
-
-
-VOTE = {"votes": 1, "from": ["client:alice"]}
-
-
-def rules(*each: dict[str, Any]) -> ApprovalsSettings:
-    """The rules of a relay, each with a name."""
-    named = [{"name": f"r{number}", "approve": VOTE} | rule for number, rule in enumerate(each)]
-    return ApprovalsSettings.model_validate({"rules": named})
-
-
-def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_accepted(
-    tmp_path: Path,
-) -> None:
-    freezes = {"match": {"event_type": ["Freeze"]}, "approve": "automatic"}
-    limits = [Limit.model_validate({"name": "one", "match": {"resources": ["db-*"]}, "max": 1})]
-    limited = {"limits": tuple(limits)}
-    everything = rules({"approve": "automatic"}).model_copy(update=limited)
-    approvals = ApprovalFile(tmp_path / "relay.db", everything)
-    waiting = build_event("E-2", event_type="Freeze", resources=("db-2",))
-    other = build_event("E-3", event_type="Freeze", resources=("web-1",))
-    approvals.record_document(REBOOT, waiting, other)
-    claims = approvals.claim()
-    assert [claim.event_id for claim in claims] == ["E-1", "E-3"]
-    approvals.answer(claims, REFUSED)  # IMDS does not say for which of the two
-    approvals.reload(rules(freezes).model_copy(update=limited))
-    approvals.apply_transitions()
-    (failed,) = approvals.events("startrequest.failed")
-    assert failed.subject == "E-1"
-    assert approvals.status("E-2").active_grant is not None
-    approvals.close()

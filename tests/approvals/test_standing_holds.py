@@ -40,8 +40,6 @@ from tests.approvals.builders import (
 )
 from tests.approvals.running_gate import running_gate
 from tests.clocks import NOON
-from tests.eventually import eventually
-from tests.store.conftest import LimitedDisk
 
 DATABASES = build_caller("db", resources=("db-*",))
 
@@ -508,26 +506,6 @@ def until(time: str) -> StandingHoldBody:
     )
 
 
-async def test_a_standing_hold_that_cannot_be_written_is_503_and_not_made(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, REBOOT) as harness:
-        await harness.settle()
-        disk = LimitedDisk(tmp_path)
-        disk.fill()
-        try:
-            answer = await harness.hold_ahead(until("12:05:00"))
-        finally:
-            disk.free()
-        assert (answer.status, answer.body["detail"]) == (
-            503,
-            "the decision cannot be recorded now; nothing was decided, try again",
-        )
-        await eventually(lambda: harness.store.write_error is None)
-        found = await harness.gate.read_standing_holds(
-            lambda holds: holds.page(None, PageLimit(10), only_open=False)
-        )
-        assert found == ([], False)
-
-
 async def test_standing_holds_are_listed_the_newest_first_and_found_by_their_ids(
     tmp_path: Path,
 ) -> None:
@@ -566,15 +544,3 @@ async def test_a_standing_hold_expires_in_time_though_nothing_else_happens(tmp_p
         await harness.settle()
         harness.clock.advance(30)
         await harness.wait_for_events("standing-hold.expired")
-
-
-async def test_a_held_event_is_granted_as_soon_as_the_standing_hold_is_ended(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path) as harness:
-        hold_id = (await harness.hold_ahead(until("12:05:00"))).body["holdId"]
-        await harness.record_document(USER_REBOOT)
-        await harness.settle()
-        assert harness.events("approval.granted") == []
-        assert (await harness.end_ahead(hold_id)).status == 200
-        await harness.wait_for_events("startrequest.accepted")
