@@ -377,7 +377,10 @@ def test_a_file_is_set_aside_if_the_relay_cannot_read_what_it_needs_at_its_start
     assert (mode(path), len(set_aside(path))) == ("off", 1)
 
 
-def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:
+def test_a_second_relay_of_the_same_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.store.file.LOCK_TIMEOUT", 0.05)
     path = tmp_path / "relay.db"
     (tmp_path / "by-another-name.db").symlink_to(path)
     with open_file_in(path) as file:
