@@ -19,7 +19,7 @@ from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.buttons import keep_buttons_within_sink_rights, page_link
+from relay.chat.cards.buttons import page_link, rights_of_buttons
 from relay.chat.cards.card import Card
 from relay.chat.cards.deadlines import next_refresh_time
 from relay.chat.cards.event_card import event_card, grouped_card
@@ -181,11 +181,11 @@ class MessagePlanner:
         statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
 
         link = page_link(self.public_url, in_chat=in_chat)
+        can = rights_of_buttons(sink, in_chat=in_chat)
         if len(statuses) == 1:
-            shown = event_card(statuses[0], link=link)
+            shown = event_card(statuses[0], link=link, can=can)
         else:
-            shown = grouped_card(statuses, link=link)
-        shown = keep_buttons_within_sink_rights(sink, shown, in_chat=in_chat)
+            shown = grouped_card(statuses, link=link, can=can)
         content_hash = hashlib.sha256(repr(shown).encode()).hexdigest()
         card = shown if content_hash != message.content_hash else None
         history, is_cut = _untold_history(tx, sink, message, occurrences)

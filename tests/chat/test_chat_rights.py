@@ -9,8 +9,8 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import Caller, DecisionAnswer, DecisionRequest, Right, Rights
 from relay.chat import AnswerableChatSettings
-from relay.chat.cards.buttons import keep_buttons_within_sink_rights
-from relay.chat.cards.event_card import event_card
+from relay.chat.cards.buttons import rights_of_buttons
+from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.context import ChatDecisionSubmitter
 from relay.clock import SystemClock
 from tests.approvals.builders import build_status
@@ -104,7 +104,9 @@ def test_a_chat_shows_only_the_buttons_that_its_can_allows(
     *, in_chat: bool, labels: list[str]
 ) -> None:
     """A link stays: the page knows the rights of its callers."""
-    card = event_card(build_status(), link=lambda *_: None)
     section = Sink.model_validate({"name": "ops", "can": ["hold"]})
-    shown = keep_buttons_within_sink_rights(section, card, in_chat=in_chat)
-    assert [button.label for button in shown.buttons] == labels
+    can = rights_of_buttons(section, in_chat=in_chat)
+    card = event_card(build_status(), link=lambda *_: None, can=can)
+    lines = grouped_card([build_status()] * 2, link=lambda *_: None, can=can).lines
+    for buttons in (card.buttons, *(line.buttons for line in lines)):
+        assert [button.label for button in buttons] == labels

@@ -7,15 +7,14 @@ decision again. `available_decisions` is for messages, which everybody sees, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Container
 from urllib.parse import quote
 
 from relay.approvals.admission import find_decision_refusal, hold_caveat
 from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Refusal, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
-from relay.chat.cards.card import Button, Card, Link
+from relay.chat.cards.card import Button, Link
 from relay.chat.cards.wording import event_title
 from relay.sentences import Text
 from relay.sinks import SinkSettings
@@ -80,25 +79,13 @@ def find_gate_refusal_of_decision(
     return find_decision_refusal(request, status)
 
 
-def keep_buttons_within_sink_rights(sink: SinkSettings, card: Card, *, in_chat: bool) -> Card:
-    """Return the card without buttons that the sink refuses to everybody: those beyond ``can``.
+def rights_of_buttons(sink: SinkSettings, *, in_chat: bool) -> Container[Right] | None:
+    """Return the rights whose buttons a sink shows: what it refuses to everybody gets none.
 
-    Links stay (``in_chat`` false): the page alone knows the rights of its callers.
+    None: all of them. Links stay (``in_chat`` false): the page alone knows the rights of its
+    callers.
     """
-    if not in_chat or not isinstance(sink, AnswerableChatSettings):
-        return card
-    can = sink.can
-
-    def filter_usable_buttons(buttons: Iterable[Button]) -> tuple[Button, ...]:
-        return tuple(button for button in buttons if _RIGHTS[button.decision] in can)
-
-    return replace(
-        card,
-        buttons=filter_usable_buttons(card.buttons),
-        lines=tuple(
-            replace(line, buttons=filter_usable_buttons(line.buttons)) for line in card.lines
-        ),
-    )
+    return sink.can if in_chat and isinstance(sink, AnswerableChatSettings) else None
 
 
 def page_link(public_url: str | None, *, in_chat: bool) -> Link | None:
@@ -123,8 +110,13 @@ def event_page(public_url: str, status: ApprovalStatus, *more: str) -> str:
     return f"{public_url}/#/event/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button, ...]:
-    """Return a button for each decision that is possible now; none if ``link`` is None."""
+def decision_buttons(
+    status: ApprovalStatus, link: Link | None, can: Container[Right] | None
+) -> tuple[Button, ...]:
+    """Return a button for each decision that is possible now; none if ``link`` is None.
+
+    ``can`` are the rights that somebody may have here; None: all.
+    """
     if link is None:
         return ()
     return tuple(
@@ -137,6 +129,7 @@ def decision_buttons(status: ApprovalStatus, link: Link | None) -> tuple[Button,
             url=link(status, decision),
         )
         for decision in available_decisions(status)
+        if can is None or _RIGHTS[decision] in can
     )
 
 

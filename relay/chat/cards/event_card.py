@@ -8,9 +8,10 @@ The card about several has one line with buttons for each event, those that wait
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from operator import itemgetter
 
+from relay.approvals.request import Right
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import latest_ending_holds
 from relay.approvals.status import ApprovalStatus, approval_state
@@ -44,14 +45,16 @@ _STATE_NOTES = {
 }
 
 
-def event_card(status: ApprovalStatus, *, link: Link | None) -> Card:
+def event_card(
+    status: ApprovalStatus, *, link: Link | None, can: Container[Right] | None = None
+) -> Card:
     """Return the card about one event.
 
     ``link`` makes the URLs of the buttons. It is None if the relay has no address for links; the
-    card then names the command that decides.
+    card then names the command that decides. ``can`` is that of `decision_buttons`.
     """
     event = status.occurrence.event
-    buttons = decision_buttons(status, link)
+    buttons = decision_buttons(status, link, can)
     notes = list(_note_texts(status))
     decisions = available_decisions(status)
     notes += azure_proceeds_regardless_notice([status], can_hold="hold" in decisions)
@@ -176,10 +179,16 @@ MAX_LISTED_EVENTS = 10
 _TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
 
 
-def grouped_card(statuses: Sequence[ApprovalStatus], *, link: Link | None) -> Card:
+def grouped_card(
+    statuses: Sequence[ApprovalStatus],
+    *,
+    link: Link | None,
+    can: Container[Right] | None = None,
+) -> Card:
     """Return the card about several events, of which there is at least one.
 
     ``link`` makes the URLs of the buttons. It is None if the relay has no address for links.
+    ``can`` is that of `decision_buttons`.
     """
     live = [status for status in statuses if status.occurrence.live]
     # Those that wait for votes come first, then by NotBefore.
@@ -193,7 +202,7 @@ def grouped_card(statuses: Sequence[ApprovalStatus], *, link: Link | None) -> Ca
         ),
     )
     lines = tuple(
-        EventLine(event_line(status), decision_buttons(status, link))
+        EventLine(event_line(status), decision_buttons(status, link, can))
         for status in ordered[:MAX_LISTED_EVENTS]
     )
     notes: list[Text] = []

@@ -89,7 +89,7 @@ class Click(Actor):
 
     @property
     def message_ref(self) -> str:
-        """The message, as `relay.chat.platforms.slack.channel` identifies it."""
+        """The message, as `relay.chat.platforms.slack.messages.Channel` names it."""
         return f"{self.shown_in}/{self.message_ts}"
 
 
@@ -108,7 +108,7 @@ def parse_click(payload: Any) -> tuple[Click, ButtonDecision] | None:
     if click.shown_in != click.channel_id or click.is_ephemeral:
         raise Unreadable("expected a click on a message of the channel, it was on another")
     values = zip(ButtonDecision.model_fields, click.value.split(" ", 2), strict=False)
-    return click, _validate(ButtonDecision, dict(values))  # as `blocks.button_value` joins them
+    return click, _validate(ButtonDecision, dict(values))  # as `messages.button_value` joins them
 
 
 def parse_command(payload: Any) -> Command:
