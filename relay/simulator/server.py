@@ -46,6 +46,10 @@ from relay.simulator.setup import (
 DEFAULT_PORT: Final = 8169
 _MAX_BODY_BYTES: Final = 64 * 1024
 _EVENTS_PATH: Final = "/metadata/scheduledevents"
+_log = logging.getLogger(__name__)
+_log.addFilter(  # aiohttp answers what is not HTTP with 400, and would log a traceback
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+)
 
 
 class Simulator(SimulatedAzure):
@@ -79,8 +83,6 @@ class Simulator(SimulatedAzure):
 
     async def __aenter__(self) -> Self:
         """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
-        log = logging.getLogger(__name__)
-        log.addFilter(_keeps_record)
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
@@ -97,7 +99,7 @@ class Simulator(SimulatedAzure):
         runner = web.AppRunner(
             app,
             access_log=None,
-            logger=log,
+            logger=_log,
             handler_cancellation=True,
             keepalive_timeout=15.0,
             shutdown_timeout=0.2,
@@ -264,11 +266,6 @@ class Simulator(SimulatedAzure):
         except InvalidTransition as error:
             return _error_response(error, status=409)
         return _json_response(event or {})
-
-
-def _keeps_record(record: logging.LogRecord) -> bool:
-    """Filter out the tracebacks of aiohttp for requests that are not HTTP. It answers them 400."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _target(call: RecordedCall) -> Target:

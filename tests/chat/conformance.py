@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -67,6 +67,8 @@ class ReceiverControl(Protocol):
     """Whether its messages can be edited; otherwise follow-ups come after them."""
     secrets_in_settings: tuple[str, ...]
     """Secrets in the sink's settings that no error and no log may contain."""
+    secret_key: str
+    """The key of a secret in the sink's section that can be in a file."""
 
     def settings(self) -> dict[str, Any]:
         """Return the sink's section of the YAML document, without kind and name."""
@@ -156,11 +158,13 @@ def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
 
 
 @asynccontextmanager
-async def relay_with_chat(directory: Path, receiver: ReceiverControl) -> AsyncIterator[ChatRelay]:
+async def relay_with_chat(
+    directory: Path, receiver: ReceiverControl, section: Mapping[str, Any] | None = None
+) -> AsyncIterator[ChatRelay]:
     """Run a relay. Over the same directory it is the same relay, started again."""
     clock, member = SystemClock(), sink_modules()[receiver.kind]
     settings: ChatSettings = member.Settings.model_validate(
-        {"kind": receiver.kind, "name": "chat", **receiver.settings()}
+        {"kind": receiver.kind, "name": "chat", **(section or receiver.settings())}
     )
     approvals = ApprovalEngine(
         SETTINGS,
@@ -287,6 +291,29 @@ async def tries_slowly_until_somebody_corrects_something(
         assert error.failure == "slow"
         assert len(error.reason) > 40
         await receiver.reconnect()
+        await relay.settle()
+        assert len(receiver.messages()) == 1
+
+
+async def reads_its_secret_file_again(
+    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
+) -> None:
+    """A secret that somebody replaces in its file counts from the next message on."""
+    section, file = receiver.settings(), directory / "secret"
+    secret = section.pop(receiver.secret_key)
+    secret = secret if isinstance(secret, str) else "\n".join(secret)
+    file.write_text(secret, encoding="utf-8")
+    section[f"{receiver.secret_key}_file"] = str(file)
+    async with relay_with_chat(directory, receiver, section) as relay:
+        file.write_text("no such secret", encoding="utf-8")
+        await relay.record_document(relay.reboot())
+        await eventually(lambda: bool(relay.observed.errors), within=TIMEOUT)
+        error = relay.observed.errors[0]
+        assert isinstance(error, Deferred)
+        assert error.failure == "slow"
+        assert f"the {receiver.secret_key} of this sink" in error.reason
+        assert "no longer usable" in error.reason
+        file.write_text(secret, encoding="utf-8")
         await relay.settle()
         assert len(receiver.messages()) == 1
 
@@ -456,6 +483,7 @@ CASES: tuple[Case, ...] = (
     shows_a_new_time,
     posts_the_latest_state_after_an_outage,
     tries_slowly_until_somebody_corrects_something,
+    reads_its_secret_file_again,
     shows_hostile_texts_as_text,
     cuts_long_texts,
     makes_one_message_of_many_events,

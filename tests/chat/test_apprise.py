@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,25 +203,6 @@ async def test_the_recipients_of_old_partial_messages_are_forgotten(
                 await platform.reply_in_thread(None, [(text,)])
         received = [message.removeprefix("imds-relay\n") for message in healthy.messages]
         assert received == ["one", "two", "three", "one"]
-
-
-async def test_changes_of_the_file_with_the_urls_take_effect(tmp_path: Path) -> None:
-    urls_file = tmp_path / "urls"
-    async with running_service() as first, running_service() as second:
-        urls_file.write_text(f"{first.url}\n")
-        section = {"kind": "apprise", "name": "p", "urls_file": urls_file, "allow_http": True}
-        platform = Services(Settings.model_validate(section))
-        await platform.post(make_card())
-        urls_file.write_text(f"{first.url}\n{second.url}\n")
-        await platform.post(make_card())
-        assert (len(first.messages), len(second.messages)) == (2, 1)
-        urls_file.write_text("nonsense\n")
-        error = await post_error(platform)
-        assert error.failure == "slow"
-        assert "the urls of this sink are no longer usable: urls_file" in error.reason
-        urls_file.write_text(f"{second.url}\n")
-        await platform.post(make_card())
-        assert (len(first.messages), len(second.messages)) == (2, 2)
 
 
 async def test_a_hanging_service_is_abandoned_and_threads_do_not_pile_up() -> None:

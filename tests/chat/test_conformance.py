@@ -48,6 +48,7 @@ class TeamsReceiver(_BehindProxy):
     kind: str = "teams"
     edits: bool = False
     secrets_in_settings: tuple[str, ...] = (teams_server.SIGNATURE, teams_server.PATH)
+    secret_key: str = "url"
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -88,6 +89,7 @@ class MattermostReceiver:
     kind: str = "mattermost"
     edits: bool = True
     secrets_in_settings: tuple[str, ...] = (mattermost_server.TOKEN,)
+    secret_key: str = "token"
 
     def settings(self) -> dict[str, Any]:
         section = self.server.sink_section()
@@ -134,6 +136,7 @@ class SlackReceiver(_BehindProxy):
     kind: str = "slack"
     edits: bool = True
     secrets_in_settings: tuple[str, ...] = (slack_server.TOKEN, slack_server.APP_TOKEN)
+    secret_key: str = "token"
 
     def settings(self) -> dict[str, Any]:
         section = self.server.settings(api_url=f"http://127.0.0.1:{self.proxy.port}/api/")
@@ -180,6 +183,7 @@ class AppriseReceiver(_BehindProxy):
     kind: str = "apprise"
     edits: bool = False
     secrets_in_settings: tuple[str, ...] = (apprise_server.TOKEN, apprise_server.PASSWORD)
+    secret_key: str = "urls"
 
     def settings(self) -> dict[str, Any]:
         return {"urls": [apprise_server.apprise_url(self.proxy.port)], "allow_http": True}

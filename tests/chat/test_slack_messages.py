@@ -150,17 +150,3 @@ async def test_a_message_that_is_invalid_is_given_up_and_one_that_is_gone_is_kno
             await channel.edit(f"{CHANNEL}/1.1", CARD)
         with pytest.raises(error, match=code):
             await channel.reply_in_thread(f"{CHANNEL}/1.1", [("x",)])
-
-
-async def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("xoxb-of-yesterday", encoding="utf-8")
-    async with connected_channel(token=None, token_file=str(file)) as (_, channel):
-        with pytest.raises(Deferred, match="invalid_auth"):
-            await channel.post(CARD)
-        file.write_text(TOKEN, encoding="utf-8")
-        await channel.post(CARD)
-        file.write_text("nonsense", encoding="utf-8")
-        with pytest.raises(Deferred, match="the token of this sink is no longer usable") as caught:
-            await channel.post(CARD)
-        assert caught.value.failure == "slow"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,26 +101,6 @@ async def test_the_url_reaches_the_workflow_unchanged() -> None:
             await platform.reply_in_thread(None, [("hello",)])
         assert workflow.card_texts == ["hello"]
         assert str(settings.webhook_url()) == workflow.url
-
-
-async def test_a_url_file_is_read_again_and_a_malformed_url_is_retried_slowly(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "url"
-    async with running_workflow() as workflow:
-        file.write_text(f"{workflow.url}\n")
-        settings = Settings.model_validate(
-            {"kind": "teams", "name": "ops", "url_file": file, "allow_http": True}
-        )
-        async with webhook(settings) as platform:
-            await platform.reply_in_thread(None, [("one",)])
-            file.write_text("nonsense")
-            with pytest.raises(Deferred) as caught:
-                await platform.reply_in_thread(None, [("two",)])
-            assert caught.value.failure == "slow"
-            file.write_text(workflow.url)
-            await platform.reply_in_thread(None, [("three",)])
-        assert workflow.card_texts == ["one", "three"]
 
 
 # --- configuration
