@@ -31,14 +31,11 @@ from relay.fleet.messages import (
     MessageId,
     Name,
     Number,
-    Pulse,
-    StartResult,
     Strict,
     Time,
-    VoteMessage,
     cloudevent_type,
 )
-from relay.fleet.routing import AgentMessageKind, AgentRoutingKey
+from relay.fleet.routing import AgentRoutingKey
 from relay.validation import first_error_path_and_message
 
 
@@ -62,21 +59,12 @@ class ReceivedMessage:
             raise UnusableMessage("it names the hub itself as its sender")
         if (self.origin.scope, relay_word(self.origin.relay)) != (key.scope, key.relay):
             raise UnusableMessage("its body names another relay than its routing key")
-        if self._agent_message_kind != key.kind:
+        if isinstance(self.content, CloudEvent):
+            kind: str | None = self.content.name.partition(".")[0]
+        else:
+            kind = self.content.routed_as
+        if kind != key.kind:
             raise UnusableMessage("its body is of another kind than its routing key")
-
-    @property
-    def _agent_message_kind(self) -> AgentMessageKind | None:
-        match self.content:
-            case CloudEvent():
-                return "relay" if self.content.name.startswith("relay.") else "event"
-            case Pulse():
-                return "pulse"
-            case VoteMessage():
-                return "vote"
-            case StartResult():
-                return "start"
-        return None
 
 
 def read_message(body: bytes) -> ReceivedMessage:

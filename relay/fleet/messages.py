@@ -142,6 +142,8 @@ class _Message(Strict):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
     kind: ClassVar[str]
+    routed_as: ClassVar[str | None] = None
+    """The first word of the routing key under which an agent sends it."""
 
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:
         """Return the message as a CloudEvent of this relay."""
@@ -164,7 +166,7 @@ class _Message(Strict):
 class Pulse(_Message):
     """A sign of life of an agent, and what its VM sees."""
 
-    kind = "pulse"
+    kind = routed_as = "pulse"
     vm_id: Name | None = None
     boot_id: Name | None = None
     version: Name
@@ -186,11 +188,8 @@ class Pulse(_Message):
     @property
     def events(self) -> tuple[ScheduledEvent, ...] | None:
         """The live events; None if the pulse says nothing of them."""
-        return (
-            None
-            if self.live is None
-            else tuple(map(ScheduledEvent.from_cloudevent_data, self.live))
-        )
+        live = self.live
+        return None if live is None else tuple(map(ScheduledEvent.from_cloudevent_data, live))
 
     @override
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:
@@ -205,7 +204,7 @@ class Pulse(_Message):
 class VoteMessage(_Message):
     """A decision that a local program gave its agent."""
 
-    kind = "vote"
+    kind = routed_as = "vote"
     request_id: Name
     """A repeat of the request has the same."""
     user: Name
@@ -234,7 +233,7 @@ class StartOrder(_Message):
 class StartResult(_Message):
     """How a start order ended."""
 
-    kind = "start-result"
+    kind, routed_as = "start-result", "start"
     grant: Number
     attempt: Number
     result: StartOutcome

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from relay.amqp.broker_url import Declare
@@ -39,7 +39,7 @@ NOTHING = "^$"
 ANY_RELAY = "[a-z0-9_-]+"
 _OWN_QUEUES = r"amq\.gen-.*"
 """The queues that the broker names. Nobody may choose such a name."""
-_WORD_CHARACTERS = {"scopes": "[a-z0-9-]", "relays": "[a-z0-9_-]"}
+_SCOPE_CHARACTER, _RELAY_CHARACTER = "[a-z0-9-]", "[a-z0-9_-]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,28 +60,6 @@ class HubUserWithAdditionalExchanges:
     """The rabbitmq sinks that send in the same virtual host as the same user."""
     approvals: AdditionalHubExchange | None = None
     """Approvals over AMQP in the same virtual host by the same user."""
-
-
-@dataclass(slots=True)
-class _Rights:
-    """The names that a user may configure, write and read, as regular expressions."""
-
-    configure: list[str] = field(default_factory=list)
-    write: list[str] = field(default_factory=list)
-    read: list[str] = field(default_factory=list)
-
-    def add_declare_rights(self, parts: Iterable[Part]) -> None:
-        """Add what it takes to make these parts."""
-        for part in parts:
-            for names in (self.configure, self.write, self.read):
-                names.append(_escape_regex_dots(part.name))
-
-    def to_fields(self) -> dict[str, str]:
-        return {
-            "configure": _any_of_regex(self.configure),
-            "write": _any_of_regex(self.write),
-            "read": _any_of_regex(self.read),
-        }
 
 
 def fleet_definitions(
@@ -108,7 +86,7 @@ def fleet_definitions(
             if all_users or user in password_hashes
         ],
         "permissions": [
-            {"vhost": vhost, "user": hub.user, **_hub_rights(settings, hub).to_fields()},
+            {"vhost": vhost, "user": hub.user, **_hub_rights(settings, hub)},
             *(
                 {"vhost": vhost, "user": domain.user, **_agent_rights(settings.exchange)}
                 for domain in domains
@@ -144,49 +122,45 @@ def _topology_parts(settings: HubSettings, hub: HubUserWithAdditionalExchanges) 
         yield from hub_approvals_topology(hub.approvals.exchange)
 
 
-def _hub_rights(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> _Rights:
+def _hub_rights(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> dict[str, str]:
     exchange = settings.exchange
-    rights = _Rights()
-    rights.write.append(_escape_regex_dots(command_exchange_name(exchange)))
-    rights.read.append(_escape_regex_dots(report_queue_name(exchange)))
-    rights.configure.append(_escape_regex_dots(hub_lock_queue_name(exchange)))
-    if settings.declare is True:
-        rights.add_declare_rights(fleet_topology(exchange))
+    write, read = [command_exchange_name(exchange)], [report_queue_name(exchange)]
+    made = list(fleet_topology(exchange)) if settings.declare is True else []
     for sink in hub.sinks:
-        rights.write.append(_escape_regex_dots(sink.exchange))
+        write.append(sink.exchange)
         if sink.declare is True:
-            rights.add_declare_rights(events_topology(sink.exchange))
+            made += events_topology(sink.exchange)
     if hub.approvals is not None:
-        rights.read.append(_escape_regex_dots(approvals_queue_name(hub.approvals.exchange, HUB)))
+        read.append(approvals_queue_name(hub.approvals.exchange, HUB))
         if hub.approvals.declare is True:
-            rights.add_declare_rights(hub_approvals_topology(hub.approvals.exchange))
-    return rights
+            made += hub_approvals_topology(hub.approvals.exchange)
+    names = [part.name for part in made]  # to make a part takes all three rights
+    return _rights([hub_lock_queue_name(exchange), *names], [*write, *names], [*read, *names])
 
 
 def _agent_rights(exchange: str) -> dict[str, str]:
+    reports, commands = agent_publish_exchange_name(exchange), command_exchange_name(exchange)
+    return _rights([], [reports], [commands], _OWN_QUEUES)
+
+
+def _rights(
+    configure: Iterable[str], write: Iterable[str], read: Iterable[str], *patterns: str
+) -> dict[str, str]:
+    """Return the rights to parts by their names, and to all whose names match a pattern."""
+    rights = {"configure": configure, "write": write, "read": read}
+    # The other characters that a name of an exchange may have mean themselves.
     return {
-        "configure": _any_of_regex([_OWN_QUEUES]),
-        "write": _any_of_regex(
-            [_escape_regex_dots(agent_publish_exchange_name(exchange)), _OWN_QUEUES]
-        ),
-        "read": _any_of_regex([_escape_regex_dots(command_exchange_name(exchange)), _OWN_QUEUES]),
+        right: _any_of_regex([*(name.replace(".", r"\.") for name in names), *patterns])
+        for right, names in rights.items()
     }
 
 
 def _topic_rights_of_all_users(
     settings: HubSettings, hub: HubUserWithAdditionalExchanges, domains: Sequence[TrustDomain]
 ) -> Iterator[dict[str, str]]:
-    fleet, commands = (
-        agent_publish_exchange_name(settings.exchange),
-        command_exchange_name(settings.exchange),
-    )
-    every_scope = _alternatives(
-        dict.fromkeys(
-            _scope_or_relay_glob_to_regex("scopes", text)
-            for domain in domains
-            for text in domain.scopes
-        )
-    )
+    fleet = agent_publish_exchange_name(settings.exchange)
+    commands = command_exchange_name(settings.exchange)
+    every_scope = _matching((text for each in domains for text in each.scopes), _SCOPE_CHARACTER)
     yield {
         "user": hub.user,
         "exchange": commands,
@@ -194,16 +168,9 @@ def _topic_rights_of_all_users(
         "read": NOTHING,
     }
     for domain in domains:
-        scopes = _alternatives(
-            _scope_or_relay_glob_to_regex("scopes", text) for text in domain.scopes
-        )
-        relays = (
-            ANY_RELAY
-            if "*" in domain.relays
-            else _alternatives(
-                _scope_or_relay_glob_to_regex("relays", text) for text in domain.relays
-            )
-        )
+        scopes = _matching(domain.scopes, _SCOPE_CHARACTER)
+        relays = _matching(domain.relays, _RELAY_CHARACTER)
+        relays = ANY_RELAY if "*" in domain.relays else relays
         kinds = rf"((event|relay)\.[a-z-]+\.{ANY_RELAY}|vote|start|pulse)"
         yield {
             "user": domain.user,
@@ -219,10 +186,13 @@ def _topic_rights_of_all_users(
         }
 
 
-def _scope_or_relay_glob_to_regex(kind: str, text: str) -> str:
-    """Return the regular expression of a pattern with * and ?. It never matches a dot."""
-    word = _WORD_CHARACTERS[kind]
-    return text.replace("?", word).replace("*", f"{word}*")
+def _matching(patterns: Iterable[str], character: str) -> str:
+    """Return the regular expression of patterns with * and ?. It never matches a dot."""
+    return _alternatives(
+        dict.fromkeys(
+            text.replace("?", character).replace("*", f"{character}*") for text in patterns
+        )
+    )
 
 
 def _alternatives(expressions: Iterable[str]) -> str:
@@ -234,11 +204,6 @@ def _any_of_regex(expressions: Iterable[str]) -> str:
     """Return the regular expression for the whole names that match one of the expressions."""
     texts = list(dict.fromkeys(expressions))
     return f"^{_alternatives(texts)}$" if texts else NOTHING
-
-
-def _escape_regex_dots(name: str) -> str:
-    # The other characters that a name of an exchange may have mean themselves.
-    return name.replace(".", r"\.")
 
 
 def hash_password(password: str, salt: bytes) -> str:

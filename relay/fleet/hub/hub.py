@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
 
 from aiormq.abc import DeliveredMessage
 
@@ -41,9 +40,7 @@ from relay.fleet.routing import (
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import agent_publish_exchange_name
 from relay.rate_limits import TokenBuckets
-from relay.store import TrackedEvent
 from relay.store.sqlite import Store
-from relay.store.transaction import Transaction
 
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""
@@ -56,8 +53,7 @@ _log = logging.getLogger(__name__)
 class Hub:
     """What a hub does with the messages of its agents, with all parts that this needs.
 
-    Call `load` first, then `attach_handlers`, whose parts need the store with its
-    sinks, then `run`.
+    Call `load`, then `attach_handlers`, whose parts need the store with its sinks, then `run`.
     """
 
     def __init__(
@@ -162,14 +158,19 @@ class Hub:
         await self.link.acknowledge()  # what was only in memory may be on disk now
         self._note_listening()
         ended, self._merger.ended = self._merger.ended, []
-        for scope, event_id in ended:
-            try:
-                over = await self._store.read(partial(_newest, key=KEYS.make_key(scope, event_id)))
-            except StoreUnavailable:
-                return  # the agents are forgotten after they were silent for long
-            if over is not None and over.outcome == "completed":
+        if not ended:
+            return
+        keys = {KEYS.make_key(*name): name[0] for name in ended}
+        try:
+            over = await self._store.read(
+                lambda tx: [tx.occurrences.find_newest_occurrence(key) for key in keys]
+            )
+        except StoreUnavailable:
+            return  # the agents are forgotten after they were silent for long
+        for scope, occurrence in zip(keys.values(), over, strict=True):
+            if occurrence is not None and occurrence.outcome == "completed":
                 # Azure has deleted these VMs. One that is heard again comes back.
-                for agent in self.roster.agents_terminated_by(scope, over.event):
+                for agent in self.roster.agents_terminated_by(scope, occurrence.event):
                     await self.forget(agent)
 
     def _note_listening(self) -> None:
@@ -214,12 +215,12 @@ class Hub:
             match received.content:
                 case CloudEvent() as event if event.name.startswith("relay."):
                     about_relays.append(event)
-                case CloudEvent() as event:
+                case CloudEvent():
                     self.reports += 1
-                    heard.append(_heard_of_report(sender, received, event))
-                case Pulse() as pulse:
+                    heard += _heard(sender, received)
+                case Pulse():
                     self.pulses += 1
-                    heard += _heard_of_pulse(sender, received, pulse)
+                    heard += _heard(sender, received)
                 case VoteMessage() as vote:
                     votes.append((sender, vote))
                 case StartResult() as result if self._on_result is not None:
@@ -287,41 +288,34 @@ class Hub:
             )
 
 
-def _newest(tx: Transaction, key: str) -> TrackedEvent | None:
-    return tx.occurrences.find_newest_occurrence(key)
+def _heard(sender: AuthorizedSender, received: ReceivedMessage) -> Iterator[Heard]:
+    """Yield what a report or a pulse says of events.
 
-
-def _heard_of_report(
-    sender: AuthorizedSender, received: ReceivedMessage, event: CloudEvent
-) -> Heard:
-    data = event.data
-    scheduled = ScheduledEvent.from_cloudevent_data(data)
-    word: Word = scheduled
-    if event.name == "event.ended":
-        word = GoneFromDocument(
-            rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
+    A pulse says nothing if its agent has read no document since it began to run.
+    """
+    content, name = received.content, {"scope": sender.scope, "relay": sender.relay}
+    if isinstance(content, Pulse):
+        if content.events is None or content.poll_age is None:
+            return
+        yield Heard(
+            **name,
+            seen=received.at - timedelta(seconds=content.poll_age),
+            words={event.lowercase_event_id: event for event in content.events},
+            is_document=True,
+            incarnation=content.live[0]["documentIncarnation"] if content.live else None,
         )
-    return Heard(
-        scope=sender.scope,
-        relay=sender.relay,
-        seen=received.at,
-        words={scheduled.lowercase_event_id: word},
-        is_document=False,
-        incarnation=data["documentIncarnation"],
-    )
-
-
-def _heard_of_pulse(
-    sender: AuthorizedSender, received: ReceivedMessage, pulse: Pulse
-) -> Iterator[Heard]:
-    """Yield what a pulse says of the document. Nothing: the agent has read none since its start."""
-    if pulse.events is None or pulse.poll_age is None:
-        return
-    yield Heard(
-        scope=sender.scope,
-        relay=sender.relay,
-        seen=received.at - timedelta(seconds=pulse.poll_age),
-        words={event.lowercase_event_id: event for event in pulse.events},
-        is_document=True,
-        incarnation=pulse.live[0]["documentIncarnation"] if pulse.live else None,
-    )
+    elif isinstance(content, CloudEvent):
+        data = content.data
+        event = ScheduledEvent.from_cloudevent_data(data)
+        word: Word = event
+        if content.name == "event.ended":
+            word = GoneFromDocument(
+                rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
+            )
+        yield Heard(
+            **name,
+            seen=received.at,
+            words={event.lowercase_event_id: word},
+            is_document=False,
+            incarnation=data["documentIncarnation"],
+        )
