@@ -24,7 +24,7 @@ from relay.ingest import Recorder
 from tests.api.running_relay import ORIGIN, SCOPE, RunningRelay, run_relay
 from tests.background_tasks import BackgroundTasks
 from tests.eventually import eventually
-from tests.fleet.test_hub_heard import SETTINGS as HUB_SETTINGS
+from tests.fleet.test_hub_counts import SETTINGS as HUB_SETTINGS
 from tests.imds.scripted_server import run_server
 
 Values = dict[tuple[str, ...], float]

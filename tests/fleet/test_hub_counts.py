@@ -1,11 +1,11 @@
-"""What the hub counts of the messages of its agents, and asks of them."""
+"""What the hub counts of the messages of its agents, whom it hears, and what it asks."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from aiormq.abc import AbstractChannel, DeliveredMessage
@@ -23,13 +23,55 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
 from relay.fleet.hub.hub import Hub
 from relay.fleet.link import HubLink
-from relay.fleet.routing import report_key
+from relay.fleet.messages import Pulse
+from relay.fleet.routing import agent_key, report_key
+from relay.fleet.settings import HubSettings, TrustDomain
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from tests.approvals.builders import build_event
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
-from tests.fleet.test_hub_heard import AGENT, SETTINGS, ignore, pulse
+
+AGENT = Origin("vmss-a-1", "vm-0")
+SETTINGS = HubSettings.model_validate(
+    {
+        "role": "hub",
+        "url": "amqp://imds-hub:x@127.0.0.1",
+        "domains": [{"user": "vmss-a", "scopes": ["vmss-a-*"]}],
+    }
+)
+
+
+def pulse(
+    *events: ScheduledEvent,
+    seconds: float,
+    origin: Origin = AGENT,
+    clock_offset: float = 0.0,
+    user: str = "vmss-a",
+) -> DeliveredMessage:
+    """A pulse of the agent, sent so many seconds after noon."""
+    content = Pulse(
+        vm_id="vm",
+        boot_id="boot",
+        version="1.0.0",
+        zone=None,
+        names=("vm-0",),
+        live=tuple(common_event_data(event, 1) for event in events),
+        poll_age=0.0,
+        clock_offset=clock_offset,
+    )
+    event = content.to_event(origin, NOON + timedelta(seconds=seconds))
+    properties = Basic.Properties(user_id=user)
+    deliver = Basic.Deliver(
+        "tag", 1, exchange="azure.scheduledevents.fleet", routing_key=agent_key("pulse", origin)
+    )
+    return DeliveredMessage(
+        deliver, ContentHeader(0, 2, properties), event.body, cast("AbstractChannel", None)
+    )
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """Take anything."""
 
 
 def report(
@@ -104,3 +146,35 @@ async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone
         await hub.take(gone)
         await eventually(lambda: asked == [(f"scope.{AGENT.scope}", ["e-1", "e-2"])])
         asking.cancel()
+
+
+async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
+    """A domain with a pattern such as * can speak for the scope that the hub itself has."""
+    clock = ManualClock()
+    domain = TrustDomain(user="vmss-a", scopes=("*",))
+    settings = SETTINGS.model_copy(update={"domains": (domain,)})
+    owner, origin = StateFileScopeAndVm("hub", None, is_hub=True), Origin("hub", "hub-0")
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(settings, origin, store, clock, ignore, ignore)
+        await hub.load()
+        await hub.take([pulse(seconds=0, origin=origin), pulse(seconds=0)])
+        assert [agent.relay for agent in hub.roster] == ["vm-0"]
+
+
+async def test_nobody_is_silent_while_the_hub_has_not_read_what_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a day without a hub, its queue can hold a million messages."""
+    clock, owner = ManualClock(), StateFileScopeAndVm("hub", None, is_hub=True)
+    has_read_all = False
+    monkeypatch.setattr(HubLink, "has_read_all", property(lambda _: has_read_all))
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        await hub.load()
+        for has_read_all in (False, True):
+            await hub.take([pulse(seconds=0)])
+            assert hub.roster.has_listened(clock.now()) is has_read_all

@@ -234,19 +234,17 @@ class Agent:
         while True:
             self._pulse_earlier.clear()
             seconds = self._pulse_at - self._clock.monotonic()
-            if seconds > 0:
-                await wait_for_event(self._pulse_earlier, self._clock, seconds)
+            if seconds > 0 or not self.link.is_connected:
+                await wait_for_event(self._pulse_earlier, self._clock, max(seconds, MIN_INTERVAL))
                 continue
-            pulse, at = self._make_pulse()
-            if self.link.is_connected and not self._reports_wait():
+            # The sink has what was recorded before the document is `last_document`.
+            if not self._reports_wait():
                 spread = INTERVAL_SPREAD * (2 * self._chance() - 1)
                 self._pulse_at = self._clock.monotonic() + INTERVAL * (1 + spread)
+                pulse, at = self._make_pulse()
+                event, key = pulse.to_event(self._origin, at), agent_key("pulse", self._origin)
                 with suppress(DeliveryError):  # the next one follows
-                    await self.link.publish(
-                        pulse.to_event(self._origin, at),
-                        agent_key("pulse", self._origin),
-                        PULSE_TTL,
-                    )
+                    await self.link.publish(event, key, PULSE_TTL)
             await self._clock.sleep(MIN_INTERVAL)
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
