@@ -128,16 +128,14 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
     Raises StoreError if there is no state file.
     """
+    connection = None
     try:
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
-        )
-        try:
-            connection.execute("SELECT 1 FROM journal LIMIT 1")
-        except (sqlite3.Error, UnicodeDecodeError):
-            connection.close()
-            raise
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        connection.execute("SELECT 1 FROM journal LIMIT 1")
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is about a broken schema
+        if connection is not None:
+            connection.close()
         reason = find_file_read_problem(path) or error
         raise StoreError(f"store.path: expected a relay's state file, {path}: {reason}") from error
     return connection

@@ -9,21 +9,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
-
-
-class Disk(Protocol):
-    """A folder on a disk that can be filled."""
-
-    folder: Path
-
-    def fill(self) -> None:
-        """Fill the disk: further writes fail."""
-
-    def free(self) -> None:
-        """Make room again."""
 
 
 class SmallDisk:
@@ -56,6 +43,9 @@ class LimitedDisk:
 
     def free(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+
+
+Disk = SmallDisk | LimitedDisk
 
 
 @pytest.fixture(params=["full disk", "limit"])

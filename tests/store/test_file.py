@@ -270,11 +270,10 @@ def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) 
 @pytest.mark.parametrize(
     "other",
     [
-        StateFileScopeAndVm(IDENTITY.scope, "another-vm"),
-        StateFileScopeAndVm("another-scope", IDENTITY.vm_id),
-        StateFileScopeAndVm("another-scope", None),
+        pytest.param(StateFileScopeAndVm(IDENTITY.scope, "another-vm"), id="vm"),
+        pytest.param(StateFileScopeAndVm("another-scope", IDENTITY.vm_id), id="scope"),
+        pytest.param(StateFileScopeAndVm("another-scope", None), id="scope, with no vm to compare"),
     ],
-    ids=["vm", "scope", "scope, with no vm to compare"],
 )
 def test_another_ones_file_is_set_aside(tmp_path: Path, other: StateFileScopeAndVm) -> None:
     """A cloned disk would send another VM's notices again, and its votes would count for this VM.

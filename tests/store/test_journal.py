@@ -213,14 +213,6 @@ def test_text_that_is_no_text_is_a_broken_journal_and_no_crash(tmp_path: Path) -
             " FROM journal WHERE position = 2"
         ),
     ],
-    ids=[
-        "change a body",
-        "move a row",
-        "delete a row",
-        "delete all rows",
-        "replace a row",
-        "insert before the first row",
-    ],
 )
 def test_the_table_only_grows_at_its_end(tmp_path: Path, statement: str) -> None:
     """The triggers of the file refuse changes by faulty code."""

@@ -121,14 +121,17 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda tx: connection_of(tx).execute("SELECT nothing FROM nowhere"),
-        lambda tx: connection_of(tx).execute("SELECT json_extract('{', '$')"),
-        lambda tx: connection_of(tx).execute("SELECT zeroblob(2000000000)"),
-        lambda tx: connection_of(tx).execute("SELECT ?", (2**70,)),
-        lambda tx: connection_of(tx).execute("SELECT 1", (1, 2)),
-        lambda tx: tx.journal.require_event_at_position(99),
+        pytest.param(lambda tx: connection_of(tx).execute("SELECT nothing FROM nowhere"), id="SQL"),
+        pytest.param(
+            lambda tx: connection_of(tx).execute("SELECT json_extract('{', '$')"), id="JSON"
+        ),
+        pytest.param(
+            lambda tx: connection_of(tx).execute("SELECT zeroblob(2000000000)"), id="too big"
+        ),
+        pytest.param(lambda tx: connection_of(tx).execute("SELECT ?", (2**70,)), id="number"),
+        pytest.param(lambda tx: connection_of(tx).execute("SELECT 1", (1, 2)), id="binding"),
+        pytest.param(lambda tx: tx.journal.require_event_at_position(99), id="missing"),
     ],
-    ids=["SQL", "JSON", "too big", "number", "binding", "missing"],
 )
 @pytest.mark.parametrize("fail_open", [False, True])
 async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(
