@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalStatus
@@ -78,10 +78,6 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, hide_input_in_errors=True)
 
 
-class _Context(_Model):
-    proof: str
-
-
 class Click(_Model):
     """A click on a button. Channel and post are those of the button."""
 
@@ -89,7 +85,7 @@ class Click(_Model):
     channel_id: _Id
     post_id: _Id
     trigger_id: str = Field(max_length=2048)
-    context: _Context
+    proof: str = Field(validation_alias=AliasPath("context", "proof"))
 
 
 class Submission(_Model):
@@ -232,7 +228,7 @@ class Clicks:
 
     async def _ask(self, click: Click) -> None:
         """Open a dialog for the person who clicked."""
-        token = self._read_token(click.context.proof, "button")
+        token = self._read_token(click.proof, "button")
         if click.channel_id != self._settings.channel:
             raise CallbackRefused("expected a click in the sink's channel, it was in another")
         status = await self._find_status(token, click.post_id)
@@ -338,39 +334,32 @@ class Members:
         seconds = mattermost_api.LOOKUP_TIMEOUT
         try:
             async with asyncio.timeout(seconds):
-                principal = f"mattermost:{await self._team_id()}/{user_id}"
-                caller = decisions.caller(principal, self._settings)
-                if caller is None:
-                    raise NotEligible(
-                        "You are not among those who decide here: nothing was decided. "
-                        f"Your principal is `{principal}`."
-                    )
-                await self._check(user_id)
+                return await self._caller(user_id, decisions)
         except TimeoutError:
             raise Deferred(
                 f"expected Mattermost to identify a person within {seconds:g} s, it did not answer"
             ) from None
-        return caller
 
-    async def _team_id(self) -> str:
+    async def _caller(self, user_id: str, decisions: ChatDecisionSubmitter) -> Caller:
+        now, channel_id = self._clock.monotonic(), self._settings.channel
         team_id, expires_at = self._team
-        now = self._clock.monotonic()
-        if now < expires_at:
-            return team_id
-        found = (await self._api.find(f"channels/{self._settings.channel}")).get("team_id")
-        if not isinstance(found, str) or _TEAM_ID.fullmatch(found) is None:
+        if now >= expires_at:
+            team_id = str((await self._api.find(f"channels/{channel_id}")).get("team_id"))
+            if _TEAM_ID.fullmatch(team_id) is None:
+                raise NotEligible(
+                    "Nobody can decide here: this channel belongs to no team, as direct messages "
+                    "do not, and a vote names a team."
+                )
+            self._team = (team_id, now + CHECK_LIFETIME)
+        principal = f"mattermost:{team_id}/{user_id}"
+        caller = decisions.caller(principal, self._settings)
+        if caller is None:
             raise NotEligible(
-                "Nobody can decide here: this channel belongs to no team, as direct messages do "
-                "not, and a vote names a team."
+                "You are not among those who decide here: nothing was decided. "
+                f"Your principal is `{principal}`."
             )
-        self._team = (found, now + CHECK_LIFETIME)
-        return found
-
-    async def _check(self, user_id: str) -> None:
-        now = self._clock.monotonic()
         if now < self._eligible_until.get(user_id, now):
-            return
-        channel_id = self._settings.channel
+            return caller
         user = await self._api.find(f"users/{user_id}")
         member = await self._api.find(f"channels/{channel_id}/members/{user_id}")
         problem = eligibility_problem(user, member, user_id=user_id, channel_id=channel_id)
@@ -379,6 +368,7 @@ class Members:
         if len(self._eligible_until) >= MAX_CHECKED:
             self._eligible_until.clear()
         self._eligible_until[user_id] = now + CHECK_LIFETIME
+        return caller
 
 
 def eligibility_problem(
