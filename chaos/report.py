@@ -115,11 +115,8 @@ def _page(proofs: Mapping[str, Proof]) -> Iterator[str]:
     total = Counts()
     for name, proof in proofs.items():
         total.add(proof.counts)
-        yield f"| `{name}` | {' | '.join(_cells(proof.counts))} |"
+        yield f"| `{name}`: {proof.text} | {' | '.join(_cells(proof.counts))} |"
     yield f"| **all** | {' | '.join(_cells(total))} |"
-    yield ""
-    for name, proof in proofs.items():
-        yield f"- `{name}`: {proof.text}."
     yield ""
     stamps = {proof.stamp for proof in proofs.values()}
     for stamp in sorted(stamps, key=lambda each: each.date):

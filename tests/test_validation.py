@@ -27,6 +27,7 @@ class Parent(BaseModel):
     """The document."""
 
     children: list[Child]
+    labels: dict[str, str] = {}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,9 @@ class Parent(BaseModel):
         pytest.param({}, "children", "Field required", id="a missing field"),
         pytest.param(
             {"children": ["secret"]}, "children.0", "expected a JSON object", id="a nested model"
+        ),
+        pytest.param(
+            {"children": [], "labels": []}, "labels", "expected a JSON object", id="a mapping"
         ),
         pytest.param(
             {"children": [{"count": "secret"}, {}]},

@@ -177,11 +177,21 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
 def _open_journal(
     store: Path | None, config: Path | None
 ) -> Iterator[tuple[sqlite3.Connection, Path]]:
-    """Yield a consistent snapshot of the journal.
+    """Yield a consistent snapshot of the journal: of a file, else of the configured one.
 
     Raises StoreError if the file is no store, and CommandFailed if reading it fails.
     """
-    path = store or _configured_state_file(config)
+    if store is None:
+        location = locate_relay(config)
+        path = location.state_file()
+        if not may_exist(path):
+            nor = "".join(f", nor is {other}" for other in location.state_files if other != path)
+            raise StoreError(
+                f"store.path: expected a relay's state file, {path}: it is not there{nor}. "
+                "Name it with --store FILE, or its configuration with --config FILE"
+            )
+    else:
+        path = store
     with closing(open_for_reading(path)) as connection:
         try:
             connection.execute("BEGIN")
@@ -189,18 +199,6 @@ def _open_journal(
         # To print bytes as text is a TypeError, and a broken schema a UnicodeDecodeError.
         except (sqlite3.Error, TypeError, UnicodeDecodeError) as error:
             raise CommandFailed(f"the journal in {path} cannot be read: {error}") from error
-
-
-def _configured_state_file(config: Path | None) -> Path:
-    location = locate_relay(config)
-    file = location.state_file()
-    if not may_exist(file):
-        nor = "".join(f", nor is {other}" for other in location.state_files if other != file)
-        raise StoreError(
-            f"store.path: expected a relay's state file, {file}: it is not there{nor}. "
-            "Name it with --store FILE, or its configuration with --config FILE"
-        )
-    return file
 
 
 def _parse_head(text: str) -> JournalHead:

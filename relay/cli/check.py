@@ -34,7 +34,6 @@ from relay.cli._output import (
 )
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig, load
-from relay.config.voters import Voter
 from relay.config.warnings import config_warnings
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
@@ -246,7 +245,16 @@ def _tables(config: Config) -> Iterator[tuple[Sequence[str], list[tuple[object, 
     ):
         yield (title, members), [(name, ", ".join(who)) for name, who in named.items()], ""
     voters: list[tuple[object, ...]] = [
-        (rule.name, quorum.votes, "; ".join(map(_describe_voter, able)))
+        (
+            rule.name,
+            quorum.votes,
+            "; ".join(
+                one.name
+                if one.principals == (one.name,)
+                else f"{one.name} ({', '.join(one.principals)})"
+                for one in able
+            ),
+        )
         for rule, quorum, able in config.rules_with_quorum_and_voters
     ]
     yield ("rule", "votes", "who can vote"), voters, ""
@@ -318,9 +326,3 @@ def _describe_max(limit: Limit) -> str:
     if isinstance(limit.max, int):
         return f"{pluralize(limit.max, 'machine')} at once"
     return f"{limit.max} of the known machines at once"
-
-
-def _describe_voter(voter: Voter) -> str:
-    if voter.principals == (voter.name,):
-        return voter.name
-    return f"{voter.name} ({', '.join(voter.principals)})"

@@ -179,7 +179,9 @@ def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     files = {
         value: key_path
         for key_path, value in values
-        if isinstance(value, Path) and _names_secret_file(key_path)
+        if isinstance(value, Path)
+        and (key := key_path.rpartition(".")[2]).endswith("_file")
+        and key not in _PUBLIC_FILES
     }
     holds_secrets = any(isinstance(value, SecretStr) and value for _, value in values)
     if loaded.file is not None and holds_secrets:
@@ -211,11 +213,6 @@ def _diagnose_file(file: Path, label: str) -> Finding | None:
     if mode & stat.S_IROTH:
         return warning("secrets", f"everybody on this machine can read {file} ({label})", remedy)
     return None
-
-
-def _names_secret_file(key_path: str) -> bool:
-    key = key_path.rpartition(".")[2]
-    return key.endswith("_file") and key not in _PUBLIC_FILES
 
 
 def _leaf_values(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -187,19 +187,18 @@ def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -
         if found.setdefault(user, password) != password:
             raise ConfigError(f"expected one password for {user}, got two")
 
+    def require_hash(user: str, value: str) -> str:
+        if not is_password_hash(value):
+            raise ConfigError(
+                f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
+            )
+        return value
+
     for given in hashes:
-        add("--password-hash", given, _require_hash)
+        add("--password-hash", given, require_hash)
     for given in files:
         add("--password-file", given, _hash_of_file)
     return found
-
-
-def _require_hash(user: str, value: str) -> str:
-    if not is_password_hash(value):
-        raise ConfigError(
-            f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
-        )
-    return value
 
 
 def _hash_of_file(_: str, file: str) -> str:

@@ -98,7 +98,9 @@ def _run_relay(source: _ConfigSource) -> None:
         logging.shutdown()
         os._exit(0)
     except ConfigError as error:
-        if not _is_address_in_use(error):
+        cause = error.__cause__
+        taken = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+        if not isinstance(cause, OSError) or cause.errno not in taken:
             raise
         # Exit code 1 and not 2, because a service manager may try again.
         raise CommandFailed(
@@ -109,8 +111,3 @@ def _run_relay(source: _ConfigSource) -> None:
             # The log of a service is the only place where a traceback of a bug can be found.
             _log.critical("the relay ends because of a bug in it", exc_info=True)
         raise
-
-
-def _is_address_in_use(error: ConfigError) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)

@@ -118,7 +118,15 @@ async def explain(call: RelayCall, event: EventId, *, scope: Scope = None) -> No
     print_fields(_approval_state_fields(explanation))
     print_lines("")
     rows = [
-        (rule["name"], _describe_rule_match(rule), format_local_time(rule["turns"]))
+        (
+            rule["name"],
+            "decides"
+            if rule["decides"]
+            else f"does not match: {join_names(rule['unmet'])}"
+            if rule["unmet"]
+            else "comes after",
+            format_local_time(rule["turns"]),
+        )
         for rule in explanation["rules"]
     ]
     print_table(("rule", "why", "hours turn"), rows, empty="no rules: nothing is approved")
@@ -146,10 +154,6 @@ def _approval_state_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str
     if explanation.get("reminder"):
         yield "reminder", format_local_time(explanation["reminder"])
     yield "runbook", explanation.get("runbook")
-    yield from _votes_and_holds(explanation)
-
-
-def _votes_and_holds(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     for vote in explanation["voted"]:
         until = format_local_time(vote["until"]) or "NotBefore"
         yield "vote", f"{vote['principal']}, good until {until}"
@@ -159,11 +163,3 @@ def _votes_and_holds(explanation: Mapping[str, Any]) -> Iterator[tuple[str, obje
     for hold in explanation["holds"]:
         hold_until = format_local_time(hold["until"])
         yield "held by", f"{hold['principal']} until {hold_until}; {explanation['holdMeans']}"
-
-
-def _describe_rule_match(rule: Mapping[str, Any]) -> str:
-    if rule["decides"]:
-        return "decides"
-    if rule["unmet"]:
-        return f"does not match: {join_names(rule['unmet'])}"
-    return "comes after"

@@ -35,6 +35,7 @@ class EventStreamParser:
 
 _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0
 """Seconds. The delay doubles with each attempt that fails."""
+_MAY_BE_MISSING = "events may be missing: the journal of the relay does not go on where this ended"
 
 
 async def tail(call: RelayCall) -> None:
@@ -58,7 +59,9 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
                     head = frame.get(b"journalhead", b"").decode("ascii", "replace")
                     if is_broken:
                         is_broken = False
-                        print_to_stderr(f"connected again; {_what_is_missing(last, head)}")
+                        # docs/api.md#the-stream
+                        what = "no event is missing" if last and last == head else _MAY_BE_MISSING
+                        print_to_stderr(f"connected again; {what}")
                     last = head
                     if b"data" in frame:
                         _print_event(orjson.loads(frame[b"data"]), as_json=as_json)
@@ -72,13 +75,6 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
         is_broken = True
         await asyncio.sleep(delay)
         delay = min(2 * delay, _MAX_RECONNECT_DELAY)
-
-
-def _what_is_missing(last: str | None, first: str) -> str:
-    """Compare the last frame with the first of the next connection: docs/api.md#the-stream."""
-    if last and last == first:
-        return "no event is missing"
-    return "events may be missing: the journal of the relay does not go on where this ended"
 
 
 def _print_event(event: Mapping[str, Any], *, as_json: bool) -> None:

@@ -118,7 +118,9 @@ def load_family(
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
             _log.debug("plug-in %s cannot be used", name, exc_info=True)
             prefix = f"plug-in {name} of {_describe_package(entry_point)} cannot be used:"
-            broken.append(BrokenPlugin(name, f"{prefix} {_describe_error(error)}"))
+            text = (str(error).strip() or "no reason given").splitlines()[0]
+            text = text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
+            broken.append(BrokenPlugin(name, f"{prefix} {text}"))
         else:
             members[name] = module
     return members, broken
@@ -132,11 +134,6 @@ def _check_name_is_unique(
     packages = [_describe_package(entry_point) for entry_point in found if entry_point.name == name]
     if len(packages) > 1:
         raise ConfigError(f"several packages have a plug-in with this name: {', '.join(packages)}")
-
-
-def _describe_error(error: BaseException) -> str:
-    text = (str(error).strip() or "no reason given").splitlines()[0]
-    return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
 
 
 def _describe_package(entry_point: EntryPoint) -> str:

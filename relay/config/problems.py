@@ -6,6 +6,7 @@ It translates the errors of pydantic into words for people who write YAML.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,8 +76,11 @@ def describe_errors(error: ValidationError, inputs: ConfigInputs) -> Iterator[st
     for path, errors in errors_by_path.items():
         if not _follows_from_another_error(path, errors, errors_by_path):
             problem = _describe_problem_without_location(errors, path, inputs)
-            line = f"{_location_prefix(path, inputs)}{problem}"
-            yield _SECRET.sub(r"\1\2…", line)
+            place = location_prefix(inputs.file, inputs.document, path)
+            variable = _environment_variable_of(path, inputs)
+            if variable is not None:
+                place = f"environment variable {variable}: {format_path(path)}: "
+            yield _SECRET.sub(r"\1\2…", f"{place}{problem}")
 
 
 def _follows_from_another_error(
@@ -132,13 +136,6 @@ def _child_keys_or_indexes(node: Any) -> Collection[str | int]:
     if isinstance(node, dict):
         return node
     return range(len(node)) if isinstance(node, list) else ()
-
-
-def _location_prefix(path: KeyPath, inputs: ConfigInputs) -> str:
-    variable = _environment_variable_of(path, inputs)
-    if variable is not None:
-        return f"environment variable {variable}: {format_path(path)}: "
-    return location_prefix(inputs.file, inputs.document, path)
 
 
 def _environment_variable_of(path: KeyPath, inputs: ConfigInputs) -> str | None:
@@ -217,7 +214,7 @@ def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> st
         return "a value that is not shown, because it may be a secret"
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
     if isinstance(value, float):
-        value = _existing_value_at_path(inputs.values, path)  # a duration, as it was written
+        value = functools.reduce(operator.getitem, path, inputs.values)  # as it was written
     if value is None or error["type"] == "union_tag_not_found":
         return "nothing"
     # Text in place of a whole section may hold a secret of that section.
@@ -225,12 +222,6 @@ def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> st
     if is_short and error["type"] not in _CONTAINER_ERRORS:
         return str(value).lower() if isinstance(value, bool) else repr(value)
     return describe_type(value)
-
-
-def _existing_value_at_path(values: Any, path: KeyPath) -> Any:
-    for part in path:
-        values = values[part]
-    return values
 
 
 @functools.cache

@@ -270,7 +270,10 @@ class JsonFormatter(_SecretHidingFormatter):
             line = orjson.dumps(fields).decode()
         except orjson.JSONEncodeError:  # such as half of a surrogate pair
             line = json.dumps(fields, default=str)
-        return line if line.isprintable() else _escape_unprintable(line)
+        if line.isprintable():
+            return line
+        # The same JSON, with escapes instead of characters that are not printable.
+        return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -306,18 +309,10 @@ def escape(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(map(_escape_character, text))
-
-
-def _escape_character(char: str) -> str:
-    if char.isprintable():
-        return char
-    return char.encode("unicode_escape").decode("ascii")
-
-
-def _escape_unprintable(line: str) -> str:
-    """Return the same JSON with escapes instead of characters that are not printable."""
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
 
 
 @lru_cache(maxsize=1)  # a document of many events makes many lines in a millisecond
