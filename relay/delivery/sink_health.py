@@ -63,17 +63,14 @@ class CircuitBreaker:
         self.failures = 0
         """Failures in a row."""
         self._last_failure_at = float("-inf")  # when it was counted
-        # The first try since there is something to deliver, and since the last success:
-        self._busy_since: float | None = None
-        self._idle_since: float | None = None
-        # The first failure or rejection that no success and no long idle time followed:
-        self._first_failure_at: float | None = None
+        # The first try that no success and no long idle time followed:
+        self._trying_since: float | None = None
+        self._idle_since: float | None = None  # None: there is something to deliver
         self._paused_until = float("-inf")
         self._probe_at: float | None = None
         self._is_least_tried_turn = False
         # An extra probe for a new entry, which does not change the turn:
         self._has_extra_probe = False
-        self._is_extra_probe_running = False
 
     def state(self, now: float) -> CircuitState:
         """Return the state for the metrics."""
@@ -104,9 +101,9 @@ class CircuitBreaker:
 
         None if it is failing already or there is nothing to deliver.
         """
-        if self.is_failing or self._busy_since is None:
+        if self.is_failing or self._trying_since is None or self._idle_since is not None:
             return None
-        return self._busy_since + STALL_TIMEOUT
+        return self._trying_since + STALL_TIMEOUT
 
     def record_try_start(self, now: float, *, is_excused: bool = False) -> None:
         """A try begins.
@@ -116,23 +113,22 @@ class CircuitBreaker:
         """
         if not is_excused:
             if self._idle_since is not None and now - self._idle_since > STALL_TIMEOUT:
-                self._first_failure_at = None
+                self._trying_since = None
             self._idle_since = None
-            if self._busy_since is None:
-                self._busy_since = now
+            if self._trying_since is None:
+                self._trying_since = now
         if not self._has_extra_probe:
             self._is_least_tried_turn = self.allows_only_probe and not self._is_least_tried_turn
-        self._is_extra_probe_running, self._has_extra_probe = self._has_extra_probe, False
+        self._has_extra_probe = False
 
     def record_idle(self, now: float) -> None:
         """There is nothing to deliver."""
-        self._busy_since = None
         if self._idle_since is None:
             self._idle_since = now
 
     def restart_time_without_success(self) -> None:
         """Begin the `STALL_TIMEOUT` anew: a success, an operator or the state file came between."""
-        self._busy_since = self._first_failure_at = None
+        self._trying_since = None
 
     def mark_stalled(self, now: float) -> bool:
         """Return whether the sink has just become failing because no try succeeded in time."""
@@ -155,9 +151,7 @@ class CircuitBreaker:
         return self._update_failing(now)
 
     def _update_failing(self, now: float, *, is_repeated: bool = False) -> bool:
-        if self._first_failure_at is None:
-            self._first_failure_at = now
-        is_stalled = now - self._first_failure_at >= STALL_TIMEOUT
+        is_stalled = self._trying_since is not None and now - self._trying_since >= STALL_TIMEOUT
         was_failing, self.is_failing = self.is_failing, self.is_failing or is_repeated or is_stalled
         return self.is_failing and not was_failing
 
@@ -168,12 +162,12 @@ class CircuitBreaker:
         self.restart_time_without_success()
         return was_failing
 
-    def schedule_probe(self, at: float | None) -> None:
+    def schedule_probe(self, at: float | None, now: float) -> None:
         """Allow only probes from now on, the next one at this time.
 
         None: the receiver answers, so each entry is retried for itself.
         """
-        if at is not None and self._probe_at is not None and self._is_extra_probe_running:
+        if at is not None and self._probe_at is not None and now < self._probe_at:
             at = min(at, self._probe_at)  # extra probes must not postpone the regular one
         self._probe_at = at
 
@@ -371,9 +365,10 @@ class SinkHealth:
         return decision
 
     def _schedule_probe(self, entry: Entry, error: Deferred) -> None:
+        monotonic = self._clock.monotonic()
         if error.failure != "transient":
             # A receiver that refuses one event for now answers, and may accept the others.
-            self.circuit.schedule_probe(None)
+            self.circuit.schedule_probe(None, monotonic)
             return
         now = self._clock.now()
         delay = probe_delay(
@@ -384,7 +379,7 @@ class SinkHealth:
             longest_pause=self._sink.longest_pause,
             jitter=random.random(),  # noqa: S311  # it protects nothing
         )
-        self.circuit.schedule_probe(self._clock.monotonic() + delay)
+        self.circuit.schedule_probe(monotonic + delay, monotonic)
 
     def _report_failing(self, reason: str) -> None:
         self._report("relay.sink-failing", reason, sink=self._name, count=len(self._waiting))

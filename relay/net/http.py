@@ -282,6 +282,8 @@ def _loggable_text(body: bytes, request: Request) -> str | None:
 
     Secrets are replaced before the cut: a cut could leave the first half of one.
     """
+    if not body:  # as most answers to a delivery
+        return None
     text = body.decode("utf-8", "replace").strip()
     for secret in _texts_to_hide(request.url, request.secrets):
         text = text.replace(secret, "…")

@@ -51,7 +51,7 @@ def test_a_success_between_failures_starts_the_count_again() -> None:
 
 def test_the_first_success_opens_it_and_says_that_it_was_failing() -> None:
     circuit = failing()
-    circuit.schedule_probe(10.0)
+    circuit.schedule_probe(10.0, 2.0)
     assert (circuit.allows_only_probe, circuit.allowed_at) == (True, 10.0)
     assert circuit.record_success()
     assert (
@@ -72,7 +72,7 @@ def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
     circuit = failing()
     turns = []
     for moment in range(4):
-        circuit.schedule_probe(float(moment))
+        circuit.schedule_probe(float(moment), float(moment))
         turns.append(circuit.prefers_least_tried)
         circuit.record_try_start(float(moment))
     assert turns == [False, True, False, True]
@@ -80,20 +80,20 @@ def test_probes_alternate_between_the_oldest_and_the_least_tried() -> None:
 
 def test_what_is_new_is_probed_at_once_and_takes_no_others_turn_or_time() -> None:
     circuit = failing()
-    circuit.schedule_probe(300.0)
+    circuit.schedule_probe(300.0, 2.0)
     for moment in (5.0, 65.0, 125.0):
         circuit.probe_now()
         assert (circuit.allowed_at, circuit.prefers_least_tried) == (float("-inf"), True)
         circuit.record_try_start(moment)
         assert (circuit.allowed_at, circuit.prefers_least_tried) == (300.0, False)
         circuit.record_failure(moment, moment)
-        circuit.schedule_probe(moment + 300.0)
+        circuit.schedule_probe(moment + 300.0, moment)
         assert circuit.allowed_at == 300.0
 
 
 def test_nothing_hastens_what_the_far_side_asked_for() -> None:
     circuit = failing()
-    circuit.schedule_probe(10.0)
+    circuit.schedule_probe(10.0, 2.0)
     circuit.pause_until(60.0)
     circuit.pause_until(30.0)
     circuit.probe_now()
@@ -107,7 +107,7 @@ def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed
     is_failing: bool,
 ) -> None:
     circuit = failing() if is_failing else CircuitBreaker()
-    circuit.schedule_probe(300.0 if is_failing else None)
+    circuit.schedule_probe(300.0 if is_failing else None, 2.0)
     circuit.pause_until(600.0)
     circuit.try_now(7.0)
     assert circuit.allows_only_probe == is_failing
