@@ -30,7 +30,7 @@ from relay.amqp.failures import (
     combine_failure_reasons,
     connection_failure_from_exception,
 )
-from relay.amqp.frame_streams import MAX_BODY_BYTES, CoalescingWriter, SanitizingReader
+from relay.amqp.frame_streams import MAX_BODY_BYTES, SanitizingReader
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net import exponential_backoff, with_jitter
@@ -92,7 +92,7 @@ class GuardedConnection(aio_pika.Connection):
             server_hostname=url.host if context else None,
             ssl_shutdown_timeout=CLOSE_TIMEOUT if context else None,
         )
-        self._writer = CoalescingWriter(transport, protocol, reader)
+        self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         return reader, self._writer
 
     def _make_socket(self, info: AddrInfoType) -> socket.socket:
@@ -102,13 +102,13 @@ class GuardedConnection(aio_pika.Connection):
                 made.setsockopt(socket.SOL_SOCKET, option, self._socket_buffers)
         return made
 
-    def write_frames_at_end_of_turn(self, frames: bytes) -> None:
-        """Write whole frames at the end of this turn of the loop.
+    def write_frames(self, frames: bytes) -> None:
+        """Write whole frames.
 
         They do not pass through aiormq's queue: it has room for ten frames, and costs a turn of the
         loop for each message.
         """
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frames)
 
     async def close_gracefully(self) -> None:

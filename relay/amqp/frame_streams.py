@@ -1,9 +1,9 @@
 """AMQP frames on their way from and to the broker.
 
-Reading removes what would end the connection. aiormq closes a connection if it cannot decode a
+The reader removes what would end the connection. aiormq closes a connection if it cannot decode a
 property: a timestamp beyond the year 9999, a message_id that is not UTF-8, headers nested a
 thousand deep. The broker would then deliver the message again, and so on: anybody who may publish
-to a queue could stop its consumer for good. Writing combines small writes into one.
+to a queue could stop its consumer for good.
 """
 
 from __future__ import annotations
@@ -56,50 +56,6 @@ class SanitizingReader(asyncio.StreamReader):
                     payload, self._max_body_bytes
                 )
             return _FRAME_HEAD.pack(frame_type, channel, len(payload)) + payload + _FRAME_END
-
-
-class CoalescingWriter(asyncio.StreamWriter):
-    """Writes to the broker, once per turn of the event loop: aiormq writes each message alone."""
-
-    def __init__(
-        self,
-        transport: asyncio.WriteTransport,
-        protocol: asyncio.StreamReaderProtocol,
-        reader: asyncio.StreamReader,
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        super().__init__(transport, protocol, reader, self._loop)
-        self._pending: list[bytes] = []
-
-    @override
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write the data at the end of this turn of the loop."""
-        if not self._pending:
-            self._loop.call_soon(self._flush)
-        self._pending.append(bytes(data))
-
-    @override
-    async def drain(self) -> None:
-        """Write what is pending, and wait for the transport."""
-        self._flush()
-        await super().drain()
-
-    @override
-    def write_eof(self) -> None:
-        """Write what is pending, then the end."""
-        self._flush()
-        super().write_eof()
-
-    @override
-    def close(self) -> None:
-        """Write what is pending, then close."""
-        self._flush()
-        super().close()
-
-    def _flush(self) -> None:
-        pending, self._pending = self._pending, []
-        if pending and not self.is_closing():
-            super().write(b"".join(pending))
 
 
 def content_frames(channel: int, header: bytes, body: bytes, max_size: int) -> bytes:

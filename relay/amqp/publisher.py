@@ -196,7 +196,7 @@ class PublishChannel:
         channel.delivery_tag += 1
         channel.confirmations[channel.delivery_tag] = publish
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
-        self._connection.write_frames_at_end_of_turn(frames)
+        self._connection.write_frames(frames)
         try:
             return await asyncio.shield(publish)
         except asyncio.CancelledError as error:
