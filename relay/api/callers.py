@@ -154,7 +154,7 @@ class Callers:
         # A key counts instead of a cookie, because a page has added it. A certificate does not: who
         # signed in does not want to be somebody else when the session is over.
         if sign_in is not None and not authorization:
-            cookie = SESSION_COOKIE.read_value_from_request(request)
+            cookie = SESSION_COOKIE.read(request)
             if cookie is not None:
                 request[SESSION] = session = _session_of_own_page(request, cookie, sign_in)
                 return session.caller

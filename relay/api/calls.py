@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -332,20 +332,3 @@ def _read_body(model: type[BaseModel], content: bytes) -> BaseModel:
 
 def _is(found: Any, kind: type) -> bool:
     return isinstance(found, type) and issubclass(found, kind)
-
-
-class _HasId(Protocol):
-    @property
-    def id(self) -> int: ...
-
-
-_Row = TypeVar("_Row", bound=_HasId)
-
-
-def split_page(rows: Sequence[_Row]) -> tuple[Sequence[_Row], str | None]:
-    """Return the rows of a page and the cursor of the next page; None after the last page.
-
-    The caller reads one row more than fits: it shows that there is another page.
-    """
-    fits = rows[:PAGE_SIZE]
-    return fits, str(fits[-1].id) if len(rows) > PAGE_SIZE else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,23 +67,21 @@ class Sessions:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # the oldest first
+        self._sessions: dict[bytes, Session] = {}  # the oldest first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def begin(self, caller: Caller, name: str | None, seconds: float) -> str:
         """Begin a session of at most that many seconds, and return its cookie."""
-        self._forget_ended()
-        own = [
-            key
-            for key, other in self._sessions.items()
-            if other.caller.principal == caller.principal
-        ]
-        for key in own[: max(0, len(own) + 1 - MAX_SESSIONS_OF_PRINCIPAL)]:
-            del self._sessions[key]
-        while len(self._sessions) >= MAX_SESSIONS:
-            self._sessions.popitem(last=False)
+        for other in [each for each in self._sessions.values() if self._has_expired(each)]:
+            del self._sessions[other.key]
+        others = list(self._sessions.values())
+        own = [each for each in others if each.caller.principal == caller.principal]
+        if len(own) >= MAX_SESSIONS_OF_PRINCIPAL:
+            del self._sessions[own[0].key]
+        elif len(others) >= MAX_SESSIONS:
+            del self._sessions[others[0].key]
         cookie, lifetime = secrets.token_urlsafe(32), min(seconds, SESSION_LIFETIME)
         session = Session(
             _digest(cookie),
@@ -116,10 +113,6 @@ class Sessions:
             or clock.monotonic() >= session.ends_at_monotonic
         )
 
-    def _forget_ended(self) -> None:
-        for key in [key for key, other in self._sessions.items() if self._has_expired(other)]:
-            del self._sessions[key]
-
 
 def _digest(cookie: str) -> bytes:
     return hashlib.sha256(cookie.encode("utf-8", "surrogateescape")).digest()
@@ -132,8 +125,9 @@ class HostPrefixCookie:
     name: str
     """The prefix `__Host-` lets browsers accept it from this host alone, for this host alone."""
     same_site: Literal["Strict", "Lax"]
+    seconds: float
 
-    def read_value_from_request(self, request: web.Request) -> str | None:
+    def read(self, request: web.Request) -> str | None:
         """Return the value, split as a browser joins it (RFC 6265bis, section 5.8.3).
 
         None if the browser sent none. `request.cookies` also ends a value at a space, and strips
@@ -149,25 +143,21 @@ class HostPrefixCookie:
         values = [value for key, _, value in pairs if key == self.name]
         return values[0] or None if len(values) == 1 else None
 
-    def set_on_response(self, response: web.StreamResponse, value: str, *, seconds: float) -> None:
-        """Let the browser keep the cookie, in place of an older one."""
+    def give(self, response: web.StreamResponse, value: str | None) -> None:
+        """Let the browser keep the cookie in place of an older one; None: let it forget it."""
         response.set_cookie(
             self.name,
-            value,
-            max_age=int(seconds),
+            value or "",
+            max_age=0 if value is None else int(self.seconds),
             path="/",
             secure=True,
             httponly=True,
             samesite=self.same_site,
         )
 
-    def clear_on_response(self, response: web.StreamResponse) -> None:
-        """Let the browser forget the cookie."""
-        self.set_on_response(response, "", seconds=0)
 
-
-SESSION_COOKIE = HostPrefixCookie("__Host-imds-relay-session", "Strict")
-PENDING_COOKIE = HostPrefixCookie("__Host-imds-relay-sign-in", "Lax")
+SESSION_COOKIE = HostPrefixCookie("__Host-imds-relay-session", "Strict", SESSION_LIFETIME)
+PENDING_COOKIE = HostPrefixCookie("__Host-imds-relay-sign-in", "Lax", PENDING_LIFETIME)
 """Of a sign-in that has begun. Entra ID sends the browser back: a Strict one would be missing."""
 PAGE_HEADER = "X-Requested-With"
 PAGE_HEADER_VALUE = "imds-relay"

@@ -38,6 +38,7 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
     assert item == {
         **make_event().to_cloudevent_data(),
         "documentIncarnation": 1,
+        "means": "Each machine is rebooted: what is in memory is lost; it takes about 5 s.",
         "revision": make_event().revision,
         "scope": SCOPE,
         "occurrence": 1,

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from datetime import timedelta
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route, expect
 
 from relay.api.routes import events
 from relay.approvals.request import HOLD_NOTICE
-from relay.events.build import common_event_data
-from relay.events.timestamps import duration_text, format_rfc3339
-from relay.sentences import impact_text
+from relay.events.timestamps import format_rfc3339
 from tests.api.message_links import message_links
 from tests.api.running_relay import EVENT_ID, SCOPE, TWO_VOTES, RunningRelay, make_event, run_relay
 from tests.chromium import IN_SESSION_LOOP
@@ -420,36 +415,6 @@ async def test_the_log_follows_and_can_be_narrowed(page: Page, relay: RunningRel
     await page.get_by_label("Show").select_option("Azure")
     await expect(lines).to_have_count(1)
     await expect(lines).to_contain_text("Azure announced a Reboot of WestNO_0, WestNO_1.")
-
-
-async def test_page_chat_and_command_line_say_alike_how_long_an_event_takes(
-    page: Page,
-) -> None:
-    for seconds, text in {
-        *((9, "9 s"), (100, "100 s"), (119, "119 s"), (120, "2 min"), (179, "2 min")),
-        *((5400, "90 min"), (7199, "119 min"), (7200, "2 h"), (100_000, "27 h")),
-    }:
-        freeze = make_event(event_type="Freeze", duration=seconds)
-        data = common_event_data(freeze, 1)
-        said = await in_words(page, "impact(given)", data)
-        assert f"for about {text}:" in said
-        assert said == impact_text("Freeze", seconds, len(freeze.resources))
-        assert duration_text(seconds) == text
-
-
-async def in_words(page: Page, expression: str, given: Any) -> str:
-    """Return what the words of the page make of a value."""
-    source = (files("relay.api") / "page" / "words.js").read_text(encoding="utf-8")
-    module = re.sub(r"^import .*$", "const h = () => null;", source, count=1, flags=re.MULTILINE)
-    return str(
-        await page.evaluate(
-            "async ([source, expression, given]) => {"
-            "const blob = new Blob([source + `\\nexport const said = given => ${expression};`],"
-            " { type: 'text/javascript' });"
-            "return (await import(URL.createObjectURL(blob))).said(given); }",
-            [module, expression, given],
-        )
-    )
 
 
 async def test_earlier_events_stay_when_the_list_is_read_again(

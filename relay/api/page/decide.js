@@ -1,6 +1,6 @@
 // The question before a decision: about the state of an event that somebody sees, or a standing hold.
 
-import { h } from "./dom.js";
+import { facts, h } from "./dom.js";
 import { Failure, get, key, newId, post, session } from "./api.js";
 import { state, want } from "./store.js";
 import { eventTitle, plural, sentence, time } from "./words.js";
@@ -60,7 +60,7 @@ function show(question) {
       h("h2", { id: "decide-title", tabindex: "-1" }, `${open.label}?`),
       h("p", {}, h("strong", {}, open.title)),
       h("p", {}, open.question),
-      h("dl", { class: "facts" }, open.facts.map(([label, content]) => [h("dt", {}, label), h("dd", {}, content)])),
+      facts(open.facts),
       h("div", { id: "decide-alarms", role: "alert" }),
       h("div", { id: "decide-notices", class: "note" }),
       h("label", { for: "reason" }, "Reason ", h("span", { class: "soft" }, "(optional)")),

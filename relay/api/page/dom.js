@@ -43,6 +43,18 @@ export function icon(name, tone = "") {
     svg("path", { d: ICONS[name] }));
 }
 
+/** Make a list of facts: each a label and what it says; null leaves one out. */
+export function facts(rows, more = "") {
+  return h("dl", { class: `facts ${more}` }, rows.map(row => row && [h("dt", {}, row[0]), h("dd", {}, row[1])]));
+}
+
+/** Make a table whose rows are shown in the body with this id; it scrolls on a small screen. */
+export function table(label, heads, body, attributes, rows = []) {
+  const texts = heads.map(text => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "Actions")));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label, ...attributes },
+    h("table", {}, h("thead", {}, h("tr", {}, texts)), h("tbody", { id: body }, rows)));
+}
+
 const kept = new WeakMap();
 
 /**

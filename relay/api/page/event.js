@@ -1,12 +1,13 @@
 // One event: how it stands, what happened as a picture and in words, its rules and deliveries.
 
-import { h, icon, setText, showItems } from "./dom.js";
+import { facts, h, icon, setText, showItems, table } from "./dom.js";
 import { state } from "./store.js";
 import { actions, approvalFacts, countdown, standing } from "./now.js";
 import { deliveryRow, mayOperate } from "./sinks.js";
 import { legend, timeline } from "./timeline.js";
-import { eventTitle, impact, mark, names, outcome, plural, sentence, source, time } from "./words.js";
+import { eventTitle, mark, names, plural, sentence, source, time } from "./words.js";
 
+const HEADS = ["Recorded", "Sink", "What", "State", ""];
 let drawn = "";
 
 export function renderEvent(view) {
@@ -53,15 +54,8 @@ function build(view, detail) {
       h("h2", { id: "rules-title" }, "Why: the rules"), h("div", { id: "rules" })),
     h("section", { "aria-labelledby": "deliveries-title", class: "card" },
       h("h2", { id: "deliveries-title" }),
-      table("open-table", "Deliveries that wait or were given up", "open"),
-      h("details", { id: "settled" }, h("summary", { id: "settled-title" }), table("settled-table", "Deliveries that are settled", "deliveries")))));
-}
-
-function table(id, label, body) {
-  const heads = ["Recorded", "Sink", "What", "State", ""];
-  return h("div", { id, class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-    h("table", {}, h("thead", {}, h("tr", {}, heads.map(text => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "Actions"))))),
-      h("tbody", { id: body })));
+      table("Deliveries that wait or were given up", HEADS, "open", { id: "open-table" }),
+      h("details", { id: "settled" }, h("summary", { id: "settled-title" }), table("Deliveries that are settled", HEADS, "deliveries")))));
 }
 
 function renderSummary(detail) {
@@ -70,25 +64,22 @@ function renderSummary(detail) {
     h("div", { class: "event-head" },
       h("div", {}, h("h1", { tabindex: "-1" }, eventTitle(detail)), h("p", { class: "soft" }, h("span", { class: `pill ${tone}` }, text))),
       countdown(detail)),
-    h("p", {}, detail.outcome === null ? impact(detail) : outcome(detail.outcome)),
+    h("p", {}, detail.means),
     approvalFacts(detail), actions(detail),
     detail.outcome === null && detail.notBefore && detail.eventStatus !== "Started"
       ? h("p", { class: "soft small" }, detail.approval.holds.length && state.rule ? sentence(state.rule.holdMeans) : "Azure proceeds at NotBefore regardless.") : null,
-    h("dl", { class: "facts more" },
-      fact("Machines", detail.resources.length > 10
+    facts([
+      ["Machines", detail.resources.length > 10
         ? h("details", { "data-key": "machines" }, h("summary", {}, plural(detail.resources.length, "machine")), h("p", {}, detail.resources.join(", ")))
-        : names(detail.resources, 10) || "none is named"),
-      fact("Started by", source(detail.eventSource)),
-      detail.description ? fact("Azure says", detail.description) : null,
-      fact("Announced", [time(detail.firstSeen), " (", time(detail.firstSeen, "ago"), ")"]),
-      detail.occurrence > 1 ? fact("Seen before", `this EventId is in Azure’s document for time ${detail.occurrence}`) : null,
-      fact("Scope", detail.scope),
-      fact("EventId", h("code", {}, detail.eventId)),
-      fact("Revision", h("code", {}, detail.revision))));
-}
-
-function fact(label, content) {
-  return [h("dt", {}, label), h("dd", {}, content)];
+        : names(detail.resources, 10) || "none is named"],
+      ["Started by", source(detail.eventSource)],
+      detail.description ? ["Azure says", detail.description] : null,
+      ["Announced", [time(detail.firstSeen), " (", time(detail.firstSeen, "ago"), ")"]],
+      detail.occurrence > 1 ? ["Seen before", `this EventId is in Azure’s document for time ${detail.occurrence}`] : null,
+      ["Scope", detail.scope],
+      ["EventId", h("code", {}, detail.eventId)],
+      ["Revision", h("code", {}, detail.revision)],
+    ], "more"));
 }
 
 function renderLine(event) {

@@ -1,12 +1,11 @@
 // The agents of a hub: who was heard, and when.
 
-import { h, icon, showItems } from "./dom.js";
+import { h, icon, showItems, table } from "./dom.js";
 import { state } from "./store.js";
 import { plural, roughly, time } from "./words.js";
 
-const WORDS = { fresh: "heard", silent: "silent", unknown: "not known yet" };
-const TONES = { fresh: "good", silent: "bad", unknown: "" };
-const ICONS = { fresh: "ok", silent: "bad", unknown: "none" };
+const HEADS = ["Agent", "State", "Heard", "Version", "Zone", "Last poll", "Clock"];
+const STATES = { fresh: ["ok", "good", "heard"], silent: ["bad", "bad", "silent"], unknown: ["none", "", "not known yet"] };
 
 export function renderFleet(view) {
   if (!view.querySelector("#scopes")) {
@@ -31,15 +30,18 @@ function renderScope({ scope, members, isSilent }) {
   const text = isSilent ? "all silent: nobody hears of events here" : silent ? `${silent} of ${members.length} silent` : `${members.length} of ${members.length} heard`;
   return h("details", { class: `card scope-card ${tone}`, "data-key": scope, open: members.length <= 20 || silent > 0 },
     h("summary", {}, h("strong", {}, scope), " ", h("span", { class: `pill ${tone}` }, text)),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Agents of ${scope}` }, h("table", {},
-      h("thead", {}, h("tr", {}, ["Agent", "State", "Heard", "Version", "Zone", "Last poll", "Clock"].map(name => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, members.map(agent => h("tr", {},
-        h("th", { scope: "row" }, agent.name || agent.relay),
-        h("td", {}, icon(ICONS[agent.state] ?? "none", TONES[agent.state] ?? ""), WORDS[agent.state] ?? agent.state),
-        h("td", {}, time(agent.lastHeard, "ago")),
-        h("td", {}, agent.version ?? "–"), h("td", {}, agent.zone ?? "–"),
-        h("td", {}, agent.pollAgeSeconds === null ? "–" : `${roughly(agent.pollAgeSeconds)} old`),
-        h("td", {}, clockText(agent.clockOffsetSeconds))))))));
+    table(`Agents of ${scope}`, HEADS, null, {}, members.map(renderAgent)));
+}
+
+function renderAgent(agent) {
+  const [iconName, agentTone, word] = STATES[agent.state] ?? ["none", "", agent.state];
+  return h("tr", {},
+    h("th", { scope: "row" }, agent.name || agent.relay),
+    h("td", {}, icon(iconName, agentTone), word),
+    h("td", {}, time(agent.lastHeard, "ago")),
+    h("td", {}, agent.version ?? "–"), h("td", {}, agent.zone ?? "–"),
+    h("td", {}, agent.pollAgeSeconds === null ? "–" : `${roughly(agent.pollAgeSeconds)} old`),
+    h("td", {}, clockText(agent.clockOffsetSeconds)));
 }
 
 function clockText(offset) {

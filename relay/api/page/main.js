@@ -19,25 +19,22 @@ let shownView = "", prepared = null, signedIn = { signIn: null, principal: null 
 
 // --- views
 
-function readAddress() {
-  const [, name = "", scope, id] = location.hash.split("/");
-  if (name === "event" && scope && id) {
-    try {
-      return { name, scope: decodeURIComponent(scope), id: decodeURIComponent(id) };
-    } catch { /* not an address of this page */ }
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return ""; // not of an address of this page
   }
-  return { name: ["log", "sinks", "fleet"].includes(name) ? name : "now" };
 }
 
-/** The decision that a link in a message prepares, about the revision that the message showed. */
-function readDecision() {
-  const [, name, , , decision = "", revision] = location.hash.split("/");
-  if (name !== "event" || !revision || !Object.hasOwn(LABELS, decision)) return null;
-  try {
-    return { decision, revision: decodeURIComponent(revision) };
-  } catch {
-    return null;
-  }
+/** Read the view of the address, and the decision that a link in a message prepares in it. */
+function readAddress() {
+  const [, name = "", ...parts] = location.hash.split("/");
+  const [scope, id, decision, revision] = parts.map(decoded);
+  const isEvent = name === "event" && scope && id;
+  prepared = isEvent && revision && Object.hasOwn(LABELS, decision) ? { decision, revision } : null;
+  if (isEvent) return { name, scope, id };
+  return { name: ["log", "sinks", "fleet"].includes(name) ? name : "now" };
 }
 
 /** Ask about the decision of a link, once its event is read. */
@@ -56,7 +53,6 @@ function openPrepared() {
 function navigate() {
   const isChange = shownView !== "";
   state.view = readAddress();
-  prepared = readDecision();
   state.detail = state.rule = null;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === state.view.name) link.setAttribute("aria-current", "page");

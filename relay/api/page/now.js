@@ -1,9 +1,10 @@
 // What is scheduled now, the relay's health, and what ended lately.
 
-import { announce, h, icon, showItems, svg } from "./dom.js";
-import { more, state } from "./store.js";
+import { facts, h, icon, showItems, svg } from "./dom.js";
+import { state } from "./store.js";
 import { LABELS, openDecision, openEndOfHold } from "./decide.js";
-import { conditions, eventTitle, impact, names, now, outcome, plural, roughly, sentence, source, time, urgency } from "./words.js";
+import { moreButton } from "./sinks.js";
+import { conditions, eventTitle, names, now, plural, roughly, sentence, source, time, urgency } from "./words.js";
 
 const SHOWN_AT_ONCE = 50;
 let shown = SHOWN_AT_ONCE;
@@ -51,8 +52,7 @@ export function renderNow(view) {
         h("h2", { id: "recent-title" }, "Ended lately"),
         h("p", { id: "recent-empty", class: "soft", hidden: true }, "No event has ended yet, as far as the state file remembers."),
         h("ul", { id: "recent", class: "rows" }),
-        h("button", { id: "more-recent", class: "plain", type: "button", hidden: true,
-          on: { click: () => more("recent").catch(failure => announce(sentence(failure.message), "bad")) } }, "Earlier events")));
+        moreButton("more-recent", "recent", "Earlier events")));
   }
   renderHealth(view.querySelector("#health"));
   const live = state.live.slice(0, shown);
@@ -136,7 +136,7 @@ function renderCard(item) {
           `by ${source(item.eventSource)}`)),
       countdown(item)),
     fuse(item),
-    h("p", { class: "impact" }, impact(item) || sentence(item.description ?? "")),
+    h("p", { class: "impact" }, item.means),
     approvalFacts(item),
     actions(item));
 }
@@ -207,7 +207,7 @@ export function approvalFacts(item) {
   if (isOpen && approval.runbook?.startsWith("https:")) {
     rows.push(["Runbook", h("a", { href: approval.runbook, target: "_blank", rel: "noopener noreferrer" }, approval.runbook)]);
   }
-  return rows.length ? h("dl", { class: "facts" }, rows.map(([label, content]) => [h("dt", {}, label), h("dd", {}, content)])) : null;
+  return rows.length ? facts(rows) : null;
 }
 
 function people(principals, name, tone) {
@@ -251,6 +251,6 @@ function renderEnded(item) {
     h("span", { class: "when soft" }, time(item.lastChanged, "ago")),
     h("span", { class: "what" }, h("a", { href: eventHref(item), "data-key": "title" }, eventTitle(item)),
       item.occurrence > 1 ? ` (time ${item.occurrence})` : "",
-      h("span", { class: "soft" }, ` ${outcome(item.outcome)}`)));
+      h("span", { class: "soft" }, ` ${item.means}`)));
 }
 

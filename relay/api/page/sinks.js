@@ -1,6 +1,6 @@
 // Where events go: what waits for each sink, whether it takes it, and what was given up.
 
-import { announce, h, icon, showItems } from "./dom.js";
+import { announce, facts, h, icon, showItems, table } from "./dom.js";
 import { post } from "./api.js";
 import { more, state, want } from "./store.js";
 import { plural, roughly, sentence, time, typeName } from "./words.js";
@@ -9,6 +9,12 @@ const HEADS = ["Recorded", "Sink", "What", "Why", ""];
 
 /** Whether the reader may pause sinks and send dead letters again. */
 export const mayOperate = () => state.status?.caller.can.includes("operate") ?? false;
+
+/** Make the button that shows more of a list. */
+export function moreButton(id, kind, text) {
+  return h("button", { id, class: "plain", type: "button", hidden: true,
+    on: { click: () => more(kind).catch(failure => announce(sentence(failure.message), "bad")) } }, text);
+}
 
 export function renderSinks(view) {
   if (!view.querySelector("#sinks")) {
@@ -21,12 +27,8 @@ export function renderSinks(view) {
         h("h2", { id: "dead-title" }, "Dead letters"),
         h("p", { id: "dead-empty", class: "soft", hidden: true }, "Nothing was given up."),
         h("ul", { id: "dead-groups", class: "rows" }),
-        h("div", { class: "scroll card", id: "dead-table", tabindex: "0", role: "region", "aria-label": "Table of dead letters" },
-          h("table", {},
-            h("thead", {}, h("tr", {}, HEADS.map(text => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "Actions"))))),
-            h("tbody", { id: "dead" }))),
-        h("button", { id: "more-dead", class: "plain", type: "button", hidden: true,
-          on: { click: () => more("deadLetters").catch(failure => announce(sentence(failure.message), "bad")) } }, "Older ones")));
+        table("Table of dead letters", HEADS, "dead", { id: "dead-table", class: "scroll card" }),
+        moreButton("more-dead", "deadLetters", "Older ones")));
   }
   const may = mayOperate(), letters = state.deadLetters ?? [];
   showItems(view.querySelector("#sinks"), state.sinks.map(sink => ({ ...sink, may })), sink => sink.name, renderSink);
@@ -54,19 +56,22 @@ function renderSink(sink) {
     h("h2", {}, sink.name, " ", h("span", { class: "soft kind" }, sink.kind)),
     h("p", {}, h("span", { class: `pill ${tone}` }, icon(ok ? "ok" : sink.state === "paused" ? "hold" : "bad"), word)),
     sink.reason && !ok ? h("p", { class: "reason" }, sentence(sink.reason)) : null,
-    h("dl", { class: "facts" },
-      h("dt", {}, "Waiting"), h("dd", { class: sink.waiting ? "strong" : "" }, String(sink.waiting),
-        sink.oldestWaitingSeconds === null ? "" : `, the oldest for ${roughly(sink.oldestWaitingSeconds)}`),
-      h("dt", {}, "Breaker"), h("dd", {}, BREAKERS[sink.circuit] ?? sink.circuit),
-      h("dt", {}, "Delivered"), h("dd", {}, `${sink.delivered} since the start`),
-      h("dt", {}, "Dead letters"), h("dd", { class: sink.deadLetters ? "strong bad" : "" }, sink.deadLetters === null ? "not known" : String(sink.deadLetters))),
+    facts([
+      ["Waiting", h("span", { class: sink.waiting ? "strong" : "" }, String(sink.waiting),
+        sink.oldestWaitingSeconds === null ? "" : `, the oldest for ${roughly(sink.oldestWaitingSeconds)}`)],
+      ["Breaker", BREAKERS[sink.circuit] ?? sink.circuit],
+      ["Delivered", `${sink.delivered} since the start`],
+      ["Dead letters", h("span", { class: sink.deadLetters ? "strong bad" : "" }, String(sink.deadLetters ?? "not known"))],
+    ]),
     sink.may ? h("p", { class: "actions" },
-      isOn ? h("button", { class: "plain", type: "button", "data-key": "pause", "aria-label": `Pause ${sink.name}`,
-        on: { click: event => act(event, `v1/sinks/${encodeURIComponent(sink.name)}/pause`, `${sink.name} is paused: its deliveries wait.`) } }, "Pause")
-        : h("button", { type: "button", "data-key": "pause", "aria-label": `Resume ${sink.name}`,
-          on: { click: event => act(event, `v1/sinks/${encodeURIComponent(sink.name)}/resume`, `${sink.name} is resumed.`) } }, "Resume"),
-      h("button", { class: "plain", type: "button", "data-key": "ping", "aria-label": `Send a test message to ${sink.name}`,
-        on: { click: event => act(event, `v1/sinks/${encodeURIComponent(sink.name)}/ping`, `A test message for ${sink.name} is recorded.`) } }, "Send a test message")) : null);
+      isOn ? sinkButton(sink, "pause", "Pause", `Pause ${sink.name}`, `${sink.name} is paused: its deliveries wait.`)
+        : sinkButton(sink, "resume", "Resume", `Resume ${sink.name}`, `${sink.name} is resumed.`),
+      sinkButton(sink, "ping", "Send a test message", `Send a test message to ${sink.name}`, `A test message for ${sink.name} is recorded.`)) : null);
+}
+
+function sinkButton({ name }, action, text, label, done) {
+  return h("button", { class: action === "resume" ? "" : "plain", type: "button", "data-key": action === "ping" ? "ping" : "pause", "aria-label": label,
+    on: { click: event => act(event, `v1/sinks/${encodeURIComponent(name)}/${action}`, done) } }, text);
 }
 
 function renderGroup({ name, count }) {
@@ -110,35 +115,30 @@ function look() {
   setTimeout(want, 1000);
 }
 
-async function act(event, path, done) {
-  const button = event.currentTarget;
+/** Do something that is asked for once, and say what came of it. */
+async function once(button, work, failed) {
   if (button.getAttribute("aria-disabled")) return;
   button.setAttribute("aria-disabled", "true");
   try {
-    await post(path);
-    announce(done, "good");
+    announce(await work(), "good");
   } catch (failure) {
-    announce(failure.status === 0 ? "The relay cannot be reached: it is not known whether it was done." : sentence(failure.message), "bad");
+    announce(failed(failure), "bad");
   }
   button.removeAttribute("aria-disabled");
   look();
 }
 
-async function sendAll(event, sink) {
-  const button = event.currentTarget;
-  if (button.getAttribute("aria-disabled")) return;
-  button.setAttribute("aria-disabled", "true");
+const act = (event, path, done) => once(event.currentTarget, () => post(path).then(() => done), failure =>
+  (failure.status === 0 ? "The relay cannot be reached: it is not known whether it was done." : sentence(failure.message)));
+
+function sendAll(event, sink) {
   let count = 0;
-  try {
+  return once(event.currentTarget, async () => {
     for (let more = {}; more !== null;) {
       const answer = await post("v1/dead-letters/redeliver", { sink, ...more });
       count += answer.redelivered;
       more = answer.next === null ? null : { until: answer.until, after: answer.next };
     }
-    announce(`${plural(count, "dead letter")} of ${sink}: sent again.`, "good");
-  } catch (failure) {
-    announce(`${count} are sent again. ${sentence(failure.message)}`, "bad");
-  }
-  button.removeAttribute("aria-disabled");
-  look();
+    return `${plural(count, "dead letter")} of ${sink}: sent again.`;
+  }, failure => `${count} are sent again. ${sentence(failure.message)}`);
 }

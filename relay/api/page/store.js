@@ -17,17 +17,15 @@ const LOG_START = 100;
 const LOG_SIZE = 300;
 const MAX_PAGES = 10;
 
-export const state = {
-  status: null, live: [], hasMoreLive: false, recent: null, recentNext: null, sinks: [],
-  deadLetters: null, deadLettersNext: null, standingHolds: [], fleet: null, detail: null, rule: null, log: [],
-  scope: null,
-  view: { name: "now" },
+const empty = () => ({
+  status: null, live: [], hasMoreLive: false, recent: null, recentNext: null, sinks: [], deadLetters: null, deadLettersNext: null,
+  standingHolds: [], fleet: null, detail: null, rule: null, log: [], scope: null,
   /** connecting, live, lost, polling (no stream can be had), or paused (nobody sees the tab). */
-  link: "connecting",
-  linkReason: "", retryAt: 0, heardAt: 0,
+  link: "connecting", linkReason: "", retryAt: 0, heardAt: 0,
   /** Why the last reading failed, though the relay is there. */
   problem: null,
-};
+});
+export const state = { ...empty(), view: { name: "now" } };
 
 let render = () => {}, leave = () => {};
 let usedKey = false, session = null, position = null, wanted = new Set(), isReading = false, lastRead = 0;
@@ -188,10 +186,7 @@ export function end() {
   session = null;
   position = null;
   wanted = new Set();
-  Object.assign(state, {
-    status: null, live: [], recent: null, recentNext: null, sinks: [], deadLetters: null, deadLettersNext: null, standingHolds: [], fleet: null, detail: null,
-    rule: null, log: [], link: "connecting", heardAt: 0, problem: null, scope: null,
-  });
+  Object.assign(state, empty());
 }
 
 /** Try to connect now. */
@@ -272,16 +267,8 @@ function untilRetry(seconds) {
   });
 }
 
-function untilVisible() {
-  return new Promise(done => {
-    const look = () => {
-      if (document.hidden) return;
-      document.removeEventListener("visibilitychange", look);
-      done();
-    };
-    document.addEventListener("visibilitychange", look);
-    look();
-  });
+async function untilVisible() {
+  while (document.hidden) await new Promise(done => document.addEventListener("visibilitychange", done, { once: true }));
 }
 
 /** A browser has few connections to a relay: a hidden tab must not keep one of them forever. */

@@ -37,12 +37,6 @@ export function roughly(seconds) {
   return `${Math.round(whole / 86400)} days`;
 }
 
-/** Return how long something takes, as chat, log and command line say it. */
-export function takes(seconds) {
-  if (seconds < 120) return `${seconds} s`;
-  return seconds < 7200 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
-}
-
 /** Return the time of day, with the date unless it is today. */
 export function clock(moment, { short = false } = {}) {
   const time = (short ? SHORT_CLOCK : CLOCK).format(moment);
@@ -96,41 +90,10 @@ export function eventTitle(data) {
   return `${data.eventType ?? "Maintenance"} of ${names(data.resources ?? []) || "no machine that is named"}`;
 }
 
-const IMPACTS = {
-  __proto__: null, // a type can have any name, also that of a method
-  freeze: "paused{duration}: memory and open files stay, connections can drop",
-  reboot: "rebooted: what is in memory is lost",
-  redeploy: "moved to another host: memory and temporary disks are lost",
-  preempt: "taken away, being a Spot machine: its temporary disks are lost",
-  terminate: "deleted",
-};
-
-export function impact(data) {
-  const machines = data.resources?.length === 1 ? "The machine is" : "Each machine is";
-  const known = IMPACTS[(data.eventType ?? "").toLowerCase()];
-  if (!known) return "";
-  const seconds = data.durationSeconds;
-  const long = seconds === null || seconds === undefined ? null : takes(seconds);
-  if (known.includes("{duration}")) {
-    return `${machines} ${known.replace("{duration}", long ? ` for about ${long}` : " for a while")}.`;
-  }
-  return `${machines} ${known}${long ? `; it takes about ${long}` : ""}.`;
-}
-
 const SOURCES = { __proto__: null, platform: "Azure itself", user: "a user of the subscription" };
 
 export function source(text) {
   return SOURCES[(text ?? "").toLowerCase()] ?? text ?? "not said";
-}
-
-const OUTCOMES = {
-  completed: "Azure has completed it.",
-  canceled: "Azure has taken it back: it does not happen.",
-  unknown: "It is not in Azure's document any more; whether it happened is not known.",
-};
-
-export function outcome(text) {
-  return OUTCOMES[text] ?? OUTCOMES.unknown;
 }
 
 /** Return the type of a CloudEvent without prefix and version, such as event.scheduled. */

@@ -23,7 +23,6 @@ from relay.api.calls import (
     Cursor,
     get_page,
     post,
-    split_page,
 )
 from relay.api.responses import Problem, problem_of_refusal
 from relay.approvals.admission import ambiguous_scope_refusal
@@ -106,8 +105,10 @@ async def _page(call: Call, cursor: int | None, states: tuple[EntryState, ...]) 
     deliveries = await call.run_long_read(
         lambda tx: tx.deliveries.page(states=states, before=cursor, limit=PAGE_SIZE + 1)
     )
-    page, next_cursor = split_page(deliveries)
-    return DeliveryPage(items=[delivery_summary(row) for row in page], next=next_cursor)
+    page, has_more = deliveries[:PAGE_SIZE], len(deliveries) > PAGE_SIZE
+    return DeliveryPage(
+        items=[delivery_summary(row) for row in page], next=str(page[-1].id) if has_more else None
+    )
 
 
 async def _find(call: Call, number: str) -> Delivery | None:

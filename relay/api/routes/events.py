@@ -43,10 +43,11 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
 from relay.events.remarks import Remarks
 from relay.events.timestamps import format_rfc3339
-from relay.sentences import said
+from relay.sentences import event_outcome_text, impact_text, said
 from relay.store import Decision, Mode, TrackedEvent
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
+from relay.telemetry.event_counts import OTHER, azure_event_type_label
 
 T = TypeVar("T")
 
@@ -100,6 +101,8 @@ class EventSummary(EventData):
     """null while it is in the document."""
     firstSeen: str  # noqa: N815
     lastChanged: str  # noqa: N815
+    means: str
+    """What it does to its machines, or how it ended, in a sentence for people."""
     approval: ApprovalSummary
 
 
@@ -215,13 +218,20 @@ def _event_summary(
     )
     if not status.votes_missing:
         approval["mayVote"] = []
+    data = cast("EventData", occurrence.data)
+    means = event_outcome_text(occurrence.outcome)
+    if occurrence.live:
+        means = impact_text(data["eventType"], data["durationSeconds"], len(data["resources"]))
+        if azure_event_type_label(data["eventType"]) == OTHER:
+            means = data["description"] or means
     return EventSummary(
-        **cast("EventData", occurrence.data),
+        **data,
         scope=occurrence.scope,
         occurrence=occurrence.number,
         outcome=cast("Literal['completed', 'canceled', 'unknown'] | None", occurrence.outcome),
         firstSeen=occurrence.first_seen,
         lastChanged=occurrence.last_changed,
+        means=means,
         approval=approval,
     )
 

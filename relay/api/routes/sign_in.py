@@ -18,10 +18,8 @@ from relay.api.entra_settings import CALLBACK_PATH
 from relay.api.responses import Problem, ProblemWithLink, bytes_response, json_response
 from relay.api.sessions import (
     PENDING_COOKIE,
-    PENDING_LIFETIME,
     SESSION,
     SESSION_COOKIE,
-    SESSION_LIFETIME,
     SignInRefused,
     check_sent_by_own_page,
 )
@@ -76,11 +74,11 @@ async def show_session(call: Call) -> SessionInfo | web.Response:
         name=None if session is None else session.name,
         can=[right for right in _RIGHTS if right in caller.rights.can],
     )
-    cookie, sign_in = SESSION_COOKIE.read_value_from_request(call.request), call.server.sign_in
+    cookie, sign_in = SESSION_COOKIE.read(call.request), call.server.sign_in
     if cookie is None or sign_in is None or sign_in.sessions.find(cookie) is not None:
         return info
     response = json_response(200, info)
-    SESSION_COOKIE.clear_on_response(response)
+    SESSION_COOKIE.give(response, None)
     return response
 
 
@@ -112,7 +110,7 @@ async def begin(call: Call, to: Annotated[str, _TO]) -> web.Response:
     except SignInRefused as error:
         raise _refuse(call, error, sign_in) from None
     response = _redirect(url)
-    PENDING_COOKIE.set_on_response(response, pending.cookie, seconds=PENDING_LIFETIME)
+    PENDING_COOKIE.give(response, pending.cookie)
     return response
 
 
@@ -129,16 +127,16 @@ async def finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
     try:
         cookie, target = await sign_in.finish(
-            PENDING_COOKIE.read_value_from_request(request),
+            PENDING_COOKIE.read(request),
             request.rel_url,
-            SESSION_COOKIE.read_value_from_request(request),
+            SESSION_COOKIE.read(request),
         )
     except SignInRefused as error:
         raise _refuse(call, error, sign_in) from None
     _log_action(sign_in, cookie, "signed in")
     response = _redirect(sign_in.url_of_path(target))
-    PENDING_COOKIE.clear_on_response(response)
-    SESSION_COOKIE.set_on_response(response, cookie, seconds=SESSION_LIFETIME)
+    PENDING_COOKIE.give(response, None)
+    SESSION_COOKIE.give(response, cookie)
     return response
 
 
@@ -149,13 +147,13 @@ async def finish(call: Call) -> web.Response:
     problems=(403, 404),
 )
 async def sign_out(call: Call) -> SessionInfo | web.Response:
-    sign_in, cookie = _sign_in_of(call), SESSION_COOKIE.read_value_from_request(call.request)
+    sign_in, cookie = _sign_in_of(call), SESSION_COOKIE.read(call.request)
     check_sent_by_own_page(call.request, sign_in.origin)
     if cookie is not None:
         _log_action(sign_in, cookie, "signed out")
         call.server.end_session(cookie)
     response = json_response(200, SessionInfo(signIn=_PATH, principal=None, name=None, can=[]))
-    SESSION_COOKIE.clear_on_response(response)
+    SESSION_COOKIE.give(response, None)
     return response
 
 
