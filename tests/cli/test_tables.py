@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from typing_extensions import override
 
+from relay.cli._output import strip_control
 from relay.cli._tables import print_table
 
 EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
@@ -90,6 +92,12 @@ CELLS = st.one_of(st.none(), st.integers(), st.text(max_size=90), st.just(SETS),
 
 
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS, CELLS), min_size=1, max_size=4))
-def test_no_line_of_any_table_is_longer_than_the_terminal(rows: list[tuple[object, ...]]) -> None:
-    lines = printed(("one", "two", "three", "four", "five"), rows)
+def test_no_line_of_any_table_is_longer_than_the_terminal_and_nothing_is_cut(
+    rows: list[tuple[object, ...]],
+) -> None:
+    columns = ("one", "two", "three", "four", "five")
+    lines = printed(columns, rows)
     assert max(map(cell_len, lines)) <= 80
+    shown = Counter("".join("".join(lines).split()))
+    cells = [strip_control("–" if cell is None else str(cell)) for row in rows for cell in row]
+    assert shown == Counter("".join("".join([*columns, *cells]).split()))
