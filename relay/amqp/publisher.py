@@ -5,8 +5,9 @@ A `ConfirmedPublisher` belongs to a sink or to one end of a fleet. Whoever keeps
 publisher (`use_channel_until_closed`), or says why there is none (`note_connection_failure`).
 `publish` sends a message over the channel that is open, and returns the broker's answer.
 
-The frames are written here, which costs much less than aiormq's ``basic_publish``. aiormq handles
-the answers (docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again).
+The frames are written here, because aiormq's ``basic_publish`` also writes to a channel that the
+broker has closed. aiormq handles the answers
+(docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
@@ -26,9 +26,11 @@ from pamqp.commands import Basic
 
 from relay.amqp.cancellation_check import is_current_task_cancelled_by_caller
 from relay.amqp.connection import GuardedConnection
+from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, connection_failure_from_exception
 from relay.amqp.frame_streams import content_frames
 from relay.errors import Deferred
+from relay.events.cloudevent import CloudEvent
 
 PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What the broker answered to one message, or why there is no answer."""
@@ -53,18 +55,31 @@ class ConfirmedPublisher:
         self._failure = ConnectionFailure("the connection to the broker is being made")
 
     async def publish(
-        self, message_id: str, body: bytes, key: str, header: Callable[[], bytes]
+        self,
+        event: CloudEvent,
+        key: str,
+        *,
+        user_id: str | None = None,
+        expiration: int | None = None,
     ) -> PublishResult:
-        """Return the broker's answer to a message. ``header`` returns its content header.
+        """Return the broker's answer to the message of an event; see `content_header`.
 
         Once the message is sent, only an answer or the end of the channel ends the wait: to send it
         again earlier would store it twice. A broker that hangs loses its heartbeat. Raises Deferred
         if the message cannot be sent.
         """
         channel = await self._wait_for_open_channel()
-        if channel.is_blocked:
-            await self._wait_unblocked(channel)
-        return await channel.publish(message_id, body, key, header())
+        try:
+            async with asyncio.timeout(self._timeout):
+                await channel.wait_unblocked()
+        except TimeoutError:
+            raise Deferred(
+                f"within {self._timeout:g} s the broker did not let anybody publish: "
+                "see its memory and disk alarms. Nothing was sent"
+            ) from None
+        return await channel.publish(
+            event, key, content_header(event, user_id=user_id, expiration=expiration)
+        )
 
     async def use_channel_until_closed(self, channel: PublishChannel, broker: str) -> None:
         """Publish over this channel until it closes. Raises Deferred if the connection was lost.
@@ -87,16 +102,6 @@ class ConfirmedPublisher:
     def note_connection_failure(self, failure: ConnectionFailure) -> None:
         """Note why there is no connection."""
         self._failure = failure
-
-    async def _wait_unblocked(self, channel: PublishChannel) -> None:
-        try:
-            async with asyncio.timeout(self._timeout):
-                await channel.wait_unblocked()
-        except TimeoutError:
-            raise Deferred(
-                f"within {self._timeout:g} s the broker did not let anybody publish: "
-                "see its memory and disk alarms. Nothing was sent"
-            ) from None
 
     async def _wait_for_open_channel(self) -> PublishChannel:
         """Return the open channel. Raises Deferred if there is none soon."""
@@ -168,19 +173,12 @@ class PublishChannel:
     def _set_close_reason(self, _: object, error: BaseException | None) -> None:
         self.close_reason = error
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the broker blocks publishers, as under a memory or disk alarm."""
-        return _is_blocked(self._aiormq_channel)
-
     async def wait_unblocked(self) -> None:
-        """Wait while the broker blocks publishers."""
+        """Wait while the broker blocks publishers, as under a memory or disk alarm."""
         await self._aiormq_channel.connection.ready()
 
-    async def publish(
-        self, message_id: str, body: bytes, routing_key: str, header: bytes
-    ) -> PublishResult:
-        """Send a message with this content header; return the broker's answer, or why none came.
+    async def publish(self, event: CloudEvent, key: str, header: bytes) -> PublishResult:
+        """Send an event with this content header; return the broker's answer, or why none came.
 
         Whoever is cancelled leaves the publish in flight: aiormq still expects its answer.
         """
@@ -190,12 +188,12 @@ class PublishChannel:
         self._publishes.add(publish)
         publish.add_done_callback(self._publishes.discard)
         channel = self._aiormq_channel
-        frames = self._publish_frame(routing_key) + content_frames(
-            channel.number, header, body, self._max_part_bytes
+        frames = self._publish_frame(key) + content_frames(
+            channel.number, header, event.body, self._max_part_bytes
         )
         channel.delivery_tag += 1
         channel.confirmations[channel.delivery_tag] = publish
-        channel.message_id_delivery_tag[message_id] = channel.delivery_tag
+        channel.message_id_delivery_tag[event.id] = channel.delivery_tag
         self._connection.write_frames(frames)
         try:
             return await asyncio.shield(publish)
@@ -206,7 +204,7 @@ class PublishChannel:
         except Exception as error:  # noqa: BLE001  # what `PublishResult` is: the caller tells it apart
             return error
         finally:
-            channel.message_id_delivery_tag.pop(message_id, None)
+            channel.message_id_delivery_tag.pop(event.id, None)
 
     async def wait_closed(self) -> None:
         """Wait until the channel is closed."""
@@ -229,14 +227,3 @@ def _max_part_bytes(channel: aiormq.abc.AbstractChannel) -> int:
     # A broker that sets no limit says 0.
     has_limit = bool(channel.connection.connection_tune.frame_max)
     return cast("aiormq.Channel", channel).max_content_size if has_limit else sys.maxsize
-
-
-def _is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
-    """Return whether the broker blocks publishers, as under a memory or disk alarm."""
-    unblocked = channel.connection.ready()
-    try:
-        unblocked.send(None)  # aiormq tells it only to whoever waits
-    except StopIteration:
-        return False
-    unblocked.close()
-    return True

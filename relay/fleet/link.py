@@ -33,7 +33,6 @@ from relay.amqp.delivery_buffer import (
     make_delivery_buffer,
     open_consuming_channel,
 )
-from relay.amqp.event_message import content_header
 from relay.amqp.failures import ConnectionFailure, broker_message
 from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import (
@@ -137,12 +136,7 @@ class Link:
     async def _publish(
         self, event: CloudEvent, key: str, expiration: int | None = None
     ) -> PublishResult:
-        return await self._publisher.publish(
-            event.id,
-            event.body,
-            key,
-            lambda: content_header(event, user_id=self._user, expiration=expiration),
-        )
+        return await self._publisher.publish(event, key, user_id=self._user, expiration=expiration)
 
     async def _serve(self, connection: GuardedConnection) -> NoReturn:
         """Use a connection until it is over, which raises."""

@@ -197,7 +197,7 @@ async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(nod
         channel = await PublishChannel.open(connection, FLEET)
         header = content_header(message, user_id="vmss-a")
         async with asyncio.timeout(WITHIN):
-            answer = await channel.publish(message.id, message.body, agent_key("vote", A), header)
+            answer = await channel.publish(message, agent_key("vote", A), header)
         assert isinstance(answer, Basic.Ack)
     received = await arrived(node, REPORTS)
     key, _ = verify_message_from_agent(received, FLEET, DOMAINS)

@@ -23,7 +23,7 @@ from relay.amqp.broker_url import host_port
 from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.event_message import content_header, routing_key
+from relay.amqp.event_message import routing_key
 from relay.amqp.failures import ConnectionFailure, broker_message, connection_failure_from_exception
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher, PublishChannel, PublishResult
 from relay.amqp.topology import declare_topology, events_topology, log_suffix_for_unchecked_parts
@@ -123,7 +123,7 @@ class RabbitMQ:
         """
         key = routing_key(event)
         receipt = interpret_publish_result(
-            await self._publisher.publish(event.id, event.body, key, lambda: content_header(event)),
+            await self._publisher.publish(event, key),
             key,
             len(event.body),
             relay_declares=self._settings.declare is True,
