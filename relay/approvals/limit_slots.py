@@ -145,9 +145,7 @@ class LimitSlots:
                     continue
                 approvals = tx.approvals.of_occurrence(occurrence)
                 if occurrence.event.is_started or any(
-                    grant.state == "sent"
-                    or (not grant.is_open and not grant.dry_run and grant.may_have_been_accepted)
-                    for grant in approvals.grants
+                    grant.may_have_been_accepted for grant in approvals.grants
                 ):
                     going += [Taking(limit, occurrence.id, needs[limit]) for limit in needs]
                 if not (self._has_automatic_rule or approvals.decisions or approvals.grants):

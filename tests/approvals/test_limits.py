@@ -398,6 +398,20 @@ def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_ac
         assert approvals.status("B").active_grant is not None
 
 
+def test_events_of_a_shared_400_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """IMDS took neither, so the first goes beside what Azure has started meanwhile."""
+    with approvals_with(tmp_path, DATABASES | {"max": 2}) as approvals:
+        approvals.record_document(A, B, C)
+        for one in (A, C):
+            decide(approvals, "approve", "alice", of=one)
+        claims = approvals.claim()
+        assert len(claims) == 2
+        approvals.answer(claims, SourceRefused("no", status=400))
+        approvals.record_document(A, started(B), C)
+        assert go(approvals) == ["A"]
+        assert approvals.status("C").waiting_for[0].machines == ("db-1", "db-2")
+
+
 def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_try(
     tmp_path: Path,
 ) -> None:

@@ -321,10 +321,11 @@ class Limits(RuleBasedStateMachine):
             found = self._find(of)
             if found is not None and found.live:
                 status = self.approvals.status(of)
-                if approval_state(status) == "waiting":
+                if status.waiting_for:
                     due = status.not_before
                     grant = status.active_grant
-                    rank = (grant is None, grant.id if grant is not None else 0)
+                    is_sent = any(each.state == "sent" for each in status.grants)
+                    rank = (not is_sent, grant is None, grant.id if grant is not None else 0)
                     key = (*rank, due is None, due or NOON, found.first_seen, found.id)
                     waiting.append((key, of, status))
         now = self.clock.now()
