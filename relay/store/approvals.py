@@ -231,7 +231,9 @@ class Approvals:
     def _verify(self, occurrence: TrackedEvent, folded: EventApprovals) -> EventApprovals:
         """Return what is known, or the damage: read the rows again, and miss none."""
         try:
-            self._journal.require_no_gap(occurrence.position)
+            if folded is not NOTHING:  # a hold of an earlier occurrence is in force, too
+                first = self._journal.first_position_about(occurrence.key)
+                self._journal.require_no_gap(min(first, occurrence.position))
             rows = self._journal.verified_rows(APPROVAL_ROWS, occurrence.key)
             again = replace(fold_all(NOTHING, rows), position=folded.position, hash=folded.hash)
             if again == folded:

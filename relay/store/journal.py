@@ -136,6 +136,13 @@ class Journal:
             start += length
         return bodies
 
+    def first_position_about(self, event_key: str) -> int:
+        """Return the position of the first row about an event that has any."""
+        (first,) = self._connection.execute(
+            "SELECT min(position) FROM journal WHERE event_key = ?", (event_key,)
+        ).fetchone()
+        return int(first)
+
     def require_no_gap(self, first: int) -> None:
         """Raise StoreError if a row from ``first`` to the head is missing that was not pruned."""
         first = max(first, read_pruning_checkpoint(self._connection).position + 1)

@@ -96,7 +96,7 @@ class StandingHolds:
 
     def _folded(self) -> FoldedHolds:
         known = self._cache.holds
-        folded = self._journal.fold_newer(known, NO_HOLDS, _fold, STANDING_HOLD_ROWS)
+        folded = self._journal.fold_newer(known, NO_HOLDS, self._fold, STANDING_HOLD_ROWS)
         if folded.damage is not None and folded is not known:
             _log.error(
                 "approvals are off, because standing holds cannot be read: %s", folded.damage
@@ -104,24 +104,25 @@ class StandingHolds:
         self._cache.holds = folded
         return folded
 
-
-def _fold(before: FoldedHolds, rows: Iterable[JournalRow]) -> FoldedHolds:
-    by_id = dict(before.by_id)
-    for row in rows:
-        event = CloudEvent.parse(row.body)
-        hold_id = event.data["holdId"]
-        if row.kind == CREATED:
-            by_id[hold_id] = _hold_of(row.position, event)
-        elif hold_id in by_id:  # otherwise it was pruned
-            ended = parse_timestamp(event.attributes["time"])
-            by_id[hold_id] = replace(
-                by_id[hold_id], ended=ended, ended_by=event.data.get("endedBy")
-            )
-    over = [hold_id for hold_id, hold in by_id.items() if hold.ended is not None]
-    for hold_id in over[: max(0, len(over) - MAX_OVER)]:
-        del by_id[hold_id]
-    is_open = tuple(hold for hold in by_id.values() if hold.ended is None)
-    return FoldedHolds(by_id=by_id, open=is_open)
+    def _fold(self, before: FoldedHolds, rows: Iterable[JournalRow]) -> FoldedHolds:
+        by_id = dict(before.by_id)
+        for row in rows:
+            if before is NO_HOLDS and not by_id:  # all are read again, and none may be missing
+                self._journal.require_no_gap(row.position)
+            event = CloudEvent.parse(row.body)
+            hold_id = event.data["holdId"]
+            if row.kind == CREATED:
+                by_id[hold_id] = _hold_of(row.position, event)
+            elif hold_id in by_id:  # otherwise it was pruned
+                ended = parse_timestamp(event.attributes["time"])
+                by_id[hold_id] = replace(
+                    by_id[hold_id], ended=ended, ended_by=event.data.get("endedBy")
+                )
+        over = [hold_id for hold_id, hold in by_id.items() if hold.ended is not None]
+        for hold_id in over[: max(0, len(over) - MAX_OVER)]:
+            del by_id[hold_id]
+        is_open = tuple(hold for hold in by_id.values() if hold.ended is None)
+        return FoldedHolds(by_id=by_id, open=is_open)
 
 
 def _hold_of(position: int, event: CloudEvent) -> StandingHold:

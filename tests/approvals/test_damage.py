@@ -177,6 +177,33 @@ def test_approvals_are_off_if_a_standing_hold_was_removed_while_the_relay_was_st
     assert (approvals.grants, approvals.claim()) == ([], [])
 
 
+def test_an_earlier_hold_that_is_removed_while_the_relay_runs_is_missed_at_the_claim(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.record_document(OTHER)
+    approvals.record_document(USER_REBOOT, OTHER)
+    approvals.connection.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
+    approvals.connection.execute(f"DELETE FROM journal WHERE {VOTES}")  # noqa: S608  # our own text
+    approvals.transact(lambda tx: prune_all_tables(tx, StoreSettings(), NOON))
+    approvals.apply_transitions()
+    assert approvals.claim() == []
+
+
+def test_a_standing_hold_that_is_removed_while_the_relay_runs_is_missed_after_a_prune(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.hold_ahead(match={"resources": ["web-*"]})
+    approvals.hold_ahead()
+    approvals.record_document(OTHER)
+    approvals.connection.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
+    approvals.connection.execute("DELETE FROM journal WHERE position = 2")
+    approvals.transact(lambda tx: prune_all_tables(tx, StoreSettings(), NOON))
+    approvals.record_document(USER_REBOOT)
+    assert (approvals.grants, approvals.claim()) == ([], [])
+
+
 @pytest.mark.parametrize(
     "change",
     [
