@@ -107,7 +107,14 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
     elif 300 <= status <= 399:
         advice = ": redirects are not followed, set the final URL"
     else:
-        advice = f": correct the receiver or its URL{_refused_signature_skew_hint(status, skew)}"
+        advice = ": correct the receiver or its URL"
+        if status in {400, 401, 403} and skew is not None and abs(skew) > _MAX_HARMLESS_SKEW:
+            # It may have refused a good signature for its timestamp.
+            direction = "ahead of" if skew > 0 else "behind"
+            advice += (
+                f"; its clock is {abs(skew):.0f} s {direction} ours, and signatures contain the "
+                "time: check both clocks"
+            )
     return Deferred(
         f"expected 2xx, got {status_text(status)}{advice}",
         after=parse_retry_after(response.headers.get("Retry-After"), now, maximum=MAX_RETRY_AFTER),
@@ -153,17 +160,6 @@ def measure_clock_skew(date_header: str | None, now: datetime, *, elapsed: float
     ahead = (date - now).total_seconds()
     behind = ahead + elapsed + 1
     return ahead if ahead > 0 else min(behind, 0.0)
-
-
-def _refused_signature_skew_hint(status: int, skew: float | None) -> str:
-    """Return a hint if the receiver may have refused a good signature for its timestamp."""
-    if status not in {400, 401, 403} or skew is None or abs(skew) <= _MAX_HARMLESS_SKEW:
-        return ""
-    direction = "ahead of" if skew > 0 else "behind"
-    return (
-        f"; its clock is {abs(skew):.0f} s {direction} ours, and signatures contain the time: "
-        "check both clocks"
-    )
 
 
 def open_session(
