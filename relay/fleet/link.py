@@ -90,7 +90,7 @@ class Link:
     It publishes to ``exchange``. ``options`` are those of `keep_connected`.
     """
 
-    _who: ClassVar[Literal["agent", "hub"]]
+    _who: ClassVar[Literal["an agent", "a hub"]]
     _messages_per_turn: ClassVar[int]
     """Messages that are read in one turn of the event loop."""
     _no_ack: ClassVar[bool]
@@ -142,8 +142,8 @@ class Link:
         """Use a connection until it is over, which raises."""
         self._user = self._user_of(connection.url)
         tasks = [
-            asyncio.create_task(self._keep_publishing(connection), name=f"{self._who}: publish"),
-            asyncio.create_task(self._keep_listening(connection), name=f"{self._who}: listen"),
+            asyncio.create_task(self._keep_publishing(connection)),
+            asyncio.create_task(self._keep_listening(connection)),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -160,9 +160,8 @@ class Link:
     def _user_of(self, url: URL) -> str:
         """Return the user whom the messages name. Raises Deferred if the URL does not name it."""
         if not url.user and url.query.get("auth") == "external":
-            who = "an agent" if self._who == "agent" else "a hub"
             raise Deferred(
-                f"fleet.url names no user, but the messages of {who} do: write the user "
+                f"fleet.url names no user, but the messages of {self._who} do: write the user "
                 "of the certificate before the host, as in amqps://user@host"
             )
         return url.user or "guest"  # as aiormq logs in
@@ -213,10 +212,10 @@ class Link:
         raise NotImplementedError
 
     def _on_listening(self) -> None:
-        """It hears the other end from now on."""
+        pass
 
     def _on_deaf(self) -> None:
-        """It does not hear the other end any more."""
+        pass
 
     def _on_failure(self, failure: ConnectionFailure) -> None:
         self._publisher.note_connection_failure(failure)
@@ -257,7 +256,7 @@ class AgentLink(Link):
     Neither may wait. While the agent cannot listen, it tries again, and reports all the same.
     """
 
-    _who = "agent"
+    _who = "an agent"
     _messages_per_turn = 10  # the hub sends an agent few
     _no_ack = True  # nothing is delivered again: an order is for now
 
@@ -381,7 +380,7 @@ class HubLink(Link):
     acknowledged once ``is_saved``: what they said is on disk.
     """
 
-    _who = "hub"
+    _who = "a hub"
     _messages_per_turn = MAX_BATCH
     _no_ack = False
     lost_reason = "the hub has no connection to RabbitMQ, so it hears no agent"

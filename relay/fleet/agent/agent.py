@@ -273,26 +273,23 @@ class Agent:
         return pulse, at
 
     async def _answer_pulse_requests(self) -> NoReturn:
+        """Send a pulse if this VM still sees any of the events of which the hub asks.
+
+        A VM that cannot read its document does not know whether it does, and says nothing.
+        """
         while True:
             await self._was_asked.wait()
             self._was_asked.clear()
             asked, self._asked = self._asked, set()
-            await self._say_what_is_still_there(asked)
-
-    async def _say_what_is_still_there(self, asked: set[str]) -> None:
-        """Send a pulse if this VM still sees any of the events.
-
-        A VM that cannot read its document does not know whether it does, and says nothing.
-        """
-        for _ in range(ANSWER_TRIES):
-            await self._clock.sleep(ANSWER_DELAY + ANSWER_SPREAD * self._chance())
-            if self._source is None or not self._sees_any(asked):
-                return
-            with suppress(SourceError):
-                await self._source.read_with_imds_time()
-                if self._sees_any(asked):
-                    self._send_pulse_soon()
-                return
+            for _ in range(ANSWER_TRIES):
+                await self._clock.sleep(ANSWER_DELAY + ANSWER_SPREAD * self._chance())
+                if self._source is None or not self._sees_any(asked):
+                    break
+                with suppress(SourceError):
+                    await self._source.read_with_imds_time()
+                    if self._sees_any(asked):
+                        self._send_pulse_soon()
+                    break
 
     def _sees_any(self, event_ids: set[str]) -> bool:
         document = self._source.last_document if self._source is not None else None
