@@ -11,6 +11,7 @@ import pytest
 
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
+from relay.delivery.worker import Worker
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import start_orders
@@ -121,6 +122,19 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     assert abs(pulse.clock_offset) < 60
     assert {received.key for received in hub.pulses} == {f"pulse.{SCOPE}.vm-0"}
     assert {received.message.expiration for received in hub.pulses} == {120.0}
+
+
+async def test_no_pulse_overtakes_a_report_that_waits(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = 1
+    monkeypatch.setattr(Worker, "waiting", property(lambda _: waiting))
+    async with agent(hub, azure, tmp_path):
+        azure.schedule(Plan(resources=("vm-0",)))
+        await hub.wait_for(CloudEvent)
+        assert hub.pulses == []
+        waiting = 0
+        await hub.wait_for_listener()
 
 
 async def test_an_agent_reports_every_change_and_says_which_events_it_still_sees(
