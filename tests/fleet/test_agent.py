@@ -132,6 +132,12 @@ async def test_no_pulse_overtakes_a_report_that_waits(
     async with agent(hub, azure, tmp_path):
         azure.schedule(Plan(resources=("vm-0",)))
         await hub.wait_for(CloudEvent)
+
+        async def hears_hub() -> bool:
+            await hub.send(make_order("no-such-event", "none"))
+            return len(hub.results) > 1
+
+        await eventually(hears_hub, every=0.2)
         assert hub.pulses == []
         waiting = 0
         await hub.wait_for_listener()
