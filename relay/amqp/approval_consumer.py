@@ -24,7 +24,6 @@ from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.broker_url import Declare, host_port
-from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import (
     CLOSE_TIMEOUT,
     HEARTBEAT,
@@ -33,7 +32,7 @@ from relay.amqp.connection import (
     keep_connected,
 )
 from relay.amqp.delivery_buffer import Deliveries, make_delivery_buffer, open_consuming_channel
-from relay.amqp.failures import ConnectionFailure, broker_message
+from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
 from relay.amqp.message_verification import (
     UnparsedApprovalMessage,
     UnusableMessage,

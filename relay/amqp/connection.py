@@ -24,11 +24,12 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
-from relay.amqp.cancellation_check import is_current_task_cancelled_by_caller, raise_if_cancelled
 from relay.amqp.failures import (
     ConnectionFailure,
     combine_failure_reasons,
     connection_failure_from_exception,
+    is_current_task_cancelled_by_caller,
+    raise_if_cancelled,
 )
 from relay.amqp.frame_streams import MAX_BODY_BYTES, SanitizingReader
 from relay.clock import Clock

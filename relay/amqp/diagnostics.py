@@ -13,9 +13,12 @@ from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.broker_url import Declare, host_port
-from relay.amqp.cancellation_check import is_current_task_cancelled_by_caller
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, open_connection
-from relay.amqp.failures import broker_message, connection_failure_from_exception
+from relay.amqp.failures import (
+    broker_message,
+    connection_failure_from_exception,
+    is_current_task_cancelled_by_caller,
+)
 from relay.amqp.topology import Part, Queue
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import Deferred
@@ -64,7 +67,7 @@ async def diagnose(
         except Deferred as error:
             remedy = "correct the url, or check that the broker runs and lets this VM through"
             findings.append(failure(subject, error.reason, remedy))
-        except (Exception, asyncio.CancelledError) as error:  # see `cancellation_check`
+        except (Exception, asyncio.CancelledError) as error:  # see `failures`
             if is_current_task_cancelled_by_caller():
                 raise
             problem = f"{host_port(url)}: {connection_failure_from_exception(error).reason}"

@@ -24,10 +24,13 @@ from aio_pika import exceptions as amqp
 from aio_pika.abc import AbstractChannel
 from pamqp.commands import Basic
 
-from relay.amqp.cancellation_check import is_current_task_cancelled_by_caller
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.event_message import content_header
-from relay.amqp.failures import ConnectionFailure, connection_failure_from_exception
+from relay.amqp.failures import (
+    ConnectionFailure,
+    connection_failure_from_exception,
+    is_current_task_cancelled_by_caller,
+)
 from relay.amqp.frame_streams import content_frames
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent

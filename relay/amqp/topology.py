@@ -15,8 +15,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelAccessRefused
 
 from relay.amqp.broker_url import Declare
-from relay.amqp.cancellation_check import raise_if_cancelled
-from relay.amqp.failures import broker_message
+from relay.amqp.failures import broker_message, raise_if_cancelled
 from relay.errors import Deferred
 
 MAX_UNROUTED_MESSAGES = 10_000

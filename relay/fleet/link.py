@@ -25,7 +25,6 @@ from typing_extensions import override  # in typing from Python 3.12
 from yarl import URL
 
 from relay.amqp.broker_url import host_port
-from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.delivery_buffer import (
     QUEUE_DELETED,
@@ -33,7 +32,7 @@ from relay.amqp.delivery_buffer import (
     make_delivery_buffer,
     open_consuming_channel,
 )
-from relay.amqp.failures import ConnectionFailure, broker_message
+from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
 from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import (
     CONNECTION_WAIT,

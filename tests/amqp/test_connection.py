@@ -15,9 +15,12 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.amqp.broker_url import host_port, parse_urls
-from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, keep_connected
-from relay.amqp.failures import ConnectionFailure, connection_failure_from_exception
+from relay.amqp.failures import (
+    ConnectionFailure,
+    connection_failure_from_exception,
+    raise_if_cancelled,
+)
 from relay.amqp.topology import Exchange, declare_topology
 from relay.clock import SystemClock
 from relay.errors import Deferred

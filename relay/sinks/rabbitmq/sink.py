@@ -20,11 +20,15 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 
 from relay.amqp.broker_url import host_port
-from relay.amqp.cancellation_check import raise_if_cancelled
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.event_message import routing_key
-from relay.amqp.failures import ConnectionFailure, broker_message, connection_failure_from_exception
+from relay.amqp.failures import (
+    ConnectionFailure,
+    broker_message,
+    connection_failure_from_exception,
+    raise_if_cancelled,
+)
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher, PublishChannel, PublishResult
 from relay.amqp.topology import declare_topology, events_topology, log_suffix_for_unchecked_parts
 from relay.clock import Clock
