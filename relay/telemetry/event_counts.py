@@ -9,11 +9,9 @@ number is bounded: the constants list the labels, and a value that is not in the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
-from relay.events.cloudevent import is_about_event
 from relay.events.match import EVENT_TYPES
 from relay.store import RecordedEvent
 
@@ -70,15 +68,14 @@ class EventCounts:
                 self.changes[_change_labels(name, event_type)] += 1
             elif name == "approval.granted":
                 self.grants += 1
-            elif event is not None and is_about_event(name):
-                self._count_decision_or_start_result(name, event.data)
-
-    def _count_decision_or_start_result(self, name: str, data: Mapping[str, Any]) -> None:
-        if name == "startrequest.accepted":
-            self.start_requests["accepted"] += 1
-        elif name == "startrequest.failed":
-            self.start_requests["refused" if data["status"] == _REFUSED else "failed"] += 1
-        elif name == "approval.recorded":
-            self.decisions[data["decision"]] += 1
-        elif name == "approval.refused":
-            self.refusals[data["decision"]] += 1
+            elif event is None:
+                continue
+            elif name == "startrequest.accepted":
+                self.start_requests["accepted"] += 1
+            elif name == "startrequest.failed":
+                is_refused = event.data["status"] == _REFUSED
+                self.start_requests["refused" if is_refused else "failed"] += 1
+            elif name == "approval.recorded":
+                self.decisions[event.data["decision"]] += 1
+            elif name == "approval.refused":
+                self.refusals[event.data["decision"]] += 1
