@@ -1,17 +1,31 @@
-"""Which principals rules, groups and people may name, and how a chat platform adds its own."""
+"""Which principals rules, groups and people may name, and the machines of a fleet as voters."""
 
 from __future__ import annotations
 
-import pytest
+from fnmatch import fnmatchcase
+from typing import Any
 
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import (
     PrincipalForm,
+    can_mean_machine_in_scope,
     declare_chat_principal_form,
     expected_form,
     is_chat_principal,
+    is_pattern,
     is_principal,
+    machine_principal,
+    matches_principal,
+    most_votes,
+    own_resources,
+    scope_of_machine,
 )
 from relay.errors import ConfigError
+from tests.approvals.builders import build_decision, build_status
 
 
 @pytest.mark.parametrize(
@@ -47,6 +61,20 @@ def test_the_relay_and_its_chats_have_these_forms_of_principals(principal: str) 
         "mattermost:team/user",
         "entra:11111111-2222/3333",
         "",
+        # A machine is a scope and a relay word, and only machines have patterns.
+        "vm:a*/*/*",
+        "vm:a",
+        "vm:/b",
+        "vm:a/",
+        "vm:A/b",
+        "vm:a/[bc]",
+        "vm:a_b/c",
+        "vm:a/b.c",
+        "vm:a/b\n",
+        "local:*",
+        "local:ops?",
+        "entra:*/*",
+        "slack:T024/*",
     ],
 )
 def test_any_other_text_is_no_principal(text: str) -> None:
@@ -66,3 +94,151 @@ def test_a_chat_cannot_declare_a_prefix_that_is_taken_reserved_or_malformed(pref
         declare_chat_principal_form(PrincipalForm(prefix, "<anything>"))
     assert expected_form("") == forms
     assert not is_chat_principal("client:alice")
+
+
+# --- machines
+
+
+_scopes = st.from_regex(r"[ab0-]{1,4}", fullmatch=True)
+_relays = st.from_regex(r"[ab_-]{1,4}", fullmatch=True)
+_scope_patterns = st.from_regex(r"[ab0*?-]{1,4}", fullmatch=True)
+_relay_patterns = st.from_regex(r"[ab_*?-]{1,4}", fullmatch=True)
+OTHERS = st.sampled_from(["client", "entra", "local", "mtls", "slack", "mattermost", "person"])
+
+
+@given(_scope_patterns, _relay_patterns, _scopes, _relays)
+@example("*", "b", "a", "a/b")
+@example("a*", "*", "a/a", "b")
+@example("?", "?", "a", "/")
+def test_a_pattern_matches_scope_and_relay_separately(
+    scope_pattern: str, relay_pattern: str, scope: str, relay: str
+) -> None:
+    entry = f"vm:{scope_pattern}/{relay_pattern}"
+    assert is_principal(entry)
+    assert matches_principal(entry, f"vm:{scope}/{relay}") == (
+        "/" not in scope + relay
+        and fnmatchcase(scope, scope_pattern)
+        and fnmatchcase(relay, relay_pattern)
+    )
+
+
+@given(_scope_patterns, _relay_patterns, OTHERS, st.text(max_size=8))
+@example("*", "*", "client", "a/b")
+@example("*", "*", "client", "vm:a/b")
+@example("*", "*", "slack", "T/U")
+def test_a_pattern_matches_nobody_but_machines(
+    scope: str, relay: str, prefix: str, name: str
+) -> None:
+    assert not matches_principal(f"vm:{scope}/{relay}", f"{prefix}:{name}")
+
+
+@given(_scopes, _relays, OTHERS, st.sampled_from(["*", "*/*", "?", "a/*"]))
+def test_no_other_entry_means_a_machine(
+    scope: str, relay: str, prefix: str, wildcards: str
+) -> None:
+    machine = machine_principal(scope, relay)
+    assert not matches_principal(f"{prefix}:{wildcards}", machine)
+    assert not matches_principal(wildcards, machine)
+    assert not is_pattern(f"{prefix}:{wildcards}")
+
+
+@pytest.mark.parametrize("parts", [("a/b", "c"), ("a", "b/c"), ("a", "*"), ("*", "a"), ("", "a")])
+def test_no_pattern_and_no_slash_become_the_principal_of_a_machine(parts: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="expected a scope and a relay word"):
+        machine_principal(*parts)
+
+
+def test_only_a_machine_has_a_scope() -> None:
+    assert scope_of_machine("vm:prod/db_1") == "prod"
+    for other in ("vm:prod/*", "client:prod/db_1", "vm:prod", "vm:prod/db_1/x"):
+        assert scope_of_machine(other) is None
+
+
+@pytest.mark.parametrize(
+    ("what", "entry", "scope", "can_be"),
+    [
+        ("the same", "vm:prod/vm-0", "prod", True),
+        ("a pattern", "vm:prod-*/vm-0", "prod-1", True),
+        ("only the relay has the name", "vm:prod/prod-1", "prod-1", False),
+        ("any scope", "vm:*/test", "prod", True),
+    ],
+)
+def test_the_scope_of_an_entry_is_before_the_slash(
+    what: str, entry: str, scope: str, can_be: bool
+) -> None:
+    assert can_mean_machine_in_scope(entry, scope) is can_be, what
+
+
+@pytest.mark.parametrize(
+    ("voters", "whole", "each"),
+    [
+        ({"client:a", "local:b"}, 2, 2),
+        ({"vm:a/x", "vm:a/y"}, 1, 2),
+        ({"vm:a/*"}, 1, float("inf")),
+        ({"client:a", "vm:a/*", "vm:b/*"}, 2, float("inf")),
+        ({"person:fleet"}, 1, 1),
+        (set[str](), 0, 0),
+    ],
+)
+def test_one_machine_can_vote_for_a_whole_event_and_each_for_itself(
+    voters: set[str], whole: int, each: float
+) -> None:
+    assert most_votes(voters, each_resource=False) == whole
+    assert most_votes(voters, each_resource=True) == each
+
+
+# --- resources
+
+
+@pytest.mark.parametrize(
+    ("relay", "resources", "own"),
+    [
+        ("db-1", ("db-0", "DB-1"), {"DB-1"}),
+        ("db-1", ("_db-1",), {"_db-1"}),
+        ("vmss_18", ("vmss_1", "VMSS_18"), {"VMSS_18"}),
+        ("vmss_18", ("vmss00000i", "vmss00000j"), {"vmss00000i"}),
+        ("vmss_18", ("_vmss00000i",), {"_vmss00000i"}),
+        ("vmss00000i", ("vmss_17", "vmss_18"), {"vmss_18"}),
+        ("db_prod", ("db.prod",), {"db.prod"}),
+        ("db", ("db-1", "d", "adb", "dbb"), set()),
+        ("db-1", (), set()),
+        # In an availability set the other notation can be the name of another machine.
+        ("db_18", ("db_18", "db00000i"), {"db_18"}),
+        ("db00000i", ("db_18", "db00000i"), {"db00000i"}),
+        # Two names that give one word: nobody knows which of them the machine is.
+        ("db_1", ("db_1", "db.1"), set()),
+        ("db-1", ("db-1", "DB-1"), {"db-1", "DB-1"}),
+    ],
+)
+def test_a_machine_speaks_for_the_resource_that_names_it(
+    relay: str, resources: tuple[str, ...], own: set[str]
+) -> None:
+    machine = machine_principal("prod", relay)
+    assert own_resources(machine, "prod", resources) == own
+    assert own_resources(machine, "test", resources) == frozenset()
+
+
+@pytest.mark.parametrize("principal", ["client:db-1", "vm:prod/*", "vm:*/db-1", "db-1", "vm:db-1"])
+def test_nobody_else_has_resources_of_a_machine(principal: str) -> None:
+    assert own_resources(principal, "prod", ("db-1",)) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("approve", "counted"),
+    [
+        ({"each_resource": True, "from": ["vm:*/*"]}, ["vm:prod/db-1"]),
+        ({"votes": 1, "from": ["vm:*/*"]}, ["vm:prod/db-1"]),
+        ({"each_resource": True, "from": ["client:alice", "vm:test/*"]}, []),
+        ("automatic", ["vm:prod/db-1"]),
+    ],
+)
+def test_a_vote_counts_only_while_its_machine_is_the_one_of_the_event(
+    approve: Any, counted: list[str]
+) -> None:
+    """Whatever the state file says: the votes are checked again whenever they are counted."""
+    voters = ("vm:prod/db-1", "vm:prod/db-2", "vm:test/db-1", "vm:prod/*", "vm:prod/db-1/x")
+    votes = [build_decision(principal=voter, approval_id=voter) for voter in voters]
+    settings = ApprovalsSettings.model_validate({"rules": [{"name": "r", "approve": approve}]})
+    status = build_status(None, *votes, settings=settings)
+    assert status.occurrence.scope == "prod"
+    assert [vote.principal for vote in status.counted_votes] == counted
