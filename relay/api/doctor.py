@@ -109,10 +109,6 @@ class _Place:
     """Only the relay with this state file is meant."""
 
 
-class _AnotherRelay(Exception):
-    """The relay at a place has another state file."""
-
-
 def _places(settings: ApiSettings, state_file: Path) -> Iterator[_Place]:
     """Yield the places where this relay may listen, the local sockets first."""
     meant = state_file if settings.socket == "auto" else None
@@ -145,9 +141,7 @@ async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple
             "choose another address, or stop it",
         )
         try:
-            status, body = await _get_readiness(place)
-        except _AnotherRelay:
-            continue
+            answer = await _get_readiness(place)
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PermissionError) and place.state_file is None:
                 remedy = "join its group, or run doctor as the service's user"
@@ -164,7 +158,8 @@ async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple
             )
             remedy = "set api.socket: doctor then asks through the local socket"
             return warning(subject, message, remedy), True
-        return _readiness(address, status, body), True
+        if answer is not None:
+            return _readiness(address, *answer), True
     try:  # whether a relay could listen there
         for sock in await open_tcp_sockets(settings.host, settings.port):
             sock.close()
@@ -186,10 +181,10 @@ def _readiness(address: str, status: int, body: dict[str, Any]) -> Finding:
     return warning("relay", message, "see the sinks below, and its log")
 
 
-async def _get_readiness(place: _Place) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body of `/readyz`.
+async def _get_readiness(place: _Place) -> tuple[int, dict[str, Any]] | None:
+    """Return the status and the body of `/readyz`; None from a relay with another state file.
 
-    Raises aiohttp's errors, _AnotherRelay, and ValueError for a response that is not a relay's.
+    Raises aiohttp's errors, and ValueError for a response that is not a relay's.
     """
     connector = None if place.socket is None else aiohttp.UnixConnector(str(place.socket))
     meant = place.state_file
@@ -203,7 +198,7 @@ async def _get_readiness(place: _Place) -> tuple[int, dict[str, Any]]:
         ) as response,
     ):
         if response.status == HTTPStatus.MISDIRECTED_REQUEST:
-            raise _AnotherRelay
+            return None
         deadline = get_running_loop().time() + _TIMEOUT
         body: Any = orjson.loads(await read_body_start(response, deadline))
     is_readiness = isinstance(body, dict) and "status" in body
