@@ -361,10 +361,13 @@ def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
     hub.wait_until(20)
     hub.hear("a", A, 21)
     hub.silent = "a"
+    assert hub.hear("b", GONE, 18, now=22) is None  # it can be the end before
     assert hub.hear("c", GONE, 12, now=22) is None
     assert not hub.known.is_ending
     assert hub.hear("c", A, 13, now=23) is None
     assert hub.hear("c", GONE, 14, now=23) is None
+    assert hub.hear("c", B, 15, now=23) is None
+    assert hub.hear("c", GONE, 17, now=23) is None
     assert not hub.known.is_ending
     assert hub.states == ["A", "ended", "A"]
 
