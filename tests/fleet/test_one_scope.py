@@ -162,16 +162,11 @@ async def test_agents_tell_each_change_once_with_the_ids_of_a_relay_alone(
         await fleet.start_plain_relay(stack, SCOPE, PLAIN, alone.url)
         consumed = await stack.enter_async_context(consuming(fleet))
         story = Story(fleet.azures[SCOPE])
-        source = fleet.running_hub.relay.source
-        heard = source.polls
         for step in (story.begin, story.change, story.return_to_before, story.end):
             step()
             await eventually(lambda: len(changes(alone)) >= story.expected)
             await eventually(lambda: len(changes(fleet.inbox)) >= story.expected)
             await fleet.wait_until_reported()
-            if CHAOS and step == story.begin:
-                # Without the states of the hub, every agent would publish every change.
-                assert source.polls - heard < story.expected * AGENTS / 4
         assert changes(fleet.inbox) == changes(alone)
         assert histories(fleet.inbox) == histories(alone)
         await eventually(lambda: len(consumed) >= story.expected)
