@@ -181,7 +181,7 @@ class Claimant:
 
 
 def assign(
-    sizes: Mapping[str, int], going: Iterable[Taking], line: Iterable[Claimant]
+    sizes: Mapping[str, int], going: Iterable[Taking], line: Sequence[Claimant]
 ) -> dict[int, tuple[WaitingFor, ...]]:
     """Give the slots of each limit to the events in line; return for what each of them waits.
 
@@ -198,15 +198,17 @@ def assign(
     for taking in going:
         taken[taking.limit].append(taking)
     first_waiting: dict[str, str] = {}
+
+    def waits_of(claimant: Claimant) -> dict[str, WaitingFor]:
+        found = (
+            _wait(claimant, limit, sizes[limit], taken[limit], first_waiting.get(limit))
+            for limit in claimant.needs
+        )
+        return {wait.limit: wait for wait in found if wait is not None}
+
     waits = {}
     for claimant in line:
-        blocking = {
-            limit: wait
-            for limit in claimant.needs
-            if (
-                wait := _wait(claimant, limit, sizes[limit], taken[limit], first_waiting.get(limit))
-            )
-        }
+        blocking = waits[claimant.occurrence] = waits_of(claimant)
         if not blocking.keys() & first_waiting:
             # Who is first in line keeps what it can have, so that later events do not take turns
             # in passing it.
@@ -214,8 +216,15 @@ def assign(
                 taken[limit].append(Taking(limit, claimant.occurrence, claimant.needs[limit]))
         for limit in blocking:
             first_waiting.setdefault(limit, claimant.reference)
-        waits[claimant.occurrence] = tuple(blocking.values())
-    return waits
+    # A later event can have got slots for the machines of one that waits for its next try.
+    return {
+        claimant.occurrence: tuple(
+            wait
+            for limit, wait in waits_of(claimant).items()
+            if limit in waits[claimant.occurrence]
+        )
+        for claimant in line
+    }
 
 
 def _wait(
@@ -231,7 +240,8 @@ def _wait(
         for machine in taking.machines:
             others[machine] = max(taking.until, others.get(machine, taking.until))
     fits = _fit(machines, others, slots)
-    if machines <= others.keys() or (fits and (first is None or has_slots)):
+    is_behind = first not in (None, claimant.reference) and not has_slots
+    if machines <= others.keys() or (fits and not is_behind):
         return None
     frees: list[datetime] = []
     for end in sorted(set(others.values()) - {NEVER}) if not fits else ():
