@@ -14,13 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Literal, NoReturn
 
 from aio_pika import exceptions as amqp
 from aiormq.abc import AbstractChannel, DeliveredMessage
-from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelInvalidStateError,
+    ChannelLockedResource,
+)
 from typing_extensions import override  # in typing from Python 3.12
 from yarl import URL
 
@@ -372,6 +376,17 @@ class AgentLink(Link):
 # --- the hub
 
 
+@contextmanager
+def _channel_may_close() -> Iterator[None]:
+    """End the block if the channel is closed. Its reader gets the error from the buffer."""
+    try:
+        yield
+    except (amqp.AMQPError, ChannelInvalidStateError):
+        return
+    except asyncio.CancelledError:
+        raise_if_cancelled()  # else aiormq raised it
+
+
 class HubLink(Link):
     """The end of the hub, and the source of its events for the API.
 
@@ -416,6 +431,9 @@ class HubLink(Link):
         self._on_lost = on_lost
         self._deaf_since = clock.monotonic()
         self._was_connected = asyncio.Event()
+        self._reports = report_queue_name(settings.exchange)
+        self._is_taking = False
+        """Whether messages are handed over now."""
         self._taken: list[int] = []
         """The delivery tags that are not acknowledged yet."""
 
@@ -423,10 +441,24 @@ class HubLink(Link):
         """Return once this hub is or was connected. So it is not a second hub of its fleet."""
         await self._was_connected.wait()
 
-    @property
-    def has_read_all(self) -> bool:
-        """Whether nothing waits in the queue that the hub has not read."""
-        return self.is_connected and self._deliveries.empty() and len(self._taken) < PREFETCH
+    async def has_read_all(self) -> bool:
+        """Whether the hub has taken all that agents had published when this was called.
+
+        Most of a backlog waits in the broker. What has left its queue can still be on its way when
+        the broker answers, but arrives before the next answer: so the broker is asked twice.
+        """
+        channel = self._listening
+        if channel is None:
+            return False
+        waiting: int | None = None
+        with _channel_may_close():
+            for _ in range(2):
+                declared = await channel.queue_declare(self._reports, passive=True)
+                waiting = declared.message_count
+                if waiting:
+                    break
+        is_idle = self._deliveries.empty() and not self._is_taking
+        return waiting == 0 and is_idle and self._listening is channel
 
     async def send(self, key: str, event: CloudEvent) -> bool:
         """Publish to agents; return whether any of them is bound to the key.
@@ -460,8 +492,9 @@ class HubLink(Link):
         unknown = await declare_topology(
             connection, fleet_topology(settings.exchange), settings.declare
         )
-        lock = hub_lock_queue_name(settings.exchange)
-        queue = report_queue_name(settings.exchange)
+        lock, queue = hub_lock_queue_name(settings.exchange), self._reports
+        # Without the right to ask, the hub would lose its channel whenever it does.
+        await channel.queue_declare(queue, passive=True)
         try:
             await channel.queue_declare(lock, exclusive=True)
         except ChannelLockedResource:
@@ -480,7 +513,11 @@ class HubLink(Link):
 
     @override
     async def _take(self, channel: AbstractChannel, batch: Sequence[DeliveredMessage]) -> None:
-        await self._take_or_dead_letter(channel, batch)
+        self._is_taking = True
+        try:
+            await self._take_or_dead_letter(channel, batch)
+        finally:
+            self._is_taking = False
         await self.acknowledge()
 
     async def _take_or_dead_letter(

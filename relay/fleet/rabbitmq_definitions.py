@@ -135,7 +135,9 @@ def _hub_rights(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> d
         if hub.approvals.declare is True:
             made += hub_approvals_topology(hub.approvals.exchange)
     names = [part.name for part in made]  # to make a part takes all three rights
-    return _rights([hub_lock_queue_name(exchange), *names], [*write, *names], [*read, *names])
+    # RabbitMQ 4.2.6 tells how much waits in a queue only to those who may configure it.
+    configure = [hub_lock_queue_name(exchange), report_queue_name(exchange)]
+    return _rights([*configure, *names], [*write, *names], [*read, *names])
 
 
 def _agent_rights(exchange: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ def test_the_rights_are_the_least_that_hub_and_agents_need(hub_yaml: Path) -> No
     assert rights == {
         "imds-hub": (
             "prod",
-            r"^azure\.scheduledevents\.fleet\.hub$",
+            r"^(azure\.scheduledevents\.fleet\.hub|azure\.scheduledevents\.fleet\.in)$",
             r"^azure\.scheduledevents\.commands$",
             r"^azure\.scheduledevents\.fleet\.in$",
         ),
@@ -85,7 +85,7 @@ def test_the_hubs_user_keeps_the_rights_for_its_sinks_and_approvals_in_the_same_
     answer = run_command("fleet", "definitions", "--json", "--config", str(hub_yaml)).json
     hub = answer["permissions"][0]
     assert (hub["configure"], hub["write"]) == (
-        r"^azure\.scheduledevents\.fleet\.hub$",
+        r"^(azure\.scheduledevents\.fleet\.hub|azure\.scheduledevents\.fleet\.in)$",
         r"^(azure\.scheduledevents\.commands|azure\.scheduledevents)$",
     )
     assert r"|azure\.scheduledevents\.approvals\.hub)$" in hub["read"]

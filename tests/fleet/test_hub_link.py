@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
 from relay.clock import SystemClock
+from relay.fleet import link as link_module
 from relay.fleet.link import HubLink
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import agent_publish_exchange_name
@@ -26,9 +28,15 @@ class Handler:
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
+        self.begun = 0
+        """Messages that it was handed."""
+        self.may_take = asyncio.Event()
+        self.may_take.set()
 
     async def take(self, messages: Sequence[DeliveredMessage]) -> set[int]:
         """Take what is usable."""
+        self.begun += len(messages)
+        await self.may_take.wait()
         if any(message.body == BUG for message in messages):
             raise RuntimeError("a bug")
         self.taken += [message.body for message in messages if message.body != UNUSABLE]
@@ -40,7 +48,9 @@ def ignore(name: str, reason: str, *, sink: str | None = None, count: int = 1) -
 
 
 @asynccontextmanager
-async def connected(broker: Broker, exchange: str, handler: Handler) -> AsyncIterator[HubLink]:
+async def connected(
+    broker: Broker, exchange: str, handler: Handler, *, saved: Sequence[bool] = (True,)
+) -> AsyncIterator[HubLink]:
     """Run a link until the end of the block, from when it is connected."""
     settings = HubSettings.model_validate(
         {
@@ -56,7 +66,7 @@ async def connected(broker: Broker, exchange: str, handler: Handler) -> AsyncIte
         SystemClock(),
         ignore,
         handler.take,
-        is_saved=lambda: True,
+        is_saved=lambda: saved[0],
         on_lost=lambda: None,
     )
     task = asyncio.create_task(link.run())
@@ -90,10 +100,48 @@ async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_conne
         await eventually(lambda: b"3" in handler.taken)
         await publish(own_broker, exchange, b"4")
         await eventually(lambda: b"4" in handler.taken)
-        await eventually(lambda: link.has_read_all)
+        await eventually(link.has_read_all)
         assert link.failures == 0
     assert handler.taken == [b"1", b"2", b"3", b"4"]
     handler = Handler()
     async with connected(own_broker, exchange, handler):
         await publish(own_broker, exchange, b"5")
         await eventually(lambda: handler.taken == [b"5"])  # all others were acknowledged
+
+
+async def test_a_hub_has_not_read_all_while_messages_wait_in_the_broker(
+    own_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a backlog nothing is on the way from the broker, now and then."""
+    monkeypatch.setattr(link_module, "PREFETCH", 1)
+    await asyncio.to_thread(own_broker.start)
+    exchange = unused_exchange()
+    await asyncio.to_thread(define_users, own_broker, exchange)
+    handler, saved = Handler(), [False]
+    async with connected(own_broker, exchange, handler, saved=saved) as link:
+        assert await link.has_read_all()
+        handler.may_take.clear()
+        await publish(own_broker, exchange, b"1", b"2", b"3")
+        await eventually(lambda: handler.begun == 1)
+        assert not await link.has_read_all()
+        handler.may_take.set()
+        await eventually(lambda: handler.taken == [b"1"])
+        assert not await link.has_read_all()
+        saved[0] = True
+        await link.acknowledge()
+        await eventually(link.has_read_all)
+        assert handler.taken == [b"1", b"2", b"3"]
+
+
+async def test_a_hub_has_not_read_what_it_was_only_handed(own_broker: Broker) -> None:
+    await asyncio.to_thread(own_broker.start)
+    exchange = unused_exchange()
+    await asyncio.to_thread(define_users, own_broker, exchange)
+    handler = Handler()
+    async with connected(own_broker, exchange, handler) as link:
+        handler.may_take.clear()
+        await publish(own_broker, exchange, b"1")
+        await eventually(lambda: handler.begun == 1)
+        assert not await link.has_read_all()
+        handler.may_take.set()
+        await eventually(link.has_read_all)

@@ -268,12 +268,14 @@ async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: 
         assert await declare_topology(connection, TOPOLOGY, True) == ()  # all is made
 
 
-async def test_the_hub_consumes_and_dead_letters(node: Broker) -> None:
+async def test_the_hub_asks_what_waits_and_consumes_and_dead_letters(node: Broker) -> None:
     async with channel_of(node, "vmss-a") as agent:
         await publish(agent, FLEET, agent_key("vote", A), user="vmss-a")
     async with channel_of(node, HUB_USER) as hub:
         arrivals: asyncio.Queue[Any] = asyncio.Queue()
         await hub.declare_queue(LOCK, exclusive=True)
+        waiting = await hub.declare_queue(REPORTS, passive=True)
+        assert waiting.declaration_result.message_count == 1
         for name in (APPROVALS, REPORTS):
             await (await hub.get_queue(name, ensure=False)).consume(arrivals.put)
         async with asyncio.timeout(WITHIN):

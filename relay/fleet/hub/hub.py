@@ -156,7 +156,9 @@ class Hub:
     async def _look_after(self) -> None:
         """Do what is due every few seconds."""
         await self.link.acknowledge()  # what was only in memory may be on disk now
-        self._note_listening()
+        now = self._clock.now()
+        if await self.link.has_read_all() and self.roster.note_listening(now):
+            self._merger.restart_end_waits()  # agents that disagree may have said what nobody heard
         ended, self._merger.ended = self._merger.ended, []
         if not ended:
             return
@@ -172,11 +174,6 @@ class Hub:
                 # Azure has deleted these VMs. One that is heard again comes back.
                 for agent in self.roster.agents_terminated_by(scope, occurrence.event):
                     await self.forget(agent)
-
-    def _note_listening(self) -> None:
-        """Note that the hub listens; after a pause, let agents that disagree have their time."""
-        if self.link.has_read_all and self.roster.note_listening(self._clock.now()):
-            self._merger.restart_end_waits()
 
     async def forget(self, agent: Agent) -> None:
         """Remove an agent that is gone for good."""
@@ -232,7 +229,6 @@ class Hub:
                 await self._vote_slots.acquire()
                 work = self._answer(self._votes, sender, vote)
                 self._tasks.create_task(work, name="hub: vote")
-        self._note_listening()
         return {tag for tag, each in read if each is None}
 
     async def _answer(

@@ -26,7 +26,7 @@ FRESH_FOR = timedelta(seconds=150)
 FORGOTTEN_AFTER = timedelta(hours=24)
 MAX_LISTEN_PAUSE = timedelta(seconds=60)
 """If nothing was noted for so long, the hub did not listen: its process or machine stood still, or
-its queue was never empty."""
+its queue was not empty whenever it asked."""
 MAX_CLOCK_OFFSET = 2.0
 """Seconds. An agent whose clock is wrong by more cannot keep a deadline."""
 MAX_POLL_AGE = 60.0
