@@ -62,7 +62,6 @@ class ConfirmedPublisher:
         event: CloudEvent,
         key: str,
         *,
-        user_id: str | None = None,
         expiration: int | None = None,
     ) -> PublishResult:
         """Return the broker's answer to the message of an event; see `content_header`.
@@ -80,9 +79,8 @@ class ConfirmedPublisher:
                 f"within {self._timeout:g} s the broker did not let anybody publish: "
                 "see its memory and disk alarms. Nothing was sent"
             ) from None
-        return await channel.publish(
-            event, key, content_header(event, user_id=user_id, expiration=expiration)
-        )
+        header = content_header(event, user_id=channel.user_id, expiration=expiration)
+        return await channel.publish(event, key, header)
 
     async def use_channel_until_closed(self, channel: PublishChannel, broker: str) -> None:
         """Publish over this channel until it closes. Raises Deferred if the connection was lost.
@@ -128,6 +126,7 @@ class PublishChannel:
     """An open channel, and the messages in flight on it.
 
     Nothing else may publish on the channel: aiormq takes its count of messages from here.
+    ``user_id`` is that of its messages: the user of the connection. The next one can have another.
     """
 
     def __init__(
@@ -136,7 +135,9 @@ class PublishChannel:
         channel: AbstractChannel,
         aiormq_channel: aiormq.Channel,
         exchange: str,
+        user_id: str | None,
     ) -> None:
+        self.user_id = user_id
         self.close_reason: BaseException | None = None
         """What closed the channel."""
         self._connection = connection
@@ -156,12 +157,14 @@ class PublishChannel:
         channel.close_callbacks.add(self._set_close_reason)
 
     @classmethod
-    async def open(cls, connection: GuardedConnection, exchange: str) -> PublishChannel:
+    async def open(
+        cls, connection: GuardedConnection, exchange: str, *, user_id: str | None = None
+    ) -> PublishChannel:
         """Open a channel."""
         channel = connection.channel(on_return_raises=True)
         await channel.initialize()
         aiormq_channel = cast("aiormq.Channel", await channel.get_underlay_channel())
-        return cls(connection, channel, aiormq_channel, exchange)
+        return cls(connection, channel, aiormq_channel, exchange, user_id)
 
     @property
     def is_closed(self) -> bool:

@@ -113,7 +113,6 @@ class Link:
         self._exchange = exchange
         self._publisher = publisher
         self._options = options
-        self._user = ""
         self._listening: AbstractChannel | None = None
         self._deliveries: Deliveries = asyncio.Queue()
         self._state_log = LogOnce(_log)
@@ -139,11 +138,10 @@ class Link:
     async def _publish(
         self, event: CloudEvent, key: str, expiration: int | None = None
     ) -> PublishResult:
-        return await self._publisher.publish(event, key, user_id=self._user, expiration=expiration)
+        return await self._publisher.publish(event, key, expiration=expiration)
 
     async def _serve(self, connection: GuardedConnection) -> NoReturn:
         """Use a connection until it is over, which raises."""
-        self._user = self._user_of(connection.url)
         tasks = [
             asyncio.create_task(self._keep_publishing(connection)),
             asyncio.create_task(self._keep_listening(connection)),
@@ -170,9 +168,10 @@ class Link:
         return url.user or "guest"  # as aiormq logs in
 
     async def _keep_publishing(self, connection: GuardedConnection) -> NoReturn:
+        user = self._user_of(connection.url)
         while True:
             async with asyncio.timeout(SETUP_TIMEOUT):
-                channel = await PublishChannel.open(connection, self._exchange)
+                channel = await PublishChannel.open(connection, self._exchange, user_id=user)
             raise_if_cancelled()
             await self._publisher.use_channel_until_closed(channel, host_port(connection.url))
 
