@@ -24,6 +24,7 @@ from relay.fleet.hub.merge import (
     apply_word,
     end_if_still_gone,
     forget_agent,
+    not_in_future,
     restore_history,
     wait_again,
     words_of_pulse,
@@ -106,6 +107,8 @@ class Fleet:
     listening_since: datetime = START
     false_ends: int = 0
     """How often the end was told though an agent that can speak saw the event."""
+    hub_behind: timedelta = timedelta(0)
+    """How far the clock of the hub is behind that of Azure."""
     patient: bool = True
     """An agent sends its reports before its pulses."""
 
@@ -176,8 +179,8 @@ class Fleet:
         """Let time pass. Agents that are connected answer that they show what is ending."""
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
-            due = self.history.end_due_at if self.history is not None else None
-            if due is not None:
+            is_ending = self.history is not None and self.history.is_ending
+            if is_ending:
                 self.now = min(end, self.now + timedelta(seconds=1))
                 self._answer_ending()
             else:
@@ -189,7 +192,7 @@ class Fleet:
         self.listening_since = self.now
         self.history = self.restored()
         if self.history is not None:
-            self.history = wait_again(self.history, self.now)
+            self.history = wait_again(self.history, self.now - self.hub_behind)
 
     def restored(self) -> EventHistory | None:
         """Return the history as the state file gives it back."""
@@ -215,7 +218,8 @@ class Fleet:
         self.heard.pop(vm.name, None)
         if self.history is not None:
             is_last = not list(self.living())
-            self._take(*forget_agent(self.history, vm.name, self.now, is_last=is_last))
+            now = self.now - self.hub_behind
+            self._take(*forget_agent(self.history, vm.name, now, is_last=is_last))
 
     def settle(self, rounds: int) -> None:
         """Let everything that is alive work again, for a number of minutes."""
@@ -250,10 +254,13 @@ class Fleet:
 
     def _apply_timer(self) -> None:
         if self.history is not None:
-            self._take(*end_if_still_gone(self.history, self.now, self.is_fresh))
+            now = self.now - self.hub_behind
+            self._take(*end_if_still_gone(self.history, now, self.is_fresh))
 
     def _apply(self, agent: str, word: Word, at: datetime) -> None:
-        self._take(*apply_word(self.history, agent, word, at, self.now, self.is_fresh))
+        now = self.now - self.hub_behind
+        at = not_in_future(at, now)
+        self._take(*apply_word(self.history, agent, word, at, now, self.is_fresh))
 
     def _take(self, history: EventHistory | None, news: News | None) -> None:
         can_object = self._shows

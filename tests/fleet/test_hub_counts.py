@@ -163,6 +163,25 @@ async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
         assert [agent.relay for agent in hub.roster] == ["vm-0"]
 
 
+async def test_what_agents_say_counts_though_the_clock_of_the_hub_is_set_back(
+    tmp_path: Path,
+) -> None:
+    clock, owner = ManualClock(), StateFileScopeAndVm("hub", None, is_hub=True)
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        await hub.load()
+        await hub.take([report(build_event(), AGENT)])
+        clock.advance(20)
+        clock.set_wall_clock(NOON - timedelta(seconds=500))
+        started = build_event(event_status="Started", not_before=None)
+        await hub.take([report(started, AGENT, at=NOON + timedelta(seconds=20))])
+        history = hub._merger.history(AGENT.scope, started.lowercase_event_id)  # noqa: SLF001
+        assert history is not None
+        assert history.started
+
+
 async def test_nobody_is_silent_while_the_hub_has_not_read_what_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

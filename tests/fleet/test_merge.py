@@ -21,6 +21,7 @@ from relay.fleet.hub.merge import (
     apply_word,
     end_if_still_gone,
     forget_agent,
+    not_in_future,
     restore_history,
     wait_again,
     words_of_pulse,
@@ -63,7 +64,7 @@ class Hub:
                 self.history,
                 agent,
                 word,
-                at(seen),
+                not_in_future(at(seen), at(seen if now is None else now)),
                 at(seen if now is None else now),
                 self._is_fresh,
             )
@@ -378,8 +379,17 @@ def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
 def test_a_time_in_the_future_does_not_silence_the_other_agents() -> None:
     hub = Hub()
     hub.hear("a", A, DAY, now=0)
-    assert hub.known.words["a"].seen == at(0)
+    assert hub.known.words["a"].seen == at(5)
     assert hub.hear("b", B, 1) == EventChanged(B, at(1))
+
+
+@pytest.mark.parametrize("word", [B, GONE], ids=["B", "gone"])
+def test_what_comes_again_is_a_repeat_though_the_clock_of_the_hub_is_behind(word: Word) -> None:
+    hub = Hub()
+    for now in (-2.9, -0.9):
+        hub.hear("a", A, 0, now=now)
+        hub.hear("a", word, 1, now=now + 1)
+    assert len(hub.told) == 2
 
 
 # --- pulses

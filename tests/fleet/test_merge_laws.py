@@ -41,7 +41,8 @@ class Network:
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
-        self.fleet = Fleet(patient=self.PATIENT)
+        behind = timedelta(seconds=chance.choice((0.0, 0.0, 3.0)))
+        self.fleet = Fleet(patient=self.PATIENT, hub_behind=behind)
         self._states = chance.choice(_STATES)
         for name in "abc":
             self._add_vm(name)

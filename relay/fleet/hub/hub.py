@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from aiormq.abc import DeliveredMessage
 
@@ -23,7 +23,7 @@ from relay.errors import DeliveryError, StoreUnavailable
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.merge import GoneFromDocument, Word
+from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
@@ -97,6 +97,7 @@ class Hub:
         self._origin = origin
         self._store = store
         self._clock = clock
+        self._began_at, self._began_monotonic = clock.now(), clock.monotonic()
         self._report = report
         self._on_unusable = on_unusable
         self._complaints = TokenBuckets(1 / COMPLAINT_INTERVAL, 1)
@@ -207,6 +208,9 @@ class Hub:
         heard: list[Heard] = []
         about_relays: list[CloudEvent] = []
         votes: list[tuple[AuthorizedSender, VoteMessage]] = []
+        # A clock that is set back must not change the order of what agents say.
+        elapsed = timedelta(seconds=self._clock.monotonic() - self._began_monotonic)
+        now = max(self._clock.now(), self._began_at + elapsed)
         read = [(message.delivery_tag or 0, self._read(message)) for message in messages]
         for sender, received in (each for _, each in read if each is not None):
             match received.content:
@@ -214,10 +218,10 @@ class Hub:
                     about_relays.append(event)
                 case CloudEvent():
                     self.reports += 1
-                    heard += _heard(sender, received)
+                    heard += _heard(sender, received, now)
                 case Pulse():
                     self.pulses += 1
-                    heard += _heard(sender, received)
+                    heard += _heard(sender, received, now)
                 case VoteMessage() as vote:
                     votes.append((sender, vote))
                 case StartResult() as result if self._on_result is not None:
@@ -284,7 +288,7 @@ class Hub:
             )
 
 
-def _heard(sender: AuthorizedSender, received: ReceivedMessage) -> Iterator[Heard]:
+def _heard(sender: AuthorizedSender, received: ReceivedMessage, now: datetime) -> Iterator[Heard]:
     """Yield what a report or a pulse says of events.
 
     A pulse says nothing if its agent has read no document since it began to run.
@@ -295,7 +299,7 @@ def _heard(sender: AuthorizedSender, received: ReceivedMessage) -> Iterator[Hear
             return
         yield Heard(
             **name,
-            seen=received.at - timedelta(seconds=content.poll_age),
+            seen=not_in_future(received.at - timedelta(seconds=content.poll_age), now),
             words={event.lowercase_event_id: event for event in content.events},
             is_document=True,
             incarnation=content.live[0]["documentIncarnation"] if content.live else None,
@@ -310,7 +314,7 @@ def _heard(sender: AuthorizedSender, received: ReceivedMessage) -> Iterator[Hear
             )
         yield Heard(
             **name,
-            seen=received.at,
+            seen=not_in_future(received.at, now),
             words={event.lowercase_event_id: word},
             is_document=False,
             incarnation=data["documentIncarnation"],

@@ -174,6 +174,15 @@ MergeResult: TypeAlias = tuple[EventHistory, News | None]
 # --- what agents say
 
 
+def not_in_future(seen: datetime, now: datetime) -> datetime:
+    """Return the time of an agent, but none that is much later than the clock of the hub.
+
+    So an agent whose time is wrong does not silence the others. The clock of the hub can be behind
+    by `TOLERANCE` and changes no time, and so not the order of words.
+    """
+    return min(seen, now + TOLERANCE)
+
+
 def apply_word(
     history: EventHistory | None,
     agent: str,
@@ -182,8 +191,10 @@ def apply_word(
     now: datetime,
     fresh: IsFresh,
 ) -> tuple[EventHistory | None, News | None]:
-    """Apply a word of an agent, from a report or a pulse. The agent itself counts as fresh."""
-    seen = min(seen, now)
+    """Apply a word of an agent, from a report or a pulse. The agent itself counts as fresh.
+
+    ``seen`` is the time of the agent, bounded by `not_in_future`.
+    """
     last = history.words.get(agent) if history is not None else None
     if history is None:
         return (None, None) if isinstance(word, GoneFromDocument) else _begin(agent, word, seen, {})
