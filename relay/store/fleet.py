@@ -26,7 +26,8 @@ class AgentRow:
     ``relay`` is its name as a word of a routing key, ``name`` as it writes it. ``names`` are the
     names by which events refer to its VM, in lower case; none if no pulse had any. ``poll_age`` is
     how old its document was at its last pulse, and ``clock_offset`` how far its clock is ahead of
-    Azure's, both in seconds.
+    Azure's, both in seconds. ``document_at`` is when it read the last document that a pulse told
+    and that was merged, by the clock of IMDS.
     """
 
     scope: str
@@ -43,6 +44,7 @@ class AgentRow:
     last_pulse: datetime | None = None
     poll_age: float | None = None
     clock_offset: float | None = None
+    document_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

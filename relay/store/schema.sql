@@ -154,6 +154,7 @@ CREATE TABLE agent (
   last_pulse   TEXT,
   poll_age     REAL,                 -- seconds, in the last pulse
   clock_offset REAL,                 -- seconds that its clock is ahead of Azure's
+  document_at  TEXT,                 -- when it read the last document that was merged, by the clock of IMDS
   PRIMARY KEY (scope, relay)
 ) WITHOUT ROWID;
 

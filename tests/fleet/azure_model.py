@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -29,6 +29,8 @@ from relay.fleet.hub.merge import (
     wait_again,
     words_of_pulse,
 )
+from relay.fleet.hub.merger import last_word
+from relay.store.fleet import AgentRow, SightingRow
 from tests.events.strategies import make_event
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,6 +105,10 @@ class Fleet:
     vms: dict[str, Vm] = field(default_factory=dict)
     history: EventHistory | None = None
     told: list[tuple[datetime, News]] = field(default_factory=list)
+    rows: dict[str, SightingRow] = field(default_factory=dict)
+    """What the state file has of the last words. It has not what a pulse only repeats."""
+    agents: dict[str, AgentRow] = field(default_factory=dict)
+    """The agents that have sent a document, as the state file has them."""
     heard: dict[str, datetime] = field(default_factory=dict)
     listening_since: datetime = START
     false_ends: int = 0
@@ -157,6 +163,8 @@ class Fleet:
     def hear(self, vm: Vm, report: Report) -> None:
         self.heard[vm.name] = self.now
         self._apply(vm.name, report.word, report.at)
+        if self.history is not None and vm.name in self.history.words:
+            self.rows[vm.name] = _row(vm.name, self.history.words[vm.name])
 
     def deliver_pulse(self, vm: Vm) -> None:
         """Deliver the oldest pulse of a VM, if it is not too old."""
@@ -174,6 +182,13 @@ class Fleet:
         live = [message.state] if message.state is not None else []
         for _, word in words_of_pulse(vm.name, live, histories):
             self._apply(vm.name, word, message.at)
+        known = self.agents.get(vm.name)
+        at = not_in_future(message.at, self.now - self.hub_behind)
+        if known is not None and known.document_at is not None:
+            at = max(at, known.document_at)
+        self.agents[vm.name] = AgentRow(
+            scope="", relay=vm.name, user="", name="", first_heard=self.now, document_at=at
+        )
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass. Agents that are connected answer that they show what is ending."""
@@ -202,20 +217,13 @@ class Fleet:
             news.seen if isinstance(news, EventEnded) else (news.event, news.seen)
             for _, news in self.told
         ]
-        words = {
-            agent: LastWord(
-                state=word.state,
-                seen=word.seen,
-                earlier=word.earlier,
-                rebooted=word.rebooted,
-                gap=word.gap,
-            )
-            for agent, word in self.history.words.items()
-        }
+        words = {name: last_word(row, self.agents.get(name)) for name, row in self.rows.items()}
         return restore_history(steps, words, self.history.first_gone_at)
 
     def forget(self, vm: Vm) -> None:
         self.heard.pop(vm.name, None)
+        self.agents.pop(vm.name, None)
+        self.rows.pop(vm.name, None)
         if self.history is not None:
             is_last = not list(self.living())
             now = self.now - self.hub_behind
@@ -266,7 +274,11 @@ class Fleet:
         can_object = self._shows
         if self.history is not None and self.history.is_orphaned:
             can_object = self._would_show
+        old = self.history.words if self.history is not None else {}
         self.history = history
+        for name, word in history.words.items() if history is not None else ():
+            if name not in old or replace(old[name], seen=word.seen) != word:
+                self.rows[name] = _row(name, word)
         if news is not None:
             self.told.append((self.now, news))
         if isinstance(news, EventEnded) and any(map(can_object, self.living())):
@@ -289,6 +301,18 @@ class Fleet:
         tolerance = timedelta(seconds=5)
         is_unbroken = all(word.seen > at + tolerance for at in breaks)
         return is_unbroken and vm.is_up and vm.polls and self.is_fresh(vm.name)
+
+
+def _row(relay: str, word: LastWord) -> SightingRow:
+    return SightingRow(
+        event_key="",
+        relay=relay,
+        state=word.state,
+        seen=word.seen,
+        earlier=word.earlier,
+        rebooted=word.rebooted,
+        gap=word.gap,
+    )
 
 
 def told_truly(fleet: Fleet) -> bool:

@@ -202,3 +202,27 @@ async def test_nobody_is_silent_while_the_hub_has_not_read_what_waits(
             await hub.take([pulse(seconds=0)])
             await hub._look_after()  # noqa: SLF001  # `run` needs a broker
             assert hub.roster.has_listened(clock.now()) is answer
+
+
+async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path) -> None:
+    """It read a pulse much later than the agent sent it, and was killed before what followed."""
+    clock, owner = ManualClock(), StateFileScopeAndVm("hub", None, is_hub=True)
+    async with open_store(
+        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+
+        async def make_hub() -> Hub:
+            hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+            await hub.load()
+            return hub
+
+        hub, started = await make_hub(), build_event(event_status="Started", not_before=None)
+        await hub.take([report(build_event(), AGENT)])
+        clock.advance(55)
+        await hub.take([pulse(build_event(), seconds=5)])
+        hub.save_roster()
+        hub = await make_hub()
+        await hub.take([report(started, AGENT, at=NOON + timedelta(seconds=20))])
+        history = hub._merger.history(AGENT.scope, started.lowercase_event_id)  # noqa: SLF001
+        assert history is not None
+        assert history.started

@@ -228,6 +228,9 @@ class Hub:
                     self._on_result(sender, result)
         if heard or about_relays:
             await self._merger.merge(heard, about_relays)
+        self.roster.note_documents(  # not before: what was before them in the queue can come again
+            (each.scope, each.relay, each.seen) for each in heard if each.is_document
+        )
         for sender, vote in votes:  # the event that it is about is recorded now
             if self._votes is not None and self._tasks is not None:
                 await self._vote_slots.acquire()

@@ -16,7 +16,7 @@ import asyncio
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import NoReturn
 
@@ -372,7 +372,7 @@ def read_histories(tx: Transaction, names: Collection[EventName]) -> dict[EventN
     words: dict[str, dict[str, LastWord]] = {}
     for row in sightings:
         agent = agents.get((keys[row.event_key][0], row.relay))
-        words.setdefault(row.event_key, {})[row.relay] = _last_word(row, agent)
+        words.setdefault(row.event_key, {})[row.relay] = last_word(row, agent)
     found = {
         name: restore_history(_recorded_changes(tx, key), words.get(key, {}))
         for key, name in keys.items()
@@ -392,11 +392,12 @@ def _recorded_changes(
         yield at if is_end else (ScheduledEvent.from_cloudevent_data(event.data), at)
 
 
-def _last_word(row: SightingRow, agent: AgentRow | None) -> LastWord:
+def last_word(row: SightingRow, agent: AgentRow | None) -> LastWord:
+    """Return what an agent last said about an event, from the state file."""
     seen = row.seen
-    if row.state is not None and agent is not None and agent.last_pulse is not None:
+    if row.state is not None and agent is not None and agent.document_at is not None:
         # A pulse repeats what the agent sees, and that is not stored.
-        seen = max(seen, agent.last_pulse - timedelta(seconds=agent.poll_age or 0.0))
+        seen = max(seen, agent.document_at)
     return LastWord(
         state=row.state, seen=seen, earlier=row.earlier, rebooted=row.rebooted, gap=row.gap
     )

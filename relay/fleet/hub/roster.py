@@ -5,7 +5,7 @@ listened for as long and heard nothing. Directly after the hub has connected, an
 neither. The hub listens while it is connected and nothing waits for it in its queue: what an agent
 said may be there. After `FORGOTTEN_AFTER` of silence the hub forgets an agent.
 
-All times are by the clock of the hub.
+All times are by the clock of the hub, but those of documents.
 """
 
 from __future__ import annotations
@@ -151,6 +151,13 @@ class Roster:
                 clock_offset=pulse.clock_offset,
             )
         )
+
+    def note_documents(self, read: Iterable[tuple[str, str, datetime]]) -> None:
+        """Note when agents read documents that were merged, by the clock of IMDS."""
+        for scope, relay, at in read:
+            if (known := self.agent(scope, relay)) is not None:
+                self.unsaved.add((scope, relay))
+                self.put(replace(known, document_at=max(known.document_at or at, at)))
 
     def forget(self, agent: Agent) -> None:
         """Remove an agent. It comes back if it is heard of again."""
