@@ -38,11 +38,13 @@ def test_a_wrong_clock_is_put_right_by_what_imds_says(vm: Vm) -> None:
     assert vm.read(4, -600.0) == -596
 
 
-def test_a_later_read_has_no_earlier_time_because_a_date_has_no_fraction(vm: Vm) -> None:
+def test_a_later_read_has_a_later_time_though_a_date_has_no_fraction(vm: Vm) -> None:
     """Else the hub would take the report of that read for a repeat."""
     assert vm.read(1.0, 600.9) == 601.9
-    assert vm.read(1.5, 600.0) == 601.9
+    assert vm.read(1.5, 600.0) == 601.900001
+    assert vm.read(1.5, 600.0) == 601.900002
     assert vm.read(3.0, 600.0) == 603.0
+    assert vm.read(3.0, 600.0) == 603.000001
 
 
 def test_an_imds_clock_is_a_clock_of_this_machine() -> None:

@@ -134,6 +134,16 @@ def test_a_word_that_is_older_than_the_last_of_its_agent_changes_nothing() -> No
     assert hub.history == before
 
 
+@pytest.mark.parametrize("word", [A, B, GONE], ids=["A", "B", "gone"])
+def test_a_word_of_the_same_time_as_the_last_of_its_agent_changes_nothing(word: Word) -> None:
+    """An agent never says two things of one time, so it comes again."""
+    hub = Hub.of("ab")
+    hub.hear("a", B, 20)
+    before = hub.history
+    assert hub.hear("a", word, 20, now=21) is None
+    assert hub.history == before
+
+
 def test_an_agent_that_was_cut_off_for_two_days_tells_nothing_of_its_old_queue() -> None:
     hub = Hub.of("ab")
     hub.hear("a", C, 2 * DAY)

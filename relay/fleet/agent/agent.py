@@ -89,7 +89,8 @@ class AgentPoller(DocumentReader, Protocol):
 class ImdsClock(SystemClock):
     """The clock of IMDS. ``skew`` returns how far it is ahead of this VM's; None: not known.
 
-    It does not go back by less than `DATE_RESOLUTION`: what was read later has no earlier time.
+    It never gives a time twice, and does not go back by less than `DATE_RESOLUTION`: what was read
+    later has a later time.
     """
 
     def __init__(self, skew: Callable[[], float | None]) -> None:
@@ -100,9 +101,10 @@ class ImdsClock(SystemClock):
     def now(self) -> datetime:
         """Return the time of IMDS."""
         now = super().now() + timedelta(seconds=self._skew() or 0.0)
-        if not now < self._last <= now + DATE_RESOLUTION:
-            self._last = now
-        return self._last
+        if now <= self._last <= now + DATE_RESOLUTION:
+            now = self._last + timedelta.resolution
+        self._last = now
+        return now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

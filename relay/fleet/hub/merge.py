@@ -7,7 +7,7 @@ the document. So the words of all agents have one order.
 
 A word is the state in which an agent saw the event, or that the event is gone from its document.
 
-1. A word that is older than the agent's last word is a repeat. It changes nothing.
+1. A word that is no later than the agent's last word is a repeat. It changes nothing.
 2. A state that was not told is news, unless somebody saw the last state told `TOLERANCE` later.
 3. A state that was told before is news again if no other fresh agent shows the last state told, and
    the agent showed that itself before, or sees this one more than `MAX_LAG` after anybody saw that.
@@ -198,7 +198,7 @@ def apply_word(
     last = history.words.get(agent) if history is not None else None
     if history is None:
         return (None, None) if isinstance(word, GoneFromDocument) else _begin(agent, word, seen, {})
-    if last is not None and seen < last.seen:
+    if last is not None and seen <= last.seen:
         return history, None
     if isinstance(word, GoneFromDocument):
         return _apply_gone(history, agent, word, seen, now, fresh)
