@@ -479,7 +479,8 @@ class HubLink(Link):
         """Acknowledge what was taken, if it is on disk now."""
         if self._taken and self._listening is not None and self._is_saved():
             last, self._taken = self._taken[-1], []
-            with suppress(TimeoutError, amqp.AMQPError):  # what is not acknowledged comes again
+            # What is not acknowledged comes again.
+            with suppress(TimeoutError), _channel_may_close():
                 async with asyncio.timeout(CONFIRM_TIMEOUT):
                     await self._listening.basic_ack(last, multiple=True)
 

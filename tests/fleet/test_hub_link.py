@@ -133,6 +133,30 @@ async def test_a_hub_has_not_read_all_while_messages_wait_in_the_broker(
         assert handler.taken == [b"1", b"2", b"3"]
 
 
+async def test_a_hub_that_lost_its_channel_meanwhile_acknowledges_nothing_and_goes_on(
+    own_broker: Broker,
+) -> None:
+    """The broker closes the channel while the store is slow, as after its consumer_timeout."""
+    await asyncio.to_thread(own_broker.start)
+    exchange = unused_exchange()
+    await asyncio.to_thread(define_users, own_broker, exchange)
+    handler, saved = Handler(), [False]
+    async with connected(own_broker, exchange, handler, saved=saved) as link:
+        await publish(own_broker, exchange, b"1")
+        await eventually(lambda: handler.taken == [b"1"])
+        handler.may_take.clear()
+        await publish(own_broker, exchange, b"2")
+        await eventually(lambda: handler.begun == 2)
+        assert link._listening is not None  # noqa: SLF001  # what the broker would close
+        await link._listening.close()  # noqa: SLF001
+        saved[0] = True
+        await link.acknowledge()
+        assert not await link.has_read_all()
+        handler.may_take.set()
+        await eventually(link.has_read_all)
+        assert handler.taken[:2] == [b"1", b"2"]
+
+
 async def test_a_hub_has_not_read_what_it_was_only_handed(own_broker: Broker) -> None:
     await asyncio.to_thread(own_broker.start)
     exchange = unused_exchange()
