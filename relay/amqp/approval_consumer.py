@@ -50,7 +50,7 @@ from relay.net import exponential_backoff
 from relay.rate_limits import CALLER_RATE, TokenBuckets
 
 CLIENT_BURST = 250
-"""Messages of a client that are decided at once; `CALLER_RATE` a second after them."""
+"""Messages of one kind that a client may have decided at once; then `CALLER_RATE` a second."""
 PREFETCH = 400
 """Messages that the broker sends before the first of them is acknowledged."""
 MESSAGES_AT_ONCE = 64
@@ -263,11 +263,13 @@ class ApprovalConsumer:
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
             _log.exception(INTERNAL_ERROR)
             return None
-        now = self._clock.monotonic()
-        if not delivery.redelivered and self._buckets.take(received.user, now):
+        # Of each kind: a backlog of votes must not use up the tokens of the hold behind it. What
+        # the broker delivers again costs nothing: most of it has paid, and none was decided.
+        sender = f"{received.user} {received.decision}"
+        if not delivery.redelivered and self._buckets.take(sender, self._clock.monotonic()):
             self._on_unusable(received.user, TOO_MANY)
             return None
-        return received  # one that comes again has paid before
+        return received
 
     async def _decide_until_recorded(self, messages: list[_Message]) -> bool:
         """Decide about messages; return False if some cannot be recorded. Raises Deferred.

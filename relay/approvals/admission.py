@@ -71,9 +71,8 @@ def find_decision_refusal(
     if missing_permission is not None:
         return Refusal(403, missing_permission)
     if status.mode == "off":
-        return Refusal(
-            503, "approvals are off; an operator can turn them on: imds-relay approvals on"
-        )
+        off = "approvals are off; an operator can turn them on: imds-relay approvals on"
+        return Refusal(503, off, is_transient=True)
     return None
 
 

@@ -49,7 +49,8 @@ class AmqpApprovalHandler:
     def read(self, message: UnparsedApprovalMessage) -> ReceivedDecision:
         """Return the decision in a message. A refused decision is recorded too.
 
-        Raises UnusableMessage, as the decision does if its client is gone by then.
+        Raises UnusableMessage, as the decision does if its client is gone by then, or if the rows
+        of its event are damaged.
         """
         request = read_request(message, self.callers, self.clock.now())
 
@@ -57,7 +58,9 @@ class AmqpApprovalHandler:
             # The message can have waited; an approval counts when it is decided.
             caller = find_caller(message, self.callers)
             answer = await self.gate.submit(replace(request, caller=caller, at=self.clock.now()))
-            return answer.status != 503
+            if answer.status == 503 and not answer.is_transient:  # HTTP
+                raise UnusableMessage(str(answer.body["detail"]))
+            return not answer.is_transient
 
         return ReceivedDecision(user=message.user, decision=request.decision, decide=decide)
 

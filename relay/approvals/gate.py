@@ -31,7 +31,9 @@ MAX_TIMER = 60.0
 """Seconds until the wall clock is read again: somebody may have set it."""
 
 _NOT_RECORDED = DecisionAnswer(
-    503, {"detail": "the decision cannot be recorded now; nothing was decided, try again"}
+    503,
+    {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
+    is_transient=True,
 )
 
 

@@ -98,6 +98,8 @@ class DecisionAnswer:
     """The JSON of the answer; for a refusal the members of its problem."""
     repeat: bool = False
     """Whether this is the first answer to the same request again."""
+    is_transient: bool = False
+    """Whether the same request can be decided later."""
 
     @property
     def accepted(self) -> bool:
@@ -114,11 +116,14 @@ class Refusal:
     reason: str
     field: str | None = None
     """The field of the request that the caller can correct."""
+    is_transient: bool = False
+    """Whether the same request can be decided later."""
 
     def answer(self, **members: str) -> DecisionAnswer:
         """Return the answer. ``members`` are others of its problem."""
         field = {} if self.field is None else {"field": self.field}
-        return DecisionAnswer(self.status, {"detail": self.reason, **members, **field})
+        body = {"detail": self.reason, **members, **field}
+        return DecisionAnswer(self.status, body, is_transient=self.is_transient)
 
 
 class MalformedJsonBody(ValueError):

@@ -267,7 +267,8 @@ ALONE = "vm:prod/db-1 may decide for itself only, "
     ],
 )
 def test_a_refusal_says_why(status: int, reason: str, refusal: Refusal | None) -> None:
-    assert refusal == (Refusal(status, reason) if reason else None)
+    is_transient = status == 503  # an operator can turn approvals on
+    assert refusal == (Refusal(status, reason, is_transient=is_transient) if reason else None)
 
 
 def test_a_release_where_only_standing_holds_are_says_whose_they_are() -> None:

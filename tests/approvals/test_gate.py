@@ -717,6 +717,7 @@ async def test_a_decision_that_cannot_be_written_is_503_and_not_taken(tmp_path: 
         assert await harness.submit(of=REDEPLOY, request_id="r") == DecisionAnswer(
             503,
             {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
+            is_transient=True,
         )
         with pytest.raises(StoreUnavailable):
             await harness.gate.set_approval_mode("off", "local:root")

@@ -167,6 +167,18 @@ async def test_messages_that_wait_are_submitted_together_in_order_and_by_kind(
     assert 1 < max(map(len, handler.together)) <= MESSAGES_AT_ONCE
 
 
+async def test_a_hold_behind_a_backlog_of_votes_of_its_own_client_is_decided(node: Broker) -> None:
+    """More votes waited, while approvals were off, than the client may have decided at once."""
+    bus, unusable = await bus_with_queue(node), list[str]()
+    votes = [f"approve {number}" for number in range(CLIENT_BURST + 100)]
+    await bus.send_all({"eventId": "e"}, [*votes, "hold it"], user="drain")
+    handler = Handler()
+    handler.may_decide.set()
+    async with BackgroundTasks(consumer_of(node, bus, handler, unusable).run()):
+        await eventually(lambda: "hold it" in handler.decided)
+    assert unusable
+
+
 async def test_what_returned_to_the_queue_is_decided_within_the_rate_that_it_paid(
     node: Broker,
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -223,6 +225,30 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
         recorded = system.bus.events_of_type("approval.recorded", event)
     assert [told["causationid"] for told in recorded] == sent
     assert asked == [name for name in sent for _ in range(4)]
+
+
+async def test_an_event_whose_rows_are_damaged_keeps_no_decision_about_another_waiting(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can decide about it. The message is buried, and its log line names the row."""
+    async with running_system(node, tmp_path) as system:
+        _, damaged = await system.schedule_reboot()
+        event, decision = await system.schedule_reboot()
+        await system.bus.send({**damaged, "decision": "hold"}, "held", user="holder")
+        await system.bus.wait_for_event("approval.recorded", cause="held")
+        with contextlib.closing(sqlite3.connect(system.config.store.path)) as file:
+            file.execute("DROP TRIGGER journal_is_append_only")
+            file.execute("UPDATE journal SET hash = 'x' WHERE kind = 'approval.recorded'")
+            file.commit()
+        await system.bus.send(damaged, "about the damaged one")
+        await system.bus.send({**decision, "decision": "hold"}, "about another", user="holder")
+        await system.bus.wait_for_event("approval.recorded", event, "about another")
+        await eventually(
+            lambda: (
+                [each.message_id for each in system.bus.dead_letters] == ["about the damaged one"]
+            )
+        )
+    assert "was dead-lettered: 'journal: the row at position" in caplog.text
 
 
 async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_other(
