@@ -232,15 +232,15 @@ def aiohttp_handler(
         try:
             content = await _read_content(request, server.limits.body_timeout)
             _check_content_type(route, request)
-            caller = await server.callers.identify(
-                route.access, request, content, server.rates, server.sign_in
-            )
-            connection.in_good_call = caller is not ANONYMOUS
+            caller = await _identify(route, request, content, server)
+            # Who waits for a page may give way: a few readers could have all connections otherwise.
+            connection.in_good_call = caller is not ANONYMOUS and not route.is_large
             _check_right(route, caller)
             call = Call(request=request, server=server, caller=caller, content=content)
             if not route.is_large:
                 return await answer(call)
             async with server.large_answer(caller.principal):
+                connection.in_good_call = True
                 return await send_response(request, await answer(call), server.limits.send_timeout)
         except Problem as problem:
             if route.shows_problems:
@@ -256,6 +256,19 @@ def aiohttp_handler(
         return json_response(route.status, result)
 
     return handle
+
+
+async def _identify(
+    route: Route, request: web.Request, content: bytes, server: ServerState
+) -> Caller:
+    """Return the caller by the configuration in force. A token may wait for keys over a reload."""
+    while True:
+        callers = server.callers
+        caller = await callers.identify(
+            route.access, request, content, server.rates, server.sign_in
+        )
+        if server.callers is callers:
+            return caller
 
 
 def _check_right(route: Route, caller: Caller) -> None:

@@ -354,6 +354,20 @@ async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
         entra.issuer.may_answer.clear()
 
 
+async def test_a_token_that_waited_for_keys_over_a_reload_has_the_rights_of_the_newer_settings(
+    entra: Entra,
+) -> None:
+    entra.issuer.may_answer.clear()
+    reading = asyncio.create_task(entra.status(entra.token()))
+    await eventually(partial(entra.issuer.was_asked, 1))
+    settings = entra.relay.server.settings
+    assert settings.oidc is not None
+    oidc = settings.oidc.model_copy(update={"roles": {"Approver": ("hold",)}})
+    entra.relay.server.prepare_reload(settings.model_copy(update={"oidc": oidc}))()
+    entra.issuer.may_answer.set()
+    assert await reading == 403
+
+
 async def test_after_a_failure_the_keys_are_fetched_again_soon(entra: Entra) -> None:
     entra.issuer.status = 503
     for _ in range(3):
