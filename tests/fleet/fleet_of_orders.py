@@ -160,6 +160,7 @@ class Fleet:
         self.may_hear = asyncio.Event()
         self.may_hear.set()
         self.hub: Hub
+        self._sent_at = self.azure_now()
 
     def agent(self, name: str) -> FakeAgent:
         """Return an agent by ``<scope>/<relay>``."""
@@ -309,7 +310,9 @@ class Fleet:
         """Publish a pulse, unless the agent is silent."""
         if not agent.is_silent:
             pulse = agent.pulse(self.documents[agent.scope].values())
-            self.inbox.put_nowait((agent, SentPulse(pulse, self.azure_now())))
+            # An agent never gives one time twice.
+            self._sent_at = max(self.azure_now(), self._sent_at + timedelta.resolution)
+            self.inbox.put_nowait((agent, SentPulse(pulse, self._sent_at)))
 
     def send_pulses(self) -> None:
         """Publish a pulse of every agent."""
