@@ -43,6 +43,8 @@ class Rig:
     merger: EventMerger
     asked: list[str]
     began: datetime
+    reads: list[bool]
+    """What the broker answers each time it is asked whether all was read; then always yes."""
 
     def word(self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1") -> Heard:
         """Return a report of an agent, so many seconds after the beginning."""
@@ -72,9 +74,13 @@ async def merging(
     """Open the store of a hub in a folder, with a merger that knows what it holds."""
     async with open_store_in(folder, lambda _: (), HUB) as store:
         asked: list[str] = []
+        reads: list[bool] = []
 
         async def ask(scope: str, _: Sequence[str]) -> None:
             asked.append(scope)
+
+        async def has_read_all() -> bool:
+            return reads.pop(0) if reads else True
 
         merging = EventMerger(
             Origin("hub", "hub-0"),
@@ -82,11 +88,12 @@ async def merging(
             SystemClock(),
             freshness=lambda _, __: fresh,
             listens=lambda _: True,
+            has_read_all=has_read_all,
             ask=ask,
         )
         await merging.load()
         began = datetime.now(UTC) - timedelta(seconds=60)
-        yield Rig(store, merging, asked, began)
+        yield Rig(store, merging, asked, began, reads)
 
 
 @asynccontextmanager
@@ -192,6 +199,25 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
             [rig.word("vm-1", GoneFromDocument(), 3), rig.word("vm-0", EVENT, 1)]
         )
         assert await rig.told() == ["event.scheduled", "event.ended"]
+
+
+async def test_an_event_ends_only_once_the_broker_says_that_all_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That somebody still shows it can wait in the queue behind much else."""
+    monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=50))
+    monkeypatch.setattr(merger, "READ_INTERVAL", timedelta(milliseconds=50))
+    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+        rig.reads += [False] * 5
+        running = group.create_task(rig.merger.end_events_when_due())
+        rig.merger.restart_end_waits()
+        await eventually(lambda: len(rig.reads) < 4)
+        assert await rig.told() == ["event.scheduled"]
+        await eventually(lambda: rig.merger.ended == [(SCOPE, "e-1")])
+        assert not rig.reads
+        running.cancel()
 
 
 async def test_a_pulse_speaks_of_what_reports_before_it_in_the_same_batch_told(

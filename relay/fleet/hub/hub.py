@@ -90,6 +90,7 @@ class Hub:
             clock,
             freshness=self.roster.hearing_check,
             listens=self.roster.has_listened,
+            has_read_all=lambda: self.link.has_read_all(),  # noqa: PLW0108  # it is made below
             ask=self._ask,
         )
         self._exchange = agent_publish_exchange_name(settings.exchange)

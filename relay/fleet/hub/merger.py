@@ -16,7 +16,7 @@ import asyncio
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import NoReturn
 
@@ -51,6 +51,8 @@ MAX_ENDED = 10_000
 """Events that ended and are kept in memory. The others are read again when somebody names them."""
 MAX_WORDS = 1_000
 """Words that are merged together. Their events must fit into the memory at the same time."""
+READ_INTERVAL = timedelta(seconds=1)
+"""Until the broker is asked again whether messages wait, before an event ends."""
 ASK_INTERVAL = 0.5
 """Seconds between two requests to a scope in which much ends. Each goes to all of its agents."""
 RETRY_DELAY = 1.0
@@ -107,7 +109,8 @@ class EventMerger:
     """The histories of all events of the fleet, and the way from them into the store.
 
     ``freshness`` returns for a scope and a time which agents are fresh, and ``listens`` whether
-    agents can be heard. ``ask`` asks the agents of a scope whether these events are still there.
+    agents can be heard. ``has_read_all`` asks the broker whether a message of theirs still waits,
+    and ``ask`` the agents of a scope whether these events are still there.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class EventMerger:
         *,
         freshness: Callable[[str, datetime], IsFresh],
         listens: Callable[[datetime], bool],
+        has_read_all: Callable[[], Awaitable[bool]],
         ask: Callable[[str, Sequence[str]], Awaitable[None]],
     ) -> None:
         self.copies = 0
@@ -135,6 +139,7 @@ class EventMerger:
         self._clock = clock
         self._freshness = freshness
         self._listens = listens
+        self._has_read_all = has_read_all
         self._ask = ask
         self._recorder = Recorder(origin, None, None)
         self._lock = asyncio.Lock()
@@ -211,12 +216,17 @@ class EventMerger:
         """Ask about events that may have ended, and end them when nobody has shown them in time."""
         while True:
             self._wake.clear()
+            now = self._clock.now()
+            # That an event is still there can wait in the queue behind much else.
+            may_end = not self._is_end_due(now) or await self._has_read_all()
             async with self._lock:
                 await self._load_missing(set())
                 if self._must_wait_again:
                     self._must_wait_again = False
-                    self._wait_again(self._clock.now())
-                due = await self._end_due_events(self._clock.now())
+                    self._wait_again(now)
+                due: datetime | None = now + READ_INTERVAL
+                if may_end:
+                    due = await self._end_due_events(now)
             scopes, self._unasked = self._unasked, set()
             for scope in scopes:
                 if event_ids := sorted(name for of, name in self._ending if of == scope):
@@ -227,6 +237,10 @@ class EventMerger:
             if due is not None:
                 seconds = max(0.0, (due - self._clock.now()).total_seconds())
             await wait_for_event(self._wake, self._clock, seconds)
+
+    def _is_end_due(self, now: datetime) -> bool:
+        ending = (self._by_scope[scope][event_id] for scope, event_id in self._ending)
+        return any(each.end_due_at is not None and each.end_due_at <= now for each in ending)
 
     def _wait_again(self, now: datetime) -> None:
         for scope, histories in self._by_scope.items():
