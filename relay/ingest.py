@@ -38,7 +38,8 @@ from relay.events.model import (
 )
 from relay.events.timestamps import format_sortable
 from relay.fast_dataclass import fast_dataclass
-from relay.store import EventKeyFormat, Grant, TrackedEvent
+from relay.store import EventKeyFormat, TrackedEvent
+from relay.store.approvals import NOTHING, EventApprovals
 from relay.store.transaction import Transaction
 
 CHANGES_PER_STEP = 256
@@ -158,13 +159,15 @@ class Recorder:
         keys = [item.key for item in found]
         transitions = [transition_digest(item.change, item.origin) for item in found]
         counts = tx.journal.counts_by_transition(transitions)
-        grants = tx.approvals.grants_by_key([item.key for item in found if item.before is not None])
+        approvals = tx.approvals.of_newest_with_keys(
+            [item.key for item in found if item.before is not None]
+        )
         numbers = tx.occurrences.newest_occurrence_numbers(keys)
         new_ids, positions = count(tx.occurrences.next_id()), count(tx.head().position + 1)
         events: list[tuple[CloudEvent, str]] = []
         occurrences: list[TrackedEvent] = []
         for item, transition, position in zip(found, transitions, positions, strict=False):
-            of_key = grants.get(item.key, ())
+            of_key = approvals.get(item.key, NOTHING)
             outcome: EndOutcome | None = None
             data = common_event_data(item.change.event, item.incarnation)
             if item.before is not None and item.change.kind == "ended":
@@ -178,7 +181,7 @@ class Recorder:
                 data=data,
                 transition=transition,
                 previous_count=counts.get(transition, 0),
-                approved_by_relay=any(grant.state == "accepted" for grant in of_key),
+                approved_by_relay=any(grant.state == "accepted" for grant in of_key.grants),
                 outcome=outcome,
             )
             events.append((event, transition))
@@ -210,10 +213,10 @@ class Recorder:
         tx.record_all(events, now)
 
     def _gather_end_evidence(
-        self, found: _Found, before: TrackedEvent, grants: Sequence[Grant]
+        self, found: _Found, before: TrackedEvent, approvals: EventApprovals
     ) -> FactsAboutEndedEvent:
         event = found.change.event
-        start_sent = any(grant.may_have_been_accepted for grant in grants)
+        start_sent = approvals.may_have_been_accepted
         rebooted = found.rebooted
         if rebooted is None:
             rebooted = (
@@ -292,9 +295,7 @@ def _may_explain_reboot(tx: Transaction, key: str, event: ScheduledEvent, now: d
     return (
         event.is_started
         or _has_not_before_passed(event, now)
-        or any(
-            grant.may_have_been_accepted for grant in tx.approvals.grants_by_key([key]).get(key, ())
-        )
+        or tx.approvals.of_newest_with_keys([key]).get(key, NOTHING).may_have_been_accepted
     )
 
 

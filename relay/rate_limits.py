@@ -25,13 +25,13 @@ class TokenBuckets:
         self._rate = rate
         self._burst = burst
         self._max_keys = max_keys
-        # The tokens of a key, and the monotonic time at which they were counted.
+        # The tokens of a key, and the time at which they were counted.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str, now: float) -> float:
         """Take a token and return 0; without a token, return the seconds until there is one.
 
-        `now` is monotonic seconds.
+        `now` is seconds by a clock. If it is set back, no tokens come until it is as late again.
         """
         tokens = self._tokens(key, now)
         if tokens < 1.0:
@@ -46,7 +46,7 @@ class TokenBuckets:
 
     def _tokens(self, key: str, now: float) -> float:
         tokens, counted_at = self._buckets.get(key, (float(self._burst), now))
-        return min(tokens + (now - counted_at) * self._rate, self._burst)
+        return min(tokens + max(0.0, now - counted_at) * self._rate, self._burst)
 
     def _set_tokens(self, key: str, tokens: float, now: float) -> None:
         self._buckets[key] = (tokens, now)

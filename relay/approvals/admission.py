@@ -241,6 +241,8 @@ def find_same_decision(request: DecisionRequest, status: ApprovalStatus) -> Deci
     """Return the decision in force that the request only repeats."""
     wanted = (request.decision, request.caller.principal, request.revision)
     for decision in (*status.counted_votes, *status.active_holds):
+        if decision.dry_run and status.mode != "dry-run":
+            continue  # a dry run can release such a hold
         if (decision.decision, decision.principal, decision.revision) == wanted:
             return decision
     return None

@@ -130,7 +130,7 @@ class ApprovalEngine:
 
     def effective_approval_mode(self, tx: Transaction) -> Mode:
         """Return the mode in force: the stricter of configuration and switch."""
-        trusted = self._trusted and tx.damage is None
+        trusted = self._trusted and tx.standing_holds.damage is None
         return effective_approvals_mode(self.settings, tx.stored_approval_mode(), trusted=trusted)
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:

@@ -144,9 +144,7 @@ class LimitSlots:
                 if not (needs := self._needs_of(occurrence, sizes)):
                     continue
                 approvals = tx.approvals.of_occurrence(occurrence)
-                if occurrence.event.is_started or any(
-                    grant.may_have_been_accepted for grant in approvals.grants
-                ):
+                if occurrence.event.is_started or approvals.may_have_been_accepted:
                     going += [Taking(limit, occurrence.id, needs[limit]) for limit in needs]
                 if not (self._has_automatic_rule or approvals.decisions or approvals.grants):
                     continue  # this need not be known of an event about which nobody has decided
@@ -204,7 +202,11 @@ def _claimant(occurrence: TrackedEvent, needs: Mapping[str, frozenset[Machine]])
 def _place_in_line(status: ApprovalStatus) -> Place | None:
     """Return the place of an event that only the limits can delay; None for another."""
     occurrence = status.occurrence
-    sent = [grant for grant in status.grants if grant.state == "sent"]
+    sent = [
+        grant
+        for grant in status.grants
+        if grant.state == "sent" and (grant.may_have_been_accepted or not status.is_held)
+    ]
     granted = [each for each in status.grants if can_unsent_grant_keep_slot(each, status)]
     if sent or granted:
         grant, rank = (sent or granted)[0], _SENT if sent else _GRANTED

@@ -174,6 +174,7 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     """
     return (
         status.mode == "on"
+        and grant.is_open  # the event can have changed, and changed back, since this was asked for
         and not grant.dry_run
         and status.is_startable
         and status.occurrence.revision == status.occurrence.event.revision

@@ -49,6 +49,11 @@ class EventApprovals(Folded):
         return bool(self.unused_decisions) or any(grant.is_open for grant in self.grants)
 
     @property
+    def may_have_been_accepted(self) -> bool:
+        """Whether IMDS may have accepted a StartRequest: with damage, nobody knows."""
+        return self.damage is not None or any(each.may_have_been_accepted for each in self.grants)
+
+    @property
     def unused_decisions(self) -> tuple[Decision, ...]:
         """The decisions but for the votes on what IMDS has accepted: nothing follows from these."""
         accepted = {grant.revision for grant in self.grants if grant.state == "accepted"}
@@ -191,9 +196,11 @@ class FoldCache(HoldCache):
     """The keys whose damage was logged."""
 
     def clear(self) -> None:
-        """Forget what was folded."""
-        self.folded.clear()
-        self.watched, self.holds = None, NO_HOLDS
+        """Forget what was folded, but for damage: what is left afterwards may not show it."""
+        self.folded = {key: each for key, each in self.folded.items() if each.damage is not None}
+        self.watched = None
+        if self.holds.damage is None:
+            self.holds = NO_HOLDS
 
 
 class Approvals:
@@ -276,8 +283,8 @@ class Approvals:
             reminded=tuple(each for each in folded.reminded if each[0] in about),
         )
 
-    def grants_by_key(self, event_keys: Sequence[str]) -> dict[str, tuple[Grant, ...]]:
-        """Return every grant of the newest occurrence of each event that has any rows."""
+    def of_newest_with_keys(self, event_keys: Sequence[str]) -> dict[str, EventApprovals]:
+        """Return what is known of the newest occurrence of each event that has or had any rows."""
         if not event_keys:
             return {}
         rows = self._connection.execute(
@@ -285,9 +292,10 @@ class Approvals:
             f"WHERE event_key IN ({', '.join('?' * len(event_keys))}) AND {APPROVAL_ROWS}",
             event_keys,
         ).fetchall()
+        known = {key for key in event_keys if key in self._cache.folded}
         return {
-            key: self.of_occurrence(newest).grants
-            for (key,) in rows
+            key: self.of_occurrence(newest)
+            for key in known.union(key for (key,) in rows)
             if (newest := self._occurrences.find_newest_occurrence(key)) is not None
         }
 

@@ -166,6 +166,8 @@ class Journal:
         All are read if the last known one is gone: by a rollback, or somebody removed it. ``fold``
         raises one of `VALUE_ERRORS` at a row that the relay did not write.
         """
+        if known.damage is not None:
+            return known  # until the next start, whatever the rows say by now
         end = self.head().position
         folded_at, folded = self._folded.get((rows, event_key), (0, nothing))
         if folded is not known or folded_at != end:
@@ -187,12 +189,17 @@ class Journal:
             "ORDER BY position DESC LIMIT 1",
             {"key": event_key},
         ).fetchone()
-        if newest is None:
-            return nothing
         if newest == (known.position, known.hash):
             return known
-        if known.damage is not None or self.head_at(known.position).hash != known.hash:
-            known = nothing
+        if known is not nothing:
+            last = self.head_at(known.position)
+            if last.position < known.position < self.head().position:  # a rollback leaves no gap
+                damage = f"journal: the row at position {known.position} was removed"
+                return replace(nothing, position=known.position, hash=known.hash, damage=damage)
+            if last.hash != known.hash:
+                known = nothing
+        if newest is None:
+            return nothing
         position = known.position
 
         def verified() -> Iterator[JournalRow]:

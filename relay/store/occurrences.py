@@ -128,9 +128,11 @@ class Occurrences:
         return self._select_occurrences("WHERE key = ? ORDER BY number", event_key)
 
     def find_following_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
-        """Return the next occurrence of the same event."""
+        """Return the next occurrence of the same event that was not pruned."""
         return self._select_occurrence_or_none(
-            "WHERE key = ? AND number = ?", occurrence.key, occurrence.number + 1
+            "WHERE key = ? AND number > ? ORDER BY number LIMIT 1",
+            occurrence.key,
+            occurrence.number,
         )
 
     def first_seen_with(self, occurrence: TrackedEvent) -> list[TrackedEvent]:

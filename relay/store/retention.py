@@ -46,7 +46,9 @@ def prune_all_tables(
     tx.answers.prune(min(delivery_limit, now - MIN_ANSWER_RETENTION))
     keep_from = tx.standing_holds.first_open_position()
     # A damaged journal is kept whole: without the damage, the next start would trust the rest.
-    journal_rows = tx.journal.prune(audit_limit, now, keep_from) if tx.damage is None else 0
+    journal_rows = 0
+    if tx.standing_holds.damage is None:
+        journal_rows = tx.journal.prune(audit_limit, now, keep_from)
     tx.occurrences.prune_ended_occurrences(audit_limit)
     tx.forget_what_was_read()
     tx.messages.prune()

@@ -44,6 +44,8 @@ class HoldCache:
     damage: str | None = None
     """What was wrong with the journal at the start. Then approvals are off until the next one."""
     holds: FoldedHolds = NO_HOLDS
+    pruned_to: int = 0
+    """The checkpoint of the journal when this was folded. A pruning can be rolled back."""
 
 
 class StandingHolds:
@@ -108,7 +110,7 @@ class StandingHolds:
         by_id = dict(before.by_id)
         for row in rows:
             if before is NO_HOLDS and not by_id:  # all are read again, and none may be missing
-                self._journal.require_no_gap(row.position)
+                self._journal.require_no_gap(1)
             event = CloudEvent.parse(row.body)
             hold_id = event.data["holdId"]
             if row.kind == CREATED:

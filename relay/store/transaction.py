@@ -19,6 +19,7 @@ from relay.events.timestamps import format_sortable, parse_timestamp
 from relay.store import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, RecordedEvent
 from relay.store.answers import Answers
 from relay.store.approvals import Approvals, FoldCache
+from relay.store.chain import read_pruning_checkpoint
 from relay.store.chat_messages import ChatMessages
 from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables
@@ -70,15 +71,12 @@ class Transaction:
         self.deliveries = Deliveries(connection)
         self.approvals = Approvals(connection, self.journal, self.occurrences, self._cache)
         self.standing_holds = StandingHolds(self.journal, self._cache)
+        if self._cache.pruned_to != read_pruning_checkpoint(connection).position:
+            self.forget_what_was_read()
         self.recorded: list[RecordedEvent] = []
         self.changed: set[str] | None = set()
         """The keys of the events about which the current piece of work has recorded something;
         None: it has recorded something about all events."""
-
-    @property
-    def damage(self) -> str | None:
-        """What was wrong with the journal at the start, if anything was."""
-        return self._cache.damage
 
     @property
     def total_row_changes(self) -> int:
@@ -115,6 +113,7 @@ class Transaction:
         Otherwise the memory would grow with each event, too.
         """
         self._cache.clear()
+        self._cache.pruned_to = read_pruning_checkpoint(self._connection).position
 
     def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
         """Append a row about an event that is no CloudEvent."""

@@ -52,6 +52,13 @@ def test_a_refunded_token_does_not_count(given_back: list[bool]) -> None:
     assert buckets.take("one", 0.0)
 
 
+def test_a_clock_that_is_set_back_takes_no_tokens() -> None:
+    buckets = TokenBuckets(rate=1, burst=3)
+    assert [buckets.take("one", now) for now in (3600.0, 0.0, 0.0)] == [0, 0, 0]
+    assert buckets.take("one", 0.0) == 1
+    assert not buckets.take("one", 1.0)
+
+
 def test_each_key_has_a_bucket_and_the_oldest_is_forgotten() -> None:
     buckets = TokenBuckets(rate=1, burst=1, max_keys=3)
     for key in "abc":

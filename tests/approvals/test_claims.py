@@ -13,6 +13,7 @@ from tests.approvals.builders import (
     USER_REBOOT,
     ApprovalFile,
     build_event,
+    open_grants,
 )
 
 
@@ -66,6 +67,18 @@ def test_only_grants_that_were_asked_for_are_claimed(approvals: ApprovalFile) ->
         lambda tx: approvals.engine.claim_grants(tx, wanted, approvals.clock.now())
     )
     assert [claimed.event_id for claimed in claims] == ["E-2"]
+
+
+def test_a_grant_that_was_read_before_the_event_changed_back_is_not_claimed(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(USER_REBOOT)
+    read_before = approvals.transact(open_grants)
+    approvals.record_document(build_event(event_source="User", due=1800.0))
+    approvals.record_document(USER_REBOOT)
+    now = approvals.clock.now()
+    assert approvals.transact(lambda tx: approvals.engine.claim_grants(tx, read_before, now)) == []
+    assert len(approvals.claim()) == 1
 
 
 def test_a_grant_fails_when_one_of_its_votes_expires(approvals: ApprovalFile) -> None:

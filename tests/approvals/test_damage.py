@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import orjson
 import pytest
 
 from relay.approvals import ApprovalsSettings
@@ -14,7 +15,16 @@ from relay.store import StoreSettings
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
-from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
+from relay.store.transaction import Transaction
+from tests.approvals.builders import (
+    REBOOT,
+    REDEPLOY,
+    SETTINGS,
+    USER_REBOOT,
+    ApprovalFile,
+    build_event,
+    build_request,
+)
 from tests.clocks import NOON
 
 OTHER = build_event("E-2", event_type="Freeze")
@@ -29,13 +39,24 @@ def approvals(tmp_path: Path) -> Iterator[ApprovalFile]:
     file.close()
 
 
-def by_hand(approvals: ApprovalFile, *statements: str) -> None:
-    """Write as another program does that knows the tables, while the relay is stopped."""
+def by_hand_running(approvals: ApprovalFile, *statements: str) -> None:
+    """Write as another program does that knows the tables, while the relay runs."""
     approvals.connection.execute("DROP TRIGGER IF EXISTS journal_is_append_only")
     approvals.connection.execute("DROP TRIGGER IF EXISTS journal_is_pruned_behind_a_checkpoint")
     for statement in statements:
         approvals.connection.execute(statement.replace("{vote}", VOTES))
+
+
+def by_hand(approvals: ApprovalFile, *statements: str) -> None:
+    """Write so while the relay is stopped."""
+    by_hand_running(approvals, *statements)
     approvals.crash()
+
+
+def prune(approvals: ApprovalFile, *, audit_retain: float = 400 * 86400.0) -> None:
+    """Prune as the relay does every hour."""
+    settings, now = StoreSettings(audit_retain=audit_retain), approvals.clock.now()
+    approvals.transact(lambda tx: prune_all_tables(tx, settings, now))
 
 
 def problems(approvals: ApprovalFile) -> tuple[str, ...]:
@@ -159,11 +180,148 @@ def test_rows_that_change_while_the_relay_runs_are_seen_before_the_start_request
     assert approvals.status().active_grant is not None
     approvals.submit("hold", "eve", REDEPLOY)
     approvals.record_document(REDEPLOY, OTHER)
-    approvals.connection.execute("DROP TRIGGER journal_is_append_only")
-    approvals.connection.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
-    approvals.connection.execute(change)
+    by_hand_running(approvals, change)
     assert approvals.claim() == []
     assert "approvals of event e-1 are off: journal: " in caplog.text
+
+
+def test_damage_that_was_seen_is_not_forgotten_when_the_journal_is_pruned(
+    approvals: ApprovalFile,
+) -> None:
+    """What the row says by now is in the chain, and only the hold is missing."""
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    approvals.submit("hold", "eve", REDEPLOY)
+    approvals.record_document(REDEPLOY, OTHER)
+    by_hand_running(
+        approvals,
+        "UPDATE journal SET kind = 'approval.refused' WHERE CAST(body AS TEXT) LIKE '%client:eve%'",
+    )
+    assert approvals.claim() == []
+    prune(approvals)
+    approvals.apply_transitions()
+    assert approvals.claim() == []
+    approvals.record_document()
+    approvals.clock.advance(60)
+    approvals.connection.execute("UPDATE entry SET state = 'delivered'")
+    prune(approvals, audit_retain=0.0)
+    assert approvals.connection.execute("SELECT count(*) FROM journal").fetchone() == (0,)
+    approvals.record_document(REDEPLOY)
+    assert approvals.submit(of=REDEPLOY).status == 503, "until the next start"
+
+
+@pytest.mark.parametrize(
+    ("removed", "is_pruned"),
+    [
+        pytest.param("kind = 'standing-hold.created'", False, id="the only standing hold"),
+        pytest.param("kind = 'standing-hold.created'", True, id="the only one, then pruned"),
+        pytest.param("position = 1", True, id="the older of two standing holds"),
+        pytest.param("event_key = 'e-1'", False, id="an earlier occurrence with its hold"),
+    ],
+)
+def test_rows_that_are_removed_while_the_relay_runs_are_missed(
+    approvals: ApprovalFile, removed: str, is_pruned: bool
+) -> None:
+    if "event_key" in removed:
+        approvals.record_document(USER_REBOOT)
+        approvals.submit("hold", "eve", USER_REBOOT)
+    else:
+        approvals.hold_ahead()
+    approvals.record_document(OTHER)
+    if "position" in removed:
+        approvals.hold_ahead(match={"resources": ["web-*"]})
+    approvals.record_document()
+    by_hand_running(approvals, f"DELETE FROM journal WHERE {removed}")  # noqa: S608  # our own text
+    if is_pruned:
+        prune(approvals)
+    approvals.record_document(USER_REBOOT)
+    assert (approvals.grants, approvals.claim()) == ([], [])
+
+
+def test_a_damaged_standing_hold_turns_approvals_off_while_the_relay_runs_and_is_not_pruned(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.hold_ahead(ends=90 * 86400.0)
+    approvals.record_document(OTHER)
+    approvals.record_document()
+    by_hand_running(approvals, "UPDATE journal SET body = 'x' WHERE kind = 'standing-hold.created'")
+    approvals.clock.advance(40 * 86400)
+    for _ in range(2):  # the first forgets what was read before the damage
+        prune(approvals, audit_retain=30 * 86400.0)
+        assert approvals.transact(approvals.engine.effective_approval_mode) == "off"
+    approvals.crash()
+    approvals.record_document(build_event(event_source="User", due=50 * 86400.0))
+    assert (approvals.grants, approvals.claim()) == ([], [])
+
+
+def test_a_pruning_that_is_rolled_back_ends_no_hold(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT, step=False)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.clock.advance(100)
+    approvals.submit("hold", "carol", USER_REBOOT)
+    approvals.record_document()
+    now = approvals.clock.now()
+
+    def prune_in_vain(tx: Transaction) -> None:
+        tx.journal.prune(now - timedelta(seconds=50), now)
+        tx.forget_what_was_read()
+        assert [hold.principal for hold in tx.approvals.of_key("e-1").decisions] == ["client:carol"]
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011  # it is ours
+        approvals.transact(prune_in_vain)
+    approvals.record_document(USER_REBOOT)
+    holds = [hold.principal for hold in approvals.status().active_holds]
+    assert holds == ["client:eve", "client:carol"]
+
+
+def test_what_was_read_is_right_after_a_rollback(approvals: ApprovalFile) -> None:
+    """The vote has the place in the journal that the release had."""
+    approvals.record_document(REDEPLOY)
+    approvals.submit("hold", "eve", REDEPLOY)
+
+    def release_in_vain(tx: Transaction) -> None:
+        approvals.engine.decide(tx, build_request("release", "eve", REDEPLOY))
+        assert tx.approvals.of_key("e-1").decisions == ()
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011  # it is ours
+        approvals.transact(release_in_vain)
+    approvals.submit(of=REDEPLOY)
+    assert approvals.status().is_held
+    assert approvals.claim() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE journal SET body = 'x' WHERE kind = 'startrequest.accepted'",
+        "UPDATE journal SET body = 'x' WHERE kind = 'claim'",
+        "DELETE FROM journal WHERE event_key = 'e-1'",
+    ],
+)
+def test_an_event_whose_rows_are_damaged_keeps_its_slot_and_its_end_is_no_cancellation(
+    tmp_path: Path, change: str
+) -> None:
+    """Azure may have accepted its StartRequest."""
+    fields = SETTINGS.model_dump(mode="json", by_alias=True)
+    fields["limits"] = [{"name": "one", "max": 1}]
+    approvals = ApprovalFile(tmp_path / "relay.db", ApprovalsSettings.model_validate(fields))
+    first, second = (
+        build_event(f"E-{each}", event_source="User", resources=(f"db-{each}",)) for each in (1, 2)
+    )
+    approvals.record_document(first)
+    approvals.accept(approvals.claim())
+    approvals.record_document(first, OTHER)
+    by_hand_running(approvals, change)
+    if "UPDATE" in change:
+        prune(approvals)
+    approvals.record_document(first, second)
+    assert approvals.claim() == []
+    approvals.record_document(second)
+    ended = approvals.connection.execute("SELECT body FROM journal WHERE kind = 'event.ended'")
+    assert orjson.loads(ended.fetchone()[0])["data"]["outcome"] != "canceled"
+    approvals.close()
 
 
 def test_approvals_are_off_if_a_standing_hold_was_removed_while_the_relay_was_stopped(
@@ -184,9 +342,8 @@ def test_an_earlier_hold_that_is_removed_while_the_relay_runs_is_missed_at_the_c
     approvals.submit("hold", "eve", USER_REBOOT)
     approvals.record_document(OTHER)
     approvals.record_document(USER_REBOOT, OTHER)
-    approvals.connection.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
-    approvals.connection.execute(f"DELETE FROM journal WHERE {VOTES}")  # noqa: S608  # our own text
-    approvals.transact(lambda tx: prune_all_tables(tx, StoreSettings(), NOON))
+    by_hand_running(approvals, "DELETE FROM journal WHERE {vote}")
+    prune(approvals)
     approvals.apply_transitions()
     assert approvals.claim() == []
 
@@ -197,9 +354,8 @@ def test_a_standing_hold_that_is_removed_while_the_relay_runs_is_missed_after_a_
     approvals.hold_ahead(match={"resources": ["web-*"]})
     approvals.hold_ahead()
     approvals.record_document(OTHER)
-    approvals.connection.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
-    approvals.connection.execute("DELETE FROM journal WHERE position = 2")
-    approvals.transact(lambda tx: prune_all_tables(tx, StoreSettings(), NOON))
+    by_hand_running(approvals, "DELETE FROM journal WHERE position = 2")
+    prune(approvals)
     approvals.record_document(USER_REBOOT)
     assert (approvals.grants, approvals.claim()) == ([], [])
 

@@ -414,6 +414,15 @@ def test_events_of_a_shared_400_do_not_wait_for_each_other(tmp_path: Path) -> No
         assert approvals.status("C").waiting_for[0].machines == ("db-1", "db-2")
 
 
+def test_an_event_that_is_held_after_a_shared_400_gives_its_slot_back(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES | {"max": 2}, rule=_AT_ONCE) as approvals:
+        approvals.record_document(A, B)
+        approvals.answer(approvals.claim(), REFUSED)
+        decide(approvals, "hold", "eve", of=A)
+        approvals.record_document(A, B, C)
+        assert states(approvals, "C") == {"C": "granted"}
+
+
 def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_try(
     tmp_path: Path,
 ) -> None:

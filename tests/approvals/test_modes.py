@@ -103,6 +103,18 @@ def test_a_hold_of_a_dry_run_stays_in_force_after_it(approvals: ApprovalFile) ->
     assert approvals.claim() == []
 
 
+def test_a_hold_after_a_dry_run_is_not_the_one_of_the_dry_run(approvals: ApprovalFile) -> None:
+    """Which a later dry run can release."""
+    approvals.record_document(USER_REBOOT, step=False)
+    for mode in ("dry-run", "on"):
+        approvals.set_mode(mode)
+        assert approvals.submit("hold", "eve", USER_REBOOT).body["state"] == "held"
+    approvals.set_mode("dry-run")
+    approvals.submit("release", "eve", USER_REBOOT)
+    approvals.set_mode("on")
+    assert approvals.claim() == []
+
+
 def test_a_dry_run_does_not_release_a_real_hold(approvals: ApprovalFile) -> None:
     """The answer to that release said that nothing would happen."""
     approvals.record_document(USER_REBOOT)

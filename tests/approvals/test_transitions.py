@@ -299,6 +299,8 @@ PAUSED = build_event(event_status="Paused")
         ("granted", True, True, build_grant(), voted()),
         ("sent without an answer", True, False, build_grant("sent"), voted()),
         ("automatic", True, True, build_grant(of=USER_REBOOT), user()),
+        ("failed before the event changed back", False, False, build_grant("failed"), voted()),
+        ("accepted", False, False, build_grant("accepted"), voted()),
         ("approvals are off", False, True, build_grant(), voted(mode="off")),
         ("a dry run", False, False, build_grant(), voted(mode="dry-run")),
         ("granted in a dry run", False, False, build_grant(dry_run=True), voted()),

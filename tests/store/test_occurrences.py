@@ -74,6 +74,18 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []
 
 
+def test_an_occurrence_is_followed_by_the_next_that_is_left(tx: Transaction) -> None:
+    """The clock was ahead during the first, and so the second is pruned alone."""
+    for at in (LATER, NOW):
+        add_occurrence(tx, "e", NOW)
+        end_occurrence(tx, "e", at)
+    add_occurrence(tx, "e", LATER)
+    tx.occurrences.prune_ended_occurrences(LATER)
+    first, third = tx.occurrences.all_of_key("e")
+    assert (first.number, third.number) == (1, 3)
+    assert tx.occurrences.find_following_occurrence(first) == third
+
+
 def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) -> None:
     """The clock was set back after the second was seen."""
     for key, at in (("first", NOW), ("young", LATER), ("late", NOW)):
