@@ -22,7 +22,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.remarks import remarks_in
 from relay.events.timestamps import parse_timestamp
 from relay.store import Decision, Grant, TrackedEvent
-from relay.store.chain import JournalRow
+from relay.store.chain import JournalRow, require_not_pruned
 from relay.store.journal import APPROVAL_ROWS, Folded, Journal
 from relay.store.occurrences import Occurrences
 from relay.store.standing_holds import NO_HOLDS, HoldCache
@@ -238,6 +238,8 @@ class Approvals:
     def _verify(self, occurrence: TrackedEvent, folded: EventApprovals) -> EventApprovals:
         """Return what is known, or the damage: read the rows again, and miss none."""
         try:
+            if occurrence.live:
+                require_not_pruned(self._connection, occurrence.position)
             if folded is not NOTHING:  # a hold of an earlier occurrence is in force, too
                 first = self._journal.first_position_about(occurrence.key)
                 self._journal.require_no_gap(min(first, occurrence.position))

@@ -254,6 +254,29 @@ def test_a_damaged_standing_hold_turns_approvals_off_while_the_relay_runs_and_is
     assert (approvals.grants, approvals.claim()) == ([], [])
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_pruning_of_rows_of_a_live_event_is_none_of_the_relay_s(
+    approvals: ApprovalFile, is_running: bool
+) -> None:
+    """Whoever can write to the file can write the checkpoint, too."""
+    approvals.record_document(USER_REBOOT, step=False)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.record_document(USER_REBOOT, OTHER)
+    by_hand_running(
+        approvals,
+        "INSERT INTO checkpoint SELECT position, hash, at FROM journal WHERE position = 3",
+        "DELETE FROM journal WHERE position <= 3",
+    )
+    if not is_running:
+        approvals.crash()
+        assert approvals.submit(of=OTHER).status == 503, "whose else they were is not known"
+    for _ in range(2):
+        approvals.apply_transitions()
+        assert approvals.claim() == []
+        prune(approvals)
+    assert approvals.submit(of=USER_REBOOT).status == 503
+
+
 def test_a_pruning_that_is_rolled_back_ends_no_hold(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT, step=False)
     approvals.submit("hold", "eve", USER_REBOOT)
