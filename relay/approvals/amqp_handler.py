@@ -50,7 +50,7 @@ class AmqpApprovalHandler:
         """Return the decision in a message. A refused decision is recorded too.
 
         Raises UnusableMessage, as the decision does if its client is gone by then, or if the rows
-        of its event are damaged.
+        of its event alone are damaged.
         """
         request = read_request(message, self.callers, self.clock.now())
 
@@ -58,9 +58,11 @@ class AmqpApprovalHandler:
             # The message can have waited; an approval counts when it is decided.
             caller = find_caller(message, self.callers)
             answer = await self.gate.submit(replace(request, caller=caller, at=self.clock.now()))
-            if answer.status == 503 and not answer.is_transient:  # HTTP
-                raise UnusableMessage(str(answer.body["detail"]))
-            return not answer.is_transient
+            if answer.status != 503:  # HTTP
+                return True
+            if answer.is_transient or await self.blocking_reason() is not None:
+                return False
+            raise UnusableMessage(str(answer.body["detail"]))
 
         return ReceivedDecision(user=message.user, decision=request.decision, decide=decide)
 

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -157,6 +157,21 @@ async def test_at_the_maximum_the_oldest_without_a_good_call_gives_way_to_newcom
         frame = b""
         while b"approval.recorded" not in frame:
             frame = await asyncio.wait_for(stream.reader.readline(), DEADLINE)
+
+
+async def test_who_waits_for_a_page_gives_way_to_newcomers(tmp_path: Path) -> None:
+    """Otherwise a few keys that may only read could keep all connections."""
+    limits = replace(CROWDED, max_large_answers=1, send_timeout=LONG)
+    async with crowd(tmp_path, limits) as crowded:
+        state = crowded.relay.server.state
+        async with state.large_answer("client:reader"):
+            waiting = await crowded.connect()
+            await waiting.send("/v1/events", "reader")
+            kept = [await crowded.connect_as("bob") for _ in range(MAXIMUM - 1)]
+            newcomer = await crowded.connect()
+            assert (await newcomer.call("/v1/events", "bob"))[0] == 200
+            await waiting.wait_until_closed()
+            assert all([await connection.is_open() for connection in kept])
 
 
 async def test_one_key_leaves_streams_to_others(tmp_path: Path) -> None:
