@@ -278,11 +278,7 @@ class ApprovalEngine:
         self, tx: Transaction, request: CreateRequest, refusal: Refusal | None
     ) -> DecisionAnswer:
         holds, hold, at = tx.standing_holds, request.hold(new_approval_id()), request.at
-        minute, day = (
-            holds.count_created(hold.principal, at - period, at + period)
-            for period in (timedelta(minutes=1), timedelta(days=1))
-        )
-        refusal = refusal or refuse_creation(request, hold, holds.list_open(), (minute, day))
+        refusal = refusal or refuse_creation(request, hold, holds.list_open())
         if refusal is not None:
             return refusal.answer()
         return DecisionAnswer(201, self._record_standing_hold(tx, CREATED, hold, at))

@@ -2,10 +2,8 @@
 
 A standing hold is a hold by the conditions of a rule and for a time. It is made before an event
 exists, and keeps this relay from starting every event that can meet its conditions, automatic rules
-included. Its conditions must be inside the rights of its author, because nobody knows yet which
-events will meet them: ``within`` are the resources to which these rights are limited, and it is
-about no event with others. `engine` records what was made, ended and expired, and
-`relay.store.standing_holds` folds it.
+included. Nobody knows yet which events will, so whose rights are limited to resources makes none.
+`engine` records what was made, ended and expired, and `relay.store.standing_holds` folds it.
 """
 
 from __future__ import annotations
@@ -17,25 +15,17 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 import orjson
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field
 
 from relay.approvals.request import HOLD_NOTICE, Refusal, Request, Rights
 from relay.approvals.rules import RuleConditions, person_of
-from relay.events.match import (
-    are_patterns_inside,
-    covers_all_resources,
-    event_may_meet_conditions,
-)
+from relay.events.match import event_may_meet_conditions
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.store import StandingHold, TrackedEvent
 from relay.validation import RequestBody
 
 MAX_OPEN = 100
 """Standing holds that are not over. More are refused."""
-MAX_CREATED = 30
-"""Standing holds that a principal makes within a minute. More are refused."""
-MAX_CREATED_IN_DAY = 300
-"""Within a day. Before each claim the journal is asked for all that were made."""
 MAX_AHEAD = timedelta(days=366)
 """How far from now a standing hold may end."""
 MAX_PATTERNS = 100
@@ -49,7 +39,6 @@ MAX_NAMED = 10
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 """RFC 3339."""
 _LISTS = ("event_type", "event_source", "resources", "scope")
-_WITHIN = TypeAdapter(tuple[tuple[str, ...], ...])
 
 
 # --- requests
@@ -108,7 +97,6 @@ class CreateRequest(Request):
         return StandingHold(
             hold_id=hold_id,
             conditions=orjson.dumps(conditions_to_json_object(self.body.match)).decode(),
-            within=orjson.dumps(_patterns_of_rights(self.caller.rights)).decode(),
             starts=parse_timestamp(self.body.starts) or self.at,
             ends=ends,
             principal=self.caller.principal,
@@ -127,23 +115,18 @@ class EndRequest(Request):
 
 
 def refuse_creation(
-    request: CreateRequest,
-    hold: StandingHold,
-    open_holds: Sequence[StandingHold],
-    created: tuple[int, int],
+    request: CreateRequest, hold: StandingHold, open_holds: Sequence[StandingHold]
 ) -> Refusal | None:
-    """Return why a standing hold is not made, or None if it is.
-
-    ``created`` is how many its author has made within a minute and within a day.
-    """
+    """Return why a standing hold is not made, or None if it is."""
     rights, now = request.caller.rights, request.at
-    if "hold" not in rights.can:
+    if not rights.can & {"operate", "hold"}:
         return Refusal(403, "you may not hold: it is not in your rights (can)")
-    if not _are_resources_within_rights(request.body.match, rights):
+    if _is_limited(rights):
         return Refusal(
             403,
-            "you may not hold every event that this could be about: match.resources must be "
-            "inside your rights (resources)",
+            "you may not hold events by conditions, because your rights (resources) are for some "
+            "machines only: hold each event as it comes, or ask somebody whose rights are not "
+            "limited",
         )
     time_problem = _time_problem(hold.starts, hold.ends, now)
     if time_problem is not None:
@@ -157,12 +140,6 @@ def refuse_creation(
             f"the standing holds that are not over would have more than {MAX_OPEN_PATTERNS} "
             "entries in their lists: end some, or use patterns",
         )
-    if created[0] >= MAX_CREATED:
-        return Refusal(
-            409, f"you have made {MAX_CREATED} standing holds within a minute: wait a minute"
-        )
-    if created[1] >= MAX_CREATED_IN_DAY:
-        return Refusal(409, f"you have made {MAX_CREATED_IN_DAY} standing holds within a day: wait")
     return None
 
 
@@ -199,27 +176,18 @@ def refuse_end(
             f"{hold.principal} made the standing hold; they can end it, and so can anybody "
             f"with the right operate; {HOLD_NOTICE}",
         )
-    if not is_own and not _are_resources_within_rights(stored_conditions(hold.conditions), rights):
+    if not is_own and _is_limited(rights):
         return Refusal(
             403,
-            "you may not decide for every event that this standing hold could be about: your "
-            "rights (resources) do not cover its match.resources",
+            f"you may not end the standing hold of {hold.principal}, because your rights "
+            "(resources) are for some machines only: ask them, or somebody with the right operate "
+            "whose rights are not limited",
         )
     return None
 
 
-def _are_resources_within_rights(conditions: RuleConditions, rights: Rights) -> bool:
-    """Whether the resources of the conditions are certainly inside the limits of a caller."""
-    limits, patterns = _patterns_of_rights(rights), conditions.resources
-    return not limits or (
-        patterns is not None and all(are_patterns_inside(patterns, limit) for limit in limits)
-    )
-
-
-def _patterns_of_rights(rights: Rights) -> tuple[tuple[str, ...], ...]:
-    """Return the lists of patterns, each of which must cover what a caller decides for."""
-    own = (rights.resources,) if rights.resources is not None else ()
-    return (*own, *rights.limits)
+def _is_limited(rights: Rights) -> bool:
+    return rights.resources is not None or bool(rights.limits)
 
 
 # --- which events, and when
@@ -238,26 +206,10 @@ def stored_conditions(text: str) -> RuleConditions:
         return RuleConditions()
 
 
-@lru_cache(maxsize=512)
-def _stored_patterns(text: str) -> tuple[tuple[str, ...], ...]:
-    """Return the lists of patterns that limit a standing hold; none if they cannot be read."""
-    try:
-        return _WITHIN.validate_json(text)
-    except ValueError:
-        return ()
-
-
 def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
-    """Whether a standing hold is about an event, at whatever time.
-
-    Nobody holds in this way what they could not hold by hand: of an author who is limited to
-    resources, every resource of the event must be covered.
-    """
+    """Whether a standing hold is about an event, at whatever time."""
     conditions = stored_conditions(hold.conditions)
-    return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope) and all(
-        covers_all_resources(patterns, occurrence.event.resources)
-        for patterns in _stored_patterns(hold.within)
-    )
+    return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope)
 
 
 def has_begun(hold: StandingHold, now: datetime) -> bool:
@@ -292,7 +244,6 @@ def next_hold_change(hold: StandingHold, now: datetime) -> datetime | None:
 def describe_conditions(hold: Mapping[str, Any]) -> str:
     """Return which events a standing hold is about; ``hold`` is its JSON."""
     texts = [f"{key} {_value_text(value)}" for key, value in hold["match"].items()]
-    texts += [f"only inside {_value_text(patterns)}" for patterns in hold.get("within", ())]
     return "; ".join(texts) or "every event"
 
 
@@ -308,11 +259,9 @@ def _value_text(value: Any) -> str:
 
 def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
     """Return a standing hold as its events and the API describe it."""
-    within = [list(patterns) for patterns in _stored_patterns(hold.within)]
     return {
         "holdId": hold.hold_id,
         "match": conditions_to_json_object(stored_conditions(hold.conditions)),
-        **({"within": within} if within else {}),
         "starts": format_rfc3339(hold.starts),
         "ends": format_rfc3339(hold.ends),
         "principal": hold.principal,

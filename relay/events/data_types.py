@@ -306,15 +306,6 @@ class StandingHoldData(TypedDict):
 
     holdId: Annotated[str, _says("identifies the standing hold")]
     match: Annotated[HoldConditions, _says("which events it holds, also later ones")]
-    within: NotRequired[
-        Annotated[
-            list[list[str]],
-            _says(
-                "only if its author may not decide for every resource: it holds events whose "
-                "resources all match a pattern of each list"
-            ),
-        ]
-    ]
     starts: Annotated[str, _says("RFC 3339: from when it holds")]
     ends: Annotated[str, _says("RFC 3339: until when it holds")]
     principal: Annotated[str, _says("who made it")]

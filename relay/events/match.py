@@ -2,15 +2,12 @@
 
 `Match` is the section of the configuration, and the object in bodies of the API. `matches` decides
 whether an event meets it, and `event_may_meet_conditions` whether it could. Names of machines and
-scopes are compared with patterns of ``*``, ``?`` and ``[…]``, without case. `are_patterns_inside`
-compares patterns with patterns: a client that may decide only for some machines may make standing
-holds only for those.
+scopes are compared with patterns of ``*``, ``?`` and ``[…]``, without case.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -30,9 +27,6 @@ _FIELDS_OF_CONDITIONS = {
     "event_source": "eventSource",
     "duration": "durationSeconds",
 }
-_PATTERN_PART = re.compile(r"\[!?+\]?+[^\]]*\]|.", re.DOTALL)
-"""A set of characters, or one character."""
-
 
 _DurationBound = Annotated[Duration, WithJsonSchema({"type": "string", "examples": ["8s"]})]
 
@@ -79,42 +73,6 @@ def matches_any_pattern(patterns: Iterable[str], name: str) -> bool:
 @lru_cache(maxsize=1024)  # the events of a document share few names
 def _matches_pattern(pattern: str, name: str) -> bool:
     return fnmatchcase(name.lower(), pattern.lower())
-
-
-def are_patterns_inside(patterns: Iterable[str], covers: Iterable[str]) -> bool:
-    """Whether each name that one of the patterns can match certainly matches one of the covers."""
-    known = tuple(covers)
-    return all(any(is_pattern_inside(pattern, cover) for cover in known) for pattern in patterns)
-
-
-def is_pattern_inside(pattern: str, cover: str) -> bool:
-    """Whether each name that the pattern can match certainly matches the cover.
-
-    False if that cannot be shown: of two sets of characters only equal ones are known to match.
-    """
-    inner, outer = _PATTERN_PART.findall(pattern.lower()), _PATTERN_PART.findall(cover.lower())
-    # row[i]: whether the rest of the pattern from i on is inside the rest of the cover. The rest of
-    # the cover is empty at first, and then longer by one part in each round.
-    row = [False] * len(inner) + [True]
-    for taken in reversed(outer):
-        after, row = row, [False] * (len(inner) + 1)
-        for index in reversed(range(len(inner) + 1)):
-            has_more = index < len(inner)
-            if taken == "*":  # it takes nothing, or one part of the pattern and perhaps more
-                row[index] = after[index] or (has_more and row[index + 1])
-            elif has_more:
-                row[index] = after[index + 1] and _is_pattern_part_covered(inner[index], taken)
-    return row[0]
-
-
-def _is_pattern_part_covered(part: str, cover: str) -> bool:
-    """Whether each character that a part of a pattern stands for is one that the cover takes."""
-    if part == "*":
-        return False
-    if cover in ("?", part):
-        return True
-    is_single_character = len(part) == 1 and part != "?"
-    return is_single_character and fnmatchcase(part, cover)
 
 
 def covers_all_resources(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:

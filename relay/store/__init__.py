@@ -162,14 +162,12 @@ class Decision:
 class StandingHold:
     """A hold by conditions and for a time, which can be older than the events that it is about.
 
-    ``conditions`` are those of a rule, and ``within`` are lists of patterns, each of which must
-    cover every resource of an event: the resources that its author could decide for. Both are JSON.
-    ``ended_by`` is None if it expired. ``position`` is that of its ``standing-hold.created``.
+    ``conditions`` are those of a rule, as JSON. ``ended_by`` is None if it expired. ``position`` is
+    that of its ``standing-hold.created``.
     """
 
     hold_id: str
     conditions: str
-    within: str
     starts: datetime
     ends: datetime
     principal: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 import orjson
 
@@ -81,16 +80,7 @@ class StandingHolds:
         folded = self._folded()
         holds = folded.open if only_open else tuple(folded.by_id.values())
         older = (hold for hold in reversed(holds) if before is None or hold.position < before)
-        return take_page(
-            older, lambda hold: len(hold.conditions + hold.within + hold.reason), limit
-        )
-
-    def count_created(self, principal: str, since: datetime, until: datetime) -> int:
-        """Return how many standing holds a principal made after ``since`` and before ``until``."""
-        return sum(
-            hold.principal == principal and since < hold.created < until
-            for hold in self._folded().by_id.values()
-        )
+        return take_page(older, lambda hold: len(hold.conditions + hold.reason), limit)
 
     def first_open_position(self) -> int | None:
         """Return where the oldest standing hold that is not over is in the journal."""
@@ -137,7 +127,6 @@ def _hold_of(position: int, event: CloudEvent) -> StandingHold:
     return StandingHold(
         hold_id=data["holdId"],
         conditions=orjson.dumps(data["match"]).decode(),
-        within=orjson.dumps(data.get("within", [])).decode(),
         starts=starts,
         ends=ends,
         principal=data["principal"],

@@ -96,12 +96,12 @@ def build_caller(
     name: str = "alice",
     *can: Right,
     resources: tuple[str, ...] | None = None,
+    limits: tuple[tuple[str, ...], ...] = (),
     channel: str = "http",
 ) -> Caller:
     """A client with the rights given, or with approve and hold."""
-    return Caller(
-        f"client:{name}", channel, Rights(frozenset(can or ("read", "approve", "hold")), resources)
-    )
+    rights = Rights(frozenset(can or ("read", "approve", "hold")), resources, limits)
+    return Caller(f"client:{name}", channel, rights)
 
 
 def build_request(

@@ -198,7 +198,6 @@ def standing_hold(principal: str, minutes: int) -> StandingHold:
         principal=principal,
         channel="http",
         conditions="{}",
-        within="[]",
         starts=NOON,
         ends=NOON + timedelta(minutes=minutes),
         reason="freeze",

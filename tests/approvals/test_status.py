@@ -182,7 +182,6 @@ def test_the_state_of_an_approval(what: str, state: str, status: ApprovalStatus)
 STANDING_HOLD = StandingHold(
     hold_id="h" * 32,
     conditions="{}",
-    within="[]",
     starts=NOON,
     ends=NOON + timedelta(seconds=60),
     principal="client:eve",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.events.match import Match, is_pattern_inside, matches, matches_any_pattern
+from relay.events.match import Match, matches, matches_any_pattern
 
 TYPES, SOURCES = ["Freeze", "Reboot", "Redeploy"], ["Platform", "User"]
 NAMES = ["db-1", "DB-2", "web-1"]
@@ -169,46 +169,3 @@ def test_a_condition_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> N
     """An empty list would match nothing, or everything: nobody knows which was meant."""
     with pytest.raises(ValidationError):
         match_of(wrong)
-
-
-_PATTERNS = st.text("ab*?[!]-", max_size=7)
-_NAMES = st.text("ab-[]!", max_size=6)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "cover", "is_inside"),
-    [
-        ("db-1", "db-*", True),
-        ("DB-1", "db-*", True),
-        ("db-*", "DB-*", True),
-        ("db-1*", "db-*", True),
-        ("db-?", "db-*", True),
-        ("db-[12]", "db-?", True),
-        ("db-[12]", "db-[12]", True),
-        ("db-1", "db-[12]", True),
-        ("a*b*c", "a*c", True),
-        ("*", "**", True),
-        ("**", "*", True),
-        ("*", "db-*", False),
-        ("d*", "db-*", False),
-        ("db-*", "db-?", False),
-        ("db-?", "db-1", False),
-        ("*-1", "db-*", False),
-        ("db-[123]", "db-[12]", False),
-        ("[]", "?", False),
-        ("*", "?*", False),
-        ("web-1", "db-*", False),
-    ],
-)
-def test_a_pattern_is_inside_another_that_matches_all_that_it_can(
-    pattern: str, cover: str, is_inside: bool
-) -> None:
-    assert is_pattern_inside(pattern, cover) is is_inside
-
-
-@given(pattern=_PATTERNS, cover=_PATTERNS, name=_NAMES)
-def test_what_a_pattern_inside_another_matches_the_other_matches(
-    pattern: str, cover: str, name: str
-) -> None:
-    if matches_any_pattern([pattern], name) and is_pattern_inside(pattern, cover):
-        assert matches_any_pattern([cover], name)

@@ -114,10 +114,7 @@ const condition = given => {
 
 /** Return which events a standing hold is about. */
 export function conditions(hold) {
-  return [
-    ...Object.entries(hold.match ?? {}).map(([key, given]) => `${key} ${condition(given)}`),
-    ...(hold.within ?? []).map(patterns => `only inside ${condition(patterns)}`),
-  ].join("; ") || "every event";
+  return Object.entries(hold.match ?? {}).map(([key, given]) => `${key} ${condition(given)}`).join("; ") || "every event";
 }
 
 const MARKS = {

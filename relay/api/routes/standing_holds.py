@@ -73,8 +73,7 @@ async def list_holds(
     "/v1/standing-holds",
     f"hold every event that can meet conditions, also later ones; {HOLD_NOTICE}",
     status=201,
-    needs="hold",
-    problems=(409,),
+    problems=(403, 409),
 )
 async def create_hold(
     call: Call, request_id: RequestId, body: StandingHoldBody
