@@ -30,7 +30,7 @@ from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
-from relay.api.local_socket import SERVICE_SOCKET
+from relay.api.settings import SERVICE_SOCKET
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config

@@ -91,10 +91,7 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
 async def test_a_socket_in_a_closed_folder_is_refused_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir("/")
     socket = closed / "relay.sock"
-    monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", socket)
-    assert f"you may not open {socket}" in (await run_async("events")).err
     monkeypatch.setenv("IMDS_RELAY_API__SOCKET", str(socket))
     done = await run_async("events")
     assert done.code == 1

@@ -1,17 +1,15 @@
 """Checks of the API for `imds-relay doctor` and `imds-relay check`, as findings for people.
 
-`diagnose` asks the relay that runs with this configuration for its readiness. It tries the places
-where that relay may listen: local sockets first, then TCP. If no relay runs, it checks whether the
-address is free. It also loads the certificate and asks Entra ID. `static_findings` asks nobody.
+`diagnose` asks the relay that runs with this configuration for its readiness: on the local socket,
+else over TCP. If no relay runs, it checks whether the address is free. It also loads the
+certificate and asks Entra ID. `static_findings` asks nobody.
 """
 
 from __future__ import annotations
 
-import os
 from asyncio import get_running_loop
 from collections.abc import Iterator
-from dataclasses import dataclass
-from http import HTTPStatus
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,15 +19,7 @@ import orjson
 from yarl import URL
 
 from relay.api.entra_settings import OidcSettings, redirect_uri
-from relay.api.local_socket import (
-    SERVICE_SOCKET,
-    STATE_FILE_HEADER,
-    automatic_places,
-    socket_paths_of_state_file,
-    state_file_id,
-    supports_local_sockets,
-)
-from relay.api.settings import ApiSettings
+from relay.api.settings import ApiSettings, automatic_socket, supports_local_sockets
 from relay.api.sockets import make_server_context, open_tcp_sockets
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import ConfigError
@@ -61,15 +51,11 @@ async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Findin
 def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding]:
     """Return warnings that follow from the configuration and this machine's folders."""
     if settings.socket == "auto":
-        places = [place.path.parent for place in automatic_places(state_file, os.environ)]
-        # The relay makes the folder of its state file.
-        is_found = any(os.access(path, os.W_OK) or not folder_may_exist(path) for path in places)
-        if supports_local_sockets() and not is_found:
+        try:
+            automatic_socket(state_file)
+        except ConfigError as error:
             yield warning(
-                "local socket",
-                "api.socket: auto finds no place for it: the folder of the state file and "
-                f"{SERVICE_SOCKET.parent} cannot be written, or the path is too long",
-                "set api.socket to a path in a folder that this user may write, or to null",
+                "local socket", str(error), "set api.socket to a shorter path, or to null"
             )
     elif settings.socket is not None and not folder_may_exist(settings.socket.parent):
         yield warning(
@@ -96,70 +82,31 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """A place where the relay may listen: the local socket, or TCP."""
-
-    subject: str
-    address: str
-    """The address for people."""
-    url: str = "http://relay"
-    socket: Path | None = None
-    state_file: Path | None = None
-    """Only the relay with this state file is meant."""
-
-
-def _places(settings: ApiSettings, state_file: Path) -> Iterator[_Place]:
-    """Yield the places where this relay may listen, the local sockets first."""
-    meant = state_file if settings.socket == "auto" else None
-    sockets: list[Path] = []
-    if settings.socket == "auto":
-        sockets = [*socket_paths_of_state_file(state_file, os.environ), SERVICE_SOCKET]
-    elif settings.socket is not None:
-        sockets = [settings.socket]
-    for path in filter(may_exist, sockets if supports_local_sockets() else []):
-        yield _Place(subject="local socket", address=str(path), socket=path, state_file=meant)
-    host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
-    url = URL.build(
-        scheme="http" if settings.tls is None else "https", host=host, port=settings.port
-    )
-    yield _Place(subject="listener", address=settings.listen, url=str(url))
-
-
 async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple[Finding, bool]:
-    """Return the finding about the first place where something listens, and `is_running`.
-
-    A local socket that this user may not open counts as that of the running relay if the
-    configuration names it. An automatic one may be that of another relay.
-    """
-    needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
-    for place in _places(settings, state_file):
-        subject, address = place.subject, place.address
-        not_a_relay = failure(
-            subject,
-            f"something that is no relay of this configuration listens on {address}",
-            "choose another address, or stop it",
-        )
-        try:
-            answer = await _get_readiness(place)
-        except aiohttp.ClientConnectorError as error:
-            if isinstance(error.os_error, PermissionError) and place.state_file is None:
-                remedy = "join its group, or run doctor as the service's user"
-                return warning(subject, f"you may not open {address}", remedy), True
-            if isinstance(error, aiohttp.ClientSSLError):
-                return not_a_relay, False
-            continue  # nothing listens there, or only another user may know
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            if not needs_certificate:
-                return not_a_relay, False
+    """Return the finding about the first place where something listens, and `is_running`."""
+    path = settings.socket
+    if path == "auto":
+        with suppress(ConfigError):  # `static_findings` warns of it
+            path = automatic_socket(state_file)
+    if isinstance(path, Path) and supports_local_sockets() and may_exist(path):
+        connector = aiohttp.UnixConnector(str(path))
+        found = await _ask("local socket", str(path), "http://relay", connector)
+        if found is not None:
+            return found
+    host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
+    scheme = "http" if settings.tls is None else "https"
+    url = str(URL.build(scheme=scheme, host=host, port=settings.port))
+    found = await _ask("listener", settings.listen, url, None)
+    if found is not None:
+        needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
+        if found[0].subject == "listener" and needs_certificate:
             message = (
-                f"the program that listens on {address} needs a client certificate: "
+                f"the program that listens on {settings.listen} needs a client certificate: "
                 "doctor cannot check whether it is a relay"
             )
             remedy = "set api.socket: doctor then asks through the local socket"
-            return warning(subject, message, remedy), True
-        if answer is not None:
-            return _readiness(address, *answer), True
+            return warning("listener", message, remedy), True
+        return found
     try:  # whether a relay could listen there
         for sock in await open_tcp_sockets(settings.host, settings.port):
             sock.close()
@@ -167,6 +114,36 @@ async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple
         remedy = "choose another address in api.listen, or stop the program that uses it"
         return failure("listener", str(error), remedy), False
     return ok("listener", f"no relay runs here, and {settings.listen} is free"), False
+
+
+async def _ask(
+    subject: str, address: str, url: str, connector: aiohttp.BaseConnector | None
+) -> tuple[Finding, bool] | None:
+    """Return what a place answers, and whether a relay seems to run; None: nothing listens there.
+
+    A local socket that this user may not open counts as that of the running relay.
+    """
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
+            # The certificate is not verified: its name is that of callers on other machines.
+            session.get(f"{url}/readyz", ssl=False, allow_redirects=False) as response,
+        ):
+            deadline = get_running_loop().time() + _TIMEOUT
+            body: Any = orjson.loads(await read_body_start(response, deadline))
+        if response.status in (200, 503) and isinstance(body, dict) and "status" in body:
+            return _readiness(address, response.status, body), True
+    except aiohttp.ClientConnectorError as error:
+        if isinstance(error.os_error, PermissionError):
+            remedy = "join its group, or run doctor as the service's user"
+            return warning(subject, f"you may not open {address}", remedy), True
+        if not isinstance(error, aiohttp.ClientSSLError):
+            return None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        pass
+    message = f"something that is no relay of this configuration listens on {address}"
+    return failure(subject, message, "choose another address, or stop it"), False
 
 
 def _readiness(address: str, status: int, body: dict[str, Any]) -> Finding:
@@ -181,60 +158,23 @@ def _readiness(address: str, status: int, body: dict[str, Any]) -> Finding:
     return warning("relay", message, "see the sinks below, and its log")
 
 
-async def _get_readiness(place: _Place) -> tuple[int, dict[str, Any]] | None:
-    """Return the status and the body of `/readyz`; None from a relay with another state file.
-
-    Raises aiohttp's errors, and ValueError for a response that is not a relay's.
-    """
-    connector = None if place.socket is None else aiohttp.UnixConnector(str(place.socket))
-    meant = place.state_file
-    headers = {} if meant is None else {STATE_FILE_HEADER: state_file_id(meant)}
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
-    async with (
-        aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
-        # The certificate is not verified: its name is that of callers on other machines.
-        session.get(
-            f"{place.url}/readyz", headers=headers, ssl=False, allow_redirects=False
-        ) as response,
-    ):
-        if response.status == HTTPStatus.MISDIRECTED_REQUEST:
-            return None
-        deadline = get_running_loop().time() + _TIMEOUT
-        body: Any = orjson.loads(await read_body_start(response, deadline))
-    is_readiness = isinstance(body, dict) and "status" in body
-    if response.status not in (200, 503) or not is_readiness:
-        raise ValueError("expected a relay's response")
-    return response.status, body
-
-
 async def _check_entra(settings: OidcSettings, public_url: str | None) -> list[Finding]:
-    """Return what shows without a person: the keys, and with sign-in endpoints and secret."""
+    """Return what shows without a person: the keys, and with sign-in the endpoints."""
     # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
     from relay.api.entra import EntraUnavailable, fetch_endpoints, fetch_keys  # noqa: PLC0415
-    from relay.api.sign_in import check_client_secret  # noqa: PLC0415
 
-    subject = "keys of the token issuer"
     try:
-        findings = [ok(subject, f"{len(await fetch_keys(settings))} fetched")]
+        findings = [ok("keys of the token issuer", f"{len(await fetch_keys(settings))} fetched")]
     except EntraUnavailable as error:
-        findings = [failure(subject, str(error), "correct api.oidc.keys_url")]
+        remedy = "correct api.oidc.keys_url"
+        findings = [failure("keys of the token issuer", str(error), remedy)]
     if settings.sign_in is None or public_url is None:
         return findings
-    subject = "sign-in"
     try:
-        endpoints = await fetch_endpoints(settings)
+        await fetch_endpoints(settings)
     except EntraUnavailable as error:
         text = f"the endpoints of Entra ID could not be looked up: {error}"
         remedy = "correct api.oidc.issuer, and let this machine reach it"
-        return [*findings, failure(subject, text, remedy)]
+        return [*findings, failure("sign-in", text, remedy)]
     target = f"Entra ID sends people back to {redirect_uri(public_url)}, which must be registered"
-    try:
-        refusal = await check_client_secret(settings, endpoints)
-    except EntraUnavailable as error:
-        text = f"{target}; Entra ID did not say whether it accepts the client secret: {error}"
-        return [*findings, warning(subject, text, "sign in once")]
-    if refusal is None:
-        return [*findings, ok(subject, f"{target}; Entra ID accepts the client secret")]
-    text = f"Entra ID refused client_id or the client secret: {refusal}"
-    remedy = "make a new client secret, and put its value into api.oidc.sign_in"
-    return [*findings, failure(subject, text, remedy)]
+    return [*findings, ok("sign-in", f"{target}; sign in once to try the client secret")]

@@ -57,8 +57,8 @@ _SIGNATURE_HEADERS = (
     ("webhook-timestamp", "seconds since 1970, at most 300 s ago and 60 s ahead", "^[0-9]{1,12}$"),
     ("webhook-signature", "v1,<base64> once for each secret, separated by spaces", "^.+$"),
 )
-_OF_EVERY_CALL = (400, 405, 408, 413, 415, 417, 421, 500)
-"""Framing, method, body, content type, Expect, another relay's socket, and internal errors."""
+_OF_EVERY_CALL = (400, 405, 408, 413, 415, 417, 500)
+"""Framing, method, body, content type, Expect, and internal errors."""
 
 
 @functools.cache

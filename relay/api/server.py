@@ -28,18 +28,16 @@ from relay.api.connections import (
     ConnectionGroup,
     ServerLimits,
     TlsProtocol,
-    connection_of,
     send_response,
 )
-from relay.api.local_socket import STATE_FILE_HEADER, SocketPathAndMode, state_file_id
 from relay.api.responses import Problem, internal_error, problem_of_aiohttp
 from relay.api.routes import all_routes
 from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.settings import ApiSettings
 from relay.api.sockets import (
     BACKLOG,
+    automatic_local_socket,
     file_backed_server_context,
-    listen_on_automatic_local_socket,
     local_socket,
     open_tcp_sockets,
 )
@@ -128,7 +126,7 @@ class Server:
 
     def _make_application(self) -> web.Application:
         application = web.Application(
-            middlewares=[_error_middleware(self.state, self._state_file)],
+            middlewares=[_error_middleware(self.state)],
             client_max_size=MAX_BODY_BYTES,
         )
         for route in all_routes():
@@ -182,10 +180,8 @@ class Server:
         if path == "auto":
             if state_file is None:
                 return None
-            return stack.enter_context(listen_on_automatic_local_socket(state_file))
-        if path is None:
-            return None
-        return stack.enter_context(local_socket(SocketPathAndMode(path))), path
+            return stack.enter_context(automatic_local_socket(state_file))
+        return None if path is None else (stack.enter_context(local_socket(path)), path)
 
 
 def _make_sign_in(settings: ApiSettings, callers: Callers, clock: Clock) -> SignIn | None:
@@ -199,14 +195,13 @@ def _make_sign_in(settings: ApiSettings, callers: Callers, clock: Clock) -> Sign
     return SignIn(oidc, public_url, callers.tokens, clock)
 
 
-def _error_middleware(state: ServerState, state_file: Path | None) -> Middleware:
+def _error_middleware(state: ServerState) -> Middleware:
     """Return the middleware that turns errors into problems and counts responses."""
-    own_id = None if state_file is None else state_file_id(state_file)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = state.clock.monotonic()
-        response = await _run_handler(request, handler, own_id)
+        response = await _run_handler(request, handler)
         state.responses_by_status[response.status] += 1
         if _log.isEnabledFor(logging.DEBUG):
             _log_call(request, response.status, state.clock.monotonic() - began)
@@ -227,15 +222,9 @@ def _log_call(request: web.Request, status: int, seconds: float) -> None:
     )
 
 
-async def _run_handler(
-    request: web.Request, handler: Handler, own_id: str | None
-) -> web.StreamResponse:
+async def _run_handler(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Return the response of the handler, or the problem that it raises."""
     try:
-        meant = request.headers.get(STATE_FILE_HEADER, own_id)
-        if own_id not in (None, meant) and connection_of(request).peer.uid is not None:
-            other = Problem(421, "the call is meant for a relay with another state file")
-            return other.to_response()
         check_content_length(request)
         return await handler(request)
     except Problem as problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,11 +21,16 @@ from pydantic import (
 )
 
 from relay.api.entra_settings import OidcSettings, check_https_or_loopback_url
-from relay.api.local_socket import MAX_PATH_BYTES, fits
 from relay.approvals.request import Rights
+from relay.errors import ConfigError
 from relay.settings import Name, Section, check_unique, text_pattern_validator
 from relay.signature import decode_secret
 
+SERVICE_SOCKET = Path("/run/imds-relay/relay.sock")
+"""The local socket that `imds-relay init --system` names. Its folder is the unit file's
+RuntimeDirectory."""
+_MAX_SOCKET_PATH = 107
+"""Bytes of a socket's path: the size of sun_path without the final null byte, see unix(7)."""
 KEY_PREFIX = "imdsr_"
 """The start of a bearer key that `imds-relay keys` makes."""
 _MIN_KEY_LENGTH = 22
@@ -68,12 +74,31 @@ def _check_listen(text: str) -> str:
 
 
 def _check_socket_path(path: Path) -> Path:
-    if not fits(path):
+    if (size := len(os.fsencode(path))) > _MAX_SOCKET_PATH:
         raise ValueError(
-            f"expected a path of at most {MAX_PATH_BYTES} bytes, "
-            f"the limit for a socket, got {len(os.fsencode(path))} bytes"
+            f"expected a path of at most {_MAX_SOCKET_PATH} bytes, "
+            f"the limit for a socket, got {size} bytes"
         )
     return path
+
+
+def supports_local_sockets() -> bool:
+    """Return whether this system has local sockets. On Windows, Python has none."""
+    return hasattr(socket, "AF_UNIX")
+
+
+def automatic_socket(state_file: Path) -> Path:
+    """Return the local socket of ``api.socket: auto``: `relay.sock` beside `relay.db`.
+
+    A state file has the same one under each of its names, and two have two. Raises ConfigError if
+    the path is too long for a socket.
+    """
+    state_file = Path(os.path.realpath(state_file))
+    path = state_file.with_name(f"{state_file.name.removesuffix('.db')}.sock")
+    try:
+        return _check_socket_path(path)
+    except ValueError as error:
+        raise ConfigError(f"api.socket: auto would be {path}: {error}") from None
 
 
 LocalSocket = Annotated[
@@ -210,10 +235,8 @@ class ApiSettings(Section):
 
     listen: Annotated[str, AfterValidator(_check_listen)] = "127.0.0.1:8080"
     socket: LocalSocket | None = "auto"
-    """A local socket for the command line; its file rights are the authority. null: none.
-
-    auto: /run/imds-relay/relay.sock where the relay may write there, else beside the state file.
-    """
+    """A local socket for the command line; its file rights are the authority. auto: beside the
+    state file. null: none."""
     tls: ServerTlsSettings | None = None
     allow_http: bool = False
     """Needed to listen beyond loopback without tls, behind a proxy."""

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from relay.api.local_socket import SocketPathAndMode, automatic_places, supports_local_sockets
-from relay.api.settings import ServerTlsSettings
+from relay.api.settings import ServerTlsSettings, automatic_socket, supports_local_sockets
 from relay.errors import ConfigError
 from relay.files import FileBackedValue, create_private_folder, require_small_regular_file
 
@@ -55,39 +54,32 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def listen_on_automatic_local_socket(
-    state_file: Path,
-) -> Iterator[tuple[socket.socket, Path] | None]:
-    """Listen on a local socket in the first place of `automatic_places` where one can be made.
+def automatic_local_socket(state_file: Path) -> Iterator[tuple[socket.socket, Path] | None]:
+    """Listen on the socket beside the state file, and yield it and its path.
 
-    Yield the socket and its path. Yield None if there is no such place, and log what to do: without
-    the socket, the relay works and the command line needs a key.
+    Yield None if it cannot be made, and log what to do: without it, the relay works and the command
+    line needs a key. It is for the user of the relay alone: the group of a user may have many
+    members.
     """
-    if not supports_local_sockets():
-        yield None
-        return
-    problems = []
-    with contextlib.suppress(OSError):  # the store needs it too, and says why it cannot be made
-        create_private_folder(state_file.parent)
     with contextlib.ExitStack() as stack:
-        for place in automatic_places(state_file, os.environ):
+        found = None
+        if supports_local_sockets():
+            with contextlib.suppress(OSError):  # the store needs it too, and says why it fails
+                create_private_folder(state_file.parent)
             try:
-                sock = stack.enter_context(local_socket(place))
+                path = automatic_socket(state_file)
+                found = stack.enter_context(local_socket(path, mode=0o600)), path
             except ConfigError as error:
-                problems.append(str(error).removeprefix("api.socket: "))
-            else:
-                yield sock, place.path
-                return
-        _log.warning(
-            "there is no local socket, so the command line needs --url and a key: %s. Set "
-            "api.socket to a path in a folder where this user may write, or to null",
-            "; ".join(problems) or f"a path beside {state_file} is too long for a socket",
-        )
-        yield None
+                _log.warning(
+                    "there is no local socket, so the command line needs --url and a key: %s. Set "
+                    "api.socket to a path in a folder where this user may write, or to null",
+                    str(error).removeprefix("api.socket: "),
+                )
+        yield found
 
 
 @contextlib.contextmanager
-def local_socket(place: SocketPathAndMode) -> Iterator[socket.socket]:
+def local_socket(path: Path, *, mode: int = 0o660) -> Iterator[socket.socket]:
     """Listen on a local socket for those whom its mode admits, and remove it at the end.
 
     Replaces the socket of a relay that has ended, but not one that accepts connections. Raises
@@ -98,10 +90,9 @@ def local_socket(place: SocketPathAndMode) -> Iterator[socket.socket]:
             "api.socket: this system has no local sockets that say who calls; "
             "remove it, and use api.listen with clients"
         )
-    path = place.path
     try:
         _remove_stale_socket(path)
-        sock = _bind_unix_socket(place)
+        sock = _bind_unix_socket(path, mode)
         own_file = path.stat()
     except OSError as error:
         raise ConfigError(
@@ -142,14 +133,14 @@ def _remove_stale_socket(path: Path) -> None:
     )
 
 
-def _bind_unix_socket(place: SocketPathAndMode) -> socket.socket:
+def _bind_unix_socket(path: Path, mode: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         # Linux derives the mode of the file from that of the socket and the umask. So the file
         # never has a wider mode.
-        os.fchmod(sock.fileno(), place.mode)
-        sock.bind(str(place.path))
-        place.path.chmod(place.mode)
+        os.fchmod(sock.fileno(), mode)
+        sock.bind(str(path))
+        path.chmod(mode)
         sock.listen(BACKLOG)
         sock.settimeout(0)
     except BaseException:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -27,13 +26,7 @@ from typer.core import TyperCommand
 from typing_extensions import override
 from yarl import URL
 
-from relay.api.local_socket import (
-    SERVICE_SOCKET,
-    STATE_FILE_HEADER,
-    socket_paths_of_state_file,
-    state_file_id,
-    supports_local_sockets,
-)
+from relay.api.settings import automatic_socket, supports_local_sockets
 from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
 from relay.cli._options import AsJson, option
 from relay.cli._output import print_json
@@ -237,8 +230,6 @@ def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPo
         return CommandFailed(
             f"{detail} (401): give a key of api.clients in IMDS_RELAY_KEY or with --key-file"
         )
-    if status == HTTPStatus.MISDIRECTED_REQUEST:
-        return CommandFailed(f"{detail}: name the socket of the one you mean with --socket")
     if status == HTTPStatus.NOT_FOUND:
         return NotFound(detail)
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and isinstance(problem, dict):
@@ -261,8 +252,8 @@ async def connect(
     """Yield a client of the chosen relay. Raises ConfigError if the options name none."""
     connector: aiohttp.BaseConnector
     if url is None or socket is not None:
-        path, headers = find_socket(socket, config)
-        url, address = "http://relay", str(path)
+        headers: dict[str, str] = {}
+        url, address = "http://relay", str(find_socket(socket, config))
         connector = aiohttp.UnixConnector(address)
     else:
         address = _origin(url)
@@ -273,18 +264,16 @@ async def connect(
         yield Client(session, url, address)
 
 
-def find_socket(named: Path | None, config: Path | None) -> tuple[Path, dict[str, str]]:
-    """Return the local socket of a relay, and the headers of each call to it.
+def find_socket(named: Path | None, config: Path | None) -> Path:
+    """Return the local socket of the relay that an option or a configuration names.
 
-    With ``api.socket: auto`` the relay chooses its place when it starts: the first of the possible
-    ones that is there is called. The header names the state file, and a relay with another one
-    refuses the call: a decision that is meant for one relay never reaches another. Raises
-    ConfigError or CommandFailed if there is none to call.
+    With ``api.socket: auto`` it is beside the state file, so that a decision that is meant for one
+    relay never reaches another. Raises ConfigError if there is none to call.
     """
     if not supports_local_sockets():
         raise ConfigError(f"this system has no local sockets: {_URL_ADVICE}")
     if named is not None:
-        return named, {}
+        return named
     where = locate_relay(config)
     if where.socket is None:
         raise ConfigError(
@@ -292,28 +281,17 @@ def find_socket(named: Path | None, config: Path | None) -> tuple[Path, dict[str
             f"{_URL_ADVICE}"
         )
     if where.socket != "auto":
-        return Path(where.socket), {}
+        return Path(where.socket)
     state_file = where.state_file()
-    own = socket_paths_of_state_file(state_file, os.environ)
-    path = next(filter(may_exist, [*own, SERVICE_SOCKET]), None)
-    if path is None:
-        places = "".join(f"\n  {place}" for place in [*own, SERVICE_SOCKET])
-        raise CommandFailed(
-            "no relay runs on this machine, as none of its sockets is there. Is it running?"
-            f"{places}\nthey are the places of a relay with the configuration "
-            f"{where.file or 'by default'}; name another socket with --socket. For a relay "
-            f"elsewhere, {_URL_ADVICE}"
-        )
-    if path in own:
-        # A stranger may have put a socket, or a link to another relay, into a shared folder.
-        for place in (state_file.parent, state_file, path):
-            if may_exist(place) and is_planted(place):
-                raise ConfigError(
-                    f"{place} is of another user, in a folder that others can write, so it is not "
-                    "used; to use a socket all the same: --socket FILE"
-                )
-    is_certain = where.is_own or len(where.state_files) == 1 or path in own
-    return path, {STATE_FILE_HEADER: state_file_id(state_file)} if is_certain else {}
+    path = automatic_socket(state_file)
+    # A stranger may have put a socket, or a link to another relay, into a shared folder.
+    for place in (state_file.parent, state_file, path):
+        if may_exist(place) and is_planted(place):
+            raise ConfigError(
+                f"{place} is of another user, in a folder that others can write, so it is not "
+                "used; to use a socket all the same: --socket FILE"
+            )
+    return path
 
 
 class RelayCall(typer.Context):

@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from relay.api.local_socket import SERVICE_SOCKET
-from relay.api.settings import KEY_PREFIX
+from relay.api.settings import KEY_PREFIX, SERVICE_SOCKET
 from relay.chat.platforms.slack.manifest import manifest
 from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AsJson, argument, option

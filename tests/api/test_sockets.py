@@ -20,6 +20,7 @@ import pytest
 from relay.api import ApiSettings
 from relay.api.connections import ServerLimits
 from relay.api.server import Server
+from relay.api.settings import automatic_socket
 from relay.clock import SystemClock
 from relay.errors import ConfigError
 from tests.api.running_relay import make_event, run_relay
@@ -34,10 +35,10 @@ async def _over(path: Path) -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def _listening(
-    limits: ServerLimits | None = None, **settings: object
+    limits: ServerLimits | None = None, *, state_file: Path | None = None, **settings: object
 ) -> AsyncIterator[Server]:
     api = ApiSettings.model_validate({"listen": "127.0.0.1:0", **settings})
-    async with Server(api, SystemClock(), limits) as server:
+    async with Server(api, SystemClock(), limits, state_file=state_file) as server:
         yield server
 
 
@@ -112,6 +113,67 @@ async def test_the_local_socket_is_for_its_user_and_group_and_removed_at_the_end
     finally:
         os.umask(before)
     assert not path.exists()
+
+
+async def test_the_automatic_socket_is_beside_the_state_file_for_the_user_of_the_relay_alone(
+    tmp_path: Path,
+) -> None:
+    """A group of a user may have many members, and who reaches the socket has every right."""
+    path = tmp_path / "new" / "relay.sock"
+    async with _listening(state_file=tmp_path / "new" / "relay.db") as server:
+        assert server.address == f"http://127.0.0.1:{server.port} and {path}"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        async with _over(path) as session, session.get("http://relay/healthz") as response:
+            assert response.status == 200
+    assert not path.exists()
+
+
+def test_each_state_file_has_a_socket_of_its_own_under_all_its_names(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
+    sockets = [automatic_socket(tmp_path / name).name for name in ("a.db", "b.db", "a.sqlite")]
+    assert sockets == ["a.sock", "b.sock", "a.sqlite.sock"]
+    assert automatic_socket(tmp_path / "link.db") == tmp_path / "a.sock"
+
+
+@pytest.mark.parametrize(
+    ("state_file", "reason"),
+    [
+        # Nobody can make a file in this folder, not even root.
+        ("/proc/relay.db", "a path where a socket can be made, /proc/relay.sock"),
+        (f"/proc/{'x' * 107}/relay.db", "a path of at most 107 bytes, the limit for a socket"),
+    ],
+)
+async def test_without_a_place_for_the_automatic_socket_the_relay_runs_and_says_what_to_do(
+    state_file: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _listening(state_file=Path(state_file)) as server:
+        assert server.address == f"http://127.0.0.1:{server.port}"
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "there is no local socket, so the command line needs --url and a key" in warning
+    assert reason in warning
+    assert "Set api.socket to a path in a folder where this user may write, or to null" in warning
+
+
+async def test_null_and_a_system_without_local_sockets_make_none_and_say_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _listening(state_file=tmp_path / "relay.db", socket=None) as server:
+        assert " and " not in server.address
+    monkeypatch.delattr(socket, "AF_UNIX")
+    async with _listening(state_file=tmp_path / "relay.db") as server:
+        assert " and " not in server.address
+    assert [*tmp_path.iterdir()] == []  # noqa: ASYNC240  # small
+    assert not caplog.records
+
+
+async def test_a_second_relay_leaves_the_automatic_socket_of_the_first_one_alone(
+    tmp_path: Path,
+) -> None:
+    async with _listening(state_file=tmp_path / "relay.db"):
+        async with _listening(state_file=tmp_path / "relay.db") as second:
+            assert " and " not in second.address
+        async with _over(tmp_path / "relay.sock") as session:
+            assert (await session.get("http://relay/healthz")).status == 200
 
 
 async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:

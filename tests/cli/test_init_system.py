@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.api.local_socket import SERVICE_SOCKET
+from relay.api.settings import SERVICE_SOCKET
 from relay.cli import init
 from relay.cli.init import initial_configuration, set_service_paths
 from relay.config import load

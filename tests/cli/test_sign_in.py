@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -38,46 +37,10 @@ async def examined(entra: Entra) -> Finding:
     return finding
 
 
-async def test_doctor_prints_the_redirect_uri_and_tries_the_client_secret(entra: Entra) -> None:
+async def test_doctor_prints_the_redirect_uri(entra: Entra) -> None:
     finding = await examined(entra)
     assert finding.state == "ok"
     assert "https://relay.example.com/sign-in/callback, which must be registered" in finding.line
-    (form,) = entra.calls_of("token")
-    assert (form["grant_type"], form["scope"]) == (
-        "client_credentials",
-        "https://graph.microsoft.com/.default",
-    )
-
-
-async def test_doctor_finds_a_client_secret_that_has_expired(entra: Entra) -> None:
-    entra.secrets = set()
-    finding = await examined(entra)
-    assert finding.state == "failed"
-    assert "invalid_client AADSTS7000215" in finding.line
-    assert CLIENT_SECRET not in finding.line
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda: web.json_response(
-            {"error": "temporarily_unavailable", "error_description": "AADSTS90033: later"},
-            status=503,
-        ),
-        lambda: web.Response(text="<html>"),
-    ],
-)
-async def test_doctor_says_so_where_entra_does_not_say(entra: Entra, answer: Any) -> None:
-    entra.answers["token"] = answer()
-    finding = await examined(entra)
-    assert finding.state == "warning"
-    assert "did not say whether it accepts the client secret" in finding.line
-
-
-async def test_doctor_asks_no_other_cloud(entra: Entra) -> None:
-    entra.document = {"msgraph_host": None}
-    assert (await examined(entra)).state == "warning"
-    assert entra.calls_of("token") == []
 
 
 async def test_doctor_finds_an_issuer_without_endpoints(entra: Entra) -> None:

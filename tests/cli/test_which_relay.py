@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.api.local_socket import STATE_FILE_HEADER, state_file_id
 from relay.cli.client import find_socket
 from relay.config import Config
 from relay.config.location import locate_relay
 from relay.errors import ConfigError
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import running_relay
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the user of the machine where the tests run."""
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
 async def test_a_relay_whose_configuration_names_no_socket_is_found(
@@ -52,7 +45,7 @@ async def test_verbs_need_no_secret_and_no_variable_of_the_relay(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "code", "error"),
     [
-        ("store: {path: FOLDER/x.db}", 1, "\nimds-relay:   FOLDER/x.sock\nimds-relay:   /run/"),
+        ("store: {path: FOLDER/x.db}", 1, "no relay answers at FOLDER/x.sock: No such file or"),
         ("api: {socket: FOLDER/none.sock}", 1, "no relay answers at FOLDER/none.sock: No such"),
         ("api: {socket: null}", 2, "relay.yaml has no api.socket. Remove `socket: null`, or give"),
         ("api: {socket: '${NOPE}/x'}", 2, "expected the environment variable NOPE to be set"),
@@ -86,40 +79,16 @@ async def test_a_relay_that_was_named_is_never_guessed(
     (tmp_path / "there/relay.yaml").write_text(text)
     (tmp_path / "there/relay.db").touch()
     async with running_relay(tmp_path / "here", api={"socket": "auto"}):
-        monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", tmp_path / "here/relay.sock")
         result = await run_async("events", "-c", str(tmp_path / "there/relay.yaml"))
         assert (result.code in (1, 2), result.out) == (True, "")
 
 
-async def test_a_call_for_one_relay_never_reaches_the_service_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "service").mkdir()
-    socket = tmp_path / "service.sock"
-    monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", socket)
-    async with running_relay(tmp_path / "service", api={"socket": str(socket)}) as service:
-        file = tmp_path / "relay.yaml"
-        file.write_text(f"store: {{path: {tmp_path}/mine.db}}")
-        result = await run_async("events", "-c", str(file))
-        assert (result.code, result.out) == (1, "")
-        assert "a relay with another state file: name the socket" in result.err
-        file.write_text(f"store: {{path: {service.store}}}")
-        assert (await run_async("events", "-c", str(file))).out == "no events\n"
-
-
-def test_a_relay_of_ones_own_comes_before_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "relay.yaml").write_text("{}")
-    own, service = tmp_path / "relay.sock", tmp_path / "service.sock"
-    service.touch()
-    monkeypatch.setattr("relay.cli.client.SERVICE_SOCKET", service)
-    named = {STATE_FILE_HEADER: state_file_id(tmp_path / "relay.db")}
+def test_the_socket_is_that_of_the_state_file_whatever_else_runs(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
-    (tmp_path / "relay.db").touch()
-    assert find_socket(None, file) == (service, named)
-    own.touch()
-    assert find_socket(None, file) == (own, named)
+    file.write_text("store: {path: mine.db}")
+    for name in ("mine.db", "relay.sock"):
+        (tmp_path / name).touch()
+    assert find_socket(None, file) == tmp_path / "mine.sock"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
