@@ -56,21 +56,6 @@ async def get_event(relay: Client, text: str) -> Any:
     )
 
 
-async def whole_event_id(relay: Client, text: str) -> str:
-    """Return the EventId that a text is or begins; the text itself if the relay knows none.
-
-    The relay may have deliveries about an event whose history it has no longer. On a hub the
-    EventId has its scope, because several scopes can have it.
-    """
-    try:
-        event = await get_event(relay, text)
-    except NotFound:
-        return text
-    event_id: str = event["eventId"]
-    _, at, scope = text.partition("@")
-    return f"{event_id}@{scope}" if at else event_id
-
-
 async def _find_single_event_by_prefix(
     relay: Client, text: str, scope: str | None
 ) -> Mapping[str, Any] | None:

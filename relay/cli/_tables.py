@@ -1,4 +1,4 @@
-"""Prints tables, fields and a progress bar for people.
+"""Prints tables and fields for people.
 
 It is a module of its own because `run` and most calls by programs print none, and Rich is large.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -73,15 +71,6 @@ def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
         if value is not None and value != "":
             table.add_row(name, _text(value))
     _print(table)
-
-
-@contextmanager
-def show_progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar if standard error is a terminal. Yield a function of done and total."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _new_table(*, show_header: bool) -> Table:

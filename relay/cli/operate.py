@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
-from relay.cli._events import whole_event_id, with_short_event_ids
+from relay.cli._events import with_short_event_ids
 from relay.cli._exit_codes import CommandFailed, Unprocessable
 from relay.cli._options import AllPages, argument, option
 from relay.cli._output import (
@@ -18,16 +17,11 @@ from relay.cli._output import (
     print_lines,
     print_to_stderr,
 )
-from relay.cli._tables import print_fields, print_page, print_table, show_progress_bar
-from relay.cli.client import Client, RelayCall
+from relay.cli._tables import print_fields, print_page, print_table
+from relay.cli.client import RelayCall
 from relay.errors import ConfigError
-from relay.events.catalog import CATALOG
 from relay.events.cloudevent import event_name
-from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.settings import parse_duration
-from relay.suggestions import describe_choices
 
-_WHEN = "a duration such as 2h, or a time such as 2026-04-11T22:26:58Z"
 SinkName = Annotated[str, argument("SINK", "The sink's name in the configuration.")]
 
 
@@ -96,78 +90,26 @@ async def redeliver(
     call: RelayCall,
     dead_letter: Annotated[
         str | None,
-        argument("ID", "An id of `imds-relay dead-letters`. Without it, the options select."),
+        argument("ID", "An id of `imds-relay dead-letters`. Without it, an option selects."),
     ] = None,
     *,
     sink: Annotated[str | None, option("--sink", "SINK", "Those of this sink.")] = None,
-    event_type: Annotated[str | None, option("--type", "TYPE", "Such as event.scheduled.")] = None,
-    event: Annotated[
-        str | None,
-        option("--event", "EVENT", "Those about this EventId, or a unique beginning of it."),
-    ] = None,
-    since: Annotated[
-        str | None,
-        option("--since", "WHEN", "Those given up since then: 2h ago, or 2026-04-11T22:26:58Z."),
-    ] = None,
     every: Annotated[bool, option("--all", None, "Every dead letter.")] = False,
 ) -> None:
-    """Send a dead letter again at once, or all that match every given option, oldest first."""
-    conditions = {
-        "sink": sink,
-        "type": None if event_type is None else _parse_event_type(event_type),
-        "eventId": None if event is None else await whole_event_id(call.relay, event),
-        "since": None if since is None else _parse_since(since),
-    }
-    selection = {name: value for name, value in conditions.items() if value is not None}
-    if (dead_letter is not None) == (bool(selection) or every):
-        raise typer.BadParameter("expected an id, or --sink, --type, --event, --since or --all")
+    """Send a dead letter again at once, or those of a sink, or all, oldest first."""
+    if (dead_letter is not None) == (sink is not None or every):
+        raise typer.BadParameter("expected an id, --sink or --all")
     if dead_letter is not None:
         if not call.prints_json(await call.relay.post("dead-letters", dead_letter, "redeliver")):
             print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
         return
-    count = await _redeliver_in_batches(call.relay, selection)
-    if call.prints_json({"redelivered": count}):
-        return
-    print_lines(
-        f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
-        "see `imds-relay deliveries`"
-    )
-
-
-async def _redeliver_in_batches(relay: Client, selection: dict[str, Any]) -> int:
-    """Redeliver in batches, which keeps each call short and shows progress. Return the number."""
-    count, has_more = 0, True
-    with show_progress_bar("sent again") as show_progress:
-        while has_more:
-            batch = await relay.post("dead-letters", "redeliver", body=selection)
-            count += int(batch["redelivered"])
-            show_progress(count, count + batch["left"])
-            has_more = batch["next"] is not None
-            selection = {**selection, "until": batch["until"], "after": batch["next"]}
-    return count
-
-
-def _parse_event_type(event_type: str) -> str:
-    """Return the type without prefix and version. Raises BadParameter if there is no such type."""
-    name = event_name(event_type)
-    known = [definition.name for definition in CATALOG]
-    if name not in known:
-        raise typer.BadParameter(
-            f"no such type: {event_type!r}; {describe_choices(name, known)}", param_hint="--type"
+    answer = await call.relay.post("dead-letters", "redeliver", body={"sink": sink})
+    if not call.prints_json(answer):
+        count = answer["redelivered"]
+        print_lines(
+            f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
+            "see `imds-relay deliveries`"
         )
-    return name
-
-
-def _parse_since(since: str) -> str:
-    """Return the timestamp for --since, which is a duration before now or a timestamp."""
-    try:
-        ago = timedelta(seconds=parse_duration(since.removesuffix(" ago").strip()))
-        moment: datetime | None = datetime.now(UTC) - ago
-    except (ValueError, OverflowError):
-        moment = parse_timestamp(since)
-    if moment is None:
-        raise typer.BadParameter(f"expected {_WHEN}", param_hint="--since")
-    return format_rfc3339(moment)
 
 
 async def ping(call: RelayCall, sink: SinkName) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
@@ -68,19 +68,6 @@ class LoggedAttempt:
     status: int | None
     reason: str | None
     response: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterFilter:
-    """Selects dead letters that meet every condition that is not None.
-
-    ``event_key`` is made by an `EventKeyFormat`. ``since``: they became dead letters then or later.
-    """
-
-    sink: str | None = None
-    type: str | None = None
-    event_key: str | None = None
-    since: datetime | None = None
 
 
 _ENTRY = TypeAdapter(Entry)
@@ -197,56 +184,33 @@ class Deliveries:
 
     # --- dead letters
 
-    def redeliver_dead_letter(self, entry_id: int, at: datetime) -> bool:
-        """Make a dead letter wait again, as if it had been recorded at ``at``.
+    def redeliver(
+        self, at: datetime, *, entry_id: int | None = None, sink: str | None = None
+    ) -> int:
+        """Make one dead letter wait again, those of a sink, or all, as if recorded at ``at``.
 
-        Return False if there is no such dead letter or its sink no longer exists.
+        Dead letters of a sink that no longer exists stay. Return how many wait again.
         """
-        if not self._connection.execute(
+        rows = self._connection.execute(
+            "SELECT id FROM entry INDEXED BY entry_parked WHERE state = 'parked' "
+            "AND sink IN (SELECT name FROM sink) "
+            "AND id = coalesce(:id, id) AND sink = coalesce(:sink, sink)",
+            {"id": entry_id, "sink": sink},
+        )
+        ids = orjson.dumps([entry_id for (entry_id,) in rows]).decode()
+        self._connection.execute(
             "UPDATE entry SET state = 'waiting', settled = NULL, next_at = NULL, redelivered = ? "
-            "WHERE id = ? AND state = 'parked' AND sink IN (SELECT name FROM sink)",
-            (format_sortable(at), entry_id),
-        ).rowcount:
-            return False
-        rows = self._connection.execute(
-            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE id = ?",  # noqa: S608  # our own text
-            (entry_id,),
+            "WHERE id IN (SELECT value FROM json_each(?))",
+            (format_sortable(at), ids),
         )
-        self.redelivered += parse_rows(_ENTRY, rows)
-        return True
-
-    def redeliver_matching_dead_letters(
-        self,
-        dead_letters: DeadLetterFilter,
-        at: datetime,
-        *,
-        after: int,
-        until: datetime,
-        limit: int,
-    ) -> tuple[list[int], int]:
-        """Make the oldest matching dead letters wait again, at most ``limit``.
-
-        They have ids above ``after`` and became dead letters by ``until``. Return their ids and how
-        many are left.
-        """
-        since = dead_letters.since and format_sortable(dead_letters.since)
         rows = self._connection.execute(
-            "SELECT id FROM entry WHERE state = 'parked' AND sink IN (SELECT name FROM sink) "
-            "AND id > :after AND settled <= :until AND (:sink IS NULL OR sink = :sink) "
-            "AND (:type IS NULL OR type = :type) "
-            "AND (:event_key IS NULL OR event_key = :event_key) "
-            "AND (:since IS NULL OR settled >= :since) ORDER BY id",
-            {
-                **asdict(dead_letters),
-                "since": since,
-                "after": after,
-                "until": format_sortable(until),
-            },
+            f"SELECT {_ENTRY_COLUMNS} FROM entry "  # noqa: S608  # our own text
+            "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id",
+            (ids,),
         )
-        ids = [entry_id for (entry_id,) in rows]
-        for entry_id in ids[:limit]:
-            self.redeliver_dead_letter(entry_id, at)
-        return ids[:limit], len(ids[limit:])
+        found = list(parse_rows(_ENTRY, rows))
+        self.redelivered += found
+        return len(found)
 
     def count_dead_letters_by_sink(self) -> dict[str, int]:
         """Return how many dead letters each sink has. Sinks without one are left out."""

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from relay.cli._events import unique_beginnings
 from relay.simulator import Plan
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
-from tests.eventually import eventually
 
 RULE = {"name": "one", "approve": {"votes": 2, "from": [LOCAL_PRINCIPAL, "client:alice"]}}
 
@@ -71,29 +70,3 @@ def test_the_beginnings_that_a_table_shows_are_unique(event_ids: set[str]) -> No
 @pytest.mark.parametrize("event_ids", [["a" * 36, "A" * 36], ["short", "shorter"]])
 def test_beginnings_end_for_event_ids_that_resemble_each_other(event_ids: list[str]) -> None:
     assert unique_beginnings(event_ids).keys() == set(event_ids)
-
-
-async def test_a_beginning_selects_the_dead_letters_that_go_out_again(tmp_path: Path) -> None:
-    async with running_relay(tmp_path, rules=[RULE]) as relay:
-        relay.receiver.status = 422  # parked at once, because the event has started
-        event = relay.azure.schedule(Plan(type="Reboot", started=True, lasts=None))
-
-        async def parked() -> bool:
-            return bool((await relay.run("dead-letters", "--json")).json["items"])
-
-        await eventually(parked)
-        relay.receiver.status = 204
-        other = await relay.run("redeliver", "--event", "zz")
-        assert (other.code, other.out.split()[:2]) == (0, ["0", "dead"])
-        sent = await relay.run("redeliver", "--event", event.event_id[:9].lower())
-        assert (sent.code, sent.out.split()[:3]) == (0, ["1", "dead", "letter"])
-        await relay.wait_for_webhook("event.started", event.event_id)
-
-
-async def test_a_type_that_does_not_exist_selects_nothing_by_mistake(tmp_path: Path) -> None:
-    async with running_relay(tmp_path, rules=[RULE]) as relay:
-        wrong = await relay.run("redeliver", "--type", "event.schedulled")
-        assert (wrong.code, wrong.out) == (2, "")
-        assert "did you mean event.scheduled? There are event.scheduled, " in wrong.err
-        for known in ("event.scheduled", "io.imdsrelay.event.scheduled.v1"):
-            assert (await relay.run("redeliver", "--type", known)).code == 0

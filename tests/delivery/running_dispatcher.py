@@ -129,7 +129,7 @@ class RunningDispatcher:
     async def redeliver(self, entry_id: int, at: datetime) -> bool:
         """Redeliver a dead letter; return whether there was one."""
         return await self.store.transact(
-            lambda tx: tx.deliveries.redeliver_dead_letter(entry_id, at)
+            lambda tx: tx.deliveries.redeliver(at, entry_id=entry_id) == 1
         )
 
     async def attempts(self, sink: str) -> list[tuple[Any, ...]]:

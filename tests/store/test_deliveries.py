@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 from relay.store import Attempt, Entry, EntryState, StoreSettings
 from relay.store.chain import verify_journal
-from relay.store.deliveries import DeadLetterFilter, Delivery
+from relay.store.deliveries import Delivery
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
 from tests.store.open_store import NOW, connection_of, numbered_event, open_file_in
@@ -173,7 +173,7 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
         LATER,
     )
     tx.deliveries.store_final_state(bus.id, "parked", "given up", LATER)
-    assert tx.deliveries.redeliver_dead_letter(bus.id, LATER)
+    assert tx.deliveries.redeliver(LATER, entry_id=bus.id)
     assert tx.deliveries.redelivered == [replace(bus, attempts=1, recorded=LATER)]
     assert tx.deliveries.waiting_entries("bus") == tx.deliveries.redelivered
     (delivery,) = tx.deliveries.page(sink="bus")
@@ -190,8 +190,8 @@ def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) ->
     bus, _ = record(tx, 1)
     if state != "waiting":
         tx.deliveries.store_final_state(bus.id, state, None, NOW)
-    assert not tx.deliveries.redeliver_dead_letter(bus.id, LATER)
-    assert not tx.deliveries.redeliver_dead_letter(bus.id + 99, LATER)
+    assert not tx.deliveries.redeliver(LATER, entry_id=bus.id)
+    assert not tx.deliveries.redeliver(LATER, entry_id=bus.id + 99)
     assert tx.deliveries.page(sink="bus")[0].state == state
 
 
@@ -215,7 +215,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     ]
     assert tx.deliveries.sink_states_with_reasons() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
-    assert not tx.deliveries.redeliver_dead_letter(bus.id, LATER), (
+    assert not tx.deliveries.redeliver(LATER, entry_id=bus.id), (
         "no sink would send it, and it would wait for ever"
     )
 
@@ -268,35 +268,17 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
     assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
 
 
-def test_dead_letters_are_taken_up_by_what_is_asked_for_the_oldest_first_and_each_once(
-    tx: Transaction,
-) -> None:
-    for number in range(1, 5):
-        for entry in record(tx, number, "event.started" if number == 4 else "event.scheduled"):
-            tx.deliveries.store_final_state(
-                entry.id, "parked", "no", NOW + timedelta(minutes=number)
-            )
-    until = NOW + timedelta(hours=1)
-
-    def redeliver(limit: int, *, after: int = 0, **criteria: Any) -> tuple[list[int], int]:
-        return tx.deliveries.redeliver_matching_dead_letters(
-            DeadLetterFilter(**criteria), LATER, after=after, until=until, limit=limit
-        )
-
-    late = NOW + timedelta(minutes=3)
-    for criteria, ids in (
-        ({}, [1, 2, 3, 4, 5, 6, 7, 8]),
-        ({"sink": "chat"}, [2, 4, 6, 8]),
-        ({"type": "event.started"}, [7, 8]),
-        ({"event_key": "e-2"}, [3, 4]),
-        ({"since": late}, [5, 6, 7, 8]),
-        ({"sink": "bus", "since": late, "type": "event.scheduled"}, [5]),
-    ):
+def test_dead_letters_wait_again_by_sink_or_all_the_oldest_first(tx: Transaction) -> None:
+    for number in range(1, 4):
+        for entry in record(tx, number):
+            tx.deliveries.store_final_state(entry.id, "parked", "no", NOW)
+    tx.deliveries.store_final_state(3, "delivered", None, NOW)
+    for sink, ids in ((None, [1, 2, 4, 5, 6]), ("chat", [2, 4, 6]), ("gone", [])):
         connection_of(tx).execute("SAVEPOINT before")
-        assert redeliver(100, **criteria) == (ids, 0)
+        assert tx.deliveries.redeliver(LATER, sink=sink) == len(ids)
+        assert [entry.id for entry in tx.deliveries.redelivered] == ids
+        assert [entry.id for entry in tx.deliveries.waiting_entries()] == ids
         connection_of(tx).execute("ROLLBACK TO before")
-    assert redeliver(3) == ([1, 2, 3], 5)
-    tx.deliveries.store_final_state(1, "parked", "no, again", until + timedelta(seconds=1))
-    assert redeliver(2, after=3) == ([4, 5], 3)
+        tx.deliveries.redelivered.clear()
     tx.deliveries.remove_sink("chat", "gone", LATER)
-    assert redeliver(9, after=5) == ([7], 0)
+    assert tx.deliveries.redeliver(LATER) == 2, "nobody would send those of a sink that is gone"

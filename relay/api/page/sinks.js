@@ -131,14 +131,7 @@ async function once(button, work, failed) {
 const act = (event, path, done) => once(event.currentTarget, () => post(path).then(() => done), failure =>
   (failure.status === 0 ? "The relay cannot be reached: it is not known whether it was done." : sentence(failure.message)));
 
-function sendAll(event, sink) {
-  let count = 0;
-  return once(event.currentTarget, async () => {
-    for (let more = {}; more !== null;) {
-      const answer = await post("v1/dead-letters/redeliver", { sink, ...more });
-      count += answer.redelivered;
-      more = answer.next === null ? null : { until: answer.until, after: answer.next };
-    }
-    return `${plural(count, "dead letter")} of ${sink}: sent again.`;
-  }, failure => `${count} are sent again. ${sentence(failure.message)}`);
-}
+const sendAll = (event, sink) => once(event.currentTarget, async () => {
+  const answer = await post("v1/dead-letters/redeliver", { sink });
+  return `${plural(answer.redelivered, "dead letter")} of ${sink}: sent again.`;
+}, failure => sentence(failure.message));
