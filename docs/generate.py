@@ -22,7 +22,6 @@ from docs.reference import (
     commands,
     configuration,
     log,
-    metrics,
     pretty,
     slack,
     with_generated_part,
@@ -56,7 +55,6 @@ PAGES = {
     ROOT / "docs" / "cli.md": commands,
     ROOT / "docs" / "api.md": api,
     ROOT / "docs" / "log.md": log,
-    ROOT / "docs" / "metrics.md": metrics,
     ROOT / "docs" / "chat" / "slack.md": slack,
     proof.PAGE: proof.page,
 }

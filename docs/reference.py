@@ -1,4 +1,4 @@
-"""Generates parts of pages as Markdown: configuration, commands, API, log, metrics, Slack app."""
+"""Generates parts of pages as Markdown: configuration, commands, API, log, Slack app."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from relay.config import Config, sink_modules
 from relay.config.changes import key_needs_restart
 from relay.events.match import Match
 from relay.telemetry.lines import EVERY_LINE, LINES
-from relay.telemetry.metrics import METRICS
 
 STATUS_LEVELS = "warning; error if Azure answered 400"
 """The level of `startrequest.failed`."""
@@ -329,7 +328,7 @@ def pretty(value: Any, indent: str = "") -> str:
     return "{" + f"\n{inner}".join(lines).removesuffix(",") + f"\n{indent}}}"
 
 
-# --- metrics
+# --- log
 
 
 def log() -> str:
@@ -343,14 +342,4 @@ def log() -> str:
         text = STATUS_LEVELS if name == "startrequest.failed" else text
         fields = ", ".join(f"`{field}`" for field in names)
         rows.append(f"| [`{name}`](events.md#{name.replace('.', '')}) | {text} | {fields} |")
-    return "\n".join(rows) + "\n"
-
-
-def metrics() -> str:
-    """Return a table of every metric."""
-    rows = ["| metric | kind | unit | meaning | labels |", "| --- | --- | --- | --- | --- |"]
-    for metric in METRICS:
-        labels = "; ".join(f"`{name}`: {meaning}" for name, meaning in metric.labels.items())
-        meaning = f"{metric.help} ({metric.only})" if metric.only else metric.help
-        rows.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {meaning} | {labels} |")
     return "\n".join(rows) + "\n"

@@ -1,6 +1,6 @@
 """A histogram of durations, for the metrics about commits, deliveries and polls.
 
-It costs one search and two additions for each value. `relay.telemetry.metrics` turns its counts
+It costs one search and two additions for each value. `relay.api.metrics` turns its counts
 into the cumulative counts of Prometheus.
 """
 

@@ -1,26 +1,40 @@
-"""Reads the values of all metrics at one moment, for `/metrics`.
+"""Every metric: its name, its meaning, and how its value is read for `/metrics`.
 
-`relay.telemetry.metrics` has the meaning of each metric and its labels. The values come from
-the parts of the relay, from the state of the server and from the state file. Nothing is read
-before somebody asks: a relay that nobody scrapes pays for plain counters only.
+`read_metrics` reads all values at one moment, from the parts of the relay, the state of the server
+and the state file. Nothing is read before somebody asks: a relay that nobody scrapes pays for plain
+counters only, and does not load this module. docs/metrics.md has a table of all metrics.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Any, get_args
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from relay import __version__
 from relay.api import Relay
 from relay.api.state import ServerState
 from relay.approvals.status import ApprovalState, approval_state
 from relay.delivery.sink_health import CircuitState
+from relay.delivery.worker import Worker
 from relay.errors import StoreUnavailable
 from relay.events.match import EVENT_TYPES
+from relay.histogram import Histogram
 from relay.store import AttemptOutcome, EntryState, Mode, SinkState
 from relay.store.transaction import Transaction
 from relay.telemetry.event_counts import (
@@ -28,12 +42,10 @@ from relay.telemetry.event_counts import (
     DECISIONS,
     EVENT_STATUSES,
     OTHER,
-    START_RESULTS,
     EventCounts,
     azure_event_status_label,
     azure_event_type_label,
 )
-from relay.telemetry.metrics import Samples, Value
 
 MAX_EXAMINED = 200
 """Scheduled events whose approval is examined for a scrape. The store waits meanwhile."""
@@ -41,78 +53,180 @@ _AMQP_STATUSES = {311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 50
 _STATUSES = {*map(int, HTTPStatus), *_AMQP_STATUSES, 540, 541}
 """The statuses of receivers that have a label of their own: those of HTTP and of AMQP 0-9-1."""
 # The type OrderResult has the same names. Its module loads the AMQP libraries.
-_ORDER_RESULTS = ["accepted", "refused", "failed", "changed", "stale", "returned", "unanswered"]
+_ORDER_RESULTS = ("accepted", "refused", "failed", "changed", "stale", "returned", "unanswered")
 
 
-class _Samples:
-    """Collects values by the name of their metric."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Metrics(Collector):
+    """The values of all metrics at one moment, in the order in which they are first added.
 
-    def __init__(self) -> None:
-        self.found: dict[str, list[tuple[tuple[str, ...], Value]]] = {}
+    A metric without values is left out: its value is not known, or the relay has no such part.
+    The values of every label are from a fixed set, or are names in the configuration.
+    """
 
-    def add(self, name: str, value: Value | None, *labels: str) -> None:
-        """Add a value of a metric, whose name is without the prefix. None: it is not known."""
+    families: dict[str, Any] = field(default_factory=dict)
+
+    @override
+    def collect(self) -> Iterator[Family]:
+        yield from self.families.values()
+
+    def count(self, name: str, meaning: str, value: float, **labels: str) -> None:
+        """Add a value of a counter. Names are without the prefix."""
+        family = self._family(CounterMetricFamily, name, meaning, labels)
+        family.add_metric([*labels.values()], value)
+
+    def gauge(self, name: str, meaning: str, value: float | None, **labels: str) -> None:
+        """Add a value of a gauge, if it is known."""
         if value is not None:
-            self.found.setdefault(f"imds_relay_{name}", []).append((labels, value))
+            family = self._family(GaugeMetricFamily, name, meaning, labels)
+            family.add_metric([*labels.values()], value)
 
-    def add_counts(
-        self, name: str, counts: Mapping[Any, int], keys: Iterable[str], *labels: str
+    def histogram(self, name: str, meaning: str, value: Histogram, **labels: str) -> None:
+        """Add a histogram. Prometheus counts in each bucket those below it, too."""
+        bounds = [*map(repr, map(float, value.bounds)), "+Inf"]
+        buckets = list(zip(bounds, accumulate(value.counts), strict=True))
+        family = self._family(HistogramMetricFamily, name, meaning, labels)
+        family.add_metric([*labels.values()], buckets, value.sum)
+
+    def state(
+        self, name: str, meaning: str, label: str, states: Iterable[str], now: str, **labels: str
     ) -> None:
-        """Add a value for each key of a fixed set. ``labels`` come before that of the key."""
-        for key in keys:
-            self.add(name, counts.get(key, 0), *labels, key)
-
-    def add_state(self, name: str, current: str, states: Iterable[str], *labels: str) -> None:
-        """Add 1 for the current state and 0 for each other."""
+        """Add 1 for the state that it has ``now``, and 0 for each other. ``label`` names it."""
         for state in states:
-            self.add(name, float(state == current), *labels, state)
+            self.gauge(name, meaning, float(state == now), **labels, **{label: state})
+
+    def _family(
+        self, kind: Callable[..., Family], name: str, meaning: str, labels: Mapping[str, str]
+    ) -> Any:
+        if name not in self.families:
+            self.families[name] = kind(f"imds_relay_{name}", meaning, labels=[*labels])
+        return self.families[name]
 
 
-async def read_samples(relay: Relay, server: ServerState) -> Samples:
+async def read_metrics(relay: Relay, server: ServerState) -> Metrics:
     """Return the values of all metrics. What the state file cannot say is left out."""
-    samples, now = _Samples(), relay.clock.now()
-    samples.add("build_info", 1, __version__, relay.origin.scope, relay.origin.relay)
+    metrics, now = Metrics(), relay.clock.now()
+    info = InfoMetricFamily("imds_relay_build", "The running relay")
+    origin = {"scope": relay.origin.scope, "relay": relay.origin.relay}
+    info.add_metric((), {"version": __version__, **origin})
+    metrics.families["build_info"] = info
     is_refused = server.reloader is not None and server.reloader.problem is not None
-    samples.add("config_last_reload_successful", float(not is_refused))
-    samples.add("polls_total", relay.source.polls)
-    samples.add("poll_failures", relay.source.failures)
-    samples.add("source_lost", float(relay.source.lost))
-    samples.add("store_failing", float(relay.store.write_error is not None))
-    samples.add("store_commit_duration_seconds", relay.store.commit_seconds)
-    if relay.polling is not None:
-        samples.add("poll_duration_seconds", relay.polling.poll_seconds)
-        samples.add("poll_age_seconds", relay.polling.read_age)
-        samples.add("clock_offset_seconds", relay.polling.clock_offset)
-    unrecorded = relay.gate.engine.unrecorded_refusals
-    _add_event_counts(samples, server.event_counts, unrecorded)
+    metrics.gauge(
+        "config_last_reload_successful",
+        "1 unless the last reload was refused, so that an earlier configuration is in force",
+        float(not is_refused),
+    )
+    _add_source(metrics, relay)
+    metrics.gauge(
+        "store_failing",
+        "1 while the state file cannot be written",
+        float(relay.store.write_error is not None),
+    )
+    metrics.histogram(
+        "store_commit_duration_seconds",
+        "Duration of transactions on the state file, with all work in them",
+        relay.store.commit_seconds,
+    )
     dead_letters: Mapping[str, int] | None = None
     with suppress(StoreUnavailable):
         async with server.long_reads:
-            dead_letters = await relay.store.read(lambda tx: _add_stored(samples, tx, relay, now))
+            dead_letters = await relay.store.read(lambda tx: _add_stored(metrics, tx, relay, now))
+    _add_recorded(metrics, server.event_counts, relay.gate.engine.unrecorded_refusals)
     if relay.approvals_link is not None:
-        samples.add("approvals_link_up", float(relay.approvals_link.is_connected))
-    _add_sinks(samples, relay, dead_letters)
-    samples.add("rejected_calls_total", server.rejection_log.count)
+        metrics.gauge(
+            "approvals_link_up",
+            "1 while the relay is connected to RabbitMQ to take approvals",
+            float(relay.approvals_link.is_connected),
+        )
+    for worker in relay.dispatcher.workers:
+        _add_sink(metrics, worker)
+        if dead_letters is not None:
+            metrics.gauge(
+                "sink_dead_letters",
+                "Dead letters of the sink that the state file holds",
+                dead_letters.get(worker.name, 0),
+                sink=worker.name,
+                kind=worker.kind,
+            )
+    metrics.count(
+        "rejected_calls_total",
+        "Calls without valid credentials, and AMQP messages that could not be used",
+        server.rejection_log.count,
+    )
     for status, count in sorted(server.responses_by_status.items()):
-        samples.add("http_answers_total", count, str(status))
-    _add_hub(samples, relay, now)
-    return samples.found
+        metrics.count("http_answers_total", "Responses of the API", count, status=str(status))
+    _add_hub(metrics, relay, now)
+    return metrics
 
 
-def _add_event_counts(
-    samples: _Samples, counts: EventCounts, unrecorded_refusals: Counter[str]
-) -> None:
+def _add_source(metrics: Metrics, relay: Relay) -> None:
+    source, polling = relay.source, relay.polling
+    metrics.count(
+        "polls_total", "Polls of the metadata service; on a hub messages of agents", source.polls
+    )
+    metrics.gauge(
+        "poll_failures",
+        "Polls in a row without a usable response; on a hub failed connections in a row",
+        source.failures,
+    )
+    if polling is not None:
+        metrics.histogram(
+            "poll_duration_seconds",
+            "Time until the metadata service had answered with a document",
+            polling.poll_seconds,
+        )
+        metrics.gauge(
+            "poll_age_seconds",
+            "Time since the last good poll; missing before the first one",
+            polling.read_age,
+        )
+        metrics.gauge(
+            "clock_offset_seconds",
+            "How far the clock is certainly ahead of that of the metadata service; negative if "
+            "it is behind, missing if it is not known",
+            polling.clock_offset,
+        )
+    metrics.gauge(
+        "source_lost",
+        "1 while the metadata service gives no usable response; on a hub while it is not "
+        "connected to RabbitMQ",
+        float(source.lost),
+    )
+
+
+def _add_recorded(metrics: Metrics, counts: EventCounts, unrecorded: Mapping[str, int]) -> None:
+    """Add what was recorded since the start. ``unrecorded`` are refusals that were not."""
     for change in CHANGES:
         for event_type in (*EVENT_TYPES, OTHER):
-            samples.add("events_total", counts.changes[change, event_type], change, event_type)
-    samples.add_counts("decisions_total", counts.decisions, DECISIONS)
-    samples.add_counts("refusals_total", counts.refusals + unrecorded_refusals, DECISIONS)
-    samples.add("grants_total", counts.grants)
-    samples.add_counts("start_requests_total", counts.start_requests, START_RESULTS)
+            metrics.count(
+                "events_total",
+                "Changes of scheduled events that were recorded",
+                counts.changes[change, event_type],
+                change=change,
+                event_type=event_type,
+            )
+    for decision in DECISIONS:
+        metrics.count(
+            "decisions_total",
+            "Votes, holds and releases that were accepted",
+            counts.decisions[decision],
+            decision=decision,
+        )
+        metrics.count(
+            "refusals_total",
+            "Votes, holds and releases of known callers that were refused",
+            counts.refusals[decision] + unrecorded.get(decision, 0),
+            decision=decision,
+        )
+    metrics.count(
+        "grants_total", "Events whose start was granted, dry runs included", counts.grants
+    )
+    for result, count in counts.start_requests.items():
+        metrics.count("start_requests_total", "Grants that ended", count, result=result)
 
 
 def _add_stored(
-    samples: _Samples, tx: Transaction, relay: Relay, now: datetime
+    metrics: Metrics, tx: Transaction, relay: Relay, now: datetime
 ) -> Mapping[str, int]:
     """Add what the state file says, and return the numbers of dead letters by sink."""
     dead_letters = tx.deliveries.count_dead_letters_by_sink()
@@ -128,54 +242,123 @@ def _add_stored(
         missing_votes += status.votes_missing if status.is_startable else 0
         if status.not_before is not None and not status.is_past_not_before:
             next_seconds.setdefault(state, (status.not_before - now).total_seconds())
-    samples.add("journal_position", tx.head().position)
-    samples.add_state("approvals_mode", engine.effective_approval_mode(tx), get_args(Mode))
+    metrics.gauge("journal_position", "Position of the journal's last row", tx.head().position)
     for event_type in (*EVENT_TYPES, OTHER):
         for event_status in (*EVENT_STATUSES, OTHER):
-            count = live[event_type, event_status]
-            samples.add("live_events", count, event_type, event_status)
-    samples.add_counts("scheduled_events", by_approval, get_args(ApprovalState))
-    samples.add("missing_votes", missing_votes)
+            metrics.gauge(
+                "live_events",
+                "Scheduled events that are in the document",
+                live[event_type, event_status],
+                event_type=event_type,
+                status=event_status,
+            )
+    for state in get_args(ApprovalState):
+        metrics.gauge(
+            "scheduled_events",
+            "Events with the status Scheduled by the state of their approval; of more than 200, "
+            "those with the earliest NotBefore",
+            by_approval[state],
+            approval=state,
+        )
     for state, seconds in next_seconds.items():
-        samples.add("next_event_seconds", seconds, state)
+        metrics.gauge(
+            "next_event_seconds",
+            "Time until the earliest NotBefore of these events that is still to come; missing if "
+            "there is none",
+            seconds,
+            approval=state,
+        )
+    metrics.gauge(
+        "missing_votes", "Votes that these events need and do not have yet", missing_votes
+    )
+    mode = engine.effective_approval_mode(tx)
+    metrics.state("approvals_mode", "1 for the mode of approvals", "mode", get_args(Mode), mode)
     return dead_letters
 
 
-def _add_sinks(samples: _Samples, relay: Relay, dead_letters: Mapping[str, int] | None) -> None:
-    for sink in relay.dispatcher.workers:
-        labels = (sink.name, sink.kind)
-        samples.add("sink_waiting", sink.waiting, *labels)
-        samples.add("sink_oldest_waiting_seconds", sink.oldest_age() or 0.0, *labels)
-        samples.add("sink_failing", float(sink.failing), *labels)
-        samples.add_state("sink_state", sink.state, get_args(SinkState), *labels)
-        samples.add_state("sink_circuit_state", sink.circuit_state, get_args(CircuitState), *labels)
-        samples.add("sink_clock_skewed", float(sink.health.is_skewed), *labels)
-        tries: Counter[tuple[AttemptOutcome, str]] = Counter()
-        for (outcome, status), count in sink.tries.items():
-            # A receiver can send any number.
-            label = str(status) if status in _STATUSES else OTHER
-            tries[outcome, label if status else ""] += count
-        for (outcome, label), count in sorted(tries.items()):
-            samples.add("sink_tries_total", count, *labels, outcome, label)
-        samples.add("sink_try_duration_seconds", sink.try_seconds, *labels)
-        ends = [state for state in get_args(EntryState) if state != "waiting"]
-        samples.add_counts("sink_deliveries_total", sink.ends, ends, *labels)
-        if dead_letters is not None:
-            samples.add("sink_dead_letters", dead_letters.get(sink.name, 0), *labels)
+def _add_sink(metrics: Metrics, worker: Worker) -> None:
+    labels = {"sink": worker.name, "kind": worker.kind}
+    metrics.gauge("sink_waiting", "Deliveries that wait for the sink", worker.waiting, **labels)
+    metrics.gauge(
+        "sink_oldest_waiting_seconds",
+        "Age of the oldest delivery that waits for the sink; 0 if none waits",
+        worker.oldest_age() or 0.0,
+        **labels,
+    )
+    metrics.gauge(
+        "sink_failing", "1 while deliveries to the sink fail", float(worker.failing), **labels
+    )
+    metrics.state(
+        "sink_state",
+        "1 for the state of the sink",
+        "state",
+        get_args(SinkState),
+        worker.state,
+        **labels,
+    )
+    metrics.state(
+        "sink_circuit_state",
+        "1 for the state of the sink's circuit breaker",
+        "state",
+        get_args(CircuitState),
+        worker.circuit_state,
+        **labels,
+    )
+    metrics.gauge(
+        "sink_clock_skewed",
+        "1 while the clocks of the receiver and of the relay differ by more than 30 seconds",
+        float(worker.health.is_skewed),
+        **labels,
+    )
+    tries: Counter[tuple[AttemptOutcome, str]] = Counter()
+    for (outcome, status), count in worker.tries.items():
+        # A receiver can send any number.
+        label = str(status) if status in _STATUSES else OTHER
+        tries[outcome, label if status else ""] += count
+    for (outcome, label), count in sorted(tries.items()):
+        ended = {"outcome": outcome, "status": label}
+        metrics.count("sink_tries_total", "Delivery attempts", count, **labels, **ended)
+    metrics.histogram(
+        "sink_try_duration_seconds", "Duration of delivery attempts", worker.try_seconds, **labels
+    )
+    for end in get_args(EntryState):
+        if end != "waiting":
+            metrics.count(
+                "sink_deliveries_total",
+                "Deliveries that ended",
+                worker.ends[end],
+                **labels,
+                result=end,
+            )
 
 
-def _add_hub(samples: _Samples, relay: Relay, now: datetime) -> None:
-    roster = relay.roster
+def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
+    roster, hub = relay.roster, relay.hub
     if roster is not None:
-        states = Counter(roster.classify_agent_freshness(agent, now) for agent in roster)
-        samples.add_counts("hub_agents", states, ("fresh", "silent", "unknown"))
-        wrong_clocks = len(roster.agents_with_wrong_clocks(now))
-        samples.add("hub_agents_with_wrong_clock", wrong_clocks)
+        states = Counter[str](roster.classify_agent_freshness(agent, now) for agent in roster)
+        for state in ("fresh", "silent", "unknown"):
+            metrics.gauge("hub_agents", "Agents of the fleet", states[state], state=state)
+        metrics.gauge(
+            "hub_agents_with_wrong_clock",
+            "Fresh agents whose clock is wrong by more than 2 seconds, so that they get no orders",
+            len(roster.agents_with_wrong_clocks(now)),
+        )
         silent = len(roster.silent_scopes(now))
-        samples.add("hub_scopes", len(roster.scopes) - silent, "fresh")
-        samples.add("hub_scopes", silent, "silent")
-    if relay.hub is not None:
-        samples.add("hub_reports_total", relay.hub.reports)
-        samples.add("hub_copies_total", relay.hub.redundant_reports)
-        samples.add("hub_pulses_total", relay.hub.pulses)
-        samples.add_counts("hub_orders_total", relay.order_results, _ORDER_RESULTS)
+        for state, count in (("fresh", len(roster.scopes) - silent), ("silent", silent)):
+            metrics.gauge("hub_scopes", "Scopes that have agents", count, state=state)
+    if hub is not None:
+        metrics.count(
+            "hub_reports_total",
+            "Reports about events that were read, copies included",
+            hub.reports,
+        )
+        metrics.count("hub_copies_total", "Reports that said nothing new", hub.redundant_reports)
+        metrics.count("hub_pulses_total", "Pulses that were read", hub.pulses)
+        results: Mapping[Any, int] = relay.order_results
+        for result in _ORDER_RESULTS:
+            metrics.count(
+                "hub_orders_total",
+                "Start orders to agents that ended",
+                results.get(result, 0),
+                result=result,
+            )

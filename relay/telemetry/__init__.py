@@ -1,8 +1,8 @@
-"""What the relay reports to its operator: the log and the metrics.
+"""What the relay reports to its operator: the log, and counts for the metrics.
 
-`log` sets up the log of the process. `lines` writes a line for each event that the store recorded.
-`metrics` defines the metrics and hands their values to the Prometheus client, and `event_counts`
-counts recorded events for them. This module has the section ``telemetry`` of the configuration.
+`log` sets up the log of the process. `lines` writes a line for each event that the store recorded,
+and `event_counts` counts these events (`relay.api.metrics`). This module has the section
+``telemetry`` of the configuration.
 """
 
 from __future__ import annotations

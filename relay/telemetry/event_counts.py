@@ -1,9 +1,7 @@
 """Counts the events that the relay recorded since its start, for the metrics.
 
-`EventCounts.count_recorded_events` is a listener of the store. `relay.api.metrics` reads the
-counts when ``/metrics`` is called. The counts are plain numbers by labels of a fixed set, so their
-number is bounded: the constants list the labels, and a value that is not in the list counts as
-`OTHER`.
+The counts are plain numbers by labels of a fixed set, so their number is bounded: the constants
+list the labels, and a value that is not in the list counts as `OTHER`.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ EVENT_STATUSES = ("Scheduled", "Started")
 OTHER = "other"
 CHANGES = ("scheduled", "updated", "started", "ended")
 DECISIONS = ("approve", "hold", "release")
-START_RESULTS = ("accepted", "refused", "failed")
 _REFUSED = 400  # HTTP
 
 
+@lru_cache(maxsize=256)
 def azure_event_type_label(event_type: str | None) -> str:
     """Return the label of an EventType: `OTHER` for one that Azure does not document."""
     return _known_value_or_other(event_type, EVENT_TYPES)
@@ -38,44 +36,36 @@ def _known_value_or_other(value: str | None, known: Sequence[str]) -> str:
     return next((name for name in known if name.lower() == lower), OTHER)
 
 
-@lru_cache(maxsize=256)
-def _change_labels(name: str, event_type: str | None) -> tuple[str, str]:
-    return name.partition(".")[2], azure_event_type_label(event_type)
-
-
 class EventCounts:
     """How many events of each kind were recorded. `count_recorded_events` listens to the store."""
 
     def __init__(self) -> None:
         self.grants = 0
-        """``approval.granted``."""
         self.changes: Counter[tuple[str, str]] = Counter()
         """``event.*`` by change and label of the EventType."""
         self.decisions: Counter[str] = Counter()
         """Votes, holds and releases that were accepted."""
         self.refusals: Counter[str] = Counter()
         """Decisions that were refused, by decision."""
-        self.start_requests: Counter[str] = Counter()
+        self.start_requests = Counter({"accepted": 0, "refused": 0, "failed": 0})
         """StartRequests that have a final result."""
 
     def count_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
         """Count events that were recorded."""
         for recorded in events:
-            name, event = recorded.name, recorded.event
-            if name.startswith("event."):
+            (family, _, change), event = recorded.name.partition("."), recorded.event
+            if family == "event":
                 # Of more than a thousand events at once, the rest is not in memory.
                 event_type = event.attributes.get("eventtype") if event is not None else None
-                self.changes[_change_labels(name, event_type)] += 1
-            elif name == "approval.granted":
+                self.changes[change, azure_event_type_label(event_type)] += 1
+            elif recorded.name == "approval.granted":
                 self.grants += 1
             elif event is None:
                 continue
-            elif name == "startrequest.accepted":
-                self.start_requests["accepted"] += 1
-            elif name == "startrequest.failed":
-                is_refused = event.data["status"] == _REFUSED
-                self.start_requests["refused" if is_refused else "failed"] += 1
-            elif name == "approval.recorded":
+            elif family == "startrequest":
+                is_refused = change == "failed" and event.data["status"] == _REFUSED
+                self.start_requests["refused" if is_refused else change] += 1
+            elif recorded.name == "approval.recorded":
                 self.decisions[event.data["decision"]] += 1
-            elif name == "approval.refused":
+            elif recorded.name == "approval.refused":
                 self.refusals[event.data["decision"]] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -86,6 +87,30 @@ async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[Meas
             async with BackgroundTasks(poller.run()):
                 await eventually(lambda: poller.read_age is not None)
             yield MeasuredRelay(running, poller, hub, consumer)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentedMetric:
+    """A row of the table in docs/metrics.md."""
+
+    kind: str
+    unit: str
+    meaning: str
+    labels: frozenset[str]
+
+
+def documented_metrics() -> dict[str, DocumentedMetric]:
+    """Return the metrics of the page by name."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `(imds_relay_\w+)` \| (\w+) \| (\w*) ?\| (.*?) \| (.*) \|$", page, re.MULTILINE
+    )
+    return {
+        name: DocumentedMetric(
+            kind, unit, meaning, frozenset(re.findall(r"(?:^|; )`(\w+)`: ", labels))
+        )
+        for name, kind, unit, meaning, labels in rows
+    }
 
 
 async def scrape(relay: RunningRelay) -> list[Family]:

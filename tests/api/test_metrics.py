@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from relay.api.metrics import Metrics
 from relay.errors import Deferred, Rejected, StoreUnavailable
-from relay.telemetry.metrics import METRICS
-from tests.api.measured_relay import Values, run_measured_relay, scrape, values_of
+from relay.histogram import Histogram
+from tests.api.measured_relay import (
+    Values,
+    documented_metrics,
+    run_measured_relay,
+    scrape,
+    values_of,
+)
 from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
@@ -31,28 +39,41 @@ async def test_every_metric_of_the_page_is_served_as_it_says(tmp_path: Path) -> 
         await relay.observe(make_event())
         await eventually(lambda: bool(relay.dispatcher.get_worker("box").ends))
         families = await scrape(relay)
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = documented_metrics()
     suffixes = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
     served = {f"{each.name}{suffixes.get(each.type, '')}": each for each in families}
     may_be_missing = {"imds_relay_clock_offset_seconds", "imds_relay_http_answers_total"}
-    assert {metric.name for metric in METRICS} - served.keys() <= may_be_missing
-    assert [name for name in served if f"| `{name}` |" not in page] == []
-    for metric in METRICS:
-        if metric.name not in served:
-            continue
-        family = served[metric.name]
+    assert documented.keys() - served.keys() <= may_be_missing
+    for name, family in served.items():
+        metric = documented[name]
         # The text format has no kind for info.
-        kind = "gauge" if metric.kind == "info" else metric.kind
-        assert (family.type, family.documentation) == (kind, metric.help)
+        assert family.type == ("gauge" if metric.kind == "info" else metric.kind)
+        assert re.sub(r" \((not on|on|with) [^)]*\)$", "", metric.meaning) == family.documentation
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        assert labels == set(metric.labels), metric.name
+        assert labels == metric.labels, name
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:
-    for metric in METRICS:
-        assert metric.name.startswith("imds_relay_")
-        assert metric.name.endswith("_total") is (metric.kind == "counter"), metric.name
-        assert (metric.unit == "seconds") >= (metric.kind == "histogram"), metric.name
+    for name, metric in documented_metrics().items():
+        assert name.endswith("_total") is (metric.kind == "counter"), name
+        assert name.endswith("_seconds") is (metric.unit == "seconds"), name
+        assert metric.unit == "seconds" or metric.kind != "histogram", name
+
+
+def test_a_bucket_of_a_histogram_includes_its_bound_and_all_below() -> None:
+    histogram = Histogram((0.5, 1.0))
+    for seconds in (0.0, 0.5, 0.75, 1.0, 7.0):
+        histogram.observe(seconds)
+    metrics = Metrics()
+    metrics.histogram("waits", "Waits", histogram)
+    (family,) = metrics.collect()
+    assert [(sample.labels.get("le"), sample.value) for sample in family.samples] == [
+        ("0.5", 2.0),
+        ("1.0", 4.0),
+        ("+Inf", 5.0),
+        (None, 5.0),
+        (None, 9.25),
+    ]
 
 
 async def test_an_approval_is_followed_from_the_missing_votes_to_its_start(

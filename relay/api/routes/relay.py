@@ -305,11 +305,9 @@ async def show_metrics(call: Call) -> web.Response:
     from prometheus_client import CollectorRegistry  # noqa: PLC0415
     from prometheus_client.exposition import choose_encoder  # noqa: PLC0415
 
-    from relay.api.metrics import read_samples  # noqa: PLC0415
-    from relay.telemetry.metrics import MetricsCollector  # noqa: PLC0415
+    from relay.api.metrics import read_metrics  # noqa: PLC0415
 
-    samples = await read_samples(call.relay, call.server)
     registry = CollectorRegistry()
-    registry.register(MetricsCollector(samples))
+    registry.register(await read_metrics(call.relay, call.server))
     encode, content_type = choose_encoder(call.request.headers.get("Accept", ""))
     return bytes_response(200, encode(registry), content_type)
