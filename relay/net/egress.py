@@ -33,22 +33,19 @@ REFUSED = tuple(
         "fd00:ec2::254/128",  # instance metadata of another cloud
     )
 )
-_ENDING_IN_IPV4 = tuple(
-    ip_network(network)
-    for network in (
-        "::/96",  # IPv4-compatible
-        "::ffff:0:0/96",  # IPv4-mapped
-        "::ffff:0:0:0/96",  # IPv4-translated
-        "64:ff9b::/96",  # NAT64
+_IPV4_IN_IPV6 = tuple(
+    (ip_network(network), start)
+    for network, start in (
+        ("::/96", 11),  # IPv4-compatible
+        ("::ffff:0:0/96", 11),  # IPv4-mapped
+        ("::ffff:0:0:0/96", 11),  # IPv4-translated
+        ("64:ff9b::/96", 11),  # NAT64
+        ("2002::/16", 2),  # 6to4
+        *(("64:ff9b:1::/48", start) for start in (6, 7, 8, 11)),  # NAT64 with a local prefix
     )
 )
+"""Where an IPv4 address begins in an IPv6 address without byte 8, which RFC 6052 reserves."""
 _ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
-_LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
-_LOCAL_NAT64_POSITIONS = (6, 7, 8, 11)
-"""Where an IPv4 address begins after a prefix of 48, 56, 64 or 96 bits, without byte 8 (RFC 6052).
-
-Byte 8 is reserved.
-"""
 _HOST_SERVICES = tuple(IPv4Address(text).packed for text in ("169.254.169.254", "168.63.129.16"))
 
 _discovered: set[Address] = set()
@@ -96,17 +93,12 @@ def is_refused(address: Address) -> bool:
 
 def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
     """Yield the IPv4 addresses to which a tunnel or a translator could pass a packet on."""
-    packed = address.packed
-    if address.sixtofour is not None:
-        yield address.sixtofour
-    if address.teredo is not None:
-        yield from address.teredo
-    if packed[8:12] in _ISATAP or any(address in network for network in _ENDING_IN_IPV4):
-        yield IPv4Address(packed[12:])
-    if address in _LOCAL_NAT64:
-        digits = packed[:8] + packed[9:]
-        for position in _LOCAL_NAT64_POSITIONS:
-            yield IPv4Address(digits[position : position + 4])
+    yield from address.teredo or ()
+    digits = address.packed[:8] + address.packed[9:]
+    starts = {start for network, start in _IPV4_IN_IPV6 if address in network}
+    if address.packed[8:12] in _ISATAP:
+        starts.add(11)
+    yield from (IPv4Address(digits[start : start + 4]) for start in starts)
 
 
 def parse_address_literal(host: str) -> Address | None:
@@ -174,17 +166,15 @@ def parse_receiver_url(text: str, *, allow_http: bool) -> URL:
 
 def _check_host(host: str) -> None:
     address = parse_address_literal(host)
-    if address is None:
-        if _HOST_NAME.fullmatch(host) is None:
-            raise ValueError(
-                "expected a host name of letters, digits, hyphens and dots, got something else"
-            )
-        return
-    if is_refused(address):
+    if address is None and _HOST_NAME.fullmatch(host) is None:
+        raise ValueError(
+            "expected a host name of letters, digits, hyphens and dots, got something else"
+        )
+    if address is not None and is_refused(address):
         raise ValueError(
             "expected a receiver's address, got a metadata or host address, which no sink may reach"
         )
-    if address.version == 4 and host != str(address):
+    if isinstance(address, IPv4Address) and host != str(address):
         raise ValueError(
             f"expected an address in its usual form, {address}, got another notation of it"
         )

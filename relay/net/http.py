@@ -239,8 +239,7 @@ async def send(
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
-        # Without the cause: its text can contain the URL.
-        raise _error_to_raise(error) from None
+        raise _explain_error(error) from None
     elapsed = loop.time() - start
     if body_timeout is not None:
         deadline = min(deadline, loop.time() + body_timeout)
@@ -307,39 +306,36 @@ def _texts_to_hide(url: URL, secrets: tuple[str, ...]) -> list[str]:
     return sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
 
 
-def _error_to_raise(error: Exception) -> Deferred:
+def _explain_error(error: Exception) -> Deferred:
+    """Return what a failed call means. The text of the error itself can contain the URL."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     system_text = cause.strerror if isinstance(cause, OSError) else None
-    if isinstance(cause, AddressRefused):
-        # Not permanent: the name can get another address.
-        reason = f"expected a receiver's address, the name in the URL stands for {system_text}"
-        return Deferred(reason, failure="slow")
-    return Deferred(_describe_error(error, cause, system_text))
-
-
-def _describe_error(error: Exception, cause: Exception, system_text: str | None) -> str:
+    number = cause.errno if isinstance(cause, OSError) else None
+    problem = os.strerror(number) if number else "none of its addresses could be reached"
+    failure: Failure = "transient"
     match error:
+        case aiohttp.ClientConnectorError() if isinstance(cause, AddressRefused):
+            # Not permanent: the name can get another address.
+            failure = "slow"
+            reason = f"expected a receiver's address, the name in the URL stands for {system_text}"
         case aiohttp.ClientConnectorCertificateError():
             explanation = "; ".join(explain_refusal(error.certificate_error, HTTPS_CA_OPTION))
-            return f"expected a certificate that this machine trusts: {explanation}"
+            reason = f"expected a certificate that this machine trusts: {explanation}"
         case aiohttp.ClientConnectorDNSError():
             problem = system_text or "the look-up failed"
-            return f"expected an address for the name in the URL: {problem}"
+            reason = f"expected an address for the name in the URL: {problem}"
         case aiohttp.ClientHttpProxyError():
             status = status_text(error.status)
-            return f"expected the proxy to connect to the receiver, it answered {status}"
+            reason = f"expected the proxy to connect to the receiver, it answered {status}"
         case aiohttp.ClientSSLError() | ssl.SSLError():
             problem = getattr(cause, "reason", None) or "the connection was closed"
-            return f"expected TLS, the handshake failed: {problem}"
+            reason = f"expected TLS, the handshake failed: {problem}"
         case aiohttp.ClientProxyConnectionError():
-            return f"expected a connection to the proxy: {_connection_problem(cause)}"
+            reason = f"expected a connection to the proxy: {problem}"
         case aiohttp.ServerDisconnectedError():
-            return "expected an answer, the connection was closed without one"
+            reason = "expected an answer, the connection was closed without one"
         case OSError():
-            return f"expected a connection to the receiver: {_connection_problem(cause)}"
-    return "expected an HTTP answer, got something else"
-
-
-def _connection_problem(cause: Exception) -> str:
-    number = cause.errno if isinstance(cause, OSError) else None
-    return os.strerror(number) if number else "none of its addresses could be reached"
+            reason = f"expected a connection to the receiver: {problem}"
+        case _:
+            reason = "expected an HTTP answer, got something else"
+    return Deferred(reason, failure=failure)

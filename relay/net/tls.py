@@ -25,14 +25,17 @@ HTTPS_CA_OPTION = "tls.ca_file of the webhook, or install it on this machine"
 
 _File = str | PathLike[str]
 
-# Error numbers of OpenSSL (x509_vfy.h). The ssl module has no names for them.
-_UNKNOWN_ISSUER = {2, 18, 19, 20, 21}
-_NOT_YET_VALID = 9
-_EXPIRED = 10
-_NOT_A_CA = {24, 79}
-_WRONG_PURPOSE = 26
 _WRONG_NAME = {62, 64}
-_WEAK_KEY_OR_HASH = {66, 67, 68}
+_UNKNOWN_ISSUER = {2, 18, 19, 20, 21}
+_REMEDIES = {
+    9: "check that the clocks of both machines are right",
+    10: "renew it, or the CA that signed it",
+    24: "make the CA again with basicConstraints CA:TRUE and keyUsage keyCertSign",
+    26: "make it again with extendedKeyUsage serverAuth",
+    66: "make it again with SHA-256 and an RSA key of 2048 bits or more, or an EC key",
+}
+_REMEDIES |= {79: _REMEDIES[24], 67: _REMEDIES[66], 68: _REMEDIES[66]}
+"""By error number of OpenSSL (x509_vfy.h). The ssl module has no names for them."""
 
 
 def client_context_trusting_ca_file(ca_file: _File | None = None) -> ssl.SSLContext:
@@ -89,11 +92,13 @@ class ClientTlsSettings(Section):
         """
         option = "ca_file"
         try:
-            _require_small_regular_files(self.ca_file)
+            if self.ca_file is not None:
+                require_small_regular_file(self.ca_file)
             context = client_context_trusting_ca_file(self.ca_file)
             if self.cert_file is not None:
                 option = "cert_file" if self.key_file is None else "cert_file and key_file"
-                _require_small_regular_files(self.cert_file, self.key_file)
+                for file in filter(None, (self.cert_file, self.key_file)):
+                    require_small_regular_file(file)
                 load_client_certificate(context, self.cert_file, self.key_file)
         except ssl.SSLError as error:
             problem = error.reason or "it could not be read"
@@ -110,34 +115,18 @@ class ClientTlsSettings(Section):
         return FileBackedValue((self.ca_file, self.cert_file, self.key_file), self.make_context)
 
 
-def _require_small_regular_files(*files: Path | None) -> None:
-    for file in files:
-        if file is not None:
-            require_small_regular_file(file)
-
-
 def explain_refusal(error: Exception, ca_option: str) -> tuple[str, str]:
     """Return why the server's certificate was refused, and the remedy.
 
     ``ca_option`` says where the operator names a CA. Neither text contains the server's name.
     """
     problem: str = getattr(error, "verify_message", "") or "it was not accepted"
-    code = getattr(error, "verify_code", None)
+    code: int = getattr(error, "verify_code", 0)
     if code in _WRONG_NAME:
-        problem = "it is for another name"
-        remedy = "correct the name in the url, or add that name to the certificate (subjectAltName)"
-    elif code in _UNKNOWN_ISSUER:
-        remedy = f"name the CA that signed it in {ca_option}"
-    elif code == _EXPIRED:
-        remedy = "renew it, or the CA that signed it"
-    elif code == _NOT_YET_VALID:
-        remedy = "check that the clocks of both machines are right"
-    elif code in _NOT_A_CA:
-        remedy = "make the CA again with basicConstraints CA:TRUE and keyUsage keyCertSign"
-    elif code == _WRONG_PURPOSE:
-        remedy = "make it again with extendedKeyUsage serverAuth"
-    elif code in _WEAK_KEY_OR_HASH:
-        remedy = "make it again with SHA-256 and an RSA key of 2048 bits or more, or an EC key"
-    else:
-        remedy = f"correct the certificate, or name the CA that signed it in {ca_option}"
-    return problem, remedy
+        return "it is for another name", (
+            "correct the name in the url, or add that name to the certificate (subjectAltName)"
+        )
+    if code in _UNKNOWN_ISSUER:
+        return problem, f"name the CA that signed it in {ca_option}"
+    general = f"correct the certificate, or name the CA that signed it in {ca_option}"
+    return problem, _REMEDIES.get(code, general)
