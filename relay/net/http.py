@@ -44,7 +44,7 @@ BODY_TIMEOUT = 1.0
 MAX_RETRY_AFTER = 3600.0
 """Seconds: the longest pause that the server of a sink can ask for."""
 _RETRY_AFTER_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
-_TRANSIENT_STATUSES = {408, 409, 425, 429}
+TRANSIENT_STATUSES = {408, 409, 425, 429}
 _MAX_HARMLESS_SKEW = 60.0
 """Seconds. Receivers of Standard Webhooks accept at least this much."""
 _KEEPALIVE_TIMEOUT = 4.0
@@ -101,7 +101,7 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
     if status == 410:
         failure = "disabled"
         advice = ": the receiver asks never to be called again"
-    elif status in _TRANSIENT_STATUSES or 500 <= status <= 599:
+    elif status in TRANSIENT_STATUSES or 500 <= status <= 599:
         failure = "transient"
         advice = ""
     elif 300 <= status <= 399:

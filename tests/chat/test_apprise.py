@@ -94,7 +94,7 @@ def test_a_description_cannot_add_lines(description: str) -> None:
     ],
 )
 def test_services_on_the_network_are_accepted(url: str) -> None:
-    assert load_service(url, allow_http=False).name
+    assert load_service(url, allow_http=False)
 
 
 SCHEMES = (
@@ -172,23 +172,6 @@ async def test_a_permanent_failure_does_not_slow_the_retry_of_a_transient_failur
         assert error.failure == "transient"
         assert "403" in error.reason
         assert "503" in error.reason
-
-
-async def test_a_service_whose_thread_cannot_start_is_retried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A machine has a limited number of threads."""
-    start = threading.Thread.start
-
-    def fail_to_start(thread: threading.Thread) -> None:
-        raise RuntimeError(f"can't start new thread {thread.name}")
-
-    async with running_service() as service:
-        platform = services(service.url)
-        monkeypatch.setattr(threading.Thread, "start", fail_to_start)
-        assert "expected a thread" in (await post_error(platform)).reason
-        monkeypatch.setattr(threading.Thread, "start", start)
-        await platform.post(make_card())
 
 
 async def test_the_recipients_of_old_partial_messages_are_forgotten(

@@ -16,12 +16,11 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -32,13 +31,13 @@ from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import is_refused, parse_address_literal
+from relay.net.http import TRANSIENT_STATUSES
 from relay.sentences import Text, render
 from relay.settings import Duration
 
 MAX_PARTIAL_MESSAGES = 100
 """Messages that some services have and others do not, whose recipients are remembered."""
 _URGENT_TONES: tuple[Tone, ...] = ("waiting", "held")
-_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 _LOGGED_STATUS = re.compile(r"\berror=(\d{3})\b")
 """How the library logs an HTTP status. It does not return the status."""
 _ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
@@ -65,7 +64,7 @@ class Settings(ChatSettings):
         self.load_services()
         return self
 
-    def load_services(self) -> dict[str, _Service]:
+    def load_services(self) -> dict[str, Any]:
         """Return the service of each current URL. Raises ValueError if one is not usable."""
         key = "urls_file" if self.has_secret_files else "urls"
         urls = self.reveal_list("urls")
@@ -121,12 +120,11 @@ class Services:
         if settings.has_secret_files and {*settings.reveal_list("urls")} != {*self._services}:
             with raise_deferred_if_secret_unusable("urls", "are"):
                 self._services = settings.load_services()
+        message = {"title": title, "body": body, "notify_type": message_type}
         digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
         recipients = self._recipients.setdefault(digest, set())
         missing = [url for url in self._services if url not in recipients]
-        errors = await asyncio.gather(
-            *(self._send(url, title, body, message_type) for url in missing)
-        )
+        errors = await asyncio.gather(*(self._send(url, message) for url in missing))
         recipients.update(url for url, error in zip(missing, errors, strict=True) if error is None)
         problems = [error for error in errors if error is not None]
         if not problems:
@@ -141,7 +139,7 @@ class Services:
             status=problems[0].status,
         )
 
-    async def _send(self, url: str, title: str, body: str, message_type: str) -> Deferred | None:
+    async def _send(self, url: str, message: Mapping[str, str]) -> Deferred | None:
         """Send a message to one service. Returns the error, so that other services go on.
 
         A call that is late goes on, and the next one waits for it: threads do not pile up.
@@ -151,44 +149,38 @@ class Services:
             async with asyncio.timeout(self._settings.timeout):
                 if url in self._sending:
                     await asyncio.wait({self._sending[url]})
-                self._sending[url] = _in_thread(lambda: _notify(service, title, body, message_type))
+                self._sending[url] = _notify_in_thread(service, message)
                 return await asyncio.shield(self._sending[url])
         except TimeoutError:
             return Deferred(
-                f"expected {service.name} to accept the message within "
+                f"expected {service[0].service_name} to accept the message within "
                 f"{self._settings.timeout:g} s, it did not"
             )
-        except RuntimeError as error:
-            return Deferred(f"expected a thread for {service.name}: {error}")
 
 
-def _in_thread(
-    function: Callable[[], Deferred | None],
-) -> asyncio.Future[Deferred | None]:
-    """Call a function in a thread that the process does not wait for at its end.
+def _notify_in_thread(service: Any, message: Mapping[str, str]) -> asyncio.Future[Deferred | None]:
+    """Send a message in a thread that the process does not wait for at its end.
 
     So not in the pool of the event loop. A few threads that hang there would also stop every sink
-    from resolving names. The function must not raise.
+    from resolving names.
     """
     loop = asyncio.get_running_loop()
     finished: asyncio.Future[Deferred | None] = loop.create_future()
 
     def run() -> None:
-        result = function()
+        error = _notify(service, message)
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(finished.set_result, result)
+            loop.call_soon_threadsafe(finished.set_result, error)
 
     threading.Thread(target=run, name="apprise", daemon=True).start()
     return finished
 
 
-def _notify(service: _Service, title: str, body: str, message_type: str) -> Deferred | None:
+def _notify(service: Any, message: Mapping[str, str]) -> Deferred | None:
     """Send a message, and return the error if the service does not accept it. Blocks."""
-    expected = f"expected {service.name} to accept the message"
+    expected = f"expected {service[0].service_name} to accept the message"
     try:
-        result = service.apprise.notify(
-            body=body, title=title, notify_type=message_type, body_format="text"
-        )
+        result = service.notify(**message, body_format="text")
         if result:
             return None
         found = [_LOGGED_STATUS.search(entry.message) for entry in result.logs()]
@@ -198,7 +190,7 @@ def _notify(service: _Service, title: str, body: str, message_type: str) -> Defe
     if not statuses:
         return Deferred(f"{expected}: there was no connection, no answer, or a refusal")
     status = statuses[-1]
-    if status in _TRANSIENT_STATUSES or status >= 500:  # HTTP
+    if status in TRANSIENT_STATUSES or status >= 500:  # HTTP
         return Deferred(f"{expected}, it answered {status}", status=status)
     advice = "check its URL, token and target"
     if status < 400:  # HTTP
@@ -206,23 +198,11 @@ def _notify(service: _Service, title: str, body: str, message_type: str) -> Defe
     return Deferred(f"{expected}, it answered {status}: {advice}", failure="slow", status=status)
 
 
-class _Service(NamedTuple):
-    """One service. ``name`` is the kind of service, and contains nothing of the URL."""
-
-    name: str
-    apprise: Any
-
-
-def load_service(url: str, *, allow_http: bool) -> _Service:
-    """Return the service of a URL.
+def load_service(url: str, *, allow_http: bool) -> Any:
+    """Return the library's object for a URL.
 
     Raises ValueError, which contains nothing of the URL but its scheme.
     """
-    if find_spec("apprise") is None:
-        raise ValueError(
-            "expected the package apprise, 2.2 or newer (requirements/run.lock has it); "
-            "it is not installed"
-        )
     library = _library()
     asset = library.AppriseAsset(
         app_id="imds-relay",  # the sender that services show
@@ -257,18 +237,24 @@ def load_service(url: str, *, allow_http: bool) -> _Service:
         plugin.overflow_mode = library.OverflowMode.TRUNCATE  # some refuse a text that is too long
     service = library.Apprise(asset=asset)
     service.add(plugin)
-    return _Service(str(plugin.service_name), service)
+    return service
 
 
 @functools.cache
 def _library() -> Any:
     """Load the library when it is first needed: it takes half a second and 40 MB.
 
-    Silences its log and the log of its HTTP library, which can contain URLs.
+    Silences its log and the log of its HTTP library, which can contain URLs. Raises ValueError.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its deprecation warnings are for its authors
-        library = importlib.import_module("apprise")
+        try:
+            library = importlib.import_module("apprise")
+        except ModuleNotFoundError:
+            raise ValueError(
+                "expected the package apprise, 2.2 or newer (requirements/run.lock has it); "
+                "it is not installed"
+            ) from None
         _ = "json" in importlib.import_module("apprise.plugins").N_MGR  # loads all plugins
     for name in ("apprise", "urllib3"):
         logger = logging.getLogger(name)
