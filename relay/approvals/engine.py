@@ -26,7 +26,7 @@ from relay.approvals.admission import (
     find_same_decision,
 )
 from relay.approvals.limit_slots import LimitSlots
-from relay.approvals.limits import CountMachines
+from relay.approvals.limits import CountMachines, WaitingFor
 from relay.approvals.recording import Recording, new_approval_id, record_refusal
 from relay.approvals.request import DecisionAnswer, DecisionRequest, Refusal, Request
 from relay.approvals.rules import Quorum
@@ -42,11 +42,11 @@ from relay.approvals.standing_holds import (
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import (
     CreateGrant,
+    Transition,
+    VoidVotes,
     can_claim_grant,
     due_transitions,
-    last_moment_of_votes,
     next_change_at,
-    with_waited_limits,
 )
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin, standing_hold_event
@@ -119,10 +119,7 @@ class ApprovalEngine:
         self.acts_unasked = self._have_reminders or has_automatic_rule
         """Whether something can follow for an event about which nobody has decided anything."""
         self._limits = LimitSlots(
-            settings.limits,
-            self._status_without_limits,
-            self._count_machines,
-            has_automatic_rule=has_automatic_rule,
+            settings.limits, self._status_without_limits, self._count_machines
         )
         conditions = [rule.match for rule in settings.rules]
         conditions += [limit.match for limit in settings.limits]
@@ -347,22 +344,33 @@ class ApprovalEngine:
         for occurrence in tx.approvals.occurrences_to_check(
             all_live=self.acts_unasked, event_keys=event_keys
         ):
-            status = self._apply_event_transitions(tx, occurrence, now)
+            status = self._apply_event_transitions(tx, occurrence, now, in_pass=True)
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
             if status.is_startable and have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
-        # What waited for slots that are free now is granted, first in line first.
-        in_flight = frozenset(self.in_flight)
-        for occurrence_id in self._limits.line(tx, now, in_flight).grantable:
-            occurrence = tx.occurrences.require_occurrence(occurrence_id)
-            self._apply_event_transitions(tx, occurrence, now)
-        rest_end = self._limits.line(tx, now, in_flight).next_rest_end
-        moments += [rest_end] if rest_end is not None else []
-        self._limits.refresh_messages(tx, now, in_flight)
-        return min(moments, default=None)
+        return min(moments + self._grant_what_has_slots(tx, now), default=None)
+
+    def _grant_what_has_slots(self, tx: Transaction, now: datetime) -> list[datetime]:
+        """Grant all events that a limit counts and that have slots now, first in line first.
+
+        Return when something follows by time alone. Who takes the slots may have changed, which
+        messages about events that wait show.
+        """
+        line = self._limits.line(tx, now, frozenset(self.in_flight))
+        moments = [line.next_rest_end]
+        for occurrence in line.grantable:  # the grants change nothing about who has slots
+            status = self._status_without_limits(tx, occurrence, now)
+            assert status.rule is not None  # noqa: S101  # it is satisfied
+            recording = Recording(tx, self.origin, occurrence, now)
+            recording.transition(CreateGrant(status.rule), status, None)
+            moments.append(status.not_before)
+        shown = tx.messages.filter_shown_occurrences(line.waiting) if line.waiting else []
+        if shown:
+            tx.messages.refresh_about(shown, now)
+        return [moment for moment in moments if moment is not None]
 
     def _apply_event_transitions(
         self,
@@ -371,26 +379,40 @@ class ApprovalEngine:
         now: datetime,
         *,
         cause: Decision | None = None,
+        in_pass: bool = False,
     ) -> ApprovalStatus:
         """Apply transitions until none is due; return the status then.
 
         ``cause`` is the decision that this transaction has recorded; None: there is none.
+        ``in_pass``: what a limit counts is granted afterwards, all events in their order.
         """
         recording = Recording(tx, self.origin, occurrence, now)
+        is_granted_later = in_pass and self._limits.count(occurrence, now)
         while True:
-            status = self.status(tx, occurrence, now)
-            transitions = due_transitions(status)
+            if is_granted_later:
+                status = self._status_without_limits(tx, occurrence, now)
+            else:
+                status = self.status(tx, occurrence, now)
+            transitions = [
+                each
+                for each in due_transitions(status)
+                if not (is_granted_later and isinstance(each, CreateGrant))
+            ]
             if not transitions:
                 return status
-            is_granting = [type(transition) for transition in transitions] == [CreateGrant]
-            moment = last_moment_of_votes(status)
-            if moment is not None:  # say for which limits the event waited until then
-                before = replace(status, now=moment)
-                before = replace(before, waiting_for=self._limits.waits_of(tx, before))
-                transitions = with_waited_limits(transitions, before)
-            with self._limits.keep_while_granting(tx, only=is_granting):
-                for transition in transitions:
-                    cause = recording.transition(transition, status, cause)
+            for transition in transitions:
+                waited = self._waits_until_expiry(tx, transition, status)
+                cause = recording.transition(transition, status, cause, waited)
+
+    def _waits_until_expiry(
+        self, tx: Transaction, transition: Transition, status: ApprovalStatus
+    ) -> Sequence[WaitingFor]:
+        """Return for which limits an event waited until the first of its votes expired."""
+        if not isinstance(transition, VoidVotes) or transition.reason != "expired":
+            return ()
+        moments = [status.not_before, *map(status.decision_expires_at, transition.decisions)]
+        end = min(moment for moment in moments if moment is not None)
+        return self._limits.waits_of(tx, replace(status, now=end - timedelta(microseconds=1)))
 
     # --- StartRequests
 
@@ -403,14 +425,17 @@ class ApprovalEngine:
         this transaction is on disk
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
-        claims = []
+        claimable = []
         for known in sorted(grants, key=lambda grant: grant.id):
             occurrence = tx.occurrences.require_occurrence(known.occurrence)
             approvals = tx.approvals.of_occurrence(occurrence, afresh=True)
             grant = next((each for each in approvals.grants if each.id == known.id), None)
             status = self.status(tx, occurrence, now)
-            if grant is None or not can_claim_grant(grant, status):
-                continue
+            if grant is not None and can_claim_grant(grant, status):
+                claimable.append((grant, status))
+        claims = []
+        for grant, status in claimable:  # the claims change nothing about who has slots
+            occurrence = status.occurrence
             event_id = occurrence.event.event_id
             note = {
                 "eventId": event_id,
@@ -425,8 +450,7 @@ class ApprovalEngine:
             }
             if agent is not None:
                 note["agent"] = agent
-            with self._limits.keep_while_granting(tx):
-                tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
+            tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
             claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
         return claims
 

@@ -13,66 +13,51 @@ granted. The order in which events get slots:
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from relay.approvals.limits import (
-    NEVER,
-    Claimant,
-    CountMachines,
-    Limit,
-    Machine,
-    Taking,
-    WaitingFor,
-    assign,
-)
+from relay.approvals.limits import NEVER, CountMachines, Limit, Needs, Taking, WaitingFor, assign
 from relay.approvals.status import ApprovalStatus, InFlight
 from relay.approvals.transitions import can_unsent_grant_keep_slot, is_grantable
 from relay.events.timestamps import parse_timestamp
 from relay.store import TrackedEvent
 from relay.store.transaction import Transaction
 
-StatusOf = Callable[[Transaction, TrackedEvent, datetime], ApprovalStatus]
-"""Returns the status of an event without the limits."""
+_SENT, _GRANTED, _WITHOUT_GRANT = range(3)
 Place = tuple[int, datetime, str, int]
-"""What decides who is first in line."""
+"""What decides who is first in line; one of the three ranks is its beginning."""
 
 
-@dataclass(slots=True)
-class _Line:
+@dataclass(frozen=True, slots=True)
+class Line:
     """Who has slots and who waits, at one moment of one transaction."""
 
-    tx: Transaction
-    changes: int
-    """How many rows had changed when this was made: after another change it is void."""
-    now: datetime
-    in_flight: InFlight
     sizes: Mapping[str, int]
     going: list[Taking]
-    places: list[tuple[Place, Claimant]]
+    places: list[tuple[Place, TrackedEvent, Needs]]
     """The events in line, first one first."""
     waits: Mapping[int, tuple[WaitingFor, ...]]
     """For what each event in line waits, by occurrence."""
 
     @property
-    def grantable(self) -> list[int]:
-        """The occurrences that have no grant, and their slots, first in line first."""
+    def grantable(self) -> list[TrackedEvent]:
+        """The events that have no grant, and their slots, first in line first."""
         return [
-            each.occurrence
-            for place, each in self.places
-            if place[0] == _WITHOUT_GRANT and not self.waits[each.occurrence]
+            event
+            for place, event, _ in self.places
+            if place[0] == _WITHOUT_GRANT and not self.waits[event.id]
         ]
+
+    @property
+    def waiting(self) -> list[int]:
+        """The occurrences that wait."""
+        return [occurrence for occurrence, waits in self.waits.items() if waits]
 
     @property
     def next_rest_end(self) -> datetime | None:
         """When a slot becomes free by time alone; None: never."""
-        ends = [taking.until for taking in self.going if taking.until != NEVER]
-        return min(ends, default=None)
-
-
-_SENT, _GRANTED, _WITHOUT_GRANT = range(3)
+        return min((each.until for each in self.going if each.until != NEVER), default=None)
 
 
 class LimitSlots:
@@ -81,17 +66,19 @@ class LimitSlots:
     def __init__(
         self,
         limits: Sequence[Limit],
-        status_of: StatusOf,
+        status_of: Callable[[Transaction, TrackedEvent, datetime], ApprovalStatus],
         count_machines: CountMachines | None = None,
-        *,
-        has_automatic_rule: bool = True,
     ) -> None:
-        """``has_automatic_rule``: an event can be granted about which nobody has decided."""
+        """``status_of`` returns the status of an event without the limits."""
         self._limits = limits
-        self._has_automatic_rule = has_automatic_rule
         self._status_of = status_of
         self._count_machines = count_machines
-        self._newest: _Line | None = None
+        self._newest: tuple[object, Line] | None = None
+        """The newest line, and what it depends on."""
+
+    def count(self, event: TrackedEvent, now: datetime) -> bool:
+        """Whether an event needs slots of a limit."""
+        return bool(self._needs_of(event, now))
 
     def waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
         """Return for which limits the event waits that ``status`` is about.
@@ -99,71 +86,44 @@ class LimitSlots:
         An event waits if only the limits keep it from being granted, or from being sent.
         ``status`` can be ahead of the store by a decision.
         """
+        event = status.occurrence
         place = _place_in_line(status) if self._limits else None
-        if place is None:
+        if place is None or not self.count(event, status.now):
             return ()
-        line, occurrence = self.line(tx, status.now, status.in_flight), status.occurrence
-        if occurrence.id in line.waits:
-            return line.waits[occurrence.id]
-        needs = self._needs_of(occurrence, line.sizes)
+        line = self.line(tx, status.now, status.in_flight)
+        if event.id in line.waits:
+            return line.waits[event.id]
         places = line.places.copy()
-        insort(places, (place, _claimant(occurrence, needs)), key=lambda each: each[0])
-        return assign(line.sizes, line.going, [each for _, each in places])[occurrence.id]
+        insort(places, (place, event, self._needs_of(event, status.now)), key=lambda each: each[0])
+        return assign(line.sizes, line.going, [each[1:] for each in places])[event.id]
 
-    def refresh_messages(self, tx: Transaction, now: datetime, in_flight: InFlight) -> None:
-        """Make messages about events that wait due for refresh: who takes the slots may change."""
-        waits = self.line(tx, now, in_flight).waits
-        waiting = [occurrence for occurrence in waits if waits[occurrence]]
-        if waiting and (shown := tx.messages.filter_shown_occurrences(waiting)):
-            tx.messages.refresh_about(shown, now)
+    def line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> Line:
+        """Return who has slots and who waits now. It is made anew when any row has changed."""
+        key = (tx, tx.total_row_changes, now, in_flight)
+        if self._newest is None or self._newest[0] != key:
+            self._newest = key, self._make_line(tx, now)
+        return self._newest[1]
 
-    @contextmanager
-    def keep_while_granting(self, tx: Transaction, *, only: bool = True) -> Iterator[None]:
-        """Inside, an event that has its slots is granted or claimed.
+    def _make_line(self, tx: Transaction, now: datetime) -> Line:
+        sizes = {each.name: self._size_of(each) for each in self._limits if each.is_active(now)}
+        going = self._resting(tx, now)
+        places = []
+        for event in tx.occurrences.live_occurrences() if sizes else ():
+            if not (needs := self._needs_of(event, now)):
+                continue
+            has_begun = event.event.is_started
+            if has_begun or tx.approvals.of_occurrence(event).may_have_been_accepted:
+                going += [Taking(limit, event.id, needs[limit]) for limit in needs]
+            if (place := _place_in_line(self._status_of(tx, event, now))) is not None:
+                places.append((place, event, needs))
+        places.sort(key=lambda each: each[0])
+        return Line(sizes, going, places, assign(sizes, going, [each[1:] for each in places]))
 
-        ``only``: nothing else changes. So the rows that change void no line, and it is not made
-        again for each grant.
-        """
-        line, changes = self._newest, tx.total_row_changes
-        yield
-        if only and line is not None and line.tx is tx and line.changes == changes:
-            line.changes = tx.total_row_changes
-
-    def line(self, tx: Transaction, now: datetime, in_flight: InFlight) -> _Line:
-        """Return who has slots and who waits now."""
-        line, changes = self._newest, tx.total_row_changes
-        if (
-            line is None
-            or line.tx is not tx
-            or (line.changes, line.now, line.in_flight) != (changes, now, in_flight)
-        ):
-            sizes = {each.name: self._size_of(each) for each in self._limits if each.is_active(now)}
-            going = self._resting(tx, sizes, now)
-            places = []
-            for occurrence in tx.occurrences.live_occurrences() if sizes else ():
-                if not (needs := self._needs_of(occurrence, sizes)):
-                    continue
-                approvals = tx.approvals.of_occurrence(occurrence)
-                if occurrence.event.is_started or approvals.may_have_been_accepted:
-                    going += [Taking(limit, occurrence.id, needs[limit]) for limit in needs]
-                if not (self._has_automatic_rule or approvals.decisions or approvals.grants):
-                    continue  # this need not be known of an event about which nobody has decided
-                place = _place_in_line(self._status_of(tx, occurrence, now))
-                if place is not None:
-                    places.append((place, _claimant(occurrence, needs)))
-            places.sort(key=lambda each: each[0])
-            waits = assign(sizes, going, [each for _, each in places])
-            line = _Line(tx, changes, now, in_flight, sizes, going, places, waits)
-            self._newest = line
-        return line
-
-    def _needs_of(
-        self, occurrence: TrackedEvent, sizes: Mapping[str, int]
-    ) -> dict[str, frozenset[Machine]]:
+    def _needs_of(self, event: TrackedEvent, now: datetime) -> Needs:
         needs = {
-            limit.name: limit.machines_of(occurrence.data, occurrence.scope)
+            limit.name: limit.machines_of(event.data, event.scope)
             for limit in self._limits
-            if limit.name in sizes
+            if limit.is_active(now)
         }
         return {limit: machines for limit, machines in needs.items() if machines}
 
@@ -171,32 +131,23 @@ class LimitSlots:
         count = self._count_machines if limit.is_share else None
         return limit.capacity(count(limit) if count is not None else 0)
 
-    def _resting(self, tx: Transaction, sizes: Mapping[str, int], now: datetime) -> list[Taking]:
+    def _resting(self, tx: Transaction, now: datetime) -> list[Taking]:
         """Return who takes slots because it was over a while ago."""
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in self._limits}
         longest = max(rests.values(), default=timedelta())
         going: list[Taking] = []
         # A clock that was wrong for a while can have written an end in the future.
         ended = tx.occurrences.ended_between(now - longest, now + longest) if longest else ()
-        for occurrence in ended:
-            ended_at = parse_timestamp(occurrence.last_changed)
-            if occurrence.outcome == "canceled" or ended_at is None:
+        for event in ended:
+            ended_at = parse_timestamp(event.last_changed)
+            if event.outcome == "canceled" or ended_at is None:
                 continue
             going += [
-                Taking(limit, occurrence.id, machines, ended_at + rests[limit])
-                for limit, machines in self._needs_of(occurrence, sizes).items()
+                Taking(limit, event.id, machines, ended_at + rests[limit])
+                for limit, machines in self._needs_of(event, now).items()
                 if abs(now - ended_at) < rests[limit]
             ]
         return going
-
-
-def _claimant(occurrence: TrackedEvent, needs: Mapping[str, frozenset[Machine]]) -> Claimant:
-    return Claimant(
-        occurrence=occurrence.id,
-        reference=occurrence.reference,
-        scope=occurrence.scope,
-        needs=needs,
-    )
 
 
 def _place_in_line(status: ApprovalStatus) -> Place | None:

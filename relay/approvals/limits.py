@@ -21,6 +21,7 @@ from relay.approvals.rules import BoundedDuration, Hours, RuleConditions
 from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import format_rfc3339
 from relay.settings import Name, Section
+from relay.store import TrackedEvent
 
 LIMIT_NOTICE = (
     "a limit delays only what this relay would start: Azure proceeds at NotBefore regardless"
@@ -168,20 +169,12 @@ class Taking:
     """When its rest is over; `NEVER`: that is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claimant:
-    """A live event that needs slots."""
-
-    occurrence: int
-    reference: str
-    """What people and programs call it (`TrackedEvent.reference`)."""
-    scope: str
-    needs: Mapping[str, frozenset[Machine]]
-    """The machines for which it needs slots, by the name of the limit."""
+Needs = Mapping[str, frozenset[Machine]]
+"""The machines for which an event needs slots, by the name of the limit."""
 
 
 def assign(
-    sizes: Mapping[str, int], going: Iterable[Taking], line: Sequence[Claimant]
+    sizes: Mapping[str, int], going: Iterable[Taking], line: Sequence[tuple[TrackedEvent, Needs]]
 ) -> dict[int, tuple[WaitingFor, ...]]:
     """Give the slots of each limit to the events in line; return for what each of them waits.
 
@@ -199,48 +192,51 @@ def assign(
         taken[taking.limit].append(taking)
     first_waiting: dict[str, str] = {}
 
-    def waits_of(claimant: Claimant) -> dict[str, WaitingFor]:
+    def waits_of(event: TrackedEvent, needs: Needs) -> dict[str, WaitingFor]:
         found = (
-            _wait(claimant, limit, sizes[limit], taken[limit], first_waiting.get(limit))
-            for limit in claimant.needs
+            _wait(event, needs[limit], limit, sizes[limit], taken[limit], first_waiting.get(limit))
+            for limit in needs
         )
         return {wait.limit: wait for wait in found if wait is not None}
 
     waits = {}
-    for claimant in line:
-        blocking = waits[claimant.occurrence] = waits_of(claimant)
+    for event, needs in line:
+        blocking = waits[event.id] = waits_of(event, needs)
         if not blocking.keys() & first_waiting:
             # Who is first in line keeps what it can have, so that later events do not take turns
             # in passing it.
-            for limit in claimant.needs.keys() - blocking:
-                taken[limit].append(Taking(limit, claimant.occurrence, claimant.needs[limit]))
+            for limit in needs.keys() - blocking:
+                taken[limit].append(Taking(limit, event.id, needs[limit]))
         for limit in blocking:
-            first_waiting.setdefault(limit, claimant.reference)
+            first_waiting.setdefault(limit, event.reference)
     # A later event can have got slots for the machines of one that waits for its next try.
     return {
-        claimant.occurrence: tuple(
-            wait
-            for limit, wait in waits_of(claimant).items()
-            if limit in waits[claimant.occurrence]
+        event.id: tuple(
+            wait for limit, wait in waits_of(event, needs).items() if limit in waits[event.id]
         )
-        for claimant in line
+        for event, needs in line
     }
 
 
 def _wait(
-    claimant: Claimant, limit: str, slots: int, taken: Iterable[Taking], first: str | None
+    event: TrackedEvent,
+    machines: frozenset[Machine],
+    limit: str,
+    slots: int,
+    taken: Iterable[Taking],
+    first: str | None,
 ) -> WaitingFor | None:
     """Return how an event waits for a limit. ``first`` is the first event that waits for it."""
-    machines, has_slots = claimant.needs[limit], False
+    has_slots = False
     others: dict[Machine, datetime] = {}
     for taking in taken:
-        if taking.occurrence == claimant.occurrence:
+        if taking.occurrence == event.id:
             has_slots = has_slots or machines <= taking.machines
             continue
         for machine in taking.machines:
             others[machine] = max(taking.until, others.get(machine, taking.until))
     fits = _fit(machines, others, slots)
-    is_behind = first not in (None, claimant.reference) and not has_slots
+    is_behind = first not in (None, event.reference) and not has_slots
     if machines <= others.keys() or (fits and not is_behind):
         return None
     frees: list[datetime] = []
@@ -249,7 +245,7 @@ def _wait(
         if machines <= left or _fit(machines, left, slots):
             frees.append(end)
     names = (
-        machine.name if machine.scope == claimant.scope else f"{machine.scope}/{machine.name}"
+        machine.name if machine.scope == event.scope else f"{machine.scope}/{machine.name}"
         for machine in others
     )
     return WaitingFor(

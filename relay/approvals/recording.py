@@ -94,16 +94,21 @@ class Recording:
         return replace(decision, recorded_event_id=event.id, position=event.position)
 
     def transition(
-        self, transition: Transition, status: ApprovalStatus, cause: Decision | None
+        self,
+        transition: Transition,
+        status: ApprovalStatus,
+        cause: Decision | None,
+        waited_for: Sequence[WaitingFor] = (),
     ) -> Decision | None:
         """Record a transition; return the decision that causes the next one.
 
         ``cause`` is the decision of this transaction that led to it. It is None if time, the
-        document or the mode did.
+        document or the mode did. ``waited_for`` are the limits for which the event waited until its
+        votes expired.
         """
         match transition:
             case VoidVotes():
-                self._voided_votes(transition)
+                self._voided_votes(transition, waited_for)
             case ExpireHold(hold):
                 return self._expired_hold(hold, status)
             case FailGrant(grant, reason):
@@ -139,14 +144,14 @@ class Recording:
         name = "startrequest.accepted" if state == "accepted" else "startrequest.failed"
         self._event(name, details, grant.cause)
 
-    def _voided_votes(self, transition: VoidVotes) -> None:
+    def _voided_votes(self, transition: VoidVotes, waited_for: Sequence[WaitingFor]) -> None:
         votes, reason = transition.decisions, transition.reason
         is_expired = reason == "expired"
         cause = votes[-1].recorded_event_id if is_expired else self.occurrence.last_event_id
         details = {
             "why": reason,
             **_ended_field(votes),
-            **waits_field("waitedFor", transition.waited_for),
+            **waits_field("waitedFor", waited_for),
         }
         dry_run = all(vote.dry_run for vote in votes)
         self._event("approval.voided", details, cause, dry_run=dry_run)

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field
 
 from relay.approvals.request import HOLD_NOTICE, Refusal, Request, Rights
 from relay.approvals.rules import RuleConditions, person_of
-from relay.events.match import event_may_meet_conditions
+from relay.events.match import matches
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.store import StandingHold, TrackedEvent
 from relay.validation import RequestBody
@@ -209,7 +209,8 @@ def stored_conditions(text: str) -> RuleConditions:
 def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     """Whether a standing hold is about an event, at whatever time."""
     conditions = stored_conditions(hold.conditions)
-    return event_may_meet_conditions(conditions, occurrence.data, occurrence.scope)
+    data, scope = occurrence.data, occurrence.scope
+    return matches(conditions, data, scope, every_resource=False, unknown=True)
 
 
 def has_begun(hold: StandingHold, now: datetime) -> bool:

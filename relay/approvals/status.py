@@ -89,10 +89,7 @@ class ApprovalStatus:
         """When voting closes; None where NotBefore is unknown."""
         if self.not_before is None or self.quorum is None:
             return self.not_before
-        try:
-            return self.not_before - timedelta(seconds=self.quorum.close_before)
-        except OverflowError:  # .NET writes "none" as the year 1
-            return self.not_before
+        return self.not_before - timedelta(seconds=self.quorum.close_before)
 
     @property
     def is_past_voting_close_time(self) -> bool:

@@ -8,11 +8,10 @@ come, and `recording` writes the transitions into the journal.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.approvals.limits import WaitingFor, describe_waits
 from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalStatus
 from relay.store import Decision, Grant
@@ -26,8 +25,6 @@ class VoidVotes:
 
     decisions: tuple[Decision, ...]
     reason: VoidReason
-    waited_for: tuple[WaitingFor, ...] = ()
-    """The limits for which the event waited until the votes expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +134,7 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
         return None
     if not status.is_startable or status.is_past_voting_close_time or not status.votes_missing:
         return None
-    try:
-        return status.not_before - timedelta(seconds=quorum.remind)
-    except OverflowError:  # .NET writes "none" as the year 1
-        return None
+    return status.not_before - timedelta(seconds=quorum.remind)
 
 
 def is_grantable(status: ApprovalStatus) -> bool:
@@ -182,41 +176,6 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
         and not status.waiting_for
         and open_grant_failure_reason(grant, status) is None
     )
-
-
-def last_moment_of_votes(status: ApprovalStatus) -> datetime | None:
-    """Return the last moment before time ended votes or grants of the event; None: it did not."""
-    moments = [
-        status.decision_expires_at(decision)
-        for decision in status.decisions
-        if decision.decision == "approve"
-    ]
-    if status.decisions or status.grants:
-        moments.append(status.not_before)
-    past = [moment for moment in moments if moment is not None and moment <= status.now]
-    try:
-        return min(past) - timedelta(microseconds=1) if past else None
-    except OverflowError:  # .NET writes "none" as the year 1
-        return None
-
-
-def with_waited_limits(transitions: list[Transition], before: ApprovalStatus) -> list[Transition]:
-    """Add to transitions by time for which limits the event waited.
-
-    ``before`` is the status at the last moment before them: without its votes or its grant, the
-    event waits for no limit any more.
-    """
-    waits = before.waiting_for
-    told: list[Transition] = []
-    for transition in transitions:
-        match transition:
-            case VoidVotes(reason="expired"):
-                told.append(replace(transition, waited_for=waits))
-            case FailGrant(grant, reason) if waits and not _open_grant_failure_cause(grant, before):
-                told.append(replace(transition, reason=f"{reason}; {describe_waits(waits)}"))
-            case _:
-                told.append(transition)
-    return told
 
 
 def next_change_at(status: ApprovalStatus) -> datetime | None:

@@ -1,15 +1,16 @@
 """Conditions on events: the one matching language of rules, sinks, clients and standing holds.
 
 `Match` is the section of the configuration, and the object in bodies of the API. `matches` decides
-whether an event meets it, and `event_may_meet_conditions` whether it could. Names of machines and
-scopes are compared with patterns of ``*``, ``?`` and ``[…]``, without case.
+whether an event meets it, or could. Names of machines and scopes are compared with patterns of
+``*``, ``?`` and ``[…]``, without case.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -21,12 +22,6 @@ EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 """The EventTypes that Azure documents. It may add others."""
 EVENT_SOURCES = ("Platform", "User")
 """The EventSources that Azure documents. It may add others."""
-
-_FIELDS_OF_CONDITIONS = {
-    "event_type": "eventType",
-    "event_source": "eventSource",
-    "duration": "durationSeconds",
-}
 
 _DurationBound = Annotated[Duration, WithJsonSchema({"type": "string", "examples": ["8s"]})]
 
@@ -67,12 +62,13 @@ class Match(Section):
 
 def matches_any_pattern(patterns: Iterable[str], name: str) -> bool:
     """Whether a name matches one of the patterns."""
-    return any(_matches_pattern(pattern, name) for pattern in patterns)
+    compiled = _compile(tuple(patterns))
+    return compiled is not None and compiled.match(name.lower()) is not None
 
 
-@lru_cache(maxsize=1024)  # the events of a document share few names
-def _matches_pattern(pattern: str, name: str) -> bool:
-    return fnmatchcase(name.lower(), pattern.lower())
+@lru_cache(maxsize=1024)
+def _compile(patterns: tuple[str, ...]) -> re.Pattern[str] | None:
+    return re.compile("|".join(translate(each.lower()) for each in patterns)) if patterns else None
 
 
 def covers_all_resources(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
@@ -88,19 +84,26 @@ def covers_all_resources(patterns: tuple[str, ...] | None, resources: Iterable[s
 
 
 def matches(
-    match: Match, data: Mapping[str, Any], scope: str, *, every_resource: bool = True
+    match: Match,
+    data: Mapping[str, Any],
+    scope: str,
+    *,
+    every_resource: bool = True,
+    unknown: bool = False,
 ) -> bool:
     """Whether an event, given as its CloudEvents ``data``, meets the conditions.
 
     ``every_resource`` (rules, clients): all resources must match, and an event without resources
-    does not meet a ``resources`` condition. Otherwise (sinks) one matching resource is enough, and
-    an event without resources meets the condition.
+    does not meet a ``resources`` condition. Otherwise (sinks, standing holds) one matching resource
+    is enough, and an event without resources meets the condition. ``unknown``: whether a type,
+    source or duration that Azure does not say meets its condition, for whoever would rather stop
+    too much than too little.
     """
     names, patterns = data.get("resources") or (), match.resources
     return (
-        _is_one_of(match.event_type, data.get("eventType"))
-        and _is_one_of(match.event_source, data.get("eventSource"))
-        and _is_within(match.duration, data.get("durationSeconds"))
+        _is_one_of(match.event_type, data.get("eventType"), unknown=unknown)
+        and _is_one_of(match.event_source, data.get("eventSource"), unknown=unknown)
+        and _is_within(match.duration, data.get("durationSeconds"), unknown=unknown)
         and (match.scope is None or matches_any_pattern(match.scope, scope))
         and (
             covers_all_resources(patterns, names)
@@ -110,28 +113,13 @@ def matches(
     )
 
 
-def event_may_meet_conditions(match: Match, data: Mapping[str, Any], scope: str) -> bool:
-    """Whether an event meets the conditions, where what Azure does not say counts as met.
-
-    For whoever would rather stop too much than too little (standing holds): an unknown type, source
-    or duration matches, one matching resource is enough, and so is an event without resources.
-    """
-    unknown = {
-        condition: None
-        for condition, field in _FIELDS_OF_CONDITIONS.items()
-        if data.get(field) is None
-    }
-    known = match.model_copy(update=unknown) if unknown else match
-    return matches(known, data, scope, every_resource=False)
-
-
-def _is_one_of(allowed: tuple[str, ...] | None, value: str | None) -> bool:
+def _is_one_of(allowed: tuple[str, ...] | None, value: str | None, *, unknown: bool) -> bool:
     if allowed is None:
         return True
-    return value is not None and value.lower() in {name.lower() for name in allowed}
+    return value.lower() in {name.lower() for name in allowed} if value is not None else unknown
 
 
-def _is_within(bounds: DurationRange | None, seconds: float | None) -> bool:
+def _is_within(bounds: DurationRange | None, seconds: float | None, *, unknown: bool) -> bool:
     if bounds is None:
         return True
-    return seconds is not None and bounds.min <= seconds <= bounds.max
+    return bounds.min <= seconds <= bounds.max if seconds is not None else unknown

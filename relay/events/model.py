@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from relay.events.timestamps import parse_timestamp
 from relay.fast_dataclass import fast_dataclass
 
 ChangeKind = Literal["scheduled", "updated", "started", "ended"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DATA_NAMES = {
     "event_id": "eventId",
     "event_type": "eventType",
@@ -63,8 +64,12 @@ class ScheduledEvent:
 
     @property
     def not_before_time(self) -> datetime | None:
-        """NotBefore in UTC; None if there is none or it could not be read."""
-        return parse_timestamp(self.not_before)
+        """NotBefore in UTC; None if there is none or it could not be read.
+
+        .NET writes "none" as the year 1, from which nothing can be subtracted.
+        """
+        moment = parse_timestamp(self.not_before)
+        return max(moment, _EPOCH) if moment is not None else None
 
     @property
     def revision(self) -> str:

@@ -168,9 +168,7 @@ def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
 
 def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
     """.NET writes "none" as the year 1; nothing can be subtracted from it."""
-    old = build_event(not_before="0001-01-01T00:00:00Z")
-    assert build_status(old).voting_closes_at == old.not_before_time
-    refusal = ask(of=old)
+    refusal = ask(of=build_event(not_before="0001-01-01T00:00:00Z"))
     assert refusal is not None
     assert refusal.status == 409
 

@@ -17,7 +17,6 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.limits import (
     NEVER,
-    Claimant,
     Limit,
     Machine,
     Taking,
@@ -30,7 +29,13 @@ from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.build import common_event_data
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
-from tests.approvals.builders import ORIGIN, ApprovalFile, build_event, decide
+from tests.approvals.builders import (
+    ORIGIN,
+    ApprovalFile,
+    build_event,
+    build_occurrence,
+    decide,
+)
 from tests.approvals.running_gate import REFUSED
 from tests.clocks import NOON
 
@@ -159,11 +164,9 @@ def test_who_gets_the_slots(
         sizes,
         going,
         [
-            Claimant(
-                occurrence=number,
-                reference=str(number),
-                scope="prod",
-                needs={limit: machines(names) for limit, names in needs.items()},
+            (
+                build_occurrence(build_event(str(number)), id=number),
+                {limit: machines(names) for limit, names in needs.items()},
             )
             for number, needs in enumerate(line)
         ],
@@ -236,6 +239,13 @@ def test_a_second_event_waits_until_the_first_is_over_and_its_rest_too(tmp_path:
         approvals.apply_transitions()
         assert states(approvals, "B") == {"B": "granted"}
         assert go(approvals) == ["B"]
+
+
+def test_a_pass_that_grants_says_when_the_grant_ends(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
+        approvals.record_document(A, B, step=False)
+        assert approvals.apply_transitions() == A.not_before_time
+        assert states(approvals, "A", "B") == {"A": "granted", "B": "waiting"}
 
 
 def test_a_canceled_event_has_no_rest(tmp_path: Path) -> None:
@@ -392,7 +402,7 @@ def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_ac
     with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
         approvals.record_document(A, waiting, other)
         claims = approvals.claim()
-        assert [claim.event_id for claim in claims] == ["A", "W"]
+        assert {claim.event_id for claim in claims} == {"A", "W"}
         approvals.answer(claims, REFUSED)  # IMDS does not say for which of the two
         approvals.reload(limited(DATABASES, rule=freezes))
         approvals.apply_transitions()
