@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from relay.approvals import ApprovalsSettings
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
-from relay.chat.context import ChatDecisionSubmitter
 from relay.chat.platforms.mattermost import diagnose
 from relay.chat.platforms.mattermost.api import MattermostApi, Settings
-from relay.chat.platforms.mattermost.clicks import Members, NotEligible
 from relay.chat.platforms.mattermost.posts import Channel, UserNames
-from relay.clock import Clock, SystemClock
+from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
 from relay.sentences import PrincipalRef
@@ -194,58 +191,6 @@ async def test_names_are_looked_up_once_an_hour_and_no_post_fails_without_them(
     server.scripted_responses.append(("users/ids", error_response(500, "x")))
     assert await names.find(people) == {ann: "ann"}
     assert await names.find(people) == {ann: "anna"}
-
-
-def decisions(*principals: str) -> ChatDecisionSubmitter:
-    """Return what knows the people whom a rule names."""
-    settings = ApprovalsSettings.model_validate({"groups": {"oncall": list(principals)}})
-    return ChatDecisionSubmitter(settings, SystemClock(), {})
-
-
-def members_of(server: MattermostServer, api: MattermostApi, clock: Clock) -> Members:
-    return Members(api, Settings.model_validate(server.sink_section()), clock)
-
-
-async def test_a_membership_check_is_reused_for_half_a_minute(
-    server: MattermostServer, api: MattermostApi
-) -> None:
-    clock = ManualClock()
-    members, user_id = members_of(server, api, clock), server.add_user("ann")
-    ann = decisions(server.principal(user_id))
-    assert (await members.caller(user_id, ann)).principal == server.principal(user_id)
-    count = len(server.calls)
-    clock.advance(29)
-    await members.caller(user_id, ann)
-    assert len(server.calls) == count
-    clock.advance(2)
-    server.users[user_id]["delete_at"] = 1
-    with pytest.raises(NotEligible, match="not an active one"):
-        await members.caller(user_id, ann)
-
-
-async def test_the_server_is_not_asked_about_people_whom_no_rule_names(
-    server: MattermostServer, api: MattermostApi
-) -> None:
-    """A leaked button lets anybody name anybody here."""
-    members = members_of(server, api, ManualClock())
-    for _ in range(5):
-        with pytest.raises(NotEligible, match="not among those who decide"):
-            await members.caller(new_id(), decisions())
-    assert server.calls == [("GET", f"channels/{server.channel_id}")]
-    server.team_id = ""
-    with pytest.raises(NotEligible, match="this channel belongs to no team"):
-        await members_of(server, api, ManualClock()).caller(new_id(), decisions())
-
-
-async def test_the_server_must_identify_a_person_within_the_lookup_timeout(
-    server: MattermostServer, api: MattermostApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.chat.platforms.mattermost.api.LOOKUP_TIMEOUT", 0.5)
-    user_id = server.add_user("ann")
-    server.hanging_prefix = "users/"
-    members, ann = members_of(server, api, SystemClock()), decisions(server.principal(user_id))
-    with pytest.raises(Deferred, match=r"within 0\.5 s"):
-        await members.caller(user_id, ann)
 
 
 def make_settings(server: MattermostServer, directory: Path, **changes: Any) -> Settings:

@@ -148,6 +148,7 @@ async def test_a_stranger_is_refused_privately_and_without_effect(ops: Mattermos
     event, post = await ops.announce_reboot()
     stranger = ops.server.add_user("mallory")
     count = len(ops.server.posts)
+    ops.server.calls.clear()
     status, answer = await ops.server.click(post, "Approve", stranger)
     assert status == 200
     assert set(answer) == {"ephemeral_text", "skip_slack_parsing"}
@@ -155,6 +156,8 @@ async def test_a_stranger_is_refused_privately_and_without_effect(ops: Mattermos
     assert user_id == stranger
     assert "You are not among those who decide here: nothing was decided." in text
     assert text.endswith(f"`{ops.server.principal(stranger)}`.")  # to be copied into a rule
+    # A leaked button lets anybody name anybody: the server is asked about nobody.
+    assert ops.server.calls == [("GET", f"channels/{ops.server.channel_id}")]
     assert ops.server.dialogs == []
     assert len(ops.server.posts) == count
     assert await ops.count_events(event, "approval.refused") == 0
@@ -210,38 +213,37 @@ async def test_a_person_of_whom_the_server_knows_nothing_good_is_refused(
         status, _ = await ops.server.click(post, "Approve", user_id)
         assert status == 200
         assert problem in ops.server.ephemeral_texts[-1][1]
+    ops.server.team_id = ""
+    await ops.server.click(post, "Approve", ops.ann)
+    assert "this channel belongs to no team" in ops.server.ephemeral_texts[-1][1]
     assert ops.server.dialogs == []
     assert await ops.votes(event) == []
 
 
 @pytest.mark.parametrize("failure", ["down", "silent", "error", "refusal"])
 async def test_nothing_is_decided_if_the_server_does_not_identify_the_person(
-    tmp_path: Path, server: MattermostServer, azure: Simulator, failure: str
+    ops: MattermostRelay, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ann, ben = server.add_user("ann"), server.add_user("ben")
-    async with running_mattermost_relay(
-        tmp_path, server, azure, ann=ann, ben=ben, timeout="1500ms"
-    ) as ops:
-        event, post = await ops.announce_reboot()
-        click = server.click_payload(post, buttons_of(post)[0], ann)
-        match failure:
-            case "down":
-                await server.stop()
-            case "silent":
-                server.hanging_prefix = "users/"
-            case "error":
-                server.scripted_responses.append(
-                    ("users/", error_response(500, "app.user.get.app_error"))
-                )
-            case "refusal":
-                server.scripted_responses.append(
-                    ("channels/", error_response(403, "api.context.permissions.app_error"))
-                )
-        status, answer = await server.call_relay(CALLBACK_URL, click)
-        assert status == 200
-        assert "could not verify who you are: nothing was decided" in answer["ephemeral_text"]
-        await server.start()
-        assert await ops.votes(event) == []
+    monkeypatch.setattr("relay.chat.platforms.mattermost.api.LOOKUP_TIMEOUT", 1.5)
+    event, post = await ops.announce_reboot()
+    server = ops.server
+    click = server.click_payload(post, buttons_of(post)[0], ops.ann)
+    match failure:
+        case "down":
+            await server.stop()
+        case "silent":
+            server.hanging_prefix = "users/"
+        case "error":
+            error = error_response(500, "app.user.get.app_error")
+            server.scripted_responses.append(("users/", error))
+        case "refusal":
+            refusal = error_response(403, "api.context.permissions.app_error")
+            server.scripted_responses.append(("channels/", refusal))
+    status, answer = await server.call_relay(CALLBACK_URL, click)
+    assert status == 200
+    assert "could not verify who you are: nothing was decided" in answer["ephemeral_text"]
+    await server.start()
+    assert await ops.votes(event) == []
 
 
 # --- what and where

@@ -68,7 +68,7 @@ async def connected_channel(**changes: Any) -> AsyncIterator[tuple[SlackServer, 
         section = slack.settings(**{"timeout": "30s", **changes})
         settings = Settings.model_validate(section)
         api = WebApi(session, settings, SystemClock())
-        yield slack, Channel(api, settings, Members(api, SystemClock()))
+        yield slack, Channel(api, settings, Members(api))
 
 
 async def test_an_error_with_a_remedy_names_it_and_is_retried_slowly() -> None:

@@ -22,7 +22,6 @@ import binascii
 import hashlib
 import hmac
 import logging
-import math
 import re
 import secrets
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, CallbackReply, raise_deferred_if_secret_unusable
 from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
 from relay.chat.cards.card import Button
-from relay.chat.context import ChatContext, ChatDecisionSubmitter
+from relay.chat.context import ChatContext
 from relay.chat.platforms.mattermost import api as mattermost_api
 from relay.chat.platforms.mattermost.api import MattermostApi, Settings
 from relay.chat.platforms.mattermost.posts import render_markdown
@@ -48,9 +47,6 @@ BUTTON_LIFETIME = 14 * 86400
 """Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
 DIALOG_LIFETIME = 600
 """Seconds. The relay remembers its answers for a day at least, so a repeat stays one vote."""
-CHECK_LIFETIME = 30.0
-"""Seconds for which a successful check of a person is reused."""
-MAX_CHECKED = 1000
 MAX_QUESTION_LENGTH = 600
 """Characters of a dialog's question, before they are escaped."""
 MAX_TOKEN_LENGTH = 4096
@@ -182,7 +178,6 @@ class Clicks:
         self._settings = settings
         self._context = context
         self._api = api
-        self._members = Members(api, settings, clock)
         self._clock = clock
         self._throttled_log = ThrottledLog(_log, clock, settings.name)
         # The configuration requires public_url (`Settings.needs_public_url`).
@@ -236,7 +231,7 @@ class Clicks:
             raise CallbackRefused(
                 "expected a trigger id of the person who clicked, got another person's or none"
             )
-        await self._members.caller(click.user_id, self._context.decisions)
+        await self._caller(click.user_id)
         if status.occurrence.revision != token.revision:
             raise NotDecided(
                 "The event has changed since this button was made: nothing was decided. "
@@ -281,7 +276,7 @@ class Clicks:
             )
         await self._find_status(token, token.post_id)
         answer = await self._context.decisions.decide(
-            await self._members.caller(token.user_id, self._context.decisions),
+            await self._caller(token.user_id),
             event_id=token.event_id,
             decision=token.decision,
             revision=token.revision,
@@ -310,65 +305,41 @@ class Clicks:
             raise NotDecided(_EXPIRED["button"])
         return status
 
-    def _now(self) -> int:
-        return int(self._clock.now().timestamp())
-
-
-class Members:
-    """Knows the members of a sink's channel, and remembers who may decide."""
-
-    def __init__(self, api: MattermostApi, settings: Settings, clock: Clock) -> None:
-        self._api = api
-        self._settings = settings
-        self._clock = clock
-        self._team: tuple[str, float] = ("", -math.inf)
-        """The team of the channel, and until when to believe it."""
-        self._eligible_until: dict[str, float] = {}
-
-    async def caller(self, user_id: str, decisions: ChatDecisionSubmitter) -> Caller:
+    async def _caller(self, user_id: str) -> Caller:
         """Return the caller that may submit decisions for a person.
 
         The server is not asked about a person whom no rule names. Raises NotEligible, and Deferred
         if the server does not answer.
         """
-        seconds = mattermost_api.LOOKUP_TIMEOUT
+        channel_id, seconds = self._settings.channel, mattermost_api.LOOKUP_TIMEOUT
         try:
             async with asyncio.timeout(seconds):
-                return await self._caller(user_id, decisions)
+                team_id = str((await self._api.find(f"channels/{channel_id}")).get("team_id"))
+                if _TEAM_ID.fullmatch(team_id) is None:
+                    raise NotEligible(
+                        "Nobody can decide here: this channel belongs to no team, as direct "
+                        "messages do not, and a vote names a team."
+                    )
+                principal = f"mattermost:{team_id}/{user_id}"
+                caller = self._context.decisions.caller(principal, self._settings)
+                if caller is None:
+                    raise NotEligible(
+                        "You are not among those who decide here: nothing was decided. "
+                        f"Your principal is `{principal}`."
+                    )
+                user = await self._api.find(f"users/{user_id}")
+                member = await self._api.find(f"channels/{channel_id}/members/{user_id}")
         except TimeoutError:
             raise Deferred(
                 f"expected Mattermost to identify a person within {seconds:g} s, it did not answer"
             ) from None
-
-    async def _caller(self, user_id: str, decisions: ChatDecisionSubmitter) -> Caller:
-        now, channel_id = self._clock.monotonic(), self._settings.channel
-        team_id, expires_at = self._team
-        if now >= expires_at:
-            team_id = str((await self._api.find(f"channels/{channel_id}")).get("team_id"))
-            if _TEAM_ID.fullmatch(team_id) is None:
-                raise NotEligible(
-                    "Nobody can decide here: this channel belongs to no team, as direct messages "
-                    "do not, and a vote names a team."
-                )
-            self._team = (team_id, now + CHECK_LIFETIME)
-        principal = f"mattermost:{team_id}/{user_id}"
-        caller = decisions.caller(principal, self._settings)
-        if caller is None:
-            raise NotEligible(
-                "You are not among those who decide here: nothing was decided. "
-                f"Your principal is `{principal}`."
-            )
-        if now < self._eligible_until.get(user_id, now):
-            return caller
-        user = await self._api.find(f"users/{user_id}")
-        member = await self._api.find(f"channels/{channel_id}/members/{user_id}")
         problem = eligibility_problem(user, member, user_id=user_id, channel_id=channel_id)
         if problem is not None:
             raise NotEligible(f"{problem}: nothing was decided.")
-        if len(self._eligible_until) >= MAX_CHECKED:
-            self._eligible_until.clear()
-        self._eligible_until[user_id] = now + CHECK_LIFETIME
         return caller
+
+    def _now(self) -> int:
+        return int(self._clock.now().timestamp())
 
 
 def eligibility_problem(

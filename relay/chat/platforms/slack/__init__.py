@@ -34,7 +34,7 @@ async def connect(
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
         api = WebApi(session, settings, clock)
-        members = Members(api, clock)
+        members = Members(api)
         channel = Channel(api, settings, members)
         sink = LiveMessageSink(settings, context, channel, clock, in_chat=settings.approve_in_chat)
         await stack.enter_async_context(sink.refreshing())
@@ -53,7 +53,7 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
     subject = f"sink {settings.name}"
     async with open_session() as session:
         api = WebApi(session, settings, clock)
-        members = Members(api, clock)
+        members = Members(api)
         try:
             team_id = await members.team_id()
             if settings.uses_socket_mode:

@@ -19,7 +19,6 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import Caller, DecisionKind
 from relay.chat.context import ChatDecisionSubmitter
 from relay.chat.platforms.slack.api import Settings, WebApi
-from relay.clock import Clock
 from relay.errors import Deferred, RelayError
 from relay.validation import first_error_path_and_message
 
@@ -127,9 +126,6 @@ def _validate(model: type[_ModelType], document: Any) -> _ModelType:
 LOOKUP_TIMEOUT = 1.5
 """Seconds in which Slack must identify a person: Slack waits three seconds for the relay's answer.
 See https://docs.slack.dev/interactivity/handling-user-interaction."""
-CHECK_LIFETIME = 60.0
-"""Seconds for which a successful check of a person is reused."""
-MAX_CHECKED = 500
 _ID = re.compile(r"[A-Z0-9]{2,32}")
 _OTHER_WORKSPACE = "people of other workspaces cannot decide"
 _REQUIRED_FLAGS = {
@@ -164,14 +160,12 @@ class Workspace:
 class Members:
     """Looks up the workspace, the app and members, and remembers what Slack says."""
 
-    def __init__(self, api: WebApi, clock: Clock) -> None:
+    def __init__(self, api: WebApi) -> None:
         self._api = api
-        self._clock = clock
         self._workspace: tuple[str, Workspace] | None = None
         """With the token that it belongs to."""
         self._app: tuple[str, str] | None = None
         """The id of the app, with that of its bot."""
-        self._checked_at: dict[str, float] = {}
 
     async def team_id(self) -> str:
         """Return the id of the workspace. Raises Deferred."""
@@ -220,17 +214,12 @@ class Members:
                 f"the call is for the app {actor.app_id}, but the token belongs to the app "
                 f"{app_id}: take all secrets from one app"
             )
-        now = self._clock.monotonic()
-        is_checked = now - self._checked_at.get(actor.user_id, -CHECK_LIFETIME) < CHECK_LIFETIME
-        if not is_named or is_checked:
+        if not is_named:
             return
         response = await self._api.call("users.info", {"user": actor.user_id})
         refusal = membership_refusal(response.get("user"), actor.user_id, workspace)
         if refusal is not None:
             raise NotAuthorized(refusal)
-        if len(self._checked_at) >= MAX_CHECKED:
-            self._checked_at.clear()
-        self._checked_at[actor.user_id] = now
 
     async def _fetch_workspace(self) -> Workspace:
         token = self._api.token()
@@ -243,7 +232,6 @@ class Members:
                 bot_id=_required_id(response, "bot_id"),
             )
             self._workspace = token, workspace
-            self._checked_at.clear()
         return self._workspace[1]
 
     async def _fetch_app_id(self, workspace: Workspace) -> str:
