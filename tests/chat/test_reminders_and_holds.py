@@ -53,7 +53,7 @@ def test_a_card_names_the_runbook_of_its_rule_until_the_event_is_over() -> None:
 
 
 def test_every_platform_leads_to_the_runbook() -> None:
-    blocks = list(slack_message(card(), TEAM, has_clicks=False).blocks)
+    blocks = list(slack_message(card(), TEAM, has_clicks=False)["blocks"])
     assert is_valid_block_kit(blocks)
     urls = {each["url"] for each in rich_text_elements(blocks) if each["type"] == "link"}
     assert urls == {PAGE, RUNBOOK}

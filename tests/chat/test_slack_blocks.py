@@ -60,7 +60,7 @@ cards = st.builds(
 
 def text_of_card(card: Card) -> str:
     """Return what a reader sees."""
-    return text_of_blocks(card_message(card, TEAM, has_clicks=True).blocks)
+    return text_of_blocks(card_message(card, TEAM, has_clicks=True)["blocks"])
 
 
 @settings(max_examples=depth(200, 15))
@@ -69,26 +69,26 @@ def test_every_card_is_within_every_limit_and_mentions_only_principals(
     card: Card, has_clicks: bool
 ) -> None:
     message = card_message(card, TEAM, has_clicks=has_clicks)
-    assert is_valid_block_kit(message.blocks)
-    assert 0 < len(message.text) <= 10_000
-    assert len(orjson.dumps(message.blocks)) <= MAX_BLOCKS_BYTES
-    assert len(text_of_blocks(message.blocks).splitlines()) <= len(message.blocks) + 12
+    assert is_valid_block_kit(message["blocks"])
+    assert 0 < len(message["text"]) <= 10_000
+    assert len(orjson.dumps(message["blocks"])) <= MAX_BLOCKS_BYTES
+    assert len(text_of_blocks(message["blocks"]).splitlines()) <= len(message["blocks"]) + 12
     if has_clicks:
-        shown = sum(block["type"] == "actions" for block in message.blocks)
+        shown = sum(block["type"] == "actions" for block in message["blocks"])
         assert shown == sum(map(bool, (card.buttons, *(line.buttons for line in card.lines))))
     text_types = {
         element.get("type")
-        for block in message.blocks
+        for block in message["blocks"]
         for element in (block.get("text") or {}, *block.get("elements", ()))
     }
     assert "mrkdwn" not in text_types
-    elements = rich_text_elements(message.blocks)
+    elements = rich_text_elements(message["blocks"])
     assert {element["type"] for element in elements} <= {"text", "date", "user", "link"}
     mentioned = {element["user_id"] for element in elements if element["type"] == "user"}
     assert mentioned <= {ALICE}
     linked = {element["url"] for element in elements if element["type"] == "link"}
     assert linked <= {"https://relay.example.com/#/event/s/E-1/approve/r"}
-    markup = message.text.split("<")[1:]
+    markup = message["text"].split("<")[1:]
     assert all(piece.startswith((f"@{ALICE}>", "!date^")) for piece in markup)
 
 
@@ -97,8 +97,8 @@ def test_every_card_is_within_every_limit_and_mentions_only_principals(
 def test_every_text_message_is_within_the_limits(lines: list[Text]) -> None:
     if any(lines):
         message = text_message([("so: ", *line) for line in lines], TEAM)
-        assert is_valid_block_kit(message.blocks)
-        assert 0 < len(message.text) <= 10_000
+        assert is_valid_block_kit(message["blocks"])
+        assert 0 < len(message["text"]) <= 10_000
 
 
 def test_times_are_in_the_readers_time_zone_and_members_are_mentioned() -> None:
@@ -114,11 +114,11 @@ def test_times_are_in_the_readers_time_zone_and_members_are_mentioned() -> None:
     message = card_message(card, TEAM, has_clicks=True)
     timestamp = int(NOON.timestamp())
     date_format = "{time_secs} on {date_short}"
-    assert message.text == (
+    assert message["text"] == (
         f"🟡 Reboot. Azure begins at <!date^{timestamp}^{date_format}|2026-04-11 12:00:30 UTC>, "
         f"says <@{ALICE}> and slack:T0OTHER/U1"
     )
-    elements = rich_text_elements(message.blocks)
+    elements = rich_text_elements(message["blocks"])
     assert [element for element in elements if element["type"] != "text"] == [
         {
             "type": "date",
@@ -144,7 +144,7 @@ def test_a_button_asks_for_confirmation_and_returns_its_decision() -> None:
     )
     card = Card(title="Reboot", tone="waiting", summary=("So.",), buttons=(button,))
     message = card_message(card, TEAM, has_clicks=True)
-    (element,) = message.blocks[-1]["elements"]
+    (element,) = message["blocks"][-1]["elements"]
     assert (element["value"], element["style"], element["action_id"]) == (
         "approve 3f3f E-1 with spaces",
         "primary",
@@ -174,7 +174,7 @@ def test_long_texts_are_cut_until_slack_takes_the_message_and_keep_their_ends() 
     lines = tuple(EventLine((f"{'😀' * 1500} end",)) for _ in range(10))
     card = Card(title="100 events", tone="waiting", summary=("So.",), lines=lines, notes=(("N",),))
     message = card_message(card, TEAM, has_clicks=True)
-    assert len(orjson.dumps(message.blocks)) <= MAX_BLOCKS_BYTES
-    text = text_of_blocks(message.blocks)
+    assert len(orjson.dumps(message["blocks"])) <= MAX_BLOCKS_BYTES
+    text = text_of_blocks(message["blocks"])
     assert text.count(" end\n") == 10
     assert text.endswith("\nN")

@@ -8,15 +8,16 @@ time zone. Plain strings are not escaped for any platform.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 from relay.approvals.request import DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.sentences import PrincipalRef, Text
 
+_Made = TypeVar("_Made")
 Tone = Literal["waiting", "held", "approved", "running", "over"]
 """The state of an event that the color of a message shows."""
 
@@ -99,3 +100,11 @@ def cut(words: str, limit: int) -> str:
         return words
     end = len(words) - limit // 2
     return f"{words[: max(limit - limit // 2 - 1, 0)]}…{words[end:]}"
+
+
+def longest_fitting(
+    make: Callable[[int], _Made], limits: Sequence[int], fits: Callable[[_Made], bool]
+) -> _Made:
+    """Return what ``make`` returns for the first limit at which it fits, or else for the last."""
+    *longer, shortest = limits
+    return next((made for made in map(make, longer) if fits(made)), None) or make(shortest)

@@ -91,7 +91,7 @@ async def connect(
 
 
 class Services:
-    """The `relay.chat.live_message.ChatPlatform` of a sink."""
+    """The services of a sink."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -107,7 +107,7 @@ class Services:
 
     async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
         """Raise MessageGone: a sink of another kind, which had this sink's name, posted it."""
-        raise MessageGone("the message was posted on another platform")
+        raise MessageGone("the message was posted by a sink of another kind")
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # there are no threads
         """Send lines as a message; the first of several lines is its title. Raises Deferred."""

@@ -17,7 +17,15 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relay.chat.cards.card import Button, Card, Tone, cut, on_one_line, one_line
+from relay.chat.cards.card import (
+    Button,
+    Card,
+    Tone,
+    cut,
+    longest_fitting,
+    on_one_line,
+    one_line,
+)
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -88,11 +96,11 @@ def attachments(card: Card, names: Names, integration: Integration | None) -> li
 
 def thread_message(lines: Sequence[Text], names: Names) -> str:
     """Return the message of a reply. Long lines are cut if the reply would be too long."""
-    message = ""
-    for limit in _LINE_LENGTHS:
-        message = "\n".join(render_markdown(line, names, limit=limit) for line in lines)
-        if len(message) <= MAX_MESSAGE_LENGTH:
-            return message
+    message = longest_fitting(
+        lambda limit: "\n".join(render_markdown(line, names, limit=limit) for line in lines),
+        _LINE_LENGTHS,
+        lambda message: len(message) <= MAX_MESSAGE_LENGTH,
+    )
     return message[:MAX_MESSAGE_LENGTH]
 
 

@@ -27,7 +27,7 @@ from relay.chat.platforms.slack.members import (
     parse_click,
     parse_command,
 )
-from relay.chat.platforms.slack.messages import SlackMessage, text_message
+from relay.chat.platforms.slack.messages import Json, text_message
 from relay.clock import Clock
 from relay.errors import DeliveryError, StoreUnavailable
 from relay.log_once import ThrottledLog
@@ -46,7 +46,7 @@ class Reply:
     """What only the actor sees."""
 
     actor: Actor
-    message: SlackMessage
+    message: Json
 
 
 class Answers:
@@ -69,7 +69,7 @@ class Answers:
                     if parsed is None:
                         return None
                     actor: Actor = parsed[0]
-                    handling: Coroutine[Any, Any, SlackMessage | None] = self._decide(*parsed)
+                    handling: Coroutine[Any, Any, Json | None] = self._decide(*parsed)
                 case "slash_commands":
                     actor = command = parse_command(envelope.get("payload"))
                     handling = self._list(command)
@@ -96,7 +96,7 @@ class Answers:
             )
         return Reply(actor, text_message([(problem,)], actor.team_id))
 
-    async def _decide(self, click: Click, action: ButtonDecision) -> SlackMessage | None:
+    async def _decide(self, click: Click, action: ButtonDecision) -> Json | None:
         """Return why nothing was decided; None if the decision is on disk.
 
         Raises NotAuthorized, DeliveryError, StoreUnavailable.
@@ -122,7 +122,7 @@ class Answers:
         refusal = answer.body.get("detail") or "the relay refuses it"
         return text_message([(f"Nothing was decided: {refusal}.",)], click.team_id)
 
-    async def _list(self, command: Command) -> SlackMessage:
+    async def _list(self, command: Command) -> Json:
         """Return the live events, or those whose EventIds begin as the person typed."""
         if command.channel_id != self._settings.channel:
             raise NotAuthorized(

@@ -196,27 +196,24 @@ class Members:
         """
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
-                await self._check(actor, is_named=is_named)
+                workspace = await self._fetch_workspace()
+                app_id = await self._fetch_app_id(workspace)
+                # In an enterprise, a person's home can be another workspace of the same enterprise.
+                # `membership_refusal` finds out whether the person belongs to this one, too.
+                home = actor.home_team_id or actor.team_id
+                is_foreign = home != workspace.team_id and workspace.enterprise_id is None
+                if actor.team_id != workspace.team_id or is_foreign:
+                    raise NotAuthorized(_OTHER_WORKSPACE)
+                if actor.app_id != app_id:
+                    raise Deferred(
+                        f"the call is for the app {actor.app_id}, but the token belongs to the app "
+                        f"{app_id}: take all secrets from one app"
+                    )
+                if not is_named:
+                    return
+                response = await self._api.call("users.info", {"user": actor.user_id})
         except TimeoutError:
             raise Deferred(f"no answer within {LOOKUP_TIMEOUT:g} s") from None
-
-    async def _check(self, actor: Actor, *, is_named: bool) -> None:
-        workspace = await self._fetch_workspace()
-        app_id = await self._fetch_app_id(workspace)
-        # In an enterprise, a person's home can be another workspace of the same enterprise.
-        # `membership_refusal` finds out whether the person belongs to this workspace, too.
-        home = actor.home_team_id or actor.team_id
-        is_foreign = home != workspace.team_id and workspace.enterprise_id is None
-        if actor.team_id != workspace.team_id or is_foreign:
-            raise NotAuthorized(_OTHER_WORKSPACE)
-        if actor.app_id != app_id:
-            raise Deferred(
-                f"the call is for the app {actor.app_id}, but the token belongs to the app "
-                f"{app_id}: take all secrets from one app"
-            )
-        if not is_named:
-            return
-        response = await self._api.call("users.info", {"user": actor.user_id})
         refusal = membership_refusal(response.get("user"), actor.user_id, workspace)
         if refusal is not None:
             raise NotAuthorized(refusal)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count, zip_longest
 from typing import Any
@@ -18,7 +17,15 @@ from typing import Any
 import orjson
 
 from relay.chat import MessageGone
-from relay.chat.cards.card import Button, Card, Tone, cut, on_one_line, one_line
+from relay.chat.cards.card import (
+    Button,
+    Card,
+    Tone,
+    cut,
+    longest_fitting,
+    on_one_line,
+    one_line,
+)
 from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.chat.platforms.slack.members import LINK_ACTION_PREFIX, Members
 from relay.errors import Deferred
@@ -52,36 +59,24 @@ _TONE_MARKS: dict[Tone, str] = {
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SlackMessage:
-    """The content of a message. Notifications, and clients without blocks, show ``text``."""
+def card_message(card: Card, team_id: str, *, has_clicks: bool) -> Json:
+    """Return a card as a message in a channel of this workspace, as the Web API takes it.
 
-    text: str
-    blocks: tuple[Json, ...]
-
-    def fields(self) -> Json:
-        """Return the content as the Web API takes it."""
-        return {"text": self.text, "blocks": self.blocks}
-
-
-def card_message(card: Card, team_id: str, *, has_clicks: bool) -> SlackMessage:
-    """Return a card as a message in a channel of this workspace.
-
-    Unless it ``has_clicks``, no click reaches the relay. The message then has links in place of
-    buttons: Slack warns about every click that no app acknowledges, even if the button only opens
-    a page.
+    Notifications, and clients without blocks, show its ``text``. Unless it ``has_clicks``, no click
+    reaches the relay. The message then has links in place of buttons: Slack warns about every
+    click that no app acknowledges, even if the button only opens a page.
     """
     title = cut(on_one_line(f"{_TONE_MARKS[card.tone]} {card.title}"), _MAX_TITLE)
     text = _notification((f"{title}. ", *card.summary), team_id)
-    blocks: tuple[Json, ...] = ()
-    for limit in _TEXT_LENGTHS:
-        blocks = tuple(_card_blocks(card, title, team_id, limit, has_clicks=has_clicks))
-        if len(orjson.dumps(blocks)) <= MAX_BLOCKS_BYTES:
-            break
-    return SlackMessage(text, blocks)
+    blocks = longest_fitting(
+        lambda limit: list(_card_blocks(card, title, team_id, limit, has_clicks=has_clicks)),
+        _TEXT_LENGTHS,
+        lambda blocks: len(orjson.dumps(blocks)) <= MAX_BLOCKS_BYTES,
+    )
+    return {"text": text, "blocks": blocks}
 
 
-def text_message(lines: Sequence[Text], team_id: str, urls: Sequence[str] = ()) -> SlackMessage:
+def text_message(lines: Sequence[Text], team_id: str, urls: Sequence[str] = ()) -> Json:
     """Return lines of text as a message in a thread or to one person, each with its URL if any."""
     shown = [one_line(line, _MAX_REPLY_LINE) for line in lines]
     elements: list[Json] = []
@@ -90,7 +85,7 @@ def text_message(lines: Sequence[Text], team_id: str, urls: Sequence[str] = ()) 
         if url is not None:
             elements += [{"type": "text", "text": "  "}, *links([("Open", url)])]
     notification = _notification(join_texts(shown, "\n"), team_id)
-    return SlackMessage(notification, (_rich_text(elements),))
+    return {"text": notification, "blocks": [_rich_text(elements)]}
 
 
 def links(urls: Iterable[tuple[str, str]]) -> Iterator[Json]:
@@ -254,9 +249,9 @@ class Channel:
     async def edit(self, ref: str, card: Card) -> None:
         """Replace a message by this card. Raises MessageGone, Deferred, Rejected."""
         channel_id, timestamp = _parse_ref(ref)
-        message = await self._message(card)
         place = {"channel": channel_id, "ts": timestamp}
-        await self._api.call("chat.update", {**place, **message.fields()}, is_known=True)
+        fields = {**place, **await self._message(card)}
+        await self._api.call("chat.update", fields, is_known=True)
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Post lines in a message's thread, or in the channel if ``ref`` is None.
@@ -267,16 +262,16 @@ class Channel:
         message = text_message(lines, await self._members.team_id())
         await self._post(message, channel_id, thread)
 
-    async def _message(self, card: Card) -> SlackMessage:
+    async def _message(self, card: Card) -> Json:
         team_id = await self._members.team_id()
         return card_message(card, team_id, has_clicks=self._settings.uses_socket_mode)
 
-    async def _post(self, message: SlackMessage, channel_id: str, thread: str | None = None) -> str:
+    async def _post(self, message: Json, channel_id: str, thread: str | None = None) -> str:
         fields = {
             "channel": channel_id,
             "unfurl_links": False,
             "unfurl_media": False,
-            **message.fields(),
+            **message,
         }
         if thread is not None:
             fields["thread_ts"] = thread

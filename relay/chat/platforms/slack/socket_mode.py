@@ -152,14 +152,13 @@ class SocketMode:
                 return
             takes_reply = envelope.get("accepts_response_payload") is True
             if reply is not None and takes_reply:
-                content = reply.message.fields()
-                acknowledgement["payload"] = {"response_type": "ephemeral", **content}
+                acknowledgement["payload"] = {"response_type": "ephemeral", **reply.message}
             # If the acknowledgement is lost, Slack repeats the envelope. It counts once.
             with suppress(aiohttp.ClientError, OSError):
                 await socket.send_str(orjson.dumps(acknowledgement).decode())
             if reply is not None and not takes_reply:
                 place = {"channel": reply.actor.channel_id, "user": reply.actor.user_id}
-                fields = {**place, **reply.message.fields()}
+                fields = {**place, **reply.message}
                 await self._api.call("chat.postEphemeral", fields, within=REPLY_TIMEOUT)
         except DeliveryError as error:
             _log.info("sink %s: a person was not told: %s", self._sink_name, error.reason)

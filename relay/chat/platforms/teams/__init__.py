@@ -118,7 +118,7 @@ class WorkflowWebhook:
         return None
 
     async def edit(self, ref: str, card: Card) -> None:  # noqa: ARG002  # nothing can be edited
-        """Raise MessageGone: only a sink of another kind has made a reference."""
+        """Raise MessageGone: a sink of another kind, which had this sink's name, posted it."""
         raise MessageGone("the message was posted by a sink of another kind")
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # always None

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from relay.approvals.request import DecisionKind
-from relay.chat.cards.card import Button, Card, Tone, one_line
+from relay.chat.cards.card import Button, Card, Tone, longest_fitting, one_line
 from relay.sentences import Text, render
 
 MAX_CARD_BYTES = 27_000
@@ -152,15 +152,8 @@ def _adaptive_card(body: list[Json], actions: list[Json], fallback: str) -> Json
 
 
 def _fitting_message(render: Callable[[int], Json]) -> Json:
-    """Return the message with the longest texts that fit, or with the shortest if none do.
-
-    ``render`` takes the most characters of one text and returns the Adaptive Card.
-    """
-    card: Json = {}
-    for max_text in _TEXT_LENGTHS:
-        card = render(max_text)
-        if card_size(card) <= MAX_CARD_BYTES:
-            break
+    """Return the message with an Adaptive Card, whose texts have so many characters at most."""
+    card = longest_fitting(render, _TEXT_LENGTHS, lambda card: card_size(card) <= MAX_CARD_BYTES)
     attachment = {
         "contentType": "application/vnd.microsoft.card.adaptive",
         "contentUrl": None,
