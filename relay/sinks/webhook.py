@@ -7,10 +7,9 @@ settings are read anew for each delivery, so that it can change while the relay 
 from __future__ import annotations
 
 import re
-import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -211,27 +210,13 @@ class Settings(SinkSettings):
         return url, (unquote(user), unquote(password)) if at else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommonRequestParts:
-    """What all requests of a sink have in common.
+def read_template(settings: Settings) -> Request:
+    """Return a request without an event, with all that the requests of a sink have in common.
 
-    ``headers`` are those besides the headers of Standard Webhooks. ``hidden_texts`` are secrets
-    that no log may contain.
+    It reads the settings and their files. Raises ValueError if they are unusable.
     """
-
-    url: URL
-    secrets: tuple[str, ...]
-    headers: Mapping[str, str]
-    hidden_texts: tuple[str, ...]
-    proxy: URL | None = None
-    proxy_authorization: str | None = None
-
-
-def read_parts(settings: Settings) -> CommonRequestParts:
-    """Read the settings and their files. Raises ValueError if they are unusable."""
-    secrets = settings.signing_secrets()
     headers = settings.extra_headers()
-    hidden_texts = [*secrets, *headers.values()]
+    hidden_texts = [*settings.signing_secrets(), *headers.values()]
     authorization = settings.authorization_header()
     if authorization is not None:
         headers["Authorization"] = authorization
@@ -243,43 +228,27 @@ def read_parts(settings: Settings) -> CommonRequestParts:
     if credentials is not None:
         proxy_authorization = basic_authorization(*credentials)
         hidden_texts += [credentials[1], proxy_authorization.partition(" ")[2]]
-    return CommonRequestParts(
+    return Request(
         url=settings.receiver_url(),
-        secrets=secrets,
-        headers=headers,
-        hidden_texts=tuple(hidden_texts),
+        headers={**headers, "Content-Type": CONTENT_TYPE},
+        body=b"",
+        secrets=tuple(hidden_texts),
         proxy=proxy,
         proxy_authorization=proxy_authorization,
     )
 
 
-def build_request(
-    parts: CommonRequestParts,
-    event: CloudEvent,
-    now: datetime,
-    tls: ssl.SSLContext | None = None,
-) -> Request:
-    """Return the request of a try that begins ``now``. Pure. Raises ValueError if it is unusable.
+def signed_headers(secrets: Sequence[str], event: CloudEvent, now: datetime) -> dict[str, str]:
+    """Return the headers of Standard Webhooks for a try that begins ``now``. Pure.
 
-    Source of the headers: Standard Webhooks, see `relay.signature`.
+    Their source is in `relay.signature`.
     """
     timestamp = int(now.timestamp())
-    headers = {
-        **parts.headers,
-        "Content-Type": CONTENT_TYPE,
+    return {
         "webhook-id": event.id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": signature.sign(parts.secrets, event.id, timestamp, event.body),
+        "webhook-signature": signature.sign(secrets, event.id, timestamp, event.body),
     }
-    return Request(
-        url=parts.url,
-        headers=headers,
-        body=event.body,
-        secrets=parts.hidden_texts,
-        proxy=parts.proxy,
-        proxy_authorization=parts.proxy_authorization,
-        tls=tls,
-    )
 
 
 class Webhook:
@@ -297,20 +266,21 @@ class Webhook:
         can_change = settings.has_secret_files or (
             settings.basic is not None and settings.basic.has_secret_files
         )
-        self._fixed_parts = None if can_change else read_parts(settings)
+        self._fixed = None if can_change else (settings.signing_secrets(), read_template(settings))
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the receiver has answered 2xx. Raises Deferred, as no failure is final."""
-        tls = self._tls.get() if self._tls is not None else None
+        settings, tls = self._settings, self._tls.get() if self._tls is not None else None
         try:
-            parts = self._fixed_parts or read_parts(self._settings)
-            request = build_request(parts, event, self._clock.now(), tls)
+            secrets, template = self._fixed or (settings.signing_secrets(), read_template(settings))
         except ValueError as error:
             raise Deferred(
                 f"the url, secrets or credentials of this sink cannot be used any more: {error}",
                 failure="slow",
             ) from None
-        response = await post(self._session, request, seconds=self._settings.timeout)
+        headers = {**template.headers, **signed_headers(secrets, event, self._clock.now())}
+        request = replace(template, headers=headers, body=event.body, tls=tls)
+        response = await post(self._session, request, seconds=settings.timeout)
         now = self._clock.now()
         failure = interpret_response(response, now)
         if failure is not None:

@@ -29,32 +29,17 @@ async def test_a_2xx_is_delivered_and_its_first_words_are_kept_for_the_log() -> 
         )
 
 
-async def test_at_most_one_kibibyte_of_an_answer_is_kept() -> None:
-    async def talkative(connection: Connection) -> None:
-        await connection.request()
-        await connection.answer(500, {}, b"x" + "é".encode() * 5000)
-
-    async with listening(talkative) as receiver:
-        answer = (await failure(receiver.url)).response
-    assert answer is not None
-    assert answer.startswith("xéé")
-    assert 1000 < len(answer.encode()) <= 1024
-
-
-@pytest.mark.parametrize("page", ["Cannot POST {0}", "no {0} here", "{0}"])
-async def test_an_answer_that_repeats_the_url_is_kept_without_it(page: str) -> None:
+async def test_an_answer_that_repeats_the_url_is_kept_without_it() -> None:
     """Common frameworks do so in their 404 page, and path or query can be a credential."""
 
     async def echo(connection: Connection) -> None:
         target = (await connection.request()).line.split(" ")[1]
         path, _, query = target.partition("?")
-        await connection.answer(
-            404, {}, " ".join(page.format(part) for part in (target, path, query)).encode()
-        )
+        text = " ".join(f"no {part} here" for part in (target, path, query))
+        await connection.answer(404, {}, text.encode())
 
     async with listening(echo) as receiver:
-        answer = (await failure(receiver.url)).response
-    assert answer == " ".join(page.format("…") for _ in range(3))
+        assert (await failure(receiver.url)).response == " ".join(["no … here"] * 3)
 
 
 async def test_one_connection_is_used_again_and_again() -> None:
@@ -64,17 +49,16 @@ async def test_one_connection_is_used_again_and_again() -> None:
     assert (receiver.connections, len(receiver.requests)) == (1, 20)
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
+async def test_a_redirect_is_a_failure_and_never_followed() -> None:
     async with listening(good) as elsewhere:
 
         async def redirecting(connection: Connection) -> None:
             await connection.request()
-            await connection.answer(status, {"Location": elsewhere.url})
+            await connection.answer(307, {"Location": elsewhere.url})
 
         async with listening(redirecting) as receiver:
             refused = await failure(receiver.url)
-    assert (refused.failure, refused.status) == ("slow", status)
+    assert (refused.failure, refused.status) == ("slow", 307)
     assert (len(receiver.requests), elsewhere.connections) == (1, 0)
 
 
@@ -92,21 +76,6 @@ async def test_proxies_and_passwords_of_the_environment_are_not_used(
         await deliver(receiver.url)
     assert proxy.connections == 0
     assert "Authorization" not in receiver.requests[0].headers
-
-
-async def test_cookies_are_not_kept() -> None:
-    async def cookie(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await connection.answer(204, {"Set-Cookie": "session=1; Path=/"})
-
-    async with (
-        listening(cookie) as receiver,
-        sink(url=receiver.url.replace("127.0.0.1", "localhost")) as webhook,
-    ):
-        await webhook.deliver(cloudevent())
-        await webhook.deliver(cloudevent())
-    assert ["Cookie" in received.headers for received in receiver.requests] == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -26,84 +26,39 @@ from tests.sinks.egress_namespace import LITERALS, NAMES
 from tests.sinks.http_receiver import Names, good, listening
 from tests.sinks.webhook_sink import deliver, failure
 
-REFUSED_ADDRESSES = (
-    *("169.254.0.0", "169.254.169.254", "169.254.255.255", "168.63.129.16"),
-    *(
-        "fe80::",
-        "fe80::1",
-        "fe80::1%eth0",
-        "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
-        "fd00:ec2::254",
-    ),
-    *(
-        "::ffff:169.254.169.254",
-        "::ffff:168.63.129.16",
-        "64:ff9b::169.254.169.254",
-        "64:ff9b::a83f:8110",
-    ),
-    *("::169.254.169.254", "::168.63.129.16"),  # IPv4-compatible
-    *("::ffff:0:169.254.169.254", "::ffff:0:168.63.129.16"),  # IPv4-translated
-    *("2002:a9fe:a9fe::1", "2002:a9fe:1:2:3:4:5:6", "2002:a83f:8110::"),  # 6to4
-    *(
-        "2001:0:a9fe:a9fe::1",  # Teredo: the server
-        "2001:0:102:304:8000:1234:5601:5601",  # Teredo: the client, with all bits inverted
-        "2001:0:102:304::57c0:7eef",
-    ),
-    *(
-        "2001:db8::5efe:169.254.1.2",  # ISATAP
-        "2001:db8::200:5efe:169.254.1.2",
-        "fd12::5efe:168.63.129.16",
-    ),
-    *(
-        "64:ff9b:1::169.254.1.2",  # NAT64 with a local prefix of 96 bits
-        "64:ff9b:1:a9fe:1:200::",  # 48 bits
-        "64:ff9b:1:aaa9:fe:102::",  # 56 bits
-        "64:ff9b:1:aaaa:a9:fe01:200::",  # 64 bits
-        "64:ff9b:1:a83f:81:1000::",
-    ),
-    *(
-        "2a01:db8:a9fe:a9fe::",  # NAT64 with the prefix of a network: 32 bits
-        "2a01:db8:12a9:fea9:fe::",  # 40 bits
-        "2a01:db8:1234:a9fe:a9:fe00::",  # 48 bits
-        "2a01:db8:1234:56a9:fe:a9fe::",  # 56 bits
-        "2a01:db8:1234:5678:a9:fea9:fe00:0",  # 64 bits
-        "2a01:db8:1234:5678:a9:fea9:feff:ffff",  # its suffix is ignored
-        "2a01:db8:1234:5678::169.254.169.254",  # 96 bits
-        "2a01:db8:1234:a83f:81:1000::",
-        "2a01:db8::a83f:8110",
-    ),
-)
-ALLOWED_ADDRESSES = (
-    *(
-        "127.0.0.1",
-        "10.0.0.4",
-        "172.16.0.1",
-        "192.168.1.1",
-        "169.253.255.255",
-        "169.255.0.0",
-        "168.63.129.15",
-        "168.63.129.17",
-    ),
-    *(
-        "::1",
-        "fd00::1",
-        "fd00:ec2::253",
-        "fe7f::1",
-        "fec0::1",
-        "::ffff:127.0.0.1",
-        "64:ff9b::10.0.0.4",
-        "::10.0.0.4",
-        "::ffff:0:10.0.0.4",
-        "64:ff9b:1::10.0.0.4",
-        "64:ff9b:1:a00:0:400::",
-        "2002:a00:4::1",
-        "2001:0:102:304::f5ff:fffb",
-        "2001:db8::5efe:10.0.0.4",
-        "2a01:db8:a9fe::1",  # 169.254.0.0 in a prefix that nobody knows as one of NAT64
-        "2a01:db8::a9fe:1",
-        "2a01:db8::a9fe:a9fd",
-    ),
-)
+REFUSED_ADDRESSES = """
+169.254.0.0 169.254.169.254 169.254.255.255 168.63.129.16
+fe80:: fe80::1 fe80::1%eth0 febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff fd00:ec2::254
+::ffff:169.254.169.254 ::ffff:168.63.129.16 64:ff9b::169.254.169.254 64:ff9b::a83f:8110
+::169.254.169.254 ::168.63.129.16
+::ffff:0:169.254.169.254 ::ffff:0:168.63.129.16
+2002:a9fe:a9fe::1 2002:a9fe:1:2:3:4:5:6 2002:a83f:8110::
+2001:0:a9fe:a9fe::1
+2001:0:102:304:8000:1234:5601:5601 2001:0:102:304::57c0:7eef
+2001:db8::5efe:169.254.1.2 2001:db8::200:5efe:169.254.1.2 fd12::5efe:168.63.129.16
+64:ff9b:1::169.254.1.2
+64:ff9b:1:a9fe:1:200::
+64:ff9b:1:aaa9:fe:102::
+64:ff9b:1:aaaa:a9:fe01:200:: 64:ff9b:1:a83f:81:1000::
+2a01:db8:a9fe:a9fe::
+2a01:db8:12a9:fea9:fe::
+2a01:db8:1234:a9fe:a9:fe00::
+2a01:db8:1234:56a9:fe:a9fe::
+2a01:db8:1234:5678:a9:fea9:fe00:0 2a01:db8:1234:5678:a9:fea9:feff:ffff
+2a01:db8:1234:5678::169.254.169.254 2a01:db8:1234:a83f:81:1000:: 2a01:db8::a83f:8110
+"""
+"""The ranges; in IPv6: mapped and NAT64, compatible, translated, 6to4, Teredo (the server, and the
+client with all bits inverted), ISATAP, NAT64 with a local prefix of 96, 48, 56 and 64 bits, and
+with the prefix of a network of 32, 40, 48, 56, 64 and 96 bits."""
+ALLOWED_ADDRESSES = """
+127.0.0.1 10.0.0.4 172.16.0.1 192.168.1.1
+169.253.255.255 169.255.0.0 168.63.129.15 168.63.129.17
+::1 fd00::1 fd00:ec2::253 fe7f::1 fec0::1 ::ffff:127.0.0.1 64:ff9b::10.0.0.4 ::10.0.0.4
+::ffff:0:10.0.0.4 64:ff9b:1::10.0.0.4 64:ff9b:1:a00:0:400:: 2002:a00:4::1
+2001:0:102:304::f5ff:fffb 2001:db8::5efe:10.0.0.4
+2a01:db8:a9fe::1 2a01:db8::a9fe:1 2a01:db8::a9fe:a9fd
+"""
+"""The last three have 169.254.0.0 in a prefix that nobody knows as one of NAT64."""
 
 
 def guarded(address: str) -> socket.socket:
@@ -112,7 +67,7 @@ def guarded(address: str) -> socket.socket:
 
 
 def test_no_socket_is_made_for_a_refused_address() -> None:
-    for address in REFUSED_ADDRESSES:
+    for address in REFUSED_ADDRESSES.split():
         assert is_refused(ip_address(address)), address
         with pytest.raises(AddressRefused) as caught:
             guarded(address)
@@ -120,7 +75,7 @@ def test_no_socket_is_made_for_a_refused_address() -> None:
 
 
 def test_loopback_private_ranges_and_all_else_are_allowed() -> None:
-    for address in ALLOWED_ADDRESSES:
+    for address in ALLOWED_ADDRESSES.split():
         assert not is_refused(ip_address(address)), address
         with guarded(address) as made:
             assert made.type == socket.SOCK_STREAM
@@ -168,33 +123,25 @@ def test_what_is_not_an_address_gets_no_socket() -> None:
         )
 
 
-@pytest.mark.parametrize("host", LITERALS)
-def test_a_literal_is_seen_through_in_every_notation(host: str) -> None:
-    address = parse_address_literal(host.strip("[]"))
-    assert address is not None
-    assert is_refused(address)
+def test_a_name_is_no_literal() -> None:
+    for host in ("drain.example.com", "localhost", "a", "1.2.3.4.5", "0xg", "", "é"):
+        assert parse_address_literal(host) is None, host
 
 
-@pytest.mark.parametrize(
-    "host", ["drain.example.com", "localhost", "a", "1.2.3.4.5", "0xg", "", "é"]
-)
-def test_a_name_is_no_literal(host: str) -> None:
-    assert parse_address_literal(host) is None
-
-
-@pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "::ffff:168.63.129.16"])
-async def test_a_name_that_stands_for_a_refused_address_is_a_failure_that_somebody_must_mend(
-    address: str,
-) -> None:
-    """Names can change, so a later try may work."""
-    error = await failure(
-        "http://t0ken.test/", resolver=Names({"t0ken.test": [address]}), timeout="30s"
-    )
-    assert error.failure == "slow"
-    assert (
-        error.reason == "expected a receiver's address, the name in the URL stands for "
-        "a metadata or host address, which no sink may reach"
-    )
+async def test_a_name_of_a_refused_address_is_a_failure_that_somebody_must_mend() -> None:
+    """Names can change, so a later try may work. A proxy is guarded, too."""
+    for address in ("169.254.169.254", "fe80::1", "::ffff:168.63.129.16"):
+        names = Names({"t0ken.test": [address]})
+        for url, proxy in (
+            ("http://t0ken.test/", None),
+            ("https://drain.test/t0ken", "http://t0ken.test:3128"),
+        ):
+            error = await failure(url, resolver=names, proxy=proxy)
+            assert error.failure == "slow"
+            assert (
+                error.reason == "expected a receiver's address, the name in the URL stands for "
+                "a metadata or host address, which no sink may reach"
+            )
 
 
 @pytest.mark.parametrize(
@@ -208,14 +155,6 @@ async def test_of_several_addresses_of_a_name_only_allowed_ones_are_dialled(
         addresses = [*others, "127.0.0.1"]
         url = f"http://drain.test:{receiver.port}/"
         assert (await deliver(url, resolver=Names({"drain.test": addresses}))).status == 204
-
-
-async def test_a_proxy_that_stands_for_a_refused_address_is_not_dialled() -> None:
-    names = Names({"proxy.test": ["169.254.169.254"]})
-    error = await failure(
-        "https://drain.test/t0ken", resolver=names, proxy="http://proxy.test:3128", timeout="30s"
-    )
-    assert error.failure == "slow"
 
 
 def namespace_report() -> dict[str, Any]:
@@ -246,10 +185,10 @@ def test_no_packet_reaches_a_refused_address_that_is_there_and_listens() -> None
     """Addresses in each notation, names and a proxy. The kernel counts the connections."""
     report = namespace_report()
     assert all(report["reachable"])
-    assert set(report["looked_up"]) == set(NAMES)
+    assert set(report["looked_up"]) == set(NAMES.split())
     assert set(report["refused"].values()) <= {"slow", "transient"}
-    assert len(report["refused"]) == len(LITERALS) + len(NAMES) + 1
-    assert all(report["refused"][name] == "slow" for name in NAMES)
+    assert len(report["refused"]) == len(LITERALS.split()) + len(NAMES.split()) + 1
+    assert all(report["refused"][name] == "slow" for name in NAMES.split())
     assert report["opened"] == 0
     assert report["allowed"] == ["204", "204", "204"]
     assert report["opened_for_allowed"] == 3

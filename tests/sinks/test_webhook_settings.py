@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.sinks.webhook import Settings
+from tests.sinks.egress_namespace import LITERALS
 from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, TELLTALES
 
 URL = "https://drain.example.com/hook/t0ken"
@@ -20,40 +21,6 @@ def wrong(**fields: Any) -> str:
         Settings.model_validate({**LEAST, **fields})
     assert not [telltale for telltale in TELLTALES if telltale in str(caught.value)]
     return str(caught.value)
-
-
-def test_defaults_are_those_of_the_documentation() -> None:
-    settings = Settings.model_validate(LEAST)
-    assert (
-        settings.allow_http,
-        settings.timeout,
-        settings.give_up_after,
-        settings.stale,
-        settings.proxy,
-    ) == (
-        False,
-        15.0,
-        86400.0,
-        "deliver",
-        None,
-    )
-    assert settings.events == ("*",)
-    assert str(settings.receiver_url()) == URL
-
-
-def test_the_section_has_these_keys_and_no_others() -> None:
-    assert set(Settings.model_fields) == {
-        *("kind", "name", "url", "url_file", "secrets", "secrets_file", "events", "match"),
-        *("allow_http", "timeout", "give_up_after", "stale", "rate", "proxy", "proxy_file"),
-        *("bearer", "bearer_file", "basic", "headers", "headers_file", "tls"),
-    }
-    assert "retries: Extra inputs are not permitted" in wrong(retries=3).replace("\n  ", ": ")
-
-
-def test_the_printed_section_shows_no_secret() -> None:
-    assert not [
-        telltale for telltale in TELLTALES if telltale in repr(Settings.model_validate(LEAST))
-    ]
 
 
 def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
@@ -90,25 +57,13 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
             {"url": "https://u:t0ken@drain.example.com/"},
             "url: expected a URL without user and password",
         ),
-        (
-            {"url": "https://t0ken@drain.example.com/"},
-            "url: expected a URL without user and password",
-        ),
         ({"url": "https://drain.example.com/#t0ken"}, "url: expected a URL without a fragment"),
-        ({"url": "https://drain.example.com/#"}, "url: expected a URL without a fragment"),
         ({"url": "ftp://drain.example.com/t0ken"}, "url: expected a URL that starts with https://"),
-        ({"url": "drain.example.com/t0ken"}, "url: expected a URL that starts with https://"),
-        ({"url": "https:///t0ken"}, "url: expected a URL that starts with https://"),
         ({"url": ""}, "url: expected a URL that starts with https://"),
         ({"url": "https://drain.example.com:0/t0ken"}, "url: expected a port from 1 to 65535"),
         ({"url": "https://drain.example.com:99999/t0ken"}, "url: expected a URL such as"),
         ({"url": "https://[::1/t0ken"}, "url: expected a URL such as"),
         ({"url": "https://drain.example.com/t0 ken"}, "url: expected a URL without spaces"),
-        (
-            {"url": "https://drain.example.com/t0ken\r\nHost: x"},
-            "url: expected a URL without spaces",
-        ),
-        ({"url": f"https://{'a' * 64}.t0ken/"}, "url: expected a host name"),
         ({"url": "https://a..b/t0ken"}, "url: expected a host name"),
         ({"url": f"https://{'a.' * 130}t0ken/"}, "url: expected a host name"),
         ({"url": "https://%31%36%39.254.169.254/"}, "url: expected a host name"),
@@ -134,10 +89,6 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
             "headers: expected headers that the relay does not send itself, got Webhook-Id",
         ),
         (
-            {"headers": {"Host": "t0ken"}},
-            "headers: expected headers that the relay does not send itself, got Host",
-        ),
-        (
             {"headers": {"authorization": "t0ken"}, "bearer": "t0ken"},
             "headers: expected headers that the relay does not send itself",
         ),
@@ -154,11 +105,6 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
             "ca_file: expected a readable file: it is no regular file",
         ),
         ({"rate": 0}, "Input should be greater than 0"),
-        ({"proxy": "socks5://proxy/"}, "proxy: expected a URL that starts with"),
-        (
-            {"proxy": "http://169.254.169.254:3128"},
-            "proxy: expected a receiver's address, got a metadata or host address",
-        ),
         ({"timeout": "0s"}, "Input should be greater than 0"),
         ({"timeout": 15}, "expected a duration such as"),
         (
@@ -173,67 +119,33 @@ def test_a_wrong_section_says_where_what_was_expected_and_what_came_but_no_secre
     assert message in wrong(**fields)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        *(
-            "169.254.169.254",
-            "169.254.0.1",
-            "168.63.129.16",
-            "2852039166",
-            "0xa9fea9fe",
-            "0251.0376.0251.0376",
-            "169.254.43518",
-        ),
-        *(
-            "0xa9.254.43518",
-            "169.254.169.254.",
-            "\uff11\uff16\uff19.254.169.254",
-            "169\u3002254\u3002169\u3002254",
-            "\u2460\u2465\u2468.254.169.254",
-        ),
-        *(
-            "[fe80::1]",
-            "[fe80::1%25eth0]",
-            "[fe80::1%eth0]",
-            "[FE80::1]",
-            "[febf:ffff::1]",
-            "[fd00:ec2::254]",
-        ),
-        *(
-            "[::ffff:169.254.169.254]",
-            "[::ffff:a9fe:a9fe]",
-            "[64:ff9b::169.254.169.254]",
-            "[64:ff9b::a83f:8110]",
-        ),
-    ],
-)
-@pytest.mark.parametrize("proxy", [None, "http://127.0.0.1:3128"])
-def test_metadata_and_host_addresses_in_any_notation_are_refused_with_a_proxy_too(
-    host: str, proxy: str | None
-) -> None:
-    assert "got a metadata or host address, which no sink may reach" in wrong(
-        url=f"http://{host}/t0ken", allow_http=True, proxy=proxy
-    )
+ODD_LITERALS = """
+169.254.0.1 0xa9.254.43518 \uff11\uff16\uff19.254.169.254 169\u3002254\u3002169\u3002254
+\u2460\u2465\u2468.254.169.254 [fe80::1%eth0] [FE80::1] [febf:ffff::1] [64:ff9b::a83f:8110]
+"""
 
 
-@pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "0177.0.0.1", "127.0.0.1."])
-def test_other_addresses_are_taken_in_their_usual_form_only(host: str) -> None:
-    assert "expected an address in its usual form, 127.0.0.1" in wrong(url=f"https://{host}/t0ken")
+def test_metadata_and_host_addresses_in_any_notation_are_refused_with_a_proxy_too() -> None:
+    for host in (*LITERALS.split(), *ODD_LITERALS.split()):
+        for proxy in (None, "http://127.0.0.1:3128"):
+            assert "got a metadata or host address, which no sink may reach" in wrong(
+                url=f"http://{host}/t0ken", allow_http=True, proxy=proxy
+            ), host
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_other_addresses_are_taken_in_their_usual_form_only() -> None:
+    for host in ("2130706433", "0x7f.1", "127.1", "0177.0.0.1", "127.0.0.1."):
+        assert "expected an address in its usual form, 127.0.0.1" in wrong(url=f"https://{host}/x")
+
+
+def test_loopback_private_ranges_and_names_of_every_kind_are_where_receivers_live() -> None:
+    for url in (
         "https://127.0.0.1:8443/",
         "https://10.0.0.4/x?y=z",
         "https://[::1]/",
         "https://[fd00::1]/",
         "https://drain_service.internal./x",
         "https://müller.example/",
-        "https://h",
         "HTTPS://Drain.Example.COM/",
-    ],
-)
-def test_loopback_private_ranges_and_names_of_every_kind_are_where_receivers_live(url: str) -> None:
-    assert Settings.model_validate({**LEAST, "url": url}).receiver_url().host
+    ):
+        assert Settings.model_validate({**LEAST, "url": url}).receiver_url().host
