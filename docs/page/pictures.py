@@ -99,7 +99,7 @@ async def _take_busy(browser: Browser) -> None:
         await _shoot(small, "now-phone", full=False)
         dark = await visitor(browser, **DARK)
         detail = await open_view(dark, relay, f"event/{SCOPE}/{REBOOT}")
-        await detail.locator(".timeline").wait_for()
+        await detail.locator("#history li").first.wait_for()
         await _shoot(detail, "event")
         log = await open_view(dark, relay, "log")
         await log.locator("#log li").first.wait_for()
@@ -149,7 +149,7 @@ async def _take_story(browser: Browser) -> None:
     async with _relay() as relay:
         await live_through(relay)
         page = await open_view(await visitor(browser, **DESKTOP), relay, f"event/{SCOPE}/{REBOOT}")
-        await page.locator(".timeline").wait_for()
+        await page.locator("#history li").first.wait_for()
         await _shoot(page, "story")
 
 

@@ -152,7 +152,7 @@ async def test_a_link_of_a_message_asks_who_decides_and_leads_to_the_prepared_de
         (vote,) = await desk.relay.recorded_events("approval.recorded")
         assert vote["data"]["principal"] == principal(ANN)
         await page.reload()
-        await expect(page.locator("#picture svg")).to_be_visible()
+        await expect(page.locator("#history li").first).to_be_visible()
         await expect(page.get_by_role("dialog")).to_be_hidden()
         # She has voted, so the same link has nothing to ask.
         await page.goto("about:blank")

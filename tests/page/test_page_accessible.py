@@ -58,7 +58,7 @@ async def test_axe_finds_nothing_in_any_view(page: Page, tmp_path: Path) -> None
         await show(page, relay)
         for view, ready in (
             ("", ".event"),
-            (f"event/{SCOPE}/{REBOOT}", ".timeline"),
+            (f"event/{SCOPE}/{REBOOT}", "#history li"),
             ("log", "#log li"),
             ("fleet", "#scopes table"),
         ):

@@ -103,7 +103,7 @@ async def test_the_page_works_in_firefox(relay: RunningRelay, tmp_path: Path) ->
         await wait_for("/It is on hold/.test(document.querySelector('dialog').textContent)")
         await click("dialog button")
         await click(".event.held h2 a")
-        await wait_for("document.querySelector('.timeline .bar.held')")
+        await wait_for("document.querySelectorAll('#history li').length === 2")
         (hold,) = await relay.recorded_events("approval.recorded")
         assert (hold["data"]["decision"], hold["data"]["principal"]) == ("hold", "client:alice")
         assert await run("document.documentElement.scrollWidth <= innerWidth")

@@ -66,7 +66,7 @@ async def test_text_from_azure_and_people_is_never_markup(page: Page, tmp_path: 
         await show(page, relay)
         for view, ready in (
             ("", ".event"),
-            (f"event/{SCOPE}/{event.event_id}", ".timeline"),
+            (f"event/{SCOPE}/{event.event_id}", "#history li"),
             ("log", "#log li"),
             ("sinks", "#dead tr"),
         ):
@@ -80,7 +80,7 @@ async def test_text_from_azure_and_people_is_never_markup(page: Page, tmp_path: 
         assert await page.evaluate(COUNT) == CLEAN
         await page.get_by_role("button", name="Cancel").click()
         await page.locator(".event h2 a", has_text=SPELL).first.click()
-        await page.locator(".timeline").wait_for()
+        await page.locator("#history li").first.wait_for()
         assert await page.evaluate(COUNT) == CLEAN
 
 

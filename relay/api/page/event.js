@@ -1,14 +1,12 @@
-// One event: how it stands, what happened as a picture and in words, its rules and deliveries.
+// One event: how it stands, what happened, its rules and deliveries.
 
 import { facts, h, icon, setText, showItems, table } from "./dom.js";
 import { state } from "./store.js";
 import { actions, approvalFacts, countdown, standing } from "./now.js";
 import { deliveryRow, mayOperate } from "./sinks.js";
-import { legend, timeline } from "./timeline.js";
 import { eventTitle, mark, names, plural, sentence, source, time } from "./words.js";
 
 const HEADS = ["Recorded", "Sink", "What", "State", ""];
-let drawn = "";
 
 export function renderEvent(view) {
   const detail = state.detail;
@@ -24,7 +22,6 @@ export function renderEvent(view) {
   if (view.querySelector("#event-view")?.dataset.id !== `${detail.scope}/${detail.eventId}`) build(view, detail);
   const { history, votes, deliveries, next, ...summary } = detail;
   showItems(view.querySelector("#event-card"), [{ ...summary, mode: state.status?.mode }], () => "card", renderSummary);
-  draw(view);
   setText(view.querySelector("#cut"), next ? "The beginning is left out: imds-relay show --all lists everything." : "");
   showItems(view.querySelector("#history"), history.slice().reverse(), event => event.id, renderLine);
   showItems(view.querySelector("#rules"), state.rule ? [{ rules: state.rule.rules, uncovered: state.rule.uncoveredResources, automatic: !state.rule.required }] : [], () => "rules", renderRules);
@@ -41,13 +38,11 @@ export function renderEvent(view) {
 const isOpen = one => ["waiting", "parked"].includes(one.state);
 
 function build(view, detail) {
-  drawn = "";
   view.replaceChildren(h("div", { id: "event-view", "data-id": `${detail.scope}/${detail.eventId}` },
     h("p", { class: "back" }, h("a", { href: "#/" }, "← Scheduled now")),
     h("div", { id: "event-card" }),
     h("section", { "aria-labelledby": "history-title", class: "card" },
       h("h2", { id: "history-title" }, "What happened"),
-      h("div", { id: "picture" }), legend(),
       h("ol", { id: "history", class: "lines" }),
       h("p", { id: "cut", class: "soft" })),
     h("section", { "aria-labelledby": "rules-title", class: "card" },
@@ -97,17 +92,3 @@ function renderRules({ rules, uncovered, automatic }) {
       icon(rule.decides ? "ok" : rule.unmet.length ? "bad" : "none", rule.decides ? "good" : ""), h("strong", {}, rule.name), " ",
       h("span", { class: "soft" }, rule.decides ? "decides" : rule.unmet.length ? `does not match: ${rule.unmet.join(", ")}` : "matches, after the one that decides")))));
 }
-
-/** Draw the picture again, if what it shows or its width has changed. */
-export function draw(view) {
-  const place = view.querySelector("#picture"), detail = state.detail;
-  if (!place || !detail?.history) return;
-  const width = Math.floor(place.clientWidth);
-  const { history, deliveries, outcome: end } = detail;
-  // While the event lasts, the line of the present moves.
-  const content = JSON.stringify([width, history.length, deliveries.map(one => [one.id, one.state]), end, end === null && Math.floor(Date.now() / 5000)]);
-  if (content === drawn || width < 50) return;
-  drawn = content;
-  place.replaceChildren(timeline(detail, width));
-}
-

@@ -5,7 +5,7 @@ import { key, post, session } from "./api.js";
 import * as store from "./store.js";
 import { state } from "./store.js";
 import { LABELS, openDecision, updateNotices } from "./decide.js";
-import { draw, renderEvent } from "./event.js";
+import { renderEvent } from "./event.js";
 import { renderFleet } from "./fleet.js";
 import { renderLog } from "./log.js";
 import { eventHref, renderNow, tickCards } from "./now.js";
@@ -232,7 +232,6 @@ addEventListener("pagehide", () => { $("key").value = ""; });
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && store.isSignedIn() && state.link === "live") store.want();
 });
-addEventListener("resize", () => draw($("view")));
 document.querySelector(".skip").addEventListener("click", event => {
   event.preventDefault();
   $("content").focus();
@@ -243,7 +242,6 @@ setInterval(() => {
   tick();
   tickCards();
   renderAge();
-  if (state.status && state.view.name === "event") draw($("view"));
   if (state.status && store.isSignedIn()) renderTitle();
   store.poll();
 }, 1000);

@@ -15,7 +15,6 @@ export function now() {
 }
 
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const SHORT_CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
 
@@ -38,14 +37,14 @@ export function roughly(seconds) {
 }
 
 /** Return the time of day, with the date unless it is today. */
-export function clock(moment, { short = false } = {}) {
-  const time = (short ? SHORT_CLOCK : CLOCK).format(moment);
+export function clock(moment) {
+  const time = CLOCK.format(moment);
   const isToday = new Date(moment).toDateString() === new Date(now()).toDateString();
   return isToday ? time : `${DAY.format(moment)} ${time}`;
 }
 
 const SHOWN = {
-  clock: moment => clock(moment),
+  clock,
   in: moment => (moment > now() ? `in ${duration((moment - now()) / 1000)}` : `${roughly((now() - moment) / 1000)} ago`),
   left: moment => (moment > now() ? duration((moment - now()) / 1000) : "due"),
   ago: moment => (now() - moment < 2000 ? "just now" : `${roughly((now() - moment) / 1000)} ago`),
