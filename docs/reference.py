@@ -22,8 +22,8 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from relay.api import ApiSettings
 from relay.api.server import Server
+from relay.api.settings import ApiSettings
 from relay.chat.platforms.slack.api import REMEDIES
 from relay.chat.platforms.slack.manifest import SCOPES, manifest
 from relay.cli import make_app

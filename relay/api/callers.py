@@ -55,6 +55,7 @@ ANONYMOUS = Caller("anonymous", "http", Rights(frozenset()))
 _ALL_RIGHTS = Rights(frozenset({"read", "approve", "hold", "operate"}))
 _LOOPBACK_READER = Caller("anonymous", "http", Rights(frozenset({"read"})))
 """A caller on this machine, for routes that it may read without credentials."""
+_BEARER = {"WWW-Authenticate": 'Bearer realm="imds-relay"'}
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
 _PROXY_HEADER = re.compile(
     r"forwarded|via|x-real-ip|x-client-ip|x-cluster-client-ip|true-client-ip|cf-connecting-ip"
@@ -65,10 +66,10 @@ _PROXY_HEADER = re.compile(
 
 
 class NotAuthenticated(Exception):
-    """Missing or wrong credentials. The caller learns only the 401.
+    """Missing or wrong credentials.
 
-    The text is for the log. It contains no part of the credentials. `problem` is what the caller
-    gets in place of the usual 401.
+    The text is for the log, and contains no part of the credentials. `problem` is what the caller
+    gets in place of the usual 401, which says nothing.
     """
 
     def __init__(self, reason: str, problem: Problem | None = None) -> None:
@@ -132,7 +133,7 @@ class Callers:
             if access in NEVER_REFUSED:  # it counts, so that nobody can guess keys here
                 return ANONYMOUS
             raise refused from None
-        except Problem:
+        except Problem:  # too many calls
             if access in NEVER_REFUSED:
                 return ANONYMOUS
             raise
@@ -195,20 +196,15 @@ class Callers:
             )
         return Caller(f"mtls:{clients[0].san}", "http", clients[0].rights)
 
-    def knows_as_before(self, principal: str, before: Callers) -> bool:
-        """Whether the settings that make somebody this principal are the same as before."""
-        old, new = before._settings, self._settings
+    def what_makes(self, principal: str) -> object:
+        """Return the settings that make somebody this principal, to compare with other ones."""
         kind, _, name = principal.partition(":")
-        match kind:
-            case "client":
-                return self._clients_by_name.get(name) == before._clients_by_name.get(name)
-            case "mtls":
-                key = _comparable_name(_san_kind(name), name)
-                is_same = self._clients_by_san.get(key) == before._clients_by_san.get(key)
-                return is_same and old.tls == new.tls
-            case "entra":
-                return old.oidc == new.oidc
-        return True
+        if kind == "client":
+            return self._clients_by_name.get(name)
+        if kind == "mtls":
+            key = _comparable_name(_san_kind(name), name)
+            return self._clients_by_san.get(key), self._settings.tls
+        return self._settings.oidc if kind == "entra" else None
 
 
 def caller_for_client(client: Client, channel: str) -> Caller:
@@ -223,23 +219,17 @@ def _session_of_own_page(request: web.Request, cookie: str, sign_in: SignIn) -> 
         raise NotAuthenticated(problem.detail, problem) from None
     session = sign_in.sessions.find(cookie)
     if session is None:
-        ended = _bearer_expected("the session has ended: sign in again")
+        ended = Problem(401, "the session has ended: sign in again", headers=_BEARER)
         raise NotAuthenticated("the session has ended, or there was none", ended)
     return session
 
 
 def _unauthorized(access: Access) -> Problem:
     if access == "signature":
-        return Problem(
-            401,
-            "expected a body signed as Standard Webhooks with this client's secret",
-            headers={"WWW-Authenticate": "Signature"},
-        )
-    return _bearer_expected("expected Authorization: Bearer and the key of a client")
-
-
-def _bearer_expected(detail: str) -> Problem:
-    return Problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="imds-relay"'})
+        text = "expected a body signed as Standard Webhooks with this client's secret"
+        return Problem(401, text, headers={"WWW-Authenticate": "Signature"})
+    text = "expected Authorization: Bearer and the key of a client"
+    return Problem(401, text, headers=_BEARER)
 
 
 def _is_direct_loopback_call(request: web.Request) -> bool:

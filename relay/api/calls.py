@@ -4,9 +4,8 @@
 the query or of a header (`Parameter`), a part of the path, or the model of the body. Its return
 type is its response: the server sends what the handler returns, and OpenAPI describes it.
 
-The order of the checks is that of docs/api.md#order-of-checks: the body, its type, who calls and
-how often, the right, and then what the handler reads. The server listens before its role has
-started the relay: a handler that uses the relay earlier fails with 503.
+The order of the checks is that of docs/api.md#order-of-checks. The server listens before its role
+has started the relay: a handler that uses the relay earlier fails with 503.
 
 A page of a list is `{"items": […], "next": cursor or null}`; `?cursor=` requests the next. It has
 the newest rows first, and a cursor is the id of the last row of a page. One event or delivery has
@@ -28,12 +27,11 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
-from relay.api import Relay
 from relay.api.callers import ANONYMOUS, Access
 from relay.api.connections import connection_of, send_response
 from relay.api.responses import Problem, json_response, problem_page
 from relay.api.sessions import SESSION
-from relay.api.state import ServerState
+from relay.api.state import Relay, ServerState
 from relay.approvals.request import Caller, MalformedJsonBody, Right, read_json
 from relay.store.transaction import Transaction
 from relay.validation import first_error_path_and_message
@@ -232,7 +230,13 @@ def aiohttp_handler(
         try:
             content = await _read_content(request, server.limits.body_timeout)
             _check_content_type(route, request)
-            caller = await _identify(route, request, content, server)
+            while True:
+                callers = server.callers
+                caller = await callers.identify(
+                    route.access, request, content, server.rates, server.sign_in
+                )
+                if server.callers is callers:  # else a token waited for keys over a reload
+                    break
             # Who waits for a page may give way: a few readers could have all connections otherwise.
             connection.in_good_call = caller is not ANONYMOUS and not route.is_large
             _check_right(route, caller)
@@ -256,19 +260,6 @@ def aiohttp_handler(
         return json_response(route.status, result)
 
     return handle
-
-
-async def _identify(
-    route: Route, request: web.Request, content: bytes, server: ServerState
-) -> Caller:
-    """Return the caller by the configuration in force. A token may wait for keys over a reload."""
-    while True:
-        callers = server.callers
-        caller = await callers.identify(
-            route.access, request, content, server.rates, server.sign_in
-        )
-        if server.callers is callers:
-            return caller
 
 
 def _check_right(route: Route, caller: Caller) -> None:
@@ -326,10 +317,7 @@ def _check_content_type(route: Route, request: web.Request) -> None:
 
 
 def _read_body(model: type[BaseModel], content: bytes) -> BaseModel:
-    """Return the body: a JSON object with unique keys, without invalid fields.
-
-    Raises Problem 400, or 422 for the first invalid field.
-    """
+    """Return the body. Raises Problem 400, or 422 for the first invalid field."""
     try:
         fields = read_json(content)
     except MalformedJsonBody as error:

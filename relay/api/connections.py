@@ -101,18 +101,18 @@ class ConnectionGroup:
 
     def add(self, connection: Connection) -> None:
         """Add a connection. If the maximum is open, one of the others gives way."""
-        if len(self.open) <= self.maximum // 2:
-            self._has_warned = False
         if len(self.open) >= self.maximum:
             if not self._has_warned:
-                self._has_warned = True
                 _log.warning(
                     "the maximum of %d connections is open: each new one replaces the oldest "
                     "that has no good call in progress",
                     self.maximum,
                 )
+            self._has_warned = True
             oldest = next(iter(self.open))
             next((other for other in self.open if not other.in_good_call), oldest).abort()
+        elif len(self.open) <= self.maximum // 2:
+            self._has_warned = False
         self.open[connection] = None
 
 
@@ -193,17 +193,13 @@ class Connection(web.RequestHandler):
             raise exc
         self._responses_by_status[status] += 1
         if status < 500:
-            problem = Problem(status, "expected a request in HTTP/1.1", closes=True)
-            return problem.to_response()
+            return Problem(status, "expected a request in HTTP/1.1", closes=True).to_response()
         _log.error("internal error while a request was read or answered", exc_info=exc)
         return internal_error().to_response()
 
     @override
     def log_exception(self, *args: object, **kw: object) -> None:
-        """Log no traceback for callers that disconnect or send malformed requests.
-
-        See docs/protocol.md#malformed-requests.
-        """
+        """Log no traceback for malformed requests: docs/protocol.md#malformed-requests."""
 
 
 class TlsProtocol(SSLProtocol):

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
 
 import jwt
 import orjson
@@ -62,17 +63,20 @@ class EntraUnavailable(Exception):
     """Entra ID gave no usable answer. The text contains no secret."""
 
 
-async def ask(
-    method: Method, url: str, body: bytes = b"", *, secrets: tuple[str, ...] = (), **headers: str
-) -> tuple[int, Mapping[str, Any]]:
+async def ask(url: str, form: Mapping[str, str] | None = None) -> tuple[int, Mapping[str, Any]]:
     """Return the status and the JSON object of an answer. Raises EntraUnavailable.
 
-    Of a long body only the start is read, which is no JSON.
+    A form is posted; no log contains its values. Of a long body only the start is read, which is no
+    JSON.
     """
-    headers = {"Accept": "application/json", **headers}
+    headers, body, secrets = {"Accept": "application/json"}, b"", tuple((form or {}).values())
+    if form is not None:
+        headers["Content-Type"] = "application/x-www-form-urlencoded"
+        body = urlencode(form).encode()
     request = Request(url=URL(url), headers=headers, body=body, secrets=secrets)
     try:
         async with open_session() as session:
+            method: Method = "GET" if form is None else "POST"
             response = await send(session, method, request, seconds=_TIMEOUT)
     except Deferred as error:
         raise EntraUnavailable(error.reason) from None
@@ -133,7 +137,7 @@ async def fetch_keys(settings: OidcSettings) -> dict[str, RSAPublicKey]:
     """Return the issuer's strong RSA keys for signatures by id. Raises EntraUnavailable."""
     failed = "the keys could not be fetched from keys_url"
     try:
-        status, document = await ask("GET", settings.keys_url)
+        status, document = await ask(settings.keys_url)
     except EntraUnavailable as error:
         raise EntraUnavailable(f"{failed}: {error}") from None
     if status != HTTPStatus.OK:
@@ -155,19 +159,9 @@ async def fetch_keys(settings: OidcSettings) -> dict[str, RSAPublicKey]:
     return keys
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where people sign in, and where codes are exchanged."""
-
-    authorization: URL
-    token: str
-    graph_host: str | None
-    """The host of Microsoft Graph in the same cloud, if Entra ID names it."""
-
-
-async def fetch_endpoints(settings: OidcSettings) -> Endpoints:
-    """Look up the endpoints of the configured issuer. Raises EntraUnavailable."""
-    status, document = await ask("GET", settings.issuer.rstrip("/") + _DISCOVERY_PATH)
+async def fetch_endpoints(settings: OidcSettings) -> tuple[URL, str]:
+    """Return where people sign in, and where codes are exchanged. Raises EntraUnavailable."""
+    status, document = await ask(settings.issuer.rstrip("/") + _DISCOVERY_PATH)
     if status != HTTPStatus.OK:
         raise EntraUnavailable(f"expected the issuer's endpoints, got status {status}")
     if document.get("issuer") != settings.issuer:
@@ -179,8 +173,7 @@ async def fetch_endpoints(settings: OidcSettings) -> Endpoints:
         except (KeyError, TypeError, AttributeError, ValueError):
             text = f"expected an https URL as {name}, got something else"
             raise EntraUnavailable(text) from None
-    graph_host = document.get("msgraph_host")
-    return Endpoints(URL(urls[0]), urls[1], graph_host if isinstance(graph_host, str) else None)
+    return URL(urls[0]), urls[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,27 +213,30 @@ class TokenVerifier:
         if claims.get("azp", client_id) != client_id:  # OpenID Connect Core, section 3.1.3.7
             raise NotAuthenticated("the ID token's azp: expected the relay's application")
         caller = self._caller(claims)
-        elsewhere = claims.get("_claim_names")
-        if isinstance(elsewhere, dict) and "roles" in elsewhere:
-            # Entra ID does so with claims that are too large: groups that it emits as roles.
-            raise NotAuthenticated("the ID token does not contain the roles: there are too many")
         if not caller.rights.can:
-            hint = "; groups in the token give no rights, assign a role to the group"
             raise NotAuthenticated(
-                f"{caller.principal} has none of the application roles of api.oidc.roles"
-                + (hint if "groups" in claims else "")
+                f"{caller.principal} has none of the application roles of api.oidc.roles; "
+                "groups in a token give no rights, assign a role to the group"
             )
         name = claims.get("name")
         if isinstance(name, str):  # on one line, without characters that nobody sees
-            name = "".join(filter(str.isprintable, name))[:_MAX_NAME_LENGTH].strip() or None
+            name = "".join(filter(str.isprintable, name))[:_MAX_NAME_LENGTH].strip()
         else:
             name = None
         expires_at = min(int(claims["exp"]), _LATEST)  # JSON has integers too large for a float
-        return Person(caller, name, expires_at)
+        return Person(caller, name or None, expires_at)
 
     async def _verify(self, token: str, audience: str) -> Mapping[str, Any]:
         """Return the claims after the checks that all tokens need. Raises NotAuthenticated."""
-        key_id = _key_id(token)
+        if len(token) > _MAX_TOKEN_LENGTH:
+            raise NotAuthenticated("the token is too long")
+        try:
+            header = jwt.get_unverified_header(token)
+        except (jwt.PyJWTError, ValueError, RecursionError):
+            raise NotAuthenticated("the bearer is neither a client's key nor a token") from None
+        key_id = header.get("kid")
+        if header.get("alg") != "RS256" or not isinstance(key_id, str):
+            raise NotAuthenticated("the token's header: expected alg RS256 and a kid")
         try:
             keys = await self._keys.get(lambda keys: key_id in keys)
         except EntraUnavailable:
@@ -273,11 +269,9 @@ class TokenVerifier:
         return Caller(f"entra:{tenant}/{object_id}", "http", rights)
 
     def _require_access_token(self, claims: Mapping[str, Any]) -> None:
-        """Raise NotAuthenticated for all but an access token that a configured application got.
-
-        A token of the v2.0 endpoint names its application in azp, one of v1.0 in appid.
-        """
+        """Raise NotAuthenticated for all but an access token that a configured application got."""
         found = [name for name in _ID_TOKEN_CLAIMS if name in claims]
+        # A token of the v2.0 endpoint names its application in azp, one of v1.0 in appid.
         if found:
             raise NotAuthenticated(f"expected an access token, got an ID token: it has {found[0]}")
         names = [claims[name] for name in ("azp", "appid") if name in claims]
@@ -288,18 +282,3 @@ class TokenVerifier:
             raise NotAuthenticated(
                 "the token's azp or appid: expected one of api.oidc.applications, got another"
             )
-
-
-def _key_id(token: str) -> str:
-    """Return the id of the key that the token names. Raises NotAuthenticated for all but RS256."""
-    if len(token) > _MAX_TOKEN_LENGTH:
-        raise NotAuthenticated("the token is too long")
-    try:
-        header = jwt.get_unverified_header(token)
-    except (jwt.PyJWTError, ValueError, RecursionError):
-        raise NotAuthenticated("the bearer is neither a client's key nor a token") from None
-    if header.get("alg") != "RS256" or not isinstance(header.get("kid"), str):
-        raise NotAuthenticated(
-            "the token's header: expected alg RS256 and a kid, got something else"
-        )
-    return str(header["kid"])

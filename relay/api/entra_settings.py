@@ -55,23 +55,21 @@ class SignInSettings(Section):
     client_secret_file: Path | None = None
 
     @model_validator(mode="after")
-    def _check_client_secret(self) -> SignInSettings:
-        secret = self.reveal("client_secret")
-        if not secret:
+    def _check_secret(self) -> SignInSettings:
+        if not self.reveal("client_secret"):
             raise ValueError(
                 "expected client_secret or client_secret_file, the value of the application's "
                 "client secret, got neither"
             )
-        self.run_field_checks({"client_secret": partial(_check_client_secret_is_no_id, secret)})
+        self.run_field_checks({"client_secret": self._check_no_id})
         return self
 
-
-def _check_client_secret_is_no_id(secret: str) -> None:
-    if GUID.fullmatch(secret.lower()) is not None:
-        raise ValueError(
-            "expected the value of the client secret, got an id: "
-            "Entra ID shows the value once, beside the secret's id"
-        )
+    def _check_no_id(self) -> None:
+        if GUID.fullmatch((self.reveal("client_secret") or "").lower()) is not None:
+            raise ValueError(
+                "expected the value of the client secret, got an id: "
+                "Entra ID shows the value once, beside the secret's id"
+            )
 
 
 class OidcSettings(Section):
@@ -97,14 +95,8 @@ class OidcSettings(Section):
 
     def rights_of_roles(self, roles: object) -> Rights:
         """Return the rights of the roles in the claim `roles`."""
-        return Rights(
-            frozenset(
-                right
-                for role in (roles if isinstance(roles, list) else ())
-                if isinstance(role, str)
-                for right in self.roles.get(role, ())
-            )
-        )
+        names = [role for role in roles if isinstance(role, str)] if isinstance(roles, list) else []
+        return Rights(frozenset(right for name in names for right in self.roles.get(name, ())))
 
     @property
     def client_id(self) -> str:
@@ -113,30 +105,25 @@ class OidcSettings(Section):
         return configured or self.audience.lower()
 
     @model_validator(mode="after")
-    def _check_package(self) -> OidcSettings:
+    def _check_section(self) -> OidcSettings:
         if find_spec("jwt") is None:
             raise ValueError(
                 "expected the package pyjwt, which verifies tokens, it is not installed: "
                 "requirements/run.lock has it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_ways_in(self) -> OidcSettings:
-        if self.sign_in is None:
-            if not self.applications:
-                raise ValueError(
-                    "applications: expected at least 1 application whose access tokens are "
-                    "accepted, or sign_in"
-                )
-            return self
-        if GUID.fullmatch(self.client_id) is None:
+        if self.sign_in is None and not self.applications:
+            raise ValueError(
+                "applications: expected at least 1 application whose access tokens are "
+                "accepted, or sign_in"
+            )
+        if self.sign_in is not None and GUID.fullmatch(self.client_id) is None:
             raise ValueError(
                 "sign_in: expected client_id, the id of the application in which people sign in, "
                 "because audience is no such id"
             )
         try:
-            check_https_or_loopback_url(self.issuer)
+            if self.sign_in is not None:
+                check_https_or_loopback_url(self.issuer)
         except ValueError as error:
             raise ValueError(f"issuer: with sign_in, {error}") from None
         return self

@@ -27,8 +27,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from relay import __version__
-from relay.api import Relay
-from relay.api.state import ServerState
+from relay.api.state import Relay, ServerState
 from relay.approvals.status import ApprovalState, approval_state
 from relay.delivery.sink_health import CircuitState
 from relay.delivery.worker import Worker

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -21,9 +22,10 @@ from relay.clock import Clock
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 from relay.signature import MAX_AGE, MAX_AHEAD
 
-LOG_INTERVAL = 60.0
+_LOG_INTERVAL = 60.0
 """Seconds between two log lines about one address or RabbitMQ user."""
-_MAX_SENDERS = 1024
+_MAX_LINES = 1024
+"""Lines about all of them in that time."""
 _MAX_CALLBACKS = 4096
 _MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
 _log = logging.getLogger(__name__)
@@ -33,19 +35,16 @@ class RejectionLog:
     """Counts every rejection, and logs them at most once a minute for each sender.
 
     They are calls without valid credentials, and AMQP messages that cannot be used; neither becomes
-    an event. Senders beyond the memory's limit are counted but not logged.
+    an event. `now` is monotonic seconds. No reason contains a secret.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._senders: dict[str, tuple[float, int]] = {}
-        """When each was logged, and how often it was not since; the longest unlogged first."""
+        self._senders = TokenBuckets(1 / _LOG_INTERVAL, 1)
+        self._all = TokenBuckets(_MAX_LINES / _LOG_INTERVAL, _MAX_LINES)
 
     def record_unauthenticated_call(self, peer: Peer, reason: str, now: float) -> None:
-        """Record a call without valid credentials. `now` is monotonic seconds.
-
-        The reason contains no secret.
-        """
+        """Record a call without valid credentials."""
         text = f"a call from {peer.address} without good credentials was refused: {reason}"
         self._record(peer.network, text, now)
 
@@ -55,20 +54,10 @@ class RejectionLog:
         text = f"a message from {user or 'nobody'!r} was dead-lettered: {quoted}"
         self._record(f"amqp {user}", text, now)
 
-    def _record(self, key: str, text: str, now: float) -> None:
+    def _record(self, sender: str, text: str, now: float) -> None:
         self.count += 1
-        logged_at, unlogged = self._senders.get(key, (-math.inf, 0))
-        if now - logged_at < LOG_INTERVAL:
-            self._senders[key] = (logged_at, unlogged + 1)
-            return
-        for sender, (other_logged_at, _) in list(self._senders.items()):
-            if now - other_logged_at < LOG_INTERVAL:
-                break
-            del self._senders[sender]
-        if len(self._senders) < _MAX_SENDERS:
-            self._senders[key] = (now, 0)
-            suffix = f" ({unlogged} more in the minute before)" if unlogged else ""
-            _log.warning("%s%s", text, suffix)
+        if not self._senders.take(sender, now) and not self._all.take("", now):
+            _log.warning("%s", text)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,19 +68,18 @@ class CallRates:
     rejections: RejectionLog = field(default_factory=RejectionLog)
     addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
     callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
-    _callbacks: dict[str, float] = field(default_factory=dict)
+    _callbacks: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """The callbacks that were charged to their client, and until when a signature can be valid."""
 
     def refuse(self, request: web.Request, reason: str, problem: Problem) -> Problem:
         """Charge the address for a call without valid credentials, and log the reason.
 
-        Return the problem, or a 429 if the address has no calls left. The reason contains no
-        secret.
+        Return the problem, or a 429 if the address has no calls left.
         """
-        peer, now = connection_of(request).peer, self.clock.monotonic()
-        if wait := self.addresses.take(peer.network, now):
-            return _too_many_calls("from this address without valid credentials", wait)
-        self.rejections.record_unauthenticated_call(peer, reason, now)
+        if refused := self._charge_address(request):
+            return refused
+        peer = connection_of(request).peer
+        self.rejections.record_unauthenticated_call(peer, reason, self.clock.monotonic())
         return problem
 
     def charge(self, principal: str) -> None:
@@ -108,21 +96,23 @@ class CallRates:
         callback = f"{principal} {request.headers['webhook-id']} {digest}"
         now = self.clock.monotonic()
         if now < self._callbacks.get(callback, now):
-            wait = self.addresses.take(connection_of(request).peer.network, now)
-            if wait:
-                raise _too_many_calls("from this address without valid credentials", wait)
+            if refused := self._charge_address(request):
+                raise refused
             return
         self.charge(principal)
-        self._callbacks.pop(callback, None)
         self._callbacks[callback] = now + MAX_AGE + MAX_AHEAD
+        self._callbacks.move_to_end(callback)
         if len(self._callbacks) > _MAX_CALLBACKS:
-            del self._callbacks[next(iter(self._callbacks))]  # the oldest
+            self._callbacks.popitem(last=False)
+
+    def _charge_address(self, request: web.Request) -> Problem | None:
+        network = connection_of(request).peer.network
+        if wait := self.addresses.take(network, self.clock.monotonic()):
+            return _too_many_calls("from this address without valid credentials", wait)
+        return None
 
 
 def _too_many_calls(whose: str, wait: float) -> Problem:
     seconds = math.ceil(wait)
-    return Problem(
-        429,
-        f"too many calls {whose}; try again in {seconds} s",
-        headers={"Retry-After": str(seconds)},
-    )
+    text = f"too many calls {whose}; try again in {seconds} s"
+    return Problem(429, text, headers={"Retry-After": str(seconds)})

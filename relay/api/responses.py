@@ -74,7 +74,8 @@ class Problem(Exception):
     """A call failed.
 
     `detail` gives the reason and the remedy, without secrets. `closes` ends the connection, because
-    unread parts of the request may follow. `members` are further fields of the response.
+    unread parts of the request may follow. `link` is where a person who is not signed in can begin
+    again. `members` are further fields of the response.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Problem(Exception):
         *,
         headers: Mapping[str, str] | None = None,
         closes: bool = False,
+        link: str | None = None,
         **members: Any,
     ) -> None:
         super().__init__(detail)
@@ -91,6 +93,7 @@ class Problem(Exception):
         self.detail = detail
         self.headers = headers or {}
         self.closes = closes
+        self.link = link
         self.members = members
 
     def to_response(self) -> web.Response:
@@ -112,16 +115,6 @@ class Problem(Exception):
         return response
 
 
-class ProblemWithLink(Problem):
-    """A problem with a heading and a link for the person who reads it."""
-
-    def __init__(self, status: int, detail: str, *, title: str, link: str, link_text: str) -> None:
-        super().__init__(status, detail)
-        self.title = title
-        self.link = link
-        self.link_text = link_text
-
-
 def internal_error() -> Problem:
     """Return a 500 for an error in the relay's own code, which the log describes."""
     return Problem(500, "an internal error of the relay; its log says more", closes=True)
@@ -129,18 +122,13 @@ def internal_error() -> Problem:
 
 def problem_of_aiohttp(error: web.HTTPException) -> Problem:
     """Convert an error of aiohttp: unknown path, wrong method, body too large."""
-    match error:
-        case web.HTTPNotFound():
-            return Problem(404, "no such path; see /openapi.json")
-        case web.HTTPMethodNotAllowed():
-            allowed = ", ".join(sorted(error.allowed_methods))
-            return Problem(
-                405,
-                f"method {error.method[:20]} is not allowed; expected {allowed}",
-                headers={"Allow": allowed},
-            )
-        case _:
-            return Problem(error.status, error.reason, closes=True)
+    if isinstance(error, web.HTTPNotFound):
+        return Problem(404, "no such path; see /openapi.json")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        text = f"method {error.method[:20]} is not allowed; expected {allowed}"
+        return Problem(405, text, headers={"Allow": allowed})
+    return Problem(error.status, error.reason, closes=True)
 
 
 def problem_of_refusal(refusal: Refusal) -> Problem:
@@ -150,16 +138,16 @@ def problem_of_refusal(refusal: Refusal) -> Problem:
     return Problem(refusal.status, refusal.reason, field=refusal.field)
 
 
-def page_headers(*, scripts: str, styles: str) -> Mapping[str, str]:
+def page_headers(scripts: str) -> Mapping[str, str]:
     """Return the headers of a page, which runs its own scripts and loads nothing else.
 
-    The sources are source expressions of CSP. Trusted types keep the page's own scripts from
-    inserting text as markup.
+    `scripts` is a source expression of CSP. Trusted types keep its own scripts from inserting text
+    as markup.
     """
     policy = (
         "default-src 'none'",
         f"script-src {scripts}",
-        f"style-src {styles}",
+        "style-src 'self'",
         "img-src data:",  # the page's icon; without one, browsers ask for /favicon.ico
         "connect-src 'self'",
         "form-action 'none'",
@@ -180,7 +168,6 @@ def page_headers(*, scripts: str, styles: str) -> Mapping[str, str]:
     }
 
 
-_PROBLEM_HEADERS = page_headers(scripts="'none'", styles="'self'")
 _PROBLEM_PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -190,33 +177,21 @@ _PROBLEM_PAGE = """<!doctype html>
 <title>{title} – imds-relay</title>
 <link rel="stylesheet" href="{style}">
 </head>
-<body>
-<main>
-<div class="card">
-<h1>{title}</h1>
-<p>{text}</p>
-{link}</div>
-</main>
-</body>
+<body><main><div class="card"><h1>{title}</h1><p>{text}</p>{link}</div></main></body>
 </html>
 """
 
 
 def problem_page(problem: Problem, path: str) -> web.Response:
-    """Return the problem as a page at this path.
-
-    Its texts are escaped: they may contain what others wrote.
-    """
-    link, title = "", HTTPStatus(problem.status).phrase
-    if isinstance(problem, ProblemWithLink):
-        title = problem.title
-        link = f'<p><a href="{escape(problem.link)}">{escape(problem.link_text)}</a></p>\n'
+    """Return the problem as a page at this path. Its texts may contain what others wrote."""
+    title, link = HTTPStatus(problem.status).phrase, ""
+    if problem.link is not None:
+        title = "You are not signed in"
+        link = f'<p><a href="{escape(problem.link)}">Back to the relay\'s page</a></p>'
     text = f"{problem.detail[:1].upper()}{problem.detail[1:]}".removesuffix(".")
     style = "../" * (path.count("/") - 1) + "page/style.css"  # below a path of a proxy, too
-    page = _PROBLEM_PAGE.format(
-        title=escape(title), style=style, text=escape(f"{text}."), link=link
-    )
-    headers = {**_PROBLEM_HEADERS, **problem.headers}
+    page = _PROBLEM_PAGE.format(title=title, style=style, text=escape(f"{text}."), link=link)
+    headers = {**page_headers("'none'"), **problem.headers}
     response = bytes_response(problem.status, page.encode(), "text/html; charset=utf-8", headers)
     if problem.closes:
         response.force_close()

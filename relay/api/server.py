@@ -105,7 +105,7 @@ class Server:
             before = state.callers
             self.settings, self._tls = settings, tls
             state.callers, state.sign_in = callers, sign_in
-            state.end_streams(lambda principal: not callers.knows_as_before(principal, before))
+            state.end_streams(lambda whose: callers.what_makes(whose) != before.what_makes(whose))
 
         return use
 
@@ -204,22 +204,21 @@ def _error_middleware(state: ServerState) -> Middleware:
         response = await _run_handler(request, handler)
         state.responses_by_status[response.status] += 1
         if _log.isEnabledFor(logging.DEBUG):
-            _log_call(request, response.status, state.clock.monotonic() - began)
+            resource = request.match_info.route.resource
+            path = None if resource is None else resource.canonical
+            seconds = round(state.clock.monotonic() - began, 6)
+            _log.debug(
+                "%s %s was answered with %d",
+                request.method,
+                path or "an unknown path",
+                response.status,
+                extra=log_extra(
+                    method=request.method, path=path, status=response.status, seconds=seconds
+                ),
+            )
         return await send_response(request, response, state.limits.send_timeout)
 
     return middleware
-
-
-def _log_call(request: web.Request, status: int, seconds: float) -> None:
-    resource = request.match_info.route.resource
-    path = resource.canonical if resource is not None else None
-    _log.debug(
-        "%s %s was answered with %d",
-        request.method,
-        path or "an unknown path",
-        status,
-        extra=log_extra(method=request.method, path=path, status=status, seconds=round(seconds, 6)),
-    )
 
 
 async def _run_handler(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -173,14 +173,13 @@ def check_sent_by_own_page(request: web.Request, origin: str) -> None:
     sites = request.headers.getall("Sec-Fetch-Site", [])
     origins = request.headers.getall("Origin", [])
     only_reads = request.method in ("GET", "HEAD")
+    allowed_sites = ("same-origin", "none") if only_reads else ("same-origin",)
     foreign = None
-    if any(site != "same-origin" and not (only_reads and site == "none") for site in sites):
+    if any(site not in allowed_sites for site in sites):
         foreign = "Sec-Fetch-Site"
-    elif only_reads:
-        return
-    elif any(other != origin for other in origins):
+    elif not only_reads and any(other != origin for other in origins):
         foreign = "Origin"
-    elif not sites and not origins:
+    elif not only_reads and not sites and not origins:
         foreign = "Sec-Fetch-Site and Origin"
     if foreign is not None:
         raise Problem(
@@ -188,7 +187,7 @@ def check_sent_by_own_page(request: web.Request, origin: str) -> None:
             "the cookie of a session counts only for calls of the relay's own pages, and "
             f"{foreign} shows no such page",
         )
-    if request.headers.getall(PAGE_HEADER, []) != [PAGE_HEADER_VALUE]:
+    if not only_reads and request.headers.getall(PAGE_HEADER, []) != [PAGE_HEADER_VALUE]:
         raise Problem(
             403,
             f"expected {PAGE_HEADER}: {PAGE_HEADER_VALUE} with the cookie of a session: "

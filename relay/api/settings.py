@@ -54,18 +54,6 @@ def _check_sha256(text: str) -> str:
     return text.lower()
 
 
-def _check_key(key: str) -> None:
-    """Raise ValueError for a bearer key that is too short for 128 bits."""
-    random_part = key.strip().removeprefix(KEY_PREFIX).rstrip("=")
-    is_hex = re.fullmatch(r"[0-9a-fA-F]*", random_part) is not None
-    if len(random_part) < (_MIN_HEX_KEY_LENGTH if is_hex else _MIN_KEY_LENGTH):
-        raise ValueError(
-            f"expected a bearer key of 128 bits: at least {_MIN_KEY_LENGTH} characters, or "
-            f"{_MIN_HEX_KEY_LENGTH} if all are hexadecimal digits, not counting {KEY_PREFIX} and "
-            f"padding; got {len(random_part)}. `imds-relay keys` makes one"
-        )
-
-
 def _check_listen(text: str) -> str:
     match = _LISTEN.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
@@ -164,9 +152,16 @@ class Client(Section):
         return self
 
     def _load_strong_key(self) -> str:
-        """Return the current bearer key. Raises ValueError for a weak one."""
+        """Return the current bearer key. Raises ValueError for one too short for 128 bits."""
         key = self.reveal("key") or ""
-        _check_key(key)
+        random_part = key.strip().removeprefix(KEY_PREFIX).rstrip("=")
+        is_hex = re.fullmatch(r"[0-9a-fA-F]*", random_part) is not None
+        if len(random_part) < (_MIN_HEX_KEY_LENGTH if is_hex else _MIN_KEY_LENGTH):
+            raise ValueError(
+                f"expected a bearer key of 128 bits: at least {_MIN_KEY_LENGTH} characters, or "
+                f"{_MIN_HEX_KEY_LENGTH} if all are hexadecimal digits, not counting {KEY_PREFIX} "
+                f"and padding; got {len(random_part)}. `imds-relay keys` makes one"
+            )
         return key
 
     @property
@@ -204,7 +199,7 @@ class Client(Section):
         except ValueError:
             return digests
 
-    def key_digests_and_signing_keys(self) -> Iterator[tuple[str, bytes]]:
+    def credentials(self) -> Iterator[tuple[str, bytes]]:
         """Yield what proves who this client is: digests of keys, and the keys that sign.
 
         Raises ValueError for an invalid secret.
@@ -302,19 +297,19 @@ class ApiSettings(Section):
 
 def _check_public_url_for_sign_in(public_url: str | None) -> None:
     """Raise ValueError for a URL at which a browser would not keep the cookie of a session."""
-    expected = "expected the https URL at which browsers reach this relay"
-    reason = "oidc.sign_in sends people back there, and its cookies are for https alone"
-    if public_url is None:
-        raise ValueError(f"public_url: {expected}, got none; {reason}")
+    problem = "got none" if public_url is None else ""
     try:
-        check_https_or_loopback_url(public_url)
+        check_https_or_loopback_url(public_url or "https://relay.example.com")
     except ValueError:
+        problem = "without user, fragment and spaces, got another"
+    if "?" in (public_url or ""):
+        problem = "without a query, got one with it"
+    if problem:
         raise ValueError(
-            f"public_url: {expected} (http only on this machine), without user, fragment and "
-            f"spaces, got another; {reason}"
-        ) from None
-    if "?" in public_url:
-        raise ValueError(f"public_url: {expected}, without a query, got one with it; {reason}")
+            "public_url: expected the https URL at which browsers reach this relay (http only on "
+            f"this machine), {problem}; oidc.sign_in sends people back there, and its cookies are "
+            "for https alone"
+        )
 
 
 def _check_credentials_not_shared(clients: Iterable[Client]) -> None:
@@ -324,7 +319,7 @@ def _check_credentials_not_shared(clients: Iterable[Client]) -> None:
     """
     owners: dict[bytes, str] = {}
     for client in clients:
-        for kind, credential in client.key_digests_and_signing_keys():
+        for kind, credential in client.credentials():
             owner = owners.setdefault(credential, client.name)
             if owner != client.name:
                 raise ValueError(

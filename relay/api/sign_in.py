@@ -22,25 +22,20 @@ where `api.oidc.sign_in` is configured.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import urlencode
 
 from yarl import URL
 
 from relay.api.callers import NotAuthenticated
 from relay.api.entra import (
     CLOCK_TOLERANCE,
-    Endpoints,
     EntraUnavailable,
     Kept,
     Person,
@@ -54,19 +49,19 @@ from relay.clock import Clock
 from relay.rate_limits import TokenBuckets
 
 MAX_TARGET_LENGTH = 512
-MAX_EXCHANGES = 8
-"""Codes that are exchanged at once. Others wait."""
 _MAX_CODE_LENGTH = 4096
 _MAX_REMEMBERED = 4096
 """Used states that are remembered. Entra ID, too, takes each code once."""
-_SCOPE = "openid profile"  # profile: without it there is no oid
 _SEGMENT = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
 _TARGET = re.compile(rf"/(?:{_SEGMENT}(?:/{_SEGMENT})*/?)?(?:\?[A-Za-z0-9._~&=:/@+%-]*)?")
 """A path of this relay: no other host (`//`, `\\`), no `..`, no control characters, no fragment."""
 _ERROR = re.compile(r"[a-z_]{1,64}")
 _ENTRA_ERROR = re.compile(r"AADSTS\d{1,10}")
-_CREDENTIALS_REFUSED = "invalid_client"
-"""The error of a wrong or expired client secret (RFC 6749, section 5.2)."""
+_BEGIN_AGAIN = (
+    "This sign-in did not begin in this browser, began more than ten minutes ago, was replaced by "
+    "a newer one, or is over. Begin again."
+)
+_UNUSABLE = "The answer of Entra ID is not usable. Begin again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +101,24 @@ class PendingSignIns:
         The state must be that of the cookie.
         """
         if cookie is None:
-            raise _begin_again("the browser has no cookie of a sign-in")
+            raise SignInRefused("the browser has no cookie of a sign-in", _BEGIN_AGAIN)
         expected = self._mac("state", cookie)
         if not hmac.compare_digest(expected.encode(), state.encode("utf-8", "surrogateescape")):
-            raise _begin_again("the state is not that of the browser's cookie")
+            raise SignInRefused("the state is not that of the browser's cookie", _BEGIN_AGAIN)
         # Only this process can have made a cookie with the right state.
         began_at, _, target = cookie.split(".")
         if now >= int(began_at) + PENDING_LIFETIME:
-            raise _begin_again("the sign-in began too long ago")
+            raise SignInRefused("the sign-in began too long ago", _BEGIN_AGAIN)
         if self._unused.take(expected, now):
-            raise _begin_again("the state was used before")
+            raise SignInRefused("the state was used before", _BEGIN_AGAIN)
         padding = "=" * (-len(target) % 4)
         return self._derive(cookie, base64.urlsafe_b64decode(target + padding).decode())
 
     def _derive(self, cookie: str, target: str) -> PendingSignIn:
-        return PendingSignIn(
-            cookie,
-            state=self._mac("state", cookie),
-            nonce=self._mac("nonce", cookie),
-            verifier=self._mac("code verifier", cookie),
-            target=target,
+        state, nonce, verifier = (
+            self._mac(use, cookie) for use in ("state", "nonce", "code verifier")
         )
+        return PendingSignIn(cookie, state, nonce, verifier, target)
 
     def _mac(self, use: str, cookie: str) -> str:
         message = f"{use} {cookie}".encode("utf-8", "surrogateescape")
@@ -140,38 +132,35 @@ class SignIn:
         self, settings: OidcSettings, public_url: str, tokens: TokenVerifier, clock: Clock
     ) -> None:
         self.sessions = Sessions(clock)
-        self.redirect_uri = redirect_uri(public_url)
-        """Where Entra ID sends the browser back."""
         self.origin = str(URL(public_url).origin())
         """The origin of the relay's pages, as browsers write it."""
-        self._base = public_url.rstrip("/")
+        self._public_url = public_url
         self._settings = settings
         self._tokens = tokens
         self._clock = clock
         self._endpoints = Kept(partial(fetch_endpoints, settings), clock)
         self._pending = PendingSignIns()
-        self._exchanges = asyncio.Semaphore(MAX_EXCHANGES)
 
     def url_of_path(self, target: str) -> str:
         """Return the URL of a path of this relay."""
-        return f"{self._base}{target}"
+        return f"{self._public_url.rstrip('/')}{target}"
 
-    async def begin(self, target: str) -> tuple[str, PendingSignIn]:
-        """Begin a sign-in, and return the URL at Entra ID to which the browser goes.
+    async def begin(self, target: str) -> tuple[str, str]:
+        """Begin a sign-in. Return the URL at Entra ID to which the browser goes, and its cookie.
 
         Raises ValueError for a target that is no path of this relay, and SignInRefused.
         """
         pending = self._pending.begin(target, self._clock.monotonic())
         try:
-            endpoints = await self._endpoints.get()
+            authorization, _ = await self._endpoints.get()
         except EntraUnavailable as error:
             raise _unavailable(error) from None
-        url = endpoints.authorization.update_query(
+        url = authorization.update_query(
             client_id=self._settings.client_id,
             response_type="code",
             response_mode="query",
-            redirect_uri=self.redirect_uri,
-            scope=_SCOPE,
+            redirect_uri=redirect_uri(self._public_url),
+            scope="openid profile",  # profile: without it there is no oid
             state=pending.state,
             nonce=pending.nonce,
             code_challenge=pending.challenge,
@@ -179,7 +168,7 @@ class SignIn:
             # Nobody is signed in unseen, and who has several accounts can choose another one.
             prompt="select_account",
         )
-        return str(url), pending
+        return str(url), pending.cookie
 
     async def finish(
         self, cookie: str | None, answer: URL, old_session: str | None
@@ -207,12 +196,12 @@ class SignIn:
         """Return who signed in, by the answer of Entra ID. Raises SignInRefused."""
         issuers = answer.query.getall("iss", [])
         if any(issuer != self._settings.issuer for issuer in issuers):  # RFC 9207
-            raise _malformed("the answer is that of another issuer")
+            raise SignInRefused("the answer is that of another issuer", _UNUSABLE, status=400)
         if "error" in answer.query:
             raise _refused(_codes(_only(answer, "error"), _only(answer, "error_description")))
         code = _only(answer, "code")
         if not code or len(code) > _MAX_CODE_LENGTH or not code.isascii():
-            raise _malformed("the answer has not exactly one code")
+            raise SignInRefused("the answer has not exactly one code", _UNUSABLE, status=400)
         try:
             token = await self._exchange(code, pending.verifier)
             return await self._tokens.person_from_id_token(token, pending.nonce)
@@ -230,20 +219,22 @@ class SignIn:
 
         Only this endpoint gets the client secret, so only its errors can say that it is wrong.
         """
+        assert self._settings.sign_in is not None  # noqa: S101  # nobody signs in without it
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": self.redirect_uri,
+            "redirect_uri": redirect_uri(self._public_url),
             "code_verifier": verifier,
+            "client_id": self._settings.client_id,
+            "client_secret": self._settings.sign_in.reveal("client_secret") or "",
         }
-        endpoints = await self._endpoints.get()
-        async with self._exchanges:
-            status, answer = await _post_form(endpoints, form, self._settings)
+        _, url = await self._endpoints.get()
+        status, answer = await ask(url, form)
         token = answer.get("id_token")
         if status == HTTPStatus.OK and isinstance(token, str):
             return token
         codes = _codes(answer.get("error"), answer.get("error_description"))
-        if answer.get("error") != _CREDENTIALS_REFUSED:
+        if answer.get("error") != "invalid_client":  # RFC 6749, section 5.2
             raise _refused(codes)
         raise SignInRefused(
             f"Entra ID refused the client secret of api.oidc.sign_in ({codes})",
@@ -251,36 +242,6 @@ class SignIn:
             f"({codes}). Tell whoever operates the relay.",
             status=502,
         )
-
-
-async def check_client_secret(settings: OidcSettings, endpoints: Endpoints) -> str | None:
-    """Return why Entra ID refuses the client secret; None if it accepts it.
-
-    Asks for a token in the name of the application itself, and drops it: that alone needs nothing
-    but the secret. Raises EntraUnavailable if Entra ID does not say.
-    """
-    if endpoints.graph_host is None:
-        raise EntraUnavailable("it names no host of Microsoft Graph")
-    scope = f"https://{endpoints.graph_host}/.default"
-    form = {"grant_type": "client_credentials", "scope": scope}
-    status, answer = await _post_form(endpoints, form, settings)
-    if status == HTTPStatus.OK:
-        return None
-    codes = _codes(answer.get("error"), answer.get("error_description"))
-    if answer.get("error") == _CREDENTIALS_REFUSED:
-        return codes
-    raise EntraUnavailable(codes)
-
-
-async def _post_form(
-    endpoints: Endpoints, form: Mapping[str, str], settings: OidcSettings
-) -> tuple[int, Mapping[str, Any]]:
-    """POST a form with the credentials of the application. Raises EntraUnavailable."""
-    assert settings.sign_in is not None  # noqa: S101  # nobody signs in without it
-    secret = settings.sign_in.reveal("client_secret") or ""
-    body = urlencode({**form, "client_id": settings.client_id, "client_secret": secret}).encode()
-    headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    return await ask("POST", endpoints.token, body, secrets=(secret, *form.values()), **headers)
 
 
 def _codes(error: object, description: object) -> str:
@@ -297,31 +258,14 @@ def _codes(error: object, description: object) -> str:
 
 
 def _refused(codes: str) -> SignInRefused:
-    return SignInRefused(
-        f"Entra ID refused the sign-in ({codes})",
-        f"Entra ID refused the sign-in ({codes}). Begin again, with an account that may use this "
-        "application.",
-    )
-
-
-def _malformed(reason: str) -> SignInRefused:
-    return SignInRefused(reason, "The answer of Entra ID is not usable. Begin again.", status=400)
-
-
-def _begin_again(reason: str) -> SignInRefused:
-    return SignInRefused(
-        reason,
-        "This sign-in did not begin in this browser, began more than ten minutes ago, was replaced "
-        "by a newer one, or is over. Begin again.",
-    )
+    text = f"Entra ID refused the sign-in ({codes})"
+    advice = f"{text}. Begin again, with an account that may use this application."
+    return SignInRefused(text, advice)
 
 
 def _unavailable(error: EntraUnavailable) -> SignInRefused:
-    return SignInRefused(
-        f"Entra ID cannot be asked: {error}",
-        f"The relay cannot reach Entra ID: {error}. Try again, or use a key.",
-        status=502,
-    )
+    advice = f"The relay cannot reach Entra ID: {error}. Try again, or use a key."
+    return SignInRefused(f"Entra ID cannot be asked: {error}", advice, status=502)
 
 
 def _only(answer: URL, name: str) -> str | None:

@@ -90,22 +90,29 @@ def local_socket(path: Path, *, mode: int = 0o660) -> Iterator[socket.socket]:
             "api.socket: this system has no local sockets that say who calls; "
             "remove it, and use api.listen with clients"
         )
-    try:
-        _remove_stale_socket(path)
-        sock = _bind_unix_socket(path, mode)
-        own_file = path.stat()
-    except OSError as error:
-        raise ConfigError(
-            f"api.socket: expected a path where a socket can be made, {path}: "
-            f"{error.strerror or error}"
-        ) from error
-    try:
-        yield sock
-    finally:
-        sock.close()
-        with contextlib.suppress(OSError):
-            if os.path.samestat(path.stat(), own_file):
-                path.unlink()
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            _remove_stale_socket(path)
+            # Linux derives the mode of the file from that of the socket and the umask. So the file
+            # never has a wider mode.
+            os.fchmod(sock.fileno(), mode)
+            sock.bind(str(path))
+            own_file = path.stat()
+            path.chmod(mode)
+            sock.listen(BACKLOG)
+            sock.settimeout(0)
+        except OSError as error:
+            raise ConfigError(
+                f"api.socket: expected a path where a socket can be made, {path}: "
+                f"{error.strerror or error}"
+            ) from error
+        try:
+            yield sock
+        finally:
+            sock.close()
+            with contextlib.suppress(OSError):
+                if os.path.samestat(path.stat(), own_file):
+                    path.unlink()
 
 
 def _remove_stale_socket(path: Path) -> None:
@@ -133,22 +140,6 @@ def _remove_stale_socket(path: Path) -> None:
     )
 
 
-def _bind_unix_socket(path: Path, mode: int) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        # Linux derives the mode of the file from that of the socket and the umask. So the file
-        # never has a wider mode.
-        os.fchmod(sock.fileno(), mode)
-        sock.bind(str(path))
-        path.chmod(mode)
-        sock.listen(BACKLOG)
-        sock.settimeout(0)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
 def file_backed_server_context(settings: ServerTlsSettings) -> FileBackedValue[ssl.SSLContext]:
     """Return the TLS context for new connections. Raises ConfigError if the files are unusable."""
     return FileBackedValue(
@@ -164,29 +155,23 @@ def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # OpenSSL 1.1 lets clients renegotiate, with another certificate and at the server's cost.
     context.options |= ssl.OP_NO_RENEGOTIATION
+    expected = (
+        f"api.tls: expected a certificate in PEM in {settings.cert_file} and its key, "
+        f"not encrypted, in {settings.key_file}"
+    )
     try:
         require_small_regular_file(settings.cert_file)
         require_small_regular_file(settings.key_file)
         # The empty password keeps OpenSSL from asking for one on the terminal.
         context.load_cert_chain(settings.cert_file, settings.key_file, password="")
+        if settings.client_ca_file is not None:
+            expected = (
+                f"api.tls.client_ca_file: expected certificates in PEM in {settings.client_ca_file}"
+            )
+            context.verify_mode = ssl.CERT_REQUIRED
+            require_small_regular_file(settings.client_ca_file)
+            context.load_verify_locations(settings.client_ca_file)
     except OSError as error:
-        raise ConfigError(
-            f"api.tls: expected a certificate in PEM in {settings.cert_file} and its key, "
-            f"not encrypted, in {settings.key_file}: {_reason(error)}"
-        ) from error
-    if settings.client_ca_file is None:
-        return context
-    context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        require_small_regular_file(settings.client_ca_file)
-        context.load_verify_locations(settings.client_ca_file)
-    except OSError as error:
-        raise ConfigError(
-            "api.tls.client_ca_file: expected certificates in PEM in "
-            f"{settings.client_ca_file}: {_reason(error)}"
-        ) from error
+        reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
+        raise ConfigError(f"{expected}: {reason}") from error
     return context
-
-
-def _reason(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or type(error).__name__

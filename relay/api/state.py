@@ -1,4 +1,4 @@
-"""What the server remembers between calls: the attached relay, open streams, and its limits.
+"""The parts of a relay that the API uses, and what the server remembers between calls.
 
 The roles of the relay attach their parts once they run, and detach them before they stop. Until
 then a call that needs the relay is answered 503.
@@ -8,23 +8,110 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 from weakref import WeakValueDictionary
 
-from relay.api import ConfigurationReloader, Relay
 from relay.api.connections import ServerLimits
 from relay.api.rates import CallRates, RejectionLog
 from relay.api.responses import Problem
+from relay.approvals.gate import DecisionHandler
+from relay.chat import ChatSink
 from relay.clock import Clock
+from relay.delivery.dispatcher import Dispatcher
+from relay.events.build import Origin
+from relay.histogram import Histogram
 from relay.store import RecordedEvent
+from relay.store.sqlite import Store
 from relay.telemetry.event_counts import EventCounts
 
-if TYPE_CHECKING:  # a relay without sign-in saves the memory of the token library
+if TYPE_CHECKING:  # a relay without them saves the memory of the AMQP and token libraries
+    from relay.amqp.approval_consumer import ApprovalConsumer
     from relay.api.callers import Callers
     from relay.api.sign_in import SignIn
+    from relay.fleet.hub.hub import Hub
+    from relay.fleet.hub.roster import Roster
+    from relay.fleet.hub.start_orders import OrderResult
+
+
+class SourceHealth(Protocol):
+    """What the API reports about the source of events: the poller, or on a hub the agents."""
+
+    lost: bool
+    """Whether the source has given no usable response for too long."""
+    polls: int
+    """Polls so far; on a hub messages of agents."""
+    failures: int
+    """Polls in a row without a usable response; on a hub failed connections in a row."""
+
+    @property
+    def lost_reason(self) -> str:
+        """What it means that the source is lost."""
+
+
+class PollMeasurements(Protocol):
+    """What is measured of the polls of the metadata service."""
+
+    poll_seconds: Histogram
+
+    @property
+    def read_age(self) -> float | None:
+        """The seconds since the document was last read; None: this process read none yet."""
+
+    @property
+    def clock_offset(self) -> float | None:
+        """The seconds that our clock is certainly ahead of the service's; None: not known."""
+
+
+class ConfigurationReloader(Protocol):
+    """Reads the configuration again, and takes it over."""
+
+    problem: str | None
+    """Why the last reload was refused; None if it was not."""
+
+    async def reload(self, by: str, /) -> Sequence[ChangedKey]:
+        """Take over the configuration as it is now. Raises ReloadRefused."""
+
+
+class ChangedKey(Protocol):
+    """A key of the configuration whose value has changed."""
+
+    @property
+    def key(self) -> str:
+        """Where it is: ``sinks.bus``."""
+
+    @property
+    def kind(self) -> Literal["added", "changed", "removed", "moved"]:
+        """What has happened to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """The parts of a running relay that the API uses."""
+
+    store: Store
+    gate: DecisionHandler
+    """Takes approvals, holds and releases. An agent forwards them to the gate of its hub."""
+    dispatcher: Dispatcher
+    """Delivers what is recorded to the sinks."""
+    source: SourceHealth
+    origin: Origin
+    """The scope and the name of this relay."""
+    clock: Clock
+    chats: Mapping[str, ChatSink] = field(default_factory=dict)
+    """The chat sinks by name."""
+    roster: Roster | None = None
+    """The agents, on a hub."""
+    hub: Hub | None = None
+    """What a hub counts."""
+    order_results: Mapping[OrderResult, int] = field(default_factory=dict)
+    """How the start orders of a hub ended."""
+    polling: PollMeasurements | None = None
+    """None on a hub, which does not poll."""
+    approvals_link: ApprovalConsumer | None = None
+    """None without approvals over RabbitMQ."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,19 +155,14 @@ class ServerState:
     @asynccontextmanager
     async def large_answer(self, caller: str) -> AsyncIterator[None]:
         """Let a caller have a page while the context lasts. Raises Problem 429 if it has many."""
-        free = self._large_answers.get(caller)
-        if free is None:
-            free = asyncio.Semaphore(self.limits.max_large_answers)
-            self._large_answers[caller] = free
+        free = self._large_answers.get(caller) or asyncio.Semaphore(self.limits.max_large_answers)
+        self._large_answers[caller] = free
         try:
             async with asyncio.timeout(self.limits.send_timeout):
                 await free.acquire()
         except TimeoutError:
-            raise Problem(
-                429,
-                "too many answers are being read at once; read them faster, or one by one",
-                headers={"Retry-After": "1"},
-            ) from None
+            text = "too many answers are being read at once; read them faster, or one by one"
+            raise Problem(429, text, headers={"Retry-After": "1"}) from None
         try:
             yield
         finally:

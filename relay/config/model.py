@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from relay.api import ApiSettings, Client
+from relay.api.settings import ApiSettings, Client
 from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
 from relay.approvals.principals import is_machine, most_votes
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of
@@ -245,7 +245,7 @@ def _refuse_shared_secrets(sinks: Sequence[SinkSettings], clients: Sequence[Clie
     """
     owners: dict[bytes, tuple[int, str]] = {}
     for index, client in enumerate(clients):
-        for kind, credential in client.key_digests_and_signing_keys():
+        for kind, credential in client.credentials():
             owner, _ = owners.setdefault(credential, (index, kind))
             if owner != index:
                 raise WrongValue(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from relay.api import ApiSettings
+from relay.api.settings import ApiSettings
 from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import VM_PREFIX, is_chat_principal, is_machine
 from relay.approvals.rules import Quorum, clients_of_same_person, eligible_voters, person_of

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relay.api import Relay
+from relay.api.state import Relay
 from relay.roles.live_parts import LiveParts
 
 

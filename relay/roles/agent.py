@@ -11,8 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from relay.api import Relay
 from relay.api.server import Server
+from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.config import Config

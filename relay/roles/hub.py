@@ -12,8 +12,8 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from relay.api import Relay
 from relay.api.server import Server
+from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.clock import Clock

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.api import Relay
 from relay.api.server import Server
+from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.request import Caller

@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from relay.api import Client, Relay
 from relay.api.callers import caller_for_client
 from relay.api.rates import RejectionLog
+from relay.api.settings import Client
+from relay.api.state import Relay
 from relay.approvals.request import Caller
 from relay.clock import Clock
 from relay.config import Config

@@ -18,7 +18,7 @@ from pamqp.header import ContentHeader
 from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.amqp.message_verification import UnusableMessage, extract_message_of_verified_sender
 from relay.amqp.topology import describe_approvals_queue_of_scope
-from relay.api import Client
+from relay.api.settings import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
 from relay.fleet.topology import make_hub_approvals_queue

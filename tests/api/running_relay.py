@@ -19,9 +19,10 @@ import orjson
 from standardwebhooks import Webhook
 from yarl import URL
 
-from relay.api import ApiSettings, Relay
 from relay.api.connections import ServerLimits
 from relay.api.server import Server
+from relay.api.settings import ApiSettings
+from relay.api.state import Relay
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate

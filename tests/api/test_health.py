@@ -11,8 +11,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from relay import __version__
-from relay.api import ApiSettings
 from relay.api.doctor import diagnose
+from relay.api.settings import ApiSettings
 from relay.errors import Deferred
 from tests.api.running_relay import SCOPE, RunningRelay, make_event, run_relay
 from tests.eventually import eventually

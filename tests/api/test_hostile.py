@@ -324,8 +324,6 @@ ERRORS = (
     (b"GET /v1/../healthz HTTP/1.1", 404),
     (b"GET /%2e%2e/etc/passwd HTTP/1.1", 404),
     (b"GET /v1/events/%zz HTTP/1.1", 401),
-    (b"GET /approve/ HTTP/1.1", 404),
-    (b"POST /approve HTTP/1.1", 405),
     (b"POST /v1/chat/slack HTTP/1.1", 404),
     (b"TRACE /healthz HTTP/1.1", 405),
     (b"OPTIONS * HTTP/1.1", 404),

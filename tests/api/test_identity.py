@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 
-from relay.api import ApiSettings
 from relay.api.entra import MAX_AGE, REFETCH_INTERVAL, RETRY_INTERVAL
+from relay.api.settings import ApiSettings
 from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 from tests.eventually import eventually

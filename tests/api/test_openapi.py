@@ -23,7 +23,6 @@ PUT /v1/approvals/mode
 POST /v1/reload
 POST /v1/callbacks/{client}
 POST /v1/chat/{sink}
-GET /approve
 GET /v1/standing-holds
 POST /v1/standing-holds
 GET /v1/standing-holds/{holdId}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.api import ApiSettings, Client
+from relay.api.settings import ApiSettings, Client
 
 SHA256 = "a" * 64
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="

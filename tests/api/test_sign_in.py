@@ -17,10 +17,10 @@ from aiohttp import web
 from cryptography import x509
 from pydantic import ValidationError
 
-from relay.api import ApiSettings
 from relay.api.entra import MAX_AGE, RETRY_INTERVAL
-from relay.api.responses import ProblemWithLink, problem_page
+from relay.api.responses import Problem, problem_page
 from relay.api.sessions import SESSION_LIFETIME
+from relay.api.settings import ApiSettings
 from relay.approvals.request import Caller, Rights
 from tests.api.entra import (
     ACCOUNTS,
@@ -334,8 +334,8 @@ async def test_an_id_token_with_wrong_claims_signs_nobody_in(desk: Desk) -> None
         ({"nonce": "\udc80"}, "nonce"),
         ({"azp": "22222222-2222-2222-2222-222222222222"}, "azp"),
         ({"roles": None}, "none of the application roles"),
-        ({"roles": None, "groups": ["Approver"]}, "groups in the token give no rights"),
-        ({"_claim_names": {"roles": "src1"}}, "there are too many"),
+        ({"roles": None, "groups": ["Approver"]}, "groups in a token give no rights"),
+        ({"roles": None, "_claim_names": {"roles": "src1"}}, "none of the application roles"),
     ):
         desk.entra.changes = changes
         browser = desk.browser()
@@ -481,14 +481,10 @@ async def test_endpoints_are_looked_up_once_a_day_and_soon_after_a_failure(desk:
 
 
 def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:
-    problem = ProblemWithLink(
-        403, "<b>no</b>", title="<u>", link='/"><script>', link_text="<i>back</i>"
-    )
+    problem = Problem(403, "<b>no</b>", link='/"><script>')
     page = bytes(problem_page(problem, "/sign-in").body or b"").decode()  # type: ignore[arg-type]
     assert "&lt;b&gt;no&lt;/b&gt;" in page
     assert "<script>" not in page
-    assert "<i>" not in page
-    assert "<u>" not in page
 
 
 # --- an ID token and a session are no bearer tokens

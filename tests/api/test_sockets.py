@@ -17,10 +17,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from relay.api import ApiSettings
 from relay.api.connections import ServerLimits
 from relay.api.server import Server
-from relay.api.settings import automatic_socket
+from relay.api.settings import ApiSettings, automatic_socket
 from relay.clock import SystemClock
 from relay.errors import ConfigError
 from tests.api.running_relay import make_event, run_relay

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from relay.api import ApiSettings
 from relay.api.doctor import diagnose
+from relay.api.settings import ApiSettings
 from relay.doctor_findings import Finding
 from tests.api.entra import CLIENT_SECRET, Entra, run_entra
 from tests.cli.command import run_command

@@ -1,8 +1,7 @@
 """`GET /`: the page for people, to which links in messages lead.
 
-It holds no data. The scripts of the page at `/` call the API with the reader's credentials. Its
-files are in `relay/api/page/` and are read for each call, so that a relay without readers spends no
-memory on them.
+It holds no data: its scripts call the API with the reader's credentials. Its files are in
+`relay/api/page/`, and are read for each call, so that a relay without readers spends no memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _CONTENT_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
 }
-_HEADERS = page_headers(scripts="'self'", styles="'self'")
+_HEADERS = page_headers("'self'")
 
 
 @get(
@@ -46,19 +45,6 @@ async def show_file(_call: Call, file: str) -> web.Response:
     if file not in _FILES:
         raise Problem(404, "no such file of the page")
     return await _send(file)
-
-
-@get(
-    "/approve",
-    "where links in older messages led: goes on to the page",
-    status=303,
-    access="public",
-    media_types=("text/html",),
-)
-async def open_old_link(_call: Call) -> web.Response:
-    # Relative, because a proxy may serve the relay below a path. Without a fragment of its own the
-    # browser would keep that of the link.
-    return bytes_response(303, b"", _CONTENT_TYPES["html"], {"Location": "./#/"})
 
 
 async def _send(name: str) -> web.Response:

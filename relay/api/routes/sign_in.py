@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from relay.api.callers import ANONYMOUS
 from relay.api.calls import Call, Parameter, get, post
 from relay.api.entra_settings import CALLBACK_PATH
-from relay.api.responses import Problem, ProblemWithLink, bytes_response, json_response
+from relay.api.responses import Problem, bytes_response, json_response
 from relay.api.sessions import (
     PENDING_COOKIE,
     SESSION,
@@ -29,9 +29,7 @@ from relay.log_fields import log_extra
 if TYPE_CHECKING:
     from relay.api.sign_in import SignIn
 
-_RIGHTS: tuple[Right, ...] = ("read", "approve", "hold", "operate")
 _PATH = "/sign-in"
-_NOT_SIGNED_IN = "You are not signed in"
 _log = logging.getLogger(__name__)
 
 
@@ -67,14 +65,15 @@ _TO = Parameter(
     access="key or public",
 )
 async def show_session(call: Call) -> SessionInfo | web.Response:
-    session, caller = call.request.get(SESSION), call.caller
+    session, caller, sign_in = call.request.get(SESSION), call.caller, call.server.sign_in
+    rights: tuple[Right, ...] = ("read", "approve", "hold", "operate")
     info = SessionInfo(
-        signIn=None if call.server.sign_in is None else _PATH,
+        signIn=None if sign_in is None else _PATH,
         principal=None if caller is ANONYMOUS else caller.principal,
         name=None if session is None else session.name,
-        can=[right for right in _RIGHTS if right in caller.rights.can],
+        can=[right for right in rights if right in caller.rights.can],
     )
-    cookie, sign_in = SESSION_COOKIE.read(call.request), call.server.sign_in
+    cookie = SESSION_COOKIE.read(call.request)
     if cookie is None or sign_in is None or sign_in.sessions.find(cookie) is not None:
         return info
     response = json_response(200, info)
@@ -96,13 +95,8 @@ async def begin(call: Call, to: Annotated[str, _TO]) -> web.Response:
     site = call.request.headers.get("Sec-Fetch-Site", "none")
     destination = call.request.headers.get("Sec-Fetch-Dest", "document")
     if site not in ("same-origin", "none") or destination != "document":
-        raise ProblemWithLink(
-            403,
-            "a page of another site sent you here to sign in. Begin on the relay's own page",
-            title=_NOT_SIGNED_IN,
-            link=sign_in.url_of_path("/"),
-            link_text="The relay's page",
-        )
+        text = "a page of another site sent you here to sign in. Begin on the relay's own page"
+        raise Problem(403, text, link=sign_in.url_of_path("/"))
     try:
         url, pending = await sign_in.begin(to)
     except ValueError as error:
@@ -110,7 +104,7 @@ async def begin(call: Call, to: Annotated[str, _TO]) -> web.Response:
     except SignInRefused as error:
         raise _refuse(call, error, sign_in) from None
     response = _redirect(url)
-    PENDING_COOKIE.give(response, pending.cookie)
+    PENDING_COOKIE.give(response, pending)
     return response
 
 
@@ -125,12 +119,9 @@ async def begin(call: Call, to: Annotated[str, _TO]) -> web.Response:
 )
 async def finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
+    pending, old_session = PENDING_COOKIE.read(request), SESSION_COOKIE.read(request)
     try:
-        cookie, target = await sign_in.finish(
-            PENDING_COOKIE.read(request),
-            request.rel_url,
-            SESSION_COOKIE.read(request),
-        )
+        cookie, target = await sign_in.finish(pending, request.rel_url, old_session)
     except SignInRefused as error:
         raise _refuse(call, error, sign_in) from None
     _log_action(sign_in, cookie, "signed in")
@@ -166,13 +157,7 @@ def _sign_in_of(call: Call) -> SignIn:
 
 def _refuse(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
-    problem = ProblemWithLink(
-        error.status,
-        error.advice,
-        title=_NOT_SIGNED_IN,
-        link=sign_in.url_of_path(error.target or "/"),
-        link_text="Back to the relay's page",
-    )
+    problem = Problem(error.status, error.advice, link=sign_in.url_of_path(error.target or "/"))
     return call.server.rates.refuse(call.request, f"sign-in: {error}", problem)
 
 
