@@ -43,22 +43,6 @@ async def test_the_decision_is_on_disk_before_the_answer(
     )
 
 
-async def test_a_recorded_vote_has_principal_channel_reason_and_ticket(
-    relay: RunningRelay,
-) -> None:
-    await relay.decide(reason="drained", ticket="CHG-7")
-    (recorded,) = await relay.recorded_events("approval.recorded")
-    data = recorded["data"]
-    names = ("principal", "channel", "reason", "ticket", "decision")
-    assert tuple(data[name] for name in names) == (
-        "client:alice",
-        "http",
-        "drained",
-        "CHG-7",
-        "approve",
-    )
-
-
 @pytest.mark.parametrize("header", ["Idempotency-Key", "webhook-id"])
 async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(
     relay: RunningRelay, header: str

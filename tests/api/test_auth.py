@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import orjson
 import pytest
 from pydantic import ValidationError
@@ -194,14 +193,6 @@ async def test_a_good_key_is_let_through_where_strangers_have_used_up_the_addres
     assert (await relay.decide()).status == 202
     for by in (None, "nobody"):
         assert (await relay.call("GET", "/v1/events", by=by)).status == 429
-
-
-async def test_all_loopback_addresses_are_one_address(relay: RunningRelay) -> None:
-    await _use_up_the_address(relay)
-    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
-    async with aiohttp.ClientSession(connector=connector) as session:
-        for by, status in (("nobody", 429), ("bob", 200)):
-            assert (await relay.call("GET", "/v1/events", by=by, session=session)).status == status
 
 
 async def test_a_good_signature_is_let_through_there_too(relay: RunningRelay) -> None:

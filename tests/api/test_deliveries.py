@@ -180,20 +180,6 @@ async def test_an_unknown_sink_is_404(relay: RunningRelay, name: str, verb: str)
     assert (await relay.call("POST", f"/v1/sinks/{name}/{verb}")).status == 404
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/sinks/box/ping",
-        "/v1/sinks/box/pause",
-        "/v1/sinks/box/resume",
-        "/v1/dead-letters/1/redeliver",
-    ],
-)
-async def test_a_get_operates_nothing(relay: RunningRelay, path: str) -> None:
-    assert (await relay.call("GET", path)).status == 405
-    assert relay.dispatcher.workers[0].state == "on"
-
-
 async def test_while_the_store_cannot_be_written_operations_are_503(
     relay: RunningRelay,
 ) -> None:

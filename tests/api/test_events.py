@@ -169,25 +169,6 @@ async def test_an_ended_event_keeps_its_last_data_and_a_new_occurrence_starts_af
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "state"),
-    [
-        ({"event_type": "Redeploy"}, "none"),
-        ({"event_type": "Freeze"}, "accepted"),
-        ({"event_status": "Started", "not_before": None}, "none"),
-    ],
-    ids=["no rule", "automatic", "started"],
-)
-async def test_the_state_of_an_approval(
-    relay: RunningRelay, changes: dict[str, Any], state: str
-) -> None:
-    await relay.observe(make_event(**changes))
-    await eventually(
-        lambda: relay.call("GET", f"/v1/events/{EVENT_ID}"),
-        lambda answer: answer.json["approval"]["state"] == state,
-    )
-
-
 async def test_a_list_comes_in_pages_without_gap_or_repeat(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=()) as relay:
         events = [
@@ -208,18 +189,6 @@ async def test_a_list_comes_in_pages_without_gap_or_repeat(tmp_path: Path) -> No
         assert [name for page in pages for name in page] == [
             recorded.event_id for recorded in reversed(events)
         ]
-
-
-async def test_a_page_that_is_just_full_has_no_next_page(tmp_path: Path) -> None:
-    async with run_relay(tmp_path, sinks=()) as relay:
-        await relay.observe(
-            *(
-                make_event(event_id=f"event-{number}", event_type="Redeploy")
-                for number in range(100)
-            )
-        )
-        page = (await relay.call("GET", "/v1/events")).json
-        assert (len(page["items"]), page["next"]) == (100, None)
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "-1", "1.5", "9" * 19, "1&cursor=2", "%D9%A1", "1%00"])

@@ -8,13 +8,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from relay import __version__
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
 from relay.errors import Deferred
-from tests.api.running_relay import SCOPE, RunningRelay, make_event, run_relay
+from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
 
@@ -150,38 +148,6 @@ async def test_a_read_only_store_makes_the_relay_unready(relay: RunningRelay) ->
     assert (ready.status, ready.json["source"], ready.json["store"]) == (503, "ok", "failing")
 
 
-async def test_metrics_report_the_state_of_the_relay(relay: RunningRelay) -> None:
-    relay.sinks["box"].failure = Deferred("it is down")
-    await relay.call("GET", "/v1/events", by="nobody")
-    await relay.decide()
-    await eventually(lambda: relay.dispatcher.workers[0].waiting > 0)
-    scraped = await relay.call("GET", "/metrics", by=None)
-    values = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in read_text(scraped.body.decode())
-        for sample in family.samples
-    }
-    head = await relay.store.read(lambda tx: tx.head())
-    assert values[("imds_relay_build_info", *sorted((__version__, SCOPE, "westno-0")))] == 1
-    assert values[("imds_relay_polls_total",)] == 7
-    assert values[("imds_relay_poll_failures",)] == 0
-    assert values[("imds_relay_source_lost",)] == 0
-    assert values[("imds_relay_store_failing",)] == 0
-    assert values[("imds_relay_journal_position",)] == head.position
-    assert [values[("imds_relay_approvals_mode", mode)] for mode in ("on", "dry-run", "off")] == [
-        1,
-        0,
-        0,
-    ]
-    assert values[("imds_relay_sink_waiting", "box", "box")] == relay.dispatcher.workers[0].waiting
-    assert values[("imds_relay_sink_state", "box", "box", "on")] == 1
-    assert values[("imds_relay_sink_tries_total", "", "box", "box", "deferred")] >= 1
-    assert values[("imds_relay_sink_state", "box", "box", "disabled")] == 0
-    assert values[("imds_relay_rejected_calls_total",)] == 1
-    assert values[("imds_relay_http_answers_total", "401")] == 1
-    assert values[("imds_relay_http_answers_total", "202")] == 1
-
-
 async def test_metrics_come_as_openmetrics_on_request(relay: RunningRelay) -> None:
     scraped = await relay.call(
         "GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -191,16 +157,6 @@ async def test_metrics_come_as_openmetrics_on_request(relay: RunningRelay) -> No
         family.name == "imds_relay_polls"
         for family in read_openmetrics(scraped.body.decode())  # type: ignore[no-untyped-call]  # it has no types
     )
-
-
-@pytest.mark.parametrize("header", PROXY_HEADERS)
-async def test_calls_through_a_local_proxy_do_not_count_as_local(
-    relay: RunningRelay, header: str
-) -> None:
-    assert (await relay.call("GET", "/metrics", by=None)).status == 200
-    assert (await relay.call("GET", "/metrics", by=None, headers={header: "x"})).status == 401
-    assert (await relay.call("GET", "/metrics", by="drain", headers={header: "x"})).status == 403
-    assert (await relay.call("GET", "/metrics", by="reader", headers={header: "x"})).status == 200
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from relay.api.connections import ServerLimits
 from relay.events.build import approval_or_startrequest_event
-from relay.store import Attempt, Entry
+from relay.store import Attempt
 from relay.store.rows import PageLimit, take_page
 from relay.store.transaction import Transaction
 from tests.api.running_relay import EVENT_ID, ORIGIN, RunningRelay, make_event, run_relay
@@ -134,74 +132,6 @@ async def test_the_tries_of_a_delivery_come_in_pages(relay: RunningRelay) -> Non
     assert [len(page) for page in pages] == [200, 200, 101]
     numbers = [attempt["number"] for page in reversed(pages) for attempt in page]
     assert numbers == list(range(1, 502))
-
-
-@pytest.mark.parametrize("path", [PATH, "/v1/deliveries/1"])
-async def test_an_invalid_cursor_is_422(relay: RunningRelay, path: str) -> None:
-    answer = await relay.call("GET", f"{path}?cursor=x")
-    assert (answer.status, answer.json["field"]) == (422, "cursor")
-
-
-async def _rows_read(relay: RunningRelay, path: str, body: object = None) -> int:
-    """The instructions that SQLite runs for a call, in thousands."""
-    connection = relay.store._state_file.connection  # noqa: SLF001  # SQLite counts only here
-    steps = 0
-
-    def count() -> None:
-        nonlocal steps
-        steps += 1
-
-    connection.set_progress_handler(count, 1000)
-    try:
-        answer = await relay.call("POST" if body else "GET", path, body)
-        assert answer.status == 200
-    finally:
-        connection.set_progress_handler(None, 0)
-    return steps
-
-
-async def test_what_a_read_costs_does_not_depend_on_the_length_of_the_history(
-    tmp_path: Path,
-) -> None:
-    async with run_relay(tmp_path, sinks=()) as relay:
-        await relay.observe(make_event())
-        await _compare_costs(relay)
-
-
-async def _compare_costs(relay: RunningRelay) -> None:
-    reads: list[tuple[str, object]] = [
-        (PATH, None),
-        (f"{PATH}/rule", None),
-        ("/v1/events", None),
-        ("/v1/deliveries", None),
-        ("/v1/dead-letters", None),
-    ]
-    await _record_refusals(relay, 1000)
-    before = [await _rows_read(relay, *read) for read in reads]
-    await _record_refusals(relay, 9000)
-
-    def add_entries(tx: Transaction) -> None:
-        entries = (
-            Entry(
-                id=number + 1,
-                sink="box",
-                position=1,
-                ordering_key="none",
-                type="event.scheduled",
-                event_key="none",
-                not_before=None,
-                attempts=0,
-                next_at=None,
-                recorded=relay.clock.now(),
-            )
-            for number in range(20_000)
-        )
-        tx.deliveries.add_entries(entries)
-
-    await relay.store.transact(add_entries)
-    after = [await _rows_read(relay, *read) for read in reads]
-    for read, steps_before, steps_after in zip(reads, before, after, strict=True):
-        assert steps_after <= 3 * steps_before + 30, (read, before, after)
 
 
 # --- slow readers

@@ -89,20 +89,6 @@ async def test_events_appear_change_and_end_without_a_reload(
     await expect(page.locator("#recent li")).to_have_count(2)
 
 
-async def test_every_live_event_is_shown_however_many_ended_later(
-    page: Page, relay: RunningRelay
-) -> None:
-    others = [make_event(event_id=f"E-{number}") for number in range(101)]
-    await relay.observe(make_event(resources=("the-oldest",)), *others)
-    await relay.observe(make_event(resources=("the-oldest",)))
-    await show(page, relay)
-    await expect(page.locator(".event")).to_have_count(1)
-    await expect(page.locator(".event")).to_contain_text("the-oldest")
-    await expect(page.locator("#recent li")).to_have_count(100)
-    await page.get_by_role("button", name="Earlier events").click()
-    await expect(page.locator("#recent li")).to_have_count(101)
-
-
 async def test_a_limit_for_which_an_event_waits_is_named(page: Page, tmp_path: Path) -> None:
     limits = [{"name": "one-database", "max": 1}]
     async with run_relay(tmp_path, approvals={"limits": limits}) as relay:
@@ -500,28 +486,3 @@ async def test_a_page_that_nobody_looks_at_gives_its_connection_back(
     await page.clock.run_for(3000)
     await expect(page.locator(".event")).to_have_count(2)
     await expect(page.locator("#live")).to_have_text("Live")
-
-
-async def test_the_decisions_of_the_api_are_those_of_the_caller(relay: RunningRelay) -> None:
-    """The buttons are what `approval.decisions` says."""
-    expected = {
-        "alice": ["approve", "hold"],
-        "reader": [],
-        "databases": [],
-    }
-    for client, offered in expected.items():
-        answer = await relay.call("GET", f"/v1/events/{EVENT_ID}", by=client)
-        assert answer.json["approval"]["decisions"] == offered, client
-    await relay.decide("hold", by="bob")
-    for client, offered in (
-        ("bob", ["approve", "release"]),
-        ("alice", ["approve", "hold", "release"]),
-    ):
-        answer = await relay.call("GET", f"/v1/events/{EVENT_ID}", by=client)
-        assert answer.json["approval"]["decisions"] == offered, client
-    await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
-    listed = await eventually(
-        lambda: relay.call("GET", "/v1/events?live=true"), lambda answer: answer.status == 200
-    )
-    assert [item["approval"]["decisions"] for item in listed.json["items"]] == [[]]
-    assert (await relay.call("GET", "/v1/events?live=perhaps")).status == 422

@@ -213,9 +213,8 @@ def _event_summary(
     tx: Transaction, call: Call, occurrence: TrackedEvent, now: datetime
 ) -> EventSummary:
     status = call.relay.gate.engine.status(tx, occurrence, now)
-    approval = ApprovalSummary(
-        **_approval_now(status), decisions=decisions_available_to_caller(call.caller, status)
-    )
+    decisions = decisions_available_to_caller(call.caller, status)
+    approval = ApprovalSummary(**_approval_now(status), decisions=decisions)
     if not status.votes_missing:
         approval["mayVote"] = []
     data = cast("EventData", occurrence.data)
@@ -237,24 +236,21 @@ def _event_summary(
 
 
 def _approval_now(status: ApprovalStatus) -> ApprovalNow:
-    counted = status.counted_votes if status.quorum is not None else ()
+    def in_force(decisions: Iterable[Decision]) -> list[VoteInForce]:
+        return [
+            VoteInForce(
+                principal=decision.principal,
+                until=rfc3339_or_null(status.decision_expires_at(decision)),
+            )
+            for decision in decisions
+        ]
+
     lists = {
-        "voted": _in_force(counted, status),
+        "voted": in_force(status.counted_votes if status.quorum is not None else ()),
         "mayVote": list(status.voters_without_vote) if status.is_startable else [],
-        "holds": _in_force(status.active_holds, status),
+        "holds": in_force(status.active_holds),
     }
     return cast("ApprovalNow", approval_json_fields(status) | lists)
-
-
-def _in_force(decisions: Iterable[Decision], status: ApprovalStatus) -> list[VoteInForce]:
-    """Return votes or holds of an event, and until when each counts."""
-    return [
-        VoteInForce(
-            principal=decision.principal,
-            until=rfc3339_or_null(status.decision_expires_at(decision)),
-        )
-        for decision in decisions
-    ]
 
 
 def _event_details(
@@ -326,26 +322,23 @@ class ApprovalEvaluation(ApprovalNow):
     problems=(404,),
 )
 async def show_rule(call: Call, event: EventReference, scope: Scope) -> ApprovalEvaluation:
-    return await _read_event(
-        call, event, scope, lambda tx, occurrence: _evaluation(tx, call, occurrence)
-    )
+    def evaluate(tx: Transaction, occurrence: TrackedEvent) -> ApprovalEvaluation:
+        engine, data = call.relay.gate.engine, occurrence.data
+        status = engine.status(tx, occurrence, call.relay.clock.now())
+        return ApprovalEvaluation(
+            **_approval_now(status),
+            eventId=data["eventId"],
+            revision=data["revision"],
+            notBefore=data["notBefore"],
+            mode=status.mode,
+            rules=[_evaluated_rule(rule, status) for rule in engine.settings.rules],
+            uncoveredResources=list(status.uncovered_resources) if status.is_startable else [],
+            holdMeans=hold_caveat(status),
+            limitMeans=LIMIT_NOTICE,
+            reminder=rfc3339_or_null(remind_at(status)),
+        )
 
-
-def _evaluation(tx: Transaction, call: Call, occurrence: TrackedEvent) -> ApprovalEvaluation:
-    approvals, data = call.relay.gate.engine, occurrence.data
-    status = approvals.status(tx, occurrence, call.relay.clock.now())
-    return ApprovalEvaluation(
-        **_approval_now(status),
-        eventId=data["eventId"],
-        revision=data["revision"],
-        notBefore=data["notBefore"],
-        mode=status.mode,
-        rules=[_evaluated_rule(rule, status) for rule in approvals.settings.rules],
-        uncoveredResources=list(status.uncovered_resources) if status.is_startable else [],
-        holdMeans=hold_caveat(status),
-        limitMeans=LIMIT_NOTICE,
-        reminder=rfc3339_or_null(remind_at(status)),
-    )
+    return await _read_event(call, event, scope, evaluate)
 
 
 def _evaluated_rule(rule: Rule, status: ApprovalStatus) -> EvaluatedRule:

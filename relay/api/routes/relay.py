@@ -152,6 +152,12 @@ class RelayStatus(TypedDict):
 async def show_status(call: Call) -> RelayStatus:
     relay, caller = call.relay, call.caller
     source, polling, link = relay.source, relay.polling, relay.approvals_link
+    approvals_link = None
+    if link is not None:
+        lost = (
+            None if link.is_connected else "no connection to RabbitMQ: approvals on the queue wait"
+        )
+        approvals_link = PartHealth(ok=lost is None, reason=lost)
     mode: Mode | None = None
     position: int | None = None
     with contextlib.suppress(StoreUnavailable):
@@ -176,13 +182,8 @@ async def show_status(call: Call) -> RelayStatus:
             clockOffsetSeconds=None if polling is None else polling.clock_offset,
         ),
         store=PartHealth(ok=relay.store.write_error is None, reason=relay.store.write_error),
-        approvalsLink=None if link is None else _link_health(link.is_connected),
+        approvalsLink=approvals_link,
     )
-
-
-def _link_health(is_connected: bool) -> PartHealth:  # noqa: FBT001  # what it says is its name
-    lost = "no connection to RabbitMQ: approvals on the queue wait"
-    return PartHealth(ok=is_connected, reason=None if is_connected else lost)
 
 
 class AgentSummary(TypedDict):
