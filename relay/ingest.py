@@ -130,10 +130,13 @@ class Recorder:
                 )
             self._record_changes(tx, found, poll.at)
         for key, each in live.items():
-            if each.boot_id != self.boot_id and not _may_explain_reboot(
-                tx, key, events[key], poll.at
+            # An event can be the cause of a reboot if it has started, is due, or was approved.
+            if each.boot_id != self.boot_id and not (
+                events[key].is_started
+                or _has_not_before_passed(events[key], poll.at)
+                or tx.approvals.of_occurrence(each).may_have_been_accepted
             ):
-                tx.occurrences.set_occurrence_boot_id(each.id, self.boot_id)
+                tx.occurrences.set_boot_id(each.id, self.boot_id)
         return len(changes)
 
     def record_observations(
@@ -153,26 +156,22 @@ class Recorder:
         return changes
 
     def _record_changes(self, tx: Transaction, found: Sequence[_Found], now: datetime) -> None:
-        """Update the snapshot, and record a CloudEvent for each change."""
         if not found:
             return
         keys = [item.key for item in found]
         transitions = [transition_digest(item.change, item.origin) for item in found]
         counts = tx.journal.counts_by_transition(transitions)
-        approvals = tx.approvals.of_newest_with_keys(
-            [item.key for item in found if item.before is not None]
-        )
         numbers = tx.occurrences.newest_occurrence_numbers(keys)
         new_ids, positions = count(tx.occurrences.next_id()), count(tx.head().position + 1)
         events: list[tuple[CloudEvent, str]] = []
         occurrences: list[TrackedEvent] = []
         for item, transition, position in zip(found, transitions, positions, strict=False):
-            of_key = approvals.get(item.key, NOTHING)
+            approvals = tx.approvals.of_occurrence(item.before) if item.before else NOTHING
             outcome: EndOutcome | None = None
             data = common_event_data(item.change.event, item.incarnation)
             if item.before is not None and item.change.kind == "ended":
                 data = item.before.data
-                evidence = self._gather_end_evidence(item, item.before, of_key)
+                evidence = self._gather_end_evidence(item, item.before, approvals)
                 outcome = determine_outcome(item.change.event, evidence, item.at)
             event = change_event(
                 item.change,
@@ -181,7 +180,7 @@ class Recorder:
                 data=data,
                 transition=transition,
                 previous_count=counts.get(transition, 0),
-                approved_by_relay=any(grant.state == "accepted" for grant in of_key.grants),
+                approved_by_relay=any(each.state == "accepted" for each in approvals.grants),
                 outcome=outcome,
             )
             events.append((event, transition))
@@ -215,9 +214,8 @@ class Recorder:
     def _gather_end_evidence(
         self, found: _Found, before: TrackedEvent, approvals: EventApprovals
     ) -> FactsAboutEndedEvent:
-        event = found.change.event
+        event, rebooted = found.change.event, found.rebooted
         start_sent = approvals.may_have_been_accepted
-        rebooted = found.rebooted
         if rebooted is None:
             rebooted = (
                 self.boot_id is not None
@@ -287,15 +285,6 @@ def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | Non
     """
     return resource_names is None or any(
         resource.lower() in resource_names for resource in resources
-    )
-
-
-def _may_explain_reboot(tx: Transaction, key: str, event: ScheduledEvent, now: datetime) -> bool:
-    """Whether this event can be the cause of a reboot: it has started, is due, or was approved."""
-    return (
-        event.is_started
-        or _has_not_before_passed(event, now)
-        or tx.approvals.of_newest_with_keys([key]).get(key, NOTHING).may_have_been_accepted
     )
 
 

@@ -228,7 +228,7 @@ def _add_stored(
     metrics: Metrics, tx: Transaction, relay: Relay, now: datetime
 ) -> Mapping[str, int]:
     """Add what the state file says, and return the numbers of dead letters by sink."""
-    dead_letters = tx.deliveries.count_dead_letters_by_sink()
+    dead_letters = tx.deliveries.count_by_sink("parked")
     engine, live, missing_votes = relay.gate.engine, Counter[tuple[str, str]](), 0
     for event_type, event_status, count in tx.occurrences.count_live():
         live[azure_event_type_label(event_type), azure_event_status_label(event_status)] += count

@@ -98,7 +98,7 @@ class MessagePlanner:
             elif (
                 message.content_hash is not None
                 and not message.is_due
-                and tx.journal.last_position_about(occurrence.key) <= message.history_position
+                and tx.journal.range_about(occurrence.key)[1] <= message.history_position
             ):  # an earlier delivery told everything that is recorded about the event
                 return None
             return self._plan_message(tx, sink, message, in_chat=in_chat)
@@ -134,7 +134,7 @@ class MessagePlanner:
         def work(tx: Transaction) -> None:
             for occurrence_id in tx.messages.take_occurrences_due_for_refresh(sink, now):
                 occurrence = tx.occurrences.require_occurrence(occurrence_id)
-                position = tx.journal.position_of_last_change_of_event(occurrence.key)
+                position = tx.journal.last_change_of(occurrence.key)
                 if position is not None:
                     tx.deliver_again(position, sink, now)
 
@@ -195,7 +195,7 @@ class MessagePlanner:
         is_event_changed = any(event.name == "event.updated" for _, event in history) or (
             is_cut
             and matches_any_pattern(sink.events, "event.updated")
-            and tx.journal.has_event_update_after_position(keys, message.history_position)
+            and tx.journal.was_updated_after(keys, message.history_position)
         )
         lines = history_lines(history, is_grouped=len(statuses) > 1, is_cut=is_cut)
         # A message that cannot be edited goes on asking for votes after voting has closed.
@@ -233,13 +233,12 @@ class MessagePlanner:
             )
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
-        first_position = min(
-            tx.journal.first_change_since(other.key, other.first_seen) for other in shown
-        )
         for other in shown:
             self._redeliver_end_of_prior_occurrence(tx, sink, other)
         occurrence_ids = [other.id for other in shown]
-        tx.messages.begin(sink.name, occurrence_ids, history_position=first_position - 1)
+        tx.messages.begin(
+            sink.name, occurrence_ids, history_position=min(other.position for other in shown) - 1
+        )
         message = tx.messages.find(sink.name, occurrence.id)
         assert message is not None  # noqa: S101  # it was created just now
         return message
@@ -262,7 +261,7 @@ class MessagePlanner:
             tx.occurrences.find_following_occurrence(tx.occurrences.require_occurrence(previous_id))
             or occurrence
         )
-        end = tx.journal.position_of_last_change_of_event(occurrence.key, successor.first_seen)
+        end = tx.journal.last_change_of(occurrence.key, successor.position)
         if end is not None and end > message.history_position:
             tx.deliver_again(end, sink.name, self.clock.now())
 

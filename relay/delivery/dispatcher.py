@@ -161,14 +161,16 @@ class Dispatcher:
         sinks = {name: worker.settings for name, worker in self._workers.items()}
 
         def work(tx: Transaction) -> SinkStates:
-            known = tx.deliveries.sink_states_with_reasons()
+            known = tx.deliveries.sink_states()
             if removing:
-                for name in (known.keys() | tx.deliveries.waiting_sinks()) - sinks.keys():
+                for name in (
+                    known.keys() | tx.deliveries.count_by_sink("waiting").keys()
+                ) - sinks.keys():
                     tx.deliveries.remove_sink(name, _unconfigured_sink_reason(name), now)
             for sink in (sinks[name] for name in sinks if name not in known):
                 tx.deliveries.set_sink_state(sink.name, "on")
                 for live in tx.occurrences.live_occurrences():
-                    at = tx.journal.position_of_last_change_of_event(live.key)
+                    at = tx.journal.last_change_of(live.key)
                     if at is not None and wants(sink, tx.journal.require_event_at_position(at)):
                         tx.deliver_again(at, sink.name, now)
             return {name: known.get(name, ("on", None)) for name in sinks}
@@ -211,7 +213,7 @@ class Dispatcher:
         # have disabled the sink.
         states, waiting = await self._store.read(
             lambda tx: (
-                tx.deliveries.sink_states_with_reasons(),
+                tx.deliveries.sink_states(),
                 tx.deliveries.waiting_entries(name),
             )
         )

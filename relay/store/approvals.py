@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
-from typing import Any
 
 import orjson
 
@@ -77,7 +76,15 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
         return _with_grant(
             before,
             lambda grant: grant.id == note["granted"],
-            lambda grant: _claimed(grant, note) if row.kind == "claim" else _tried(grant, note),
+            lambda grant: (
+                replace(grant, state="sent", attempts=note["attempt"], status=None)
+                if row.kind == "claim"
+                else replace(
+                    grant,
+                    state=note["state"],
+                    status=grant.status if note["status"] is None else note["status"],
+                )
+            ),
         )
     event = CloudEvent.parse(row.body)
     data = event.data
@@ -101,15 +108,6 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
                 lambda grant: _answered(grant, row.kind, data["status"]),
             )
     return replace(before, decisions=decisions)
-
-
-def _claimed(grant: Grant, note: Mapping[str, Any]) -> Grant:
-    return replace(grant, state="sent", attempts=note["attempt"], status=None)
-
-
-def _tried(grant: Grant, note: Mapping[str, Any]) -> Grant:
-    status = note["status"] if note["status"] is not None else grant.status
-    return replace(grant, state=note["state"], status=status)
 
 
 def _answered(grant: Grant, kind: str, status: int | None) -> Grant:
@@ -236,12 +234,11 @@ class Approvals:
         return folded
 
     def _verify(self, occurrence: TrackedEvent, folded: EventApprovals) -> EventApprovals:
-        """Return what is known, or the damage: read the rows again, and miss none."""
         try:
             if occurrence.live:
                 require_not_pruned(self._connection, occurrence.position)
             if folded is not NOTHING:  # a hold of an earlier occurrence is in force, too
-                first = self._journal.first_position_about(occurrence.key)
+                first, _ = self._journal.range_about(occurrence.key)
                 self._journal.require_no_gap(min(first, occurrence.position))
             rows = self._journal.verified_rows(APPROVAL_ROWS, occurrence.key)
             again = replace(fold_all(NOTHING, rows), position=folded.position, hash=folded.hash)
@@ -284,22 +281,6 @@ class Approvals:
             ),
             reminded=tuple(each for each in folded.reminded if each[0] in about),
         )
-
-    def of_newest_with_keys(self, event_keys: Sequence[str]) -> dict[str, EventApprovals]:
-        """Return what is known of the newest occurrence of each event that has or had any rows."""
-        if not event_keys:
-            return {}
-        rows = self._connection.execute(
-            "SELECT DISTINCT event_key FROM journal "  # noqa: S608  # our own text
-            f"WHERE event_key IN ({', '.join('?' * len(event_keys))}) AND {APPROVAL_ROWS}",
-            event_keys,
-        ).fetchall()
-        known = {key for key in event_keys if key in self._cache.folded}
-        return {
-            key: self.of_occurrence(newest)
-            for key in known.union(key for (key,) in rows)
-            if (newest := self._occurrences.find_newest_occurrence(key)) is not None
-        }
 
     def decisions_about(self, occurrence: TrackedEvent, limit: int) -> list[Decision]:
         """Return the newest decisions about an occurrence, oldest first, in force or not."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from relay.events.cloudevent import delivery_priority
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, delivery_priority
 from relay.events.timestamps import format_sortable
-from relay.store import Attempt, Entry, EntryState, SinkState
+from relay.store import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.store.rows import bulk_insert, next_autoincrement_id, parse_rows
 
 _ENTRY_COLUMNS = (
@@ -26,11 +26,12 @@ _ENTRY_COLUMNS = (
     "coalesce(redelivered, recorded) AS recorded"
 )
 # The journal has the EventId in its original case. A damaged row may be no JSON.
-_DELIVERY_QUERY = (
-    "SELECT e.id, e.sink, "
+_SUMMARY_QUERY = (
+    "SELECT e.id, e.sink, "  # noqa: S608  # our own text
     "iif(e.event_key IS NULL, NULL, CASE WHEN json_valid(CAST(j.body AS TEXT)) "
-    "THEN json_extract(CAST(j.body AS TEXT), '$.subject') END) AS event_id, "
-    "e.type, e.state, e.attempts, e.next_at, e.reason, e.last_status, e.recorded, e.settled "
+    "THEN json_extract(CAST(j.body AS TEXT), '$.subject') END) AS eventId, "
+    f"'{TYPE_PREFIX}' || e.type || '{TYPE_VERSION}' AS type, e.state, e.attempts, "
+    "e.next_at AS nextAttempt, e.reason, e.last_status AS lastStatus, e.recorded, e.settled "
     "FROM entry e LEFT JOIN journal j ON j.position = e.position"
 )
 _TRIED_COLUMNS = ("id", "at", "elapsed", "outcome", "status", "reason", "response", "ended")
@@ -40,39 +41,40 @@ _TRIED = "WITH tried AS (SELECT {} FROM json_each(?)) ".format(  # noqa: S608  #
 """The table of `Deliveries.log_attempts`. SQLite has ->> only from version 3.38 on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """An entry as people and programs see it. ``event_id`` is in its original case."""
+class DeliverySummary(TypedDict):
+    """One event for one sink."""
 
     id: int
     sink: str
-    event_id: str | None
+    eventId: str | None
+    """null if the delivery is not about an Azure event."""
     type: str
     state: EntryState
     attempts: int
-    next_at: str | None
+    nextAttempt: str | None
     reason: str | None
-    last_status: int | None
+    lastStatus: int | None
     recorded: str
     settled: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedAttempt:
-    """An attempt in the log. ``elapsed`` is in seconds, ``response`` at most 1 KiB."""
+class DeliveryAttempt(TypedDict):
+    """One attempt of a delivery."""
 
     number: int
     at: str
-    elapsed: float
-    outcome: str
+    tookSeconds: float
+    outcome: AttemptOutcome
     status: int | None
+    """The receiver's status, if it gave one."""
     reason: str | None
-    response: str | None
+    answer: str | None
+    """At most the first KiB of the receiver's response."""
 
 
 _ENTRY = TypeAdapter(Entry)
-_DELIVERY = TypeAdapter(Delivery)
-_LOGGED_ATTEMPT = TypeAdapter(LoggedAttempt)
+_SUMMARY = TypeAdapter(DeliverySummary)
+_ATTEMPT = TypeAdapter(DeliveryAttempt)
 
 
 class Deliveries:
@@ -87,8 +89,6 @@ class Deliveries:
     def look_again(self) -> None:
         """Forget the next id. Otherwise it is read once: nobody else writes meanwhile."""
         self._next_id: int | None = None
-
-    # --- entries
 
     def next_entry_id(self) -> int:
         """Return the id of the next new entry."""
@@ -124,11 +124,6 @@ class Deliveries:
         )
         return list(parse_rows(_ENTRY, rows))
 
-    def waiting_sinks(self) -> set[str]:
-        """Return the names of the sinks that entries wait for."""
-        rows = self._connection.execute("SELECT DISTINCT sink FROM entry WHERE state = 'waiting'")
-        return {sink for (sink,) in rows}
-
     def is_event_waiting(self, event_key: str) -> bool:
         """Whether an entry about an EventId waits for any sink. Refusals do not count."""
         row = self._connection.execute(
@@ -137,8 +132,6 @@ class Deliveries:
             (event_key,),
         ).fetchone()
         return row is not None
-
-    # --- attempts and their effect on entries
 
     def log_attempts(self, attempts: Sequence[tuple[int, Attempt]]) -> None:
         """Add attempts to the log, each to deliver the entry with this id; settle the delivered.
@@ -176,13 +169,11 @@ class Deliveries:
     def store_final_state(
         self, entry_id: int, state: EntryState, reason: str | None, at: datetime
     ) -> None:
-        """Store the final state of an entry."""
+        """Store that an entry is settled."""
         self._connection.execute(
             "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?",
             (state, reason, format_sortable(at), entry_id),
         )
-
-    # --- dead letters
 
     def redeliver(
         self, at: datetime, *, entry_id: int | None = None, sink: str | None = None
@@ -212,35 +203,30 @@ class Deliveries:
         self.redelivered += found
         return len(found)
 
-    def count_dead_letters_by_sink(self) -> dict[str, int]:
-        """Return how many dead letters each sink has. Sinks without one are left out."""
+    def count_by_sink(self, state: EntryState) -> dict[str, int]:
+        """Return how many entries of each sink wait or are dead letters, if it has any."""
         rows = self._connection.execute(
-            "SELECT sink, count(*) FROM entry INDEXED BY entry_parked "
-            "WHERE state = 'parked' GROUP BY sink"
+            f"SELECT sink, count(*) FROM entry INDEXED BY entry_{state} "  # noqa: S608  # our own text
+            f"WHERE state = '{state}' GROUP BY sink"
         )
         return dict(rows.fetchall())
 
-    # --- what people see
+    def find(self, entry_id: int) -> DeliverySummary | None:
+        """Return one delivery."""
+        rows = self._connection.execute(f"{_SUMMARY_QUERY} WHERE e.id = ?", (entry_id,))
+        return next(parse_rows(_SUMMARY, rows), None)
 
-    def find_delivery(self, entry_id: int) -> Delivery | None:
-        """Return one entry as people see it."""
-        rows = self._connection.execute(f"{_DELIVERY_QUERY} WHERE e.id = ?", (entry_id,))
-        return next(parse_rows(_DELIVERY, rows), None)
-
-    def attempts_of_entry(
+    def attempts_of(
         self, entry_id: int, before: int | None = None, limit: int = 1000
-    ) -> list[LoggedAttempt]:
-        """Return the newest attempts to deliver an entry, oldest first.
-
-        ``before``: only consider lower numbers.
-        """
+    ) -> list[DeliveryAttempt]:
+        """Return the newest attempts to deliver an entry with lower numbers, oldest first."""
         rows = self._connection.execute(
-            "SELECT number, at, elapsed, outcome, status, reason, response "
-            "FROM attempt WHERE entry = ? AND number < coalesce(?, 9e18) "
+            "SELECT number, at, round(elapsed, 6) AS tookSeconds, outcome, status, reason, "
+            "response AS answer FROM attempt WHERE entry = ? AND number < coalesce(?, 9e18) "
             "ORDER BY number DESC LIMIT ?",
             (entry_id, before, limit),
         )
-        return list(parse_rows(_LOGGED_ATTEMPT, rows))[::-1]
+        return list(parse_rows(_ATTEMPT, rows))[::-1]
 
     def page(
         self,
@@ -250,8 +236,8 @@ class Deliveries:
         sink: str | None = None,
         before: int | None = None,
         limit: int = 100,
-    ) -> list[Delivery]:
-        """Return entries with an id less than ``before``, newest first.
+    ) -> list[DeliverySummary]:
+        """Return deliveries with an id less than ``before``, newest first.
 
         ``states``, ``event_key`` and ``sink`` filter them if they are given.
         """
@@ -266,14 +252,12 @@ class Deliveries:
             alternatives = " OR ".join(f"e.state = '{state}'" for state in states)
             conditions.append(f"({alternatives})")
         rows = self._connection.execute(
-            f"{_DELIVERY_QUERY} WHERE {' AND '.join(conditions)} ORDER BY e.id DESC LIMIT :limit",
+            f"{_SUMMARY_QUERY} WHERE {' AND '.join(conditions)} ORDER BY e.id DESC LIMIT :limit",
             {"before": before, "event_key": event_key, "sink": sink, "limit": limit},
         )
-        return list(parse_rows(_DELIVERY, rows))
+        return list(parse_rows(_SUMMARY, rows))
 
-    # --- sinks
-
-    def sink_states_with_reasons(self) -> dict[str, tuple[SinkState, str | None]]:
+    def sink_states(self) -> dict[str, tuple[SinkState, str | None]]:
         """Return the state of each sink of the last start, and the reason if it is not on."""
         rows = self._connection.execute("SELECT name, state, reason FROM sink")
         return {name: (state, reason) for name, state, reason in rows}

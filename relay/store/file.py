@@ -283,7 +283,7 @@ def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
     if newest_entry >= deliveries.next_entry_id():
         raise ValueError("the next id of an entry is not new")
     deliveries.waiting_entries()
-    for name, (state, _) in deliveries.sink_states_with_reasons().items():
+    for name, (state, _) in deliveries.sink_states().items():
         if state not in get_args(SinkState):
             raise ValueError(f"the sink {name} has the state {state}")
     if keys.with_scope:

@@ -110,12 +110,7 @@ class Journal:
 
     def require_event_at_position(self, position: int) -> CloudEvent:
         """Return the CloudEvent at a position. Raises KeyError if it was pruned."""
-        row = self._connection.execute(
-            "SELECT body FROM journal WHERE position = ?", (position,)
-        ).fetchone()
-        if row is None:
-            raise KeyError(position)
-        return CloudEvent.parse(row[0])
+        return CloudEvent.parse(self.bodies_at_positions([position])[position])
 
     def bodies_at_positions(self, positions: Iterable[int]) -> dict[int, bytes]:
         """Return the bodies at these positions, as far as they were not pruned.
@@ -136,12 +131,14 @@ class Journal:
             start += length
         return bodies
 
-    def first_position_about(self, event_key: str) -> int:
-        """Return the position of the first row about an event that has any."""
-        (first,) = self._connection.execute(
-            "SELECT min(position) FROM journal WHERE event_key = ?", (event_key,)
+    def range_about(self, event_key: str) -> tuple[int, int]:
+        """Return the positions of the first and the last row about an EventId; (0, 0): none."""
+        first, last = self._connection.execute(
+            "SELECT coalesce((SELECT min(position) FROM journal WHERE event_key = :key), 0), "
+            "coalesce((SELECT max(position) FROM journal WHERE event_key = :key), 0)",
+            {"key": event_key},
         ).fetchone()
-        return int(first)
+        return first, last
 
     def require_no_gap(self, first: int) -> None:
         """Raise StoreError if a row from ``first`` to the head is missing that was not pruned."""
@@ -163,14 +160,13 @@ class Journal:
     ) -> F:
         """Return what is known with such rows as came since, or those about an event.
 
-        All are read if the last known one is gone: by a rollback, or somebody removed it. ``fold``
-        raises one of `VALUE_ERRORS` at a row that the relay did not write.
+        All are read if the last known one is gone by a rollback. ``fold`` raises one of
+        `VALUE_ERRORS` at a row that the relay did not write.
         """
         if known.damage is not None:
             return known  # until the next start, whatever the rows say by now
         end = self.head().position
-        folded_at, folded = self._folded.get((rows, event_key), (0, nothing))
-        if folded is not known or folded_at != end:
+        if self._folded.get((rows, event_key)) != (end, known):
             known = self._fold_newer(known, nothing, fold, rows, event_key)
             self._folded[rows, event_key] = end, known
         return known
@@ -184,12 +180,12 @@ class Journal:
         event_key: str | None,
     ) -> F:
         of_event = "" if event_key is None else "event_key = :key AND "
-        newest: tuple[int, str] | None = self._connection.execute(
+        position, digest = self._connection.execute(
             f"SELECT position, hash FROM journal WHERE {of_event}{rows} "  # noqa: S608  # our own text
             "ORDER BY position DESC LIMIT 1",
             {"key": event_key},
-        ).fetchone()
-        if newest == (known.position, known.hash):
+        ).fetchone() or (0, "")
+        if (position, digest) == (known.position, known.hash):
             return known
         if known is not nothing:
             last = self.head_at(known.position)
@@ -198,24 +194,24 @@ class Journal:
                 return replace(nothing, position=known.position, hash=known.hash, damage=damage)
             if last.hash != known.hash:
                 known = nothing
-        if newest is None:
+        if not position:
             return nothing
-        position = known.position
+        read = known.position
 
         def verified() -> Iterator[JournalRow]:
-            nonlocal position
+            nonlocal read
             for row in self.verified_rows(rows, event_key, after=known.position):
-                position = row.position
+                read = row.position
                 yield row
 
         try:
-            return replace(fold(known, verified()), position=newest[0], hash=newest[1])
+            return replace(fold(known, verified()), position=position, hash=digest)
         except StoreError as error:
             damage = str(error)
         except VALUE_ERRORS as error:
             text = f"{type(error).__name__}: {error}"
-            damage = f"journal: the row at position {position} cannot be read ({text})"
-        return replace(nothing, position=newest[0], hash=newest[1], damage=damage)
+            damage = f"journal: the row at position {read} cannot be read ({text})"
+        return replace(nothing, position=position, hash=digest, damage=damage)
 
     def verified_rows(
         self, rows: str, event_key: str | None = None, *, after: int = 0
@@ -238,48 +234,35 @@ class Journal:
             check_row(before or GENESIS.hash, row)
             yield row
 
-    def position_of_last_change_of_event(
-        self, event_key: str, before: str | None = None
-    ) -> int | None:
-        """Return the position of the newest ``event.*`` about an EventId.
-
-        ``before``: only consider rows before that time.
-        """
+    def last_change_of(self, event_key: str, before: int | None = None) -> int | None:
+        """Return the position of the newest ``event.*`` about an EventId before a position."""
         row = self._connection.execute(
-            f"SELECT position FROM journal WHERE event_key = :key AND {_CHANGE} "  # noqa: S608  # our own text
-            "AND (:before IS NULL OR at < :before) ORDER BY position DESC LIMIT 1",
-            {"key": event_key, "before": before},
+            f"SELECT max(position) FROM journal WHERE event_key = ? AND {_CHANGE} "  # noqa: S608  # our own text
+            "AND position < coalesce(?, 9e18)",
+            (event_key, before),
         ).fetchone()
-        return row[0] if row else None
+        position: int | None = row[0]
+        return position
 
-    def history_page_of_event(
-        self, event_key: str, since: str, before: int | None, limit: PageLimit
+    def history_page(
+        self, event_key: str, begin: int, before: int | None, limit: PageLimit
     ) -> tuple[list[JournalRow], bool]:
-        """Return the newest rows of CloudEvents about an EventId from a time on, newest first.
+        """Return the newest CloudEvents about an EventId from one position and before another.
 
-        ``before``: only consider rows before that position. The second value says whether there
-        are older ones.
+        The newest is first. The second value says whether there are older ones.
         """
         rows = self._connection.execute(
-            "SELECT * FROM journal WHERE event_key = :key "  # noqa: S608  # our own text
-            # The first row is a change. Without its position, all older rows would be read.
-            "AND position >= (SELECT coalesce(min(position), 0) FROM journal "
-            f"WHERE event_key = :key AND {_CHANGE} AND at >= :since) "
-            "AND position < coalesce(:before, 9e18) AND at >= :since "
-            f"AND {_CLOUDEVENTS} "
-            "ORDER BY position DESC",
-            {"key": event_key, "since": since, "before": before},
+            "SELECT * FROM journal WHERE event_key = ? AND position >= ? "  # noqa: S608  # our own text
+            f"AND position < coalesce(?, 9e18) AND {_CLOUDEVENTS} ORDER BY position DESC",
+            (event_key, begin, before),
         )
         return take_page(map(JournalRow._make, rows), lambda row: len(row.body), limit)
 
-    def newest_changes_since(
-        self, event_key: str, since: str, limit: PageLimit
-    ) -> list[CloudEvent]:
-        """Return the newest ``event.*`` about an EventId from a time on, oldest first."""
+    def newest_changes(self, event_key: str, limit: PageLimit) -> list[CloudEvent]:
+        """Return the newest ``event.*`` about an EventId, oldest first."""
         rows = self._connection.execute(
-            f"SELECT body FROM journal WHERE event_key = ? AND {_CHANGE} AND at >= ? "  # noqa: S608  # our own text
-            "ORDER BY position DESC",
-            (event_key, since),
+            f"SELECT body FROM journal WHERE event_key = ? AND {_CHANGE} ORDER BY position DESC",  # noqa: S608  # our own text
+            (event_key,),
         )
         page, _ = take_page(rows, lambda row: len(row[0]), limit)
         return [CloudEvent.parse(body) for (body,) in reversed(page)]
@@ -303,7 +286,7 @@ class Journal:
         events = [(kind, body) for kind, body in reversed(page) if kind not in ("claim", "answer")]
         return [CloudEvent.parse(body) for _, body in events], has_more
 
-    def has_event_update_after_position(self, event_keys: Sequence[str], position: int) -> bool:
+    def was_updated_after(self, event_keys: Sequence[str], position: int) -> bool:
         """Whether Azure changed one of these EventIds after a position."""
         row = self._connection.execute(
             "SELECT 1 FROM journal WHERE event_key IN (SELECT value FROM json_each(?)) "  # noqa: S608  # our own text
@@ -311,24 +294,6 @@ class Journal:
             (orjson.dumps(event_keys).decode(), position),
         ).fetchone()
         return row is not None
-
-    def last_position_about(self, event_key: str) -> int:
-        """Return the position of the newest row about an EventId; 0 if there is none."""
-        row = self._connection.execute(
-            "SELECT max(position) FROM journal WHERE event_key = ?", (event_key,)
-        ).fetchone()
-        return int(row[0] or 0)
-
-    def first_change_since(self, event_key: str, since: str) -> int:
-        """Return the position of the first ``event.*`` about an EventId from a time on.
-
-        If that row was pruned, return the position of the head.
-        """
-        row = self._connection.execute(
-            f"SELECT min(position) FROM journal WHERE event_key = ? AND {_CHANGE} AND at >= ?",  # noqa: S608  # our own text
-            (event_key, since),
-        ).fetchone()
-        return int(row[0]) if row[0] is not None else self.head().position
 
     def events_after(
         self, position: int, limit: int, max_bytes: int = sys.maxsize

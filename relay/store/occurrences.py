@@ -209,7 +209,7 @@ class Occurrences:
             ).fetchall()
         )
 
-    def set_occurrence_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
+    def set_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
         """Store the boot id with which later ones are compared."""
         self._connection.execute(
             "UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence_id)

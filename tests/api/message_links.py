@@ -21,7 +21,7 @@ async def message_links(
     )
 
     def read_last_change(tx: Transaction) -> Any:
-        position = tx.journal.position_of_last_change_of_event(event_id.lower())
+        position = tx.journal.last_change_of(event_id.lower())
         assert position is not None
         return tx.journal.require_event_at_position(position)
 

@@ -119,7 +119,7 @@ async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
     chat.decisions.attach_gate(hub.gate.submit)
 
     def last_change(tx: Transaction) -> CloudEvent:
-        position = tx.journal.position_of_last_change_of_event(f"{EVENT_ID}@{scope}".lower())
+        position = tx.journal.last_change_of(f"{EVENT_ID}@{scope}".lower())
         assert position is not None
         return tx.journal.require_event_at_position(position)
 

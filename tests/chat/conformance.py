@@ -32,7 +32,7 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.sinks import Receipt
 from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.deliveries import Delivery, LoggedAttempt
+from relay.store.deliveries import DeliveryAttempt, DeliverySummary
 from relay.store.sqlite import open_store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import ORIGIN, SETTINGS
@@ -130,7 +130,7 @@ class ChatRelay(RecordingRelay):
     chat: ChatSink
     observed: ObservedChat
 
-    async def deliveries(self) -> list[Delivery]:
+    async def deliveries(self) -> list[DeliverySummary]:
         """Return every entry of the store."""
         return await self.store.read(lambda tx: tx.deliveries.page(limit=500))
 
@@ -138,11 +138,11 @@ class ChatRelay(RecordingRelay):
         """Return everything that the log of attempts holds."""
         texts = []
         for delivery in await self.deliveries():
-            texts.append(str(delivery.reason))
-            attempts: list[LoggedAttempt] = await self.store.read(
-                partial(_attempts_of, delivery.id)
+            texts.append(str(delivery["reason"]))
+            attempts: list[DeliveryAttempt] = await self.store.read(
+                partial(_attempts_of, delivery["id"])
             )
-            texts += [f"{attempt.reason} {attempt.response}" for attempt in attempts]
+            texts += [f"{attempt['reason']} {attempt['answer']}" for attempt in attempts]
         return "\n".join(texts)
 
     def reboot(
@@ -153,8 +153,8 @@ class ChatRelay(RecordingRelay):
         return replace(make_event(event_id, **fields), not_before=format_rfc3339(not_before))
 
 
-def _attempts_of(entry: int, tx: Transaction) -> list[LoggedAttempt]:
-    return list(tx.deliveries.attempts_of_entry(entry))
+def _attempts_of(entry: int, tx: Transaction) -> list[DeliveryAttempt]:
+    return list(tx.deliveries.attempts_of(entry))
 
 
 @asynccontextmanager
@@ -210,9 +210,7 @@ async def posts_an_event_once(
             "Azure proceeds at NotBefore regardless",
         ):
             assert words in text
-        position = await relay.store.read(
-            lambda tx: tx.journal.position_of_last_change_of_event(EVENT_ID.lower())
-        )
+        position = await relay.store.read(lambda tx: tx.journal.last_change_of(EVENT_ID.lower()))
         assert position is not None
         await relay.store.transact(lambda tx: tx.deliver_again(position, "chat", relay.clock.now()))
         await relay.settle()
@@ -272,7 +270,7 @@ async def posts_the_latest_state_after_an_outage(
         )
         await receiver.reconnect()
         await relay.settle()
-        assert "parked" not in [delivery.state for delivery in await relay.deliveries()]
+        assert "parked" not in [delivery["state"] for delivery in await relay.deliveries()]
         assert "1 of 2" in receiver.messages()[0]
         assert len(receiver.messages()) + len(receiver.replies()) <= 2
         assert "voted to approve" in "\n".join(receiver.messages() + receiver.replies())
@@ -343,7 +341,7 @@ async def cuts_long_texts(
         await relay.settle()
         (text,) = receiver.messages()
         assert "90 more" in text
-        assert "parked" not in [delivery.state for delivery in await relay.deliveries()]
+        assert "parked" not in [delivery["state"] for delivery in await relay.deliveries()]
 
 
 async def makes_one_message_of_many_events(

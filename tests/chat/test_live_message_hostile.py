@@ -140,9 +140,9 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
 
             def logged_responses(tx: Transaction) -> dict[str, str]:
                 return {
-                    delivery.sink: attempt.response or ""
+                    delivery["sink"]: attempt["answer"] or ""
                     for delivery in tx.deliveries.page()
-                    for attempt in tx.deliveries.attempts_of_entry(delivery.id)
+                    for attempt in tx.deliveries.attempts_of(delivery["id"])
                 }
 
             async def every_sink_was_tried() -> bool:

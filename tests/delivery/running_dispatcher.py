@@ -19,7 +19,7 @@ from relay.events.timestamps import format_rfc3339
 from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, Sink, SinkSettings
 from relay.store import StoreSettings
-from relay.store.deliveries import Delivery
+from relay.store.deliveries import DeliverySummary
 from relay.store.sqlite import Store, open_store
 from relay.store.transaction import Transaction
 from tests.builders import cloudevent
@@ -121,10 +121,12 @@ class RunningDispatcher:
         await self.store.transact(lambda tx: tx.record(event, now), fail_open=True)
         return event.id
 
-    async def deliveries(self, sink: str, state: str | None = None) -> list[Delivery]:
+    async def deliveries(self, sink: str, state: str | None = None) -> list[DeliverySummary]:
         """What the store has of a sink, the oldest first."""
         page = await self.store.read(lambda tx: tx.deliveries.page(sink=sink, limit=100_000))
-        return [delivery for delivery in reversed(page) if state is None or delivery.state == state]
+        return [
+            delivery for delivery in reversed(page) if state is None or delivery["state"] == state
+        ]
 
     async def redeliver(self, entry_id: int, at: datetime) -> bool:
         """Redeliver a dead letter; return whether there was one."""

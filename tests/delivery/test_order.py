@@ -13,7 +13,7 @@ import pytest
 
 from relay.delivery.worker import MAX_BATCH, MAX_OPEN_DELIVERIES
 from relay.errors import Deferred
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CloudEvent, event_name
 from relay.sinks import Receipt
 from tests.delivery.running_dispatcher import (
     Answer,
@@ -51,7 +51,7 @@ async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_wa
         assert {subject: far.ids(subject) for subject in expected} == expected
         assert 2 <= far.max_in_flight <= 8
         await relay.settle()
-        assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
+        assert {delivery["state"] for delivery in await relay.deliveries("bus")} == {"delivered"}
 
 
 async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
         ]
         await relay.settle()
         assert [
-            (delivery.type, delivery.state, delivery.reason)
+            (event_name(delivery["type"]), delivery["state"], delivery["reason"])
             for delivery in await relay.deliveries("chat", "superseded")
         ] == [
             ("event.scheduled", "superseded", "replaced by a newer event.updated"),
@@ -156,7 +156,10 @@ async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_whe
         goes.set()
         await eventually(lambda: chat.names() == ["event.ended"])
         await relay.settle()
-        assert [(delivery.type, delivery.state) for delivery in await relay.deliveries("chat")] == [
+        assert [
+            (event_name(delivery["type"]), delivery["state"])
+            for delivery in await relay.deliveries("chat")
+        ] == [
             ("event.scheduled", "superseded"),
             ("event.ended", "delivered"),
         ]

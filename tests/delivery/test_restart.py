@@ -17,7 +17,7 @@ from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
 from relay.errors import Deferred, Rejected, StoreUnavailable
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CloudEvent, event_name
 from relay.sinks import Receipt, SinkSettings
 from relay.store import StoreSettings
 from relay.store.sqlite import open_store
@@ -50,7 +50,7 @@ async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same
         await eventually(lambda: len(far.delivered) == 30)
         assert {subject: far.ids(subject) for subject in expected} == expected
         await relay.settle()
-        assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
+        assert {delivery["state"] for delivery in await relay.deliveries("bus")} == {"delivered"}
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.settle()
         assert len(far.delivered) == 30
@@ -141,7 +141,7 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
     bus.answer = accepts
     async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
         assert [
-            (delivery.type, delivery.state, delivery.reason)
+            (event_name(delivery["type"]), delivery["state"], delivery["reason"])
             for delivery in await relay.deliveries("bus")
         ] == [
             ("event.scheduled", "parked", "the sink bus is not in the configuration any more"),
@@ -151,7 +151,7 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
         await relay.settle()
         assert not bus.delivered, "parked is parked, until somebody sends it again"
         for delivery in await relay.deliveries("bus", "parked"):
-            assert await relay.redeliver(delivery.id, NOW)
+            assert await relay.redeliver(delivery["id"], NOW)
         await eventually(lambda: len(bus.delivered) == 2)
 
 
@@ -179,13 +179,13 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
         await eventually(lambda: len(far.attempts) == 2)
         assert not await relay.redeliver(1, relay.clock.now()), "it waits already"
         await relay.settle()
-        assert [delivery.state for delivery in await relay.deliveries("bus")] == ["waiting"]
+        assert [delivery["state"] for delivery in await relay.deliveries("bus")] == ["waiting"]
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await eventually(lambda: len(far.delivered) == 1)
         assert far.ids() == [told]
         await relay.settle()
         assert [
-            (delivery.state, delivery.attempts) for delivery in await relay.deliveries("bus")
+            (delivery["state"], delivery["attempts"]) for delivery in await relay.deliveries("bus")
         ] == [("delivered", 4)]
 
 
@@ -229,7 +229,7 @@ async def test_when_the_store_can_be_neither_written_nor_read_what_is_at_hand_go
         await eventually(lambda: len(far.delivered) == 2)
         relay.store.read = read  # type: ignore[method-assign]  # as it was
         await relay.settle()
-        assert [delivery.attempts for delivery in await relay.deliveries("bus")] == [1, 1]
+        assert [delivery["attempts"] for delivery in await relay.deliveries("bus")] == [1, 1]
 
 
 async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_others_go(
@@ -251,8 +251,8 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
         await eventually(lambda: len(far.delivered) == 2)
         await relay.settle()
         deliveries = await relay.deliveries("bus")
-        assert [each.state for each in deliveries] == ["delivered", "parked", "delivered"]
-        reason = deliveries[1].reason or ""
+        assert [each["state"] for each in deliveries] == ["delivered", "parked", "delivered"]
+        reason = deliveries[1]["reason"] or ""
         assert reason.startswith("its event could not be read from the journal")
 
 
@@ -276,7 +276,7 @@ async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
         await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
         await relay.settle()
         everything = await relay.store.read(lambda tx: tx.journal.events_after(0, 10_000))
-        assert {delivery.state for delivery in await relay.deliveries("bus")} == {"delivered"}
+        assert {delivery["state"] for delivery in await relay.deliveries("bus")} == {"delivered"}
     assert everything
     for subject in {str(event.subject) for _, event in everything}:
         recorded = [event.id for _, event in everything if event.subject == subject]
@@ -349,7 +349,7 @@ async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_
         await relay.settle()
         assert not relay.task.done()
     async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
-        assert [delivery.state for delivery in await relay.deliveries("nobody")] == ["parked"]
+        assert [delivery["state"] for delivery in await relay.deliveries("nobody")] == ["parked"]
 
 
 async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
+from relay.events.cloudevent import event_name
 from relay.store import StoreSettings
 from relay.store.retention import PRUNE_INTERVAL, prune_forever
 from relay.store.transaction import Transaction
@@ -24,7 +25,7 @@ async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -
     for number in range(count):
         await relay.record_event(f"E-{number}", name)
     now = datetime.now(UTC)
-    ids = [delivery.id for delivery in await relay.deliveries("bus", "waiting")]
+    ids = [delivery["id"] for delivery in await relay.deliveries("bus", "waiting")]
 
     def give_up(tx: Transaction) -> None:
         for entry_id in ids:
@@ -35,7 +36,7 @@ async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -
 
 async def dead_letter_types(relay: RunningDispatcher) -> list[str]:
     """Return the types of the dead letters, the oldest first."""
-    return [delivery.type for delivery in await relay.deliveries("bus", "parked")]
+    return [event_name(delivery["type"]) for delivery in await relay.deliveries("bus", "parked")]
 
 
 async def test_a_flood_of_refusals_pushes_no_event_out_of_the_dead_letters(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after
         assert 11 <= len(moments) <= 14
         assert any(597 <= moment < 600 for moment in moments), "a last call"
         parked = (await relay.deliveries("drain"))[0]
-        assert (parked.state, parked.last_status) == ("parked", 401)
+        assert (parked["state"], parked["lastStatus"]) == ("parked", 401)
 
 
 async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path: Path) -> None:
@@ -173,10 +173,10 @@ async def test_what_is_never_taken_is_given_up_after_its_time_and_told(tmp_path:
     async with running_dispatcher(tmp_path, {"drain": down, "chat": other}, clock=clock) as relay:
         await relay.record_event("E-1", "event.ended")
         await relay.forward(DAY - 1)
-        assert [delivery.state for delivery in await relay.deliveries("drain")] == ["waiting"]
+        assert [delivery["state"] for delivery in await relay.deliveries("drain")] == ["waiting"]
         await relay.forward(400)
         (parked,) = await relay.deliveries("drain")
-        assert (parked.state, parked.reason) == (
+        assert (parked["state"], parked["reason"]) == (
             "parked",
             "given up after 86400 s; last: it refused the connection",
         )
@@ -198,9 +198,9 @@ async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path:
         await relay.record_event("E-1")
         await relay.forward(300)
         parked, waiting = await relay.deliveries("drain")
-        assert (parked.state, waiting.state) == ("parked", "waiting")
+        assert (parked["state"], waiting["state"]) == ("parked", "waiting")
         drain.answer = accepts
-        assert await relay.redeliver(parked.id, clock.now())
+        assert await relay.redeliver(parked["id"], clock.now())
         await relay.forward(0)
         assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]
 
@@ -221,7 +221,7 @@ async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_o
 
         drain.answer = refused
         await relay.forward(331)
-        assert [delivery.state for delivery in await relay.deliveries("drain")] == ["parked"] * 4
+        assert [delivery["state"] for delivery in await relay.deliveries("drain")] == ["parked"] * 4
 
 
 async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(

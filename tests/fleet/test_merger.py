@@ -61,9 +61,7 @@ class Rig:
         """Return the names of the events in the journal about an event, oldest first."""
         key = KEYS.make_key(SCOPE, event_id)
         return await self.store.read(
-            lambda tx: [
-                event.name for event in tx.journal.newest_changes_since(key, "", PageLimit(1000))
-            ]
+            lambda tx: [event.name for event in tx.journal.newest_changes(key, PageLimit(1000))]
         )
 
 

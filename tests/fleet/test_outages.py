@@ -82,7 +82,7 @@ async def until_agents_have_recorded(fleet: RunningFleet, event: Event, name: st
     async def have_recorded() -> bool:
         for agent in fleet.relays.values():
             events = await agent.relay.store.read(
-                lambda tx: tx.journal.newest_changes_since(event.event_id.lower(), "", PAGE)
+                lambda tx: tx.journal.newest_changes(event.event_id.lower(), PAGE)
             )
             if name not in {each.name for each in events}:
                 return False

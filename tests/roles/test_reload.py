@@ -192,9 +192,7 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
         await eventually(lambda: len(relay.loads) == 1)
         gone.may_answer.set()
         await reload
-        stored = await relay.running.relay.store.read(
-            lambda tx: tx.deliveries.sink_states_with_reasons()
-        )
+        stored = await relay.running.relay.store.read(lambda tx: tx.deliveries.sink_states())
         (status,) = relay.running.relay.dispatcher.workers
         assert stored == {"drain": (status.state, status.reason)}
         assert status.state == "disabled"
@@ -368,7 +366,7 @@ async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: P
         assert store.write_error is not None
         connection.execute("PRAGMA query_only = OFF")
         await eventually(lambda: store.write_error is None)
-        states = await store.read(lambda tx: tx.deliveries.sink_states_with_reasons())
+        states = await store.read(lambda tx: tx.deliveries.sink_states())
         assert states == {"drain": ("on", None)}
         relay.azure.start(event)
         await eventually(lambda: "event.started" in drain.types_of(event.event_id))

@@ -135,7 +135,7 @@ async def gives_up_on_a_permanent_refusal(
         await relay.record_event("E-1", "event.ended")
         await _until(lambda: _settled(relay, 2, "parked"))
         for parked in await relay.deliveries("sink"):
-            assert len(parked.reason or "") > 20
+            assert len(parked["reason"] or "") > 20
         assert await receiver.received() == []
 
 

@@ -10,9 +10,10 @@ from typing import get_args
 
 import pytest
 
+from relay.events.cloudevent import event_name
 from relay.store import Attempt, Entry, EntryState, StoreSettings
 from relay.store.chain import verify_journal
-from relay.store.deliveries import Delivery
+from relay.store.deliveries import DeliverySummary
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
 from tests.store.open_store import NOW, connection_of, numbered_event, open_file_in
@@ -93,22 +94,22 @@ def test_attempts_are_logged_and_counted_and_what_was_delivered_is_settled(
     delivered = Attempt(at=LATER, elapsed=0.5, outcome="delivered", status=204, response="ok")
     tx.deliveries.log_attempts([(second.id, delivered), (third.id, delivered)])
     assert tx.deliveries.waiting_entries("bus") == [first]
-    settled = Delivery(
+    settled = DeliverySummary(
         id=third.id,
         sink="bus",
-        event_id="E-3",
-        type="event.scheduled",
+        eventId="E-3",
+        type="io.imdsrelay.event.scheduled.v1",
         state="delivered",
         attempts=1,
-        next_at=None,
+        nextAttempt=None,
         reason=None,
-        last_status=204,
+        lastStatus=204,
         recorded="2026-04-11T22:26:58.000000Z",
         settled="2026-04-11T22:27:58.500000Z",
     )
     assert tx.deliveries.page(states=["delivered"]) == [
         settled,
-        replace(settled, id=second.id, event_id="E-2", attempts=2),
+        {**settled, "id": second.id, "eventId": "E-2", "attempts": 2},
     ]
     logged = connection_of(tx).execute(
         "SELECT entry, number, at, elapsed, outcome, status, reason, response FROM attempt "
@@ -124,7 +125,10 @@ def test_attempts_are_logged_and_counted_and_what_was_delivered_is_settled(
 def test_the_event_id_is_shown_as_azure_wrote_it_and_a_sinks_name_is_none(tx: Transaction) -> None:
     record(tx, 1, subject="C7061BAC")
     record(tx, 2, "relay.sink-failing", "drain")
-    assert [(delivery.type, delivery.event_id) for delivery in tx.deliveries.page(sink="bus")] == [
+    assert [
+        (event_name(delivery["type"]), delivery["eventId"])
+        for delivery in tx.deliveries.page(sink="bus")
+    ] == [
         ("relay.sink-failing", None),
         ("event.scheduled", "C7061BAC"),
     ]
@@ -151,14 +155,14 @@ def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: T
             limit=limit,
         ):
             assert len(page) <= limit
-            ids += [delivery.id for delivery in page]
+            ids += [delivery["id"] for delivery in page]
         all_deliveries = tx.deliveries.page(limit=1000)
         assert ids == [
-            delivery.id
+            delivery["id"]
             for delivery in all_deliveries
-            if (not states_wanted or delivery.state in states_wanted)
-            and key in (None, str(delivery.event_id).lower())
-            and sink in (None, delivery.sink)
+            if (not states_wanted or delivery["state"] in states_wanted)
+            and key in (None, str(delivery["eventId"]).lower())
+            and sink in (None, delivery["sink"])
         ]
         assert ids == sorted(set(ids), reverse=True)
         assert ids
@@ -177,7 +181,12 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
     assert tx.deliveries.redelivered == [replace(bus, attempts=1, recorded=LATER)]
     assert tx.deliveries.waiting_entries("bus") == tx.deliveries.redelivered
     (delivery,) = tx.deliveries.page(sink="bus")
-    assert (delivery.state, delivery.recorded, delivery.settled, delivery.next_at) == (
+    assert (
+        delivery["state"],
+        delivery["recorded"],
+        delivery["settled"],
+        delivery["nextAttempt"],
+    ) == (
         "waiting",
         "2026-04-11T22:26:58.000000Z",
         None,
@@ -192,7 +201,7 @@ def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) ->
         tx.deliveries.store_final_state(bus.id, state, None, NOW)
     assert not tx.deliveries.redeliver(LATER, entry_id=bus.id)
     assert not tx.deliveries.redeliver(LATER, entry_id=bus.id + 99)
-    assert tx.deliveries.page(sink="bus")[0].state == state
+    assert tx.deliveries.page(sink="bus")[0]["state"] == state
 
 
 def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_dropped(
@@ -205,7 +214,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     tx.deliveries.log_attempts([(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))])
     assert tx.deliveries.remove_sink("bus", "it is gone", LATER) == 1
     assert [
-        (delivery.id, delivery.state, delivery.reason)
+        (delivery["id"], delivery["state"], delivery["reason"])
         for delivery in tx.deliveries.page(sink="bus")
     ] == [(delivered.id, "delivered", None), (bus.id, "parked", "it is gone")]
     assert [delivery.id for delivery in tx.deliveries.waiting_entries()] == [
@@ -213,7 +222,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
         chat.id + 2,
         other_news.id,
     ]
-    assert tx.deliveries.sink_states_with_reasons() == {"chat": ("on", None)}
+    assert tx.deliveries.sink_states() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
     assert not tx.deliveries.redeliver(LATER, entry_id=bus.id), (
         "no sink would send it, and it would wait for ever"
@@ -239,7 +248,7 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert tx.answers.find("client:a", "1") is not None
 
     assert prune_all_tables(tx, settings, NOW + timedelta(days=2)) == (0, {})
-    assert [delivery.id for delivery in tx.deliveries.page()] == [waits[0].id]
+    assert [delivery["id"] for delivery in tx.deliveries.page()] == [waits[0].id]
     assert tx.answers.find("client:a", "1") is None
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
@@ -264,7 +273,7 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
     settings = StoreSettings(dead_letters=3)
     assert prune_all_tables(tx, settings, LATER) == (0, {"event.scheduled": 2})
     assert prune_all_tables(tx, settings, LATER) == (0, {})
-    kept_ids = {delivery.id for delivery in tx.deliveries.page()}
+    kept_ids = {delivery["id"] for delivery in tx.deliveries.page()}
     assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
 
 

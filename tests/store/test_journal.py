@@ -330,19 +330,19 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
         )
         ids = {number: numbered_event(number).id for number in (1, 2, 3)}
 
-        def history(since: str, before: int | None = None) -> tuple[list[str], bool]:
-            rows, has_more = journal.history_page_of_event("e", since, before, PageLimit(2))
+        def history(begin: int, before: int | None = None) -> tuple[list[str], bool]:
+            rows, has_more = journal.history_page("e", begin, before, PageLimit(2))
             return [CloudEvent.parse(row.body).id for row in rows], has_more
 
-        assert history("") == ([ids[3], ids[2]], True)
-        assert history("", 4) == ([ids[1]], False)
-        assert history("2026-04-11T23") == ([ids[3], ids[2]], False)
-        assert history("2026-04-11T23", 4) == ([], False)
+        assert history(0) == ([ids[3], ids[2]], True)
+        assert history(0, 4) == ([ids[1]], False)
+        assert history(4) == ([ids[3], ids[2]], False)
+        assert history(4, 4) == ([], False)
         page = journal.events_after(0, 2)
         assert [(head.position, event.id) for head, event in page] == [(1, ids[1]), (4, ids[2])]
         assert [head for head, _ in page] == [journal.head_at(1), journal.head_at(4)]
-        assert journal.position_of_last_change_of_event("e") == 4
-        assert journal.position_of_last_change_of_event("f") is None
+        assert journal.last_change_of("e") == 4
+        assert journal.last_change_of("f") is None
         with pytest.raises(KeyError):
             journal.require_event_at_position(9)
 

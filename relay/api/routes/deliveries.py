@@ -7,7 +7,6 @@ a dead letter, see `/v1/dead-letters`. People send one dead letter again, those 
 from __future__ import annotations
 
 import re
-from typing import Literal, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -21,31 +20,12 @@ from relay.api.calls import (
     post,
 )
 from relay.api.responses import Problem
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION
 from relay.store import EntryState
-from relay.store.deliveries import Delivery
+from relay.store.deliveries import DeliveryAttempt, DeliverySummary
 from relay.suggestions import describe_choices
 from relay.validation import RequestBody
 
 _DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
-_Outcome = Literal["delivered", "deferred", "parked", "error"]
-
-
-class DeliverySummary(TypedDict):
-    """One event for one sink."""
-
-    id: int
-    sink: str
-    eventId: str | None
-    """null if the delivery is not about an Azure event."""
-    type: str
-    state: EntryState
-    attempts: int
-    nextAttempt: str | None
-    reason: str | None
-    lastStatus: int | None
-    recorded: str
-    settled: str | None
 
 
 class DeliveryPage(TypedDict):
@@ -53,20 +33,6 @@ class DeliveryPage(TypedDict):
 
     items: list[DeliverySummary]
     next: str | None
-
-
-class DeliveryAttempt(TypedDict):
-    """One attempt of a delivery."""
-
-    number: int
-    at: str
-    tookSeconds: float
-    outcome: _Outcome
-    status: int | None
-    """The receiver's status, if it gave one."""
-    reason: str | None
-    answer: str | None
-    """At most the first KiB of the receiver's response."""
 
 
 class DeliveryDetails(DeliverySummary):
@@ -78,37 +44,18 @@ class DeliveryDetails(DeliverySummary):
     """The cursor of the attempts before; null: there are none."""
 
 
-def delivery_summary(delivery: Delivery) -> DeliverySummary:
-    """Return a delivery as the API shows it."""
-    return DeliverySummary(
-        id=delivery.id,
-        sink=delivery.sink,
-        eventId=delivery.event_id,
-        type=f"{TYPE_PREFIX}{delivery.type}{TYPE_VERSION}",
-        state=delivery.state,
-        attempts=delivery.attempts,
-        nextAttempt=delivery.next_at,
-        reason=delivery.reason,
-        lastStatus=delivery.last_status,
-        recorded=delivery.recorded,
-        settled=delivery.settled,
-    )
-
-
 async def _page(call: Call, cursor: int | None, states: tuple[EntryState, ...]) -> DeliveryPage:
-    deliveries = await call.run_long_read(
+    rows = await call.run_long_read(
         lambda tx: tx.deliveries.page(states=states, before=cursor, limit=PAGE_SIZE + 1)
     )
-    page, has_more = deliveries[:PAGE_SIZE], len(deliveries) > PAGE_SIZE
-    return DeliveryPage(
-        items=[delivery_summary(row) for row in page], next=str(page[-1].id) if has_more else None
-    )
+    page, has_more = rows[:PAGE_SIZE], len(rows) > PAGE_SIZE
+    return DeliveryPage(items=page, next=str(page[-1]["id"]) if has_more else None)
 
 
-async def _find(call: Call, number: str) -> Delivery | None:
+async def _find(call: Call, number: str) -> DeliverySummary | None:
     if _DELIVERY_ID.fullmatch(number) is None:
         return None
-    return await call.relay.store.read(lambda tx: tx.deliveries.find_delivery(int(number)))
+    return await call.relay.store.read(lambda tx: tx.deliveries.find(int(number)))
 
 
 @get_page("/v1/deliveries", "what was sent and what waits, the newest first")
@@ -132,23 +79,11 @@ async def show_delivery(call: Call, id: str, cursor: Cursor) -> DeliveryDetails:
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
     attempts = await call.run_long_read(
-        lambda tx: tx.deliveries.attempts_of_entry(delivery.id, cursor, MAX_DETAIL_ROWS + 1)
+        lambda tx: tx.deliveries.attempts_of(delivery["id"], cursor, MAX_DETAIL_ROWS + 1)
     )
-    page = attempts[-MAX_DETAIL_ROWS:]
-    log = [
-        DeliveryAttempt(
-            number=attempt.number,
-            at=attempt.at,
-            tookSeconds=round(attempt.elapsed, 6),
-            outcome=cast("_Outcome", attempt.outcome),
-            status=attempt.status,
-            reason=attempt.reason,
-            answer=attempt.response,
-        )
-        for attempt in page
-    ]
-    next_cursor = str(page[0].number) if len(attempts) > MAX_DETAIL_ROWS else None
-    return DeliveryDetails(**delivery_summary(delivery), log=log, next=next_cursor)
+    log = attempts[-MAX_DETAIL_ROWS:]
+    next_cursor = str(log[0]["number"]) if len(attempts) > MAX_DETAIL_ROWS else None
+    return DeliveryDetails(**delivery, log=log, next=next_cursor)
 
 
 _NO_SUCH_DEAD_LETTER = "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
@@ -202,13 +137,14 @@ async def redeliver_all(call: Call, body: BulkRedeliveryRequest) -> BulkRedelive
 )
 async def redeliver(call: Call, id: str) -> RedeliveredDeadLetter:  # noqa: A002  # its name in the path
     relay, dead_letter = call.relay, await _find(call, id)
-    if dead_letter is None or dead_letter.state != "parked":
+    if dead_letter is None or dead_letter["state"] != "parked":
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
-    if dead_letter.sink not in {sink.name for sink in relay.dispatcher.workers}:
-        raise Problem(409, f"the sink {dead_letter.sink} is not in the configuration any more")
+    sink = dead_letter["sink"]
+    if sink not in {each.name for each in relay.dispatcher.workers}:
+        raise Problem(409, f"the sink {sink} is not in the configuration any more")
     now = relay.clock.now()
     if not await relay.store.transact(
-        lambda tx: tx.deliveries.redeliver(now, entry_id=dead_letter.id)
+        lambda tx: tx.deliveries.redeliver(now, entry_id=dead_letter["id"])
     ):
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
-    return RedeliveredDeadLetter(id=dead_letter.id, sink=dead_letter.sink, state="waiting")
+    return RedeliveredDeadLetter(id=dead_letter["id"], sink=sink, state="waiting")

@@ -27,7 +27,6 @@ from relay.api.calls import (
     get_page,
 )
 from relay.api.responses import problem_of_refusal, rfc3339_or_null
-from relay.api.routes.deliveries import DeliverySummary, delivery_summary
 from relay.approvals.admission import UNKNOWN_EVENT, ambiguous_scope_refusal, hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import DecisionKind
@@ -45,6 +44,7 @@ from relay.events.remarks import Remarks
 from relay.events.timestamps import format_rfc3339
 from relay.sentences import event_outcome_text, impact_text, said
 from relay.store import Decision, Mode, TrackedEvent
+from relay.store.deliveries import DeliverySummary
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from relay.telemetry.event_counts import OTHER, azure_event_type_label
@@ -256,9 +256,8 @@ def _approval_now(status: ApprovalStatus) -> ApprovalNow:
 def _event_details(
     tx: Transaction, call: Call, occurrence: TrackedEvent, cursor: int | None
 ) -> EventDetails:
-    deliveries = tx.deliveries.page(event_key=occurrence.key, limit=MAX_DETAIL_ROWS)
-    rows, has_more = tx.journal.history_page_of_event(
-        occurrence.key, occurrence.first_seen, cursor, PageLimit(MAX_DETAIL_ROWS)
+    rows, has_more = tx.journal.history_page(
+        occurrence.key, occurrence.position, cursor, PageLimit(MAX_DETAIL_ROWS)
     )
     told = [CloudEvent.parse(row.body) for row in reversed(rows)]
     in_force = {each.approval_id for each in tx.approvals.of_occurrence(occurrence).decisions}
@@ -281,9 +280,9 @@ def _event_details(
             for decision in tx.approvals.decisions_about(occurrence, limit=MAX_DETAIL_ROWS)
         ],
         deliveries=[
-            delivery_summary(delivery)
-            for delivery in deliveries
-            if delivery.recorded >= occurrence.first_seen
+            delivery
+            for delivery in tx.deliveries.page(event_key=occurrence.key, limit=MAX_DETAIL_ROWS)
+            if delivery["recorded"] >= occurrence.first_seen
         ],
         next=str(rows[-1].position) if has_more else None,
     )

@@ -68,9 +68,7 @@ class SinkList(TypedDict):
 async def list_sinks(call: Call) -> SinkList:
     dead_letters: Mapping[str, int] | None = None
     with suppress(StoreUnavailable):
-        dead_letters = await call.run_long_read(
-            lambda tx: tx.deliveries.count_dead_letters_by_sink()
-        )
+        dead_letters = await call.run_long_read(lambda tx: tx.deliveries.count_by_sink("parked"))
     items = [
         SinkSummary(
             **_details(sink),

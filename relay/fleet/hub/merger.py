@@ -398,7 +398,7 @@ def _recorded_changes(
     tx: Transaction, event_key: str
 ) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
     limit = PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
-    for event in tx.journal.newest_changes_since(event_key, "", limit):
+    for event in tx.journal.newest_changes(event_key, limit):
         at = parse_timestamp(event.attributes["time"])
         if at is None:
             raise ValueError(f"expected a time in the event {event.id} of the journal")
