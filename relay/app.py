@@ -2,7 +2,7 @@
 
 `run` is for ``imds-relay run``. `start_relay` is for whoever stops the relay itself, such as the
 demo. Each role (a plain relay, an agent of a fleet, its hub) has a module in `relay.roles` that
-assembles the parts of a `RunningRelay`.
+assembles its parts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig
+from relay.config.warnings import start_warnings
 from relay.errors import ReloadRefused
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.instance_metadata import read_boot_id
-from relay.roles import RunningRelay
+from relay.roles.inner_half import RunningRelay
 from relay.roles.reload import Reloader
 from relay.service_manager import report_reload, report_to_service_manager
 from relay.signals import call_on_stop_signals, handle_sighup
@@ -43,7 +44,7 @@ async def run(
     comes during the start waits for its end: the file may have changed after it was read.
 
     Raises ConfigError or StoreError if the relay cannot start. Raises an ExceptionGroup if a part
-    of a running relay fails: the other parts end with it, because half a relay would be trusted
+    of a running relay fails: the other parts end with it, because running a relay would be trusted
     and do nothing.
     """
     stop = asyncio.Event()
@@ -56,8 +57,8 @@ async def run(
             report_to_service_manager(is_up, stop),
             start_relay(loaded.config, running_clock) as running,
         ):
-            reloader = Reloader(running.live, loaded, load, running_clock, report_reload, on_reload)
-            running.live.server.state.reloader = reloader  # the API reloads with it
+            reloader = Reloader(running, loaded, load, running_clock, report_reload, on_reload)
+            running.server.state.reloader = reloader  # the API reloads with it
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()
             gc.freeze()
@@ -100,6 +101,8 @@ def start_relay(
     ``boot`` returns the machine's boot id. Only the role that runs is imported: a plain relay saves
     the memory of the AMQP libraries.
     """
+    for warning in start_warnings(config):
+        _log.warning("%s", warning)
     match config.fleet:
         case AgentSettings():
             from relay.roles import agent  # noqa: PLC0415

@@ -52,6 +52,8 @@ class Call:
     caller: Caller
     content: bytes
     """The body as it was sent."""
+    relay_in_force: Relay | None
+    """The relay whose callers let this call in. What it decides goes to the gate of that one."""
 
     @property
     def has_ended_session(self) -> bool:
@@ -62,9 +64,9 @@ class Call:
     @property
     def relay(self) -> Relay:
         """The running relay. Raises Problem 503 while it starts or stops."""
-        if self.server.relay is None:
+        if self.relay_in_force is None or self.server.relay is None:
             raise Problem(503, "the relay is starting or stopping; try again")
-        return self.server.relay
+        return self.relay_in_force
 
     async def run_long_read(self, work: Callable[[Transaction], T]) -> T:
         """Run work that reads a page from the store. Few calls do so at once."""
@@ -230,17 +232,27 @@ def aiohttp_handler(
         try:
             content = await _read_content(request, server.limits.body_timeout)
             _check_content_type(route, request)
+            only_reads = route.method == "GET"
             while True:
+                if not only_reads:
+                    await server.settled.wait()
                 callers = server.callers
                 caller = await callers.identify(
                     route.access, request, content, server.rates, server.sign_in
                 )
-                if server.callers is callers:  # else a token waited for keys over a reload
+                # A token may have waited for keys over a reload.
+                if server.callers is callers and (only_reads or server.settled.is_set()):
                     break
             # Who waits for a page may give way: a few readers could have all connections otherwise.
             connection.in_good_call = caller is not ANONYMOUS and not route.is_large
             _check_right(route, caller)
-            call = Call(request=request, server=server, caller=caller, content=content)
+            call = Call(
+                request=request,
+                server=server,
+                caller=caller,
+                content=content,
+                relay_in_force=server.relay,
+            )
             if not route.is_large:
                 return await answer(call)
             async with server.large_answer(caller.principal):

@@ -139,11 +139,14 @@ class ServerState:
     """
     long_reads: asyncio.Semaphore = field(init=False)
     """Bounds the reads of the state file that can take long, such as pages of a long history."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not set while a reload enters another inner half: calls that change something wait for it."""
     _large_answers: WeakValueDictionary[str, asyncio.Semaphore] = field(
         default_factory=WeakValueDictionary
     )
 
     def __post_init__(self) -> None:
+        self.settled.set()
         self.rates = CallRates(clock=self.clock)
         self.long_reads = asyncio.Semaphore(self.limits.max_long_reads)
 

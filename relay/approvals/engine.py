@@ -97,18 +97,6 @@ class ApprovalEngine:
         """Those of ``_compared_holds`` that are about an occurrence in a state."""
         self._trusted = trusted
         self._count_machines = count_machines
-        self.use_settings(settings, client_resources)
-
-    def use_settings(
-        self,
-        settings: ApprovalsSettings,
-        client_resources: Mapping[str, tuple[str, ...] | None] = MappingProxyType({}),
-    ) -> None:
-        """Decide by these settings from now on.
-
-        Once the store is in use, only its work may call this: then no transaction sees two rules.
-        Votes and grants need nothing else, because every transaction weighs them afresh.
-        """
         self.settings = settings
         self._client_resources = client_resources
         self._have_reminders = any(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from relay.approvals import StartRequestPort
@@ -21,7 +22,7 @@ from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
 from relay.log_fields import log_extra
 from relay.store import Mode
-from relay.store.sqlite import Store
+from relay.store.sqlite import Store, listening
 from relay.store.standing_holds import StandingHolds
 from relay.store.transaction import Transaction
 
@@ -33,6 +34,13 @@ MAX_TIMER = 60.0
 _NOT_RECORDED = DecisionAnswer(
     503,
     {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
+    is_transient=True,
+)
+
+
+_NOT_IN_FORCE = DecisionAnswer(
+    503,
+    {"detail": "the relay is starting or stopping: nothing can be decided now, try again"},
     is_transient=True,
 )
 
@@ -87,15 +95,36 @@ class Gate:
         self._sender = StartRequestSender(engine, store, port, clock, names_this_vm)
         self._wake = asyncio.Event()
         self._must_check_all = True
-        store.follow_up = lambda tx: engine.follow_up(tx, clock.now())
-        store.listeners.recorded.append(lambda _: self._wake.set())
-        store.listeners.write_error_changed.append(self._on_write_error)
+        self._is_in_force = False
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Decide, here and in what follows from each transaction, until the context is left.
+
+        What was submitted before is recorded then. What follows is decided by this gate until the
+        next one is in force.
+        """
+        listeners = self._store.listeners
+        self._store.follow_up = lambda tx: self.engine.follow_up(tx, self._clock.now())
+        with (
+            listening(listeners.recorded, lambda _: self._wake.set()),
+            listening(listeners.recorded, self._sender.on_recorded),
+            listening(listeners.write_error_changed, self._on_write_error),
+        ):
+            self._is_in_force = True
+            try:
+                yield
+            finally:
+                self._is_in_force = False
 
     async def submit(self, request: Request) -> DecisionAnswer:
         """Decide one request; what was decided is on disk when this returns.
 
-        The answer is 503 if it cannot be written (docs/guarantees.md#approvals-fail-closed).
+        The answer is 503 if it cannot be written (docs/guarantees.md#approvals-fail-closed), or if
+        this gate is not in force: its rules and callers are not, either.
         """
+        if not self._is_in_force:
+            return _NOT_IN_FORCE
         try:
             # The request is decided even if the caller disconnects meanwhile.
             return await self._store.transact(lambda tx: self.engine.decide(tx, request))
@@ -134,10 +163,6 @@ class Gate:
         self._must_check_all = True
         self._wake.set()
         self._sender.check_all()
-
-    def restart_tell_first_waits(self) -> None:
-        """Wait for the notices of every open grant as after a start: there are new sinks."""
-        self._sender.restart_tell_first_waits()
 
     def _on_write_error(self, reason: str | None) -> None:
         """While the file could not be written, nothing followed from what was recorded."""

@@ -130,7 +130,6 @@ class StartRequestSender:
         self._is_stopping = False
         self._sending = 0
         """How many StartRequests are being claimed, sent or their answers recorded."""
-        store.listeners.recorded.append(self._on_recorded)
 
     def check_all(self) -> None:
         """Look for open grants in all scopes: something has changed."""
@@ -144,12 +143,8 @@ class StartRequestSender:
             if scope.can_be_freed:
                 scope.wake.set()
 
-    def restart_tell_first_waits(self) -> None:
-        """Give the notices of every open grant ``tell_first`` again: there are new sinks."""
-        for scope in self._scopes.values():
-            scope.first_seen = dict.fromkeys(scope.first_seen, self._clock.monotonic())
-
-    def _on_recorded(self, events: Sequence[RecordedEvent]) -> None:
+    def on_recorded(self, events: Sequence[RecordedEvent]) -> None:
+        """Send what was granted, and look again at what waits."""
         for recorded in events:
             if recorded.event_key is None:
                 continue

@@ -35,28 +35,22 @@ Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]
 
 
 class ChatDecisionSubmitter:
-    """Takes the decisions of one chat sink. It answers 503 until a gate is attached.
+    """Takes the decisions of chats, and passes them to ``submit`` of the gate.
 
-    A caller has what ``can`` and ``resources`` of the sink allow. If ``approvals.people`` says that
-    the person also has clients (``client:``, ``mtls:``), each of these limits the caller further.
+    ``rights_by_client`` are the rights of each client, by its principal. A caller has what ``can``
+    and ``resources`` of the sink allow. If ``approvals.people`` says that the person also has
+    clients (``client:``, ``mtls:``), each of these limits the caller further.
     """
 
     def __init__(
-        self, settings: ApprovalsSettings, clock: Clock, rights_by_client: Mapping[str, Rights]
+        self,
+        settings: ApprovalsSettings,
+        clock: Clock,
+        rights_by_client: Mapping[str, Rights],
+        submit: Submit,
     ) -> None:
         self._clock = clock
-        self._submit: Submit | None = None
-        self._issued: dict[Caller, AnswerableChatSettings] = {}
-        """Every caller that was returned, with its sink: no more than there are principals."""
-        self.use_callers(settings, rights_by_client)
-
-    def use_callers(
-        self, settings: ApprovalsSettings, rights_by_client: Mapping[str, Rights]
-    ) -> None:
-        """Take callers and their rights from these settings from now on.
-
-        ``rights_by_client`` are the rights of each client, by its principal.
-        """
+        self._submit = submit
         self._people = settings.people
         self._rights_by_client = rights_by_client
         rules = [rule.approve for rule in settings.rules]
@@ -65,31 +59,15 @@ class ChatDecisionSubmitter:
         self._principals = frozenset(filter(is_chat_principal, named))
         """Every chat principal that a rule, a group or a person names."""
 
-    def attach_gate(self, submit: Submit) -> None:
-        """From now on `decide` passes requests to ``submit`` of the gate."""
-        self._submit = submit
-
-    def detach_gate(self) -> None:
-        """From now on nothing is decided: the sink is about to be disconnected."""
-        self._submit = None
-
     def caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
         """Return the caller for a principal that a chat vouches for.
 
         None if no rule, group or person of ``approvals`` names it, or if it is not of a form that
         a chat platform declared.
-        """
-        caller = self._make_caller(principal, sink)
-        if caller is not None:
-            self._issued[caller] = sink
-        return caller
 
-    def _make_caller(self, principal: str, sink: AnswerableChatSettings) -> Caller | None:
-        """Return the caller with the rights that the sink and every client of the person allow.
-
-        If all clients have the same patterns, these are ``resources`` of the rights: others may
-        cover the rest of the event where the rule says ``each_resource``. Every other list of
-        patterns is a limit.
+        It has the rights that the sink and every client of the person allow. If all clients have
+        the same patterns, these are ``resources`` of the rights: others may cover the rest of the
+        event where the rule says ``each_resource``. Every other list of patterns is a limit.
         """
         if principal not in self._principals:
             return None
@@ -120,14 +98,6 @@ class ChatDecisionSubmitter:
         ``event_id`` is a `TrackedEvent.reference`, and ``revision`` the state that the person saw.
         ``request_id`` identifies the click, so that a repeated call counts once.
         """
-        if self._submit is None:
-            detail = "the relay is starting or stopping: nothing can be decided now, try again"
-            return DecisionAnswer(503, {"detail": detail})
-        # A platform that looks a person up during a reload has the caller of the settings before.
-        sink = self._issued.get(caller)
-        if sink is not None and self._make_caller(caller.principal, sink) != caller:
-            detail = "the configuration has just changed: nothing was decided, try again"
-            return DecisionAnswer(503, {"detail": detail})
         content = "\n".join((event_id.lower(), decision, revision, reason or ""))
         request = DecisionRequest(
             caller=caller,
@@ -144,7 +114,7 @@ class ChatDecisionSubmitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatContext:
-    """What a chat platform may use of the relay. Sinks share it, apart from ``decisions``."""
+    """What a chat platform may use of the relay. Sinks share it."""
 
     messages: MessagePlanner
     """Plans what messages show, for `relay.chat.live_message`, and reads statuses of events."""
@@ -154,12 +124,17 @@ class ChatContext:
 
 
 def make_chat_context(
-    store: Store, approvals: ApprovalEngine, clock: Clock, public_url: str | None
+    store: Store,
+    approvals: ApprovalEngine,
+    clock: Clock,
+    public_url: str | None,
+    submit: Submit,
+    rights_by_client: Mapping[str, Rights],
 ) -> ChatContext:
-    """Return the context over a store, with a `ChatDecisionSubmitter` that has no gate yet."""
+    """Return the context over a store, for decisions that go to ``submit`` of the gate."""
     url = public_url.rstrip("/") if public_url is not None else None
     return ChatContext(
         messages=MessagePlanner(store=store, approvals=approvals, clock=clock, public_url=url),
-        decisions=ChatDecisionSubmitter(approvals.settings, clock, {}),
+        decisions=ChatDecisionSubmitter(approvals.settings, clock, rights_by_client, submit),
         public_url=url,
     )

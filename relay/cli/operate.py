@@ -134,8 +134,9 @@ async def reload(call: RelayCall) -> None:
     """Let the relay read its configuration again and take it over, as SIGHUP does.
 
     All of it or nothing: if it is wrong, or a change in it needs a restart, the earlier
-    configuration stays in force. Connections that are not concerned stay. Exit code 2: the
-    configuration is wrong. Exit code 1: it needs a restart, or the relay does not answer.
+    configuration stays in force. The connections of sinks are made again, and deliveries pause for
+    five seconds at most. Exit code 2: the configuration is wrong. Exit code 1: it needs a restart,
+    or the relay does not answer.
     """
     try:
         answer = await call.relay.post("reload")

@@ -83,7 +83,6 @@ class Worker:
         self._wake = asyncio.Event()
         self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
         self._is_stopping = False
-        self._begins_tries = True
 
     @property
     def state(self) -> SinkState:
@@ -116,11 +115,6 @@ class Worker:
         return self.health.circuit.state(self._clock.monotonic())
 
     @property
-    def is_trying(self) -> bool:
-        """Whether a try is in flight."""
-        return self._in_flight > 0
-
-    @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight and nothing could be sent now."""
         if self._in_flight:
@@ -145,10 +139,6 @@ class Worker:
         self._queue.push(entry)
         self._circuit.probe_now()
         self._wake.set()
-
-    def stop_beginning_tries(self) -> None:
-        """From now on only end the tries that are in flight."""
-        self._begins_tries = False
 
     def set_sink_state(self, state: SinkState, reason: str | None) -> None:
         """Pause, disable or resume. Entries are kept, and are sent when the sink is on again."""
@@ -186,8 +176,6 @@ class Worker:
     @property
     def _is_at_try_limit_or_stopping(self) -> bool:
         """Whether no try may begin. A probe may, however slow the disk is."""
-        if not self._begins_tries:
-            return True
         if self._circuit.allows_only_probe:
             return self._in_flight >= 1
         is_full = self._in_flight + self._unrecorded >= MAX_OPEN_DELIVERIES

@@ -6,30 +6,28 @@ configuration are the hub's. It decides nothing, and passes decisions of local p
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 from relay.api.server import Server
 from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.warnings import start_warnings
 from relay.delivery.dispatcher import Dispatcher
 from relay.fleet.agent.agent import Agent, ImdsClock, ReportSinkSettings, VmIdentity
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
-from relay.roles import RunningRelay
-from relay.roles.live_parts import LiveParts
+from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
+    drain,
     identify_relay,
     make_poller,
     open_store_with_log,
-    remember_last_read,
-    running_parts,
+    polling,
+    running,
 )
 from relay.store import StateFileScopeAndVm
 
@@ -41,8 +39,6 @@ async def start(
     config: Config, fleet: AgentSettings, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start an agent, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
-    for warning in start_warnings(config):
-        _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(
@@ -80,20 +76,22 @@ async def start(
             clock=clock,
         )
 
-        async def finish(_: asyncio.Task[object]) -> None:
-            await agent.stop_orders(DRAIN_TIMEOUT / 2)
-            remember_last_read(store, poller)
-
-        _log.info(
-            "agent %s of scope %s runs; the API listens on %s",
-            origin.relay,
-            origin.scope,
-            server.address,
+        # Nothing that an agent may reload makes another of these parts.
+        running_relay = RunningRelay(
+            config, server, store, clock, report, lambda _: nullcontext(relay), (poller, client)
         )
-        parts = LiveParts(config, server=server, store=store, clock=clock, report=report)
-        parts.polling = (poller, client)
-        inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
-        async with running_parts(inputs, agent.run(), dispatcher, finish) as parts.inputs:
-            server.state.attach_relay(relay)
-            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
-            server.state.detach_relay()
+        async with running(agent=agent.run(), delivery=dispatcher.run()):
+            try:
+                async with running_relay.entered(), polling(poller, store):
+                    _log.info(
+                        "agent %s of scope %s runs; the API listens on %s",
+                        origin.relay,
+                        origin.scope,
+                        server.address,
+                    )
+                    server.state.attach_relay(relay)
+                    yield running_relay
+                    server.state.detach_relay()
+            finally:
+                await agent.stop_orders(DRAIN_TIMEOUT / 2)
+                await drain(dispatcher)

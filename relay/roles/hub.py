@@ -10,15 +10,16 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from relay.api.server import Server
 from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
+from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.warnings import start_warnings
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.roster_keeper import SelectedMachineCounter
@@ -26,14 +27,9 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import HUB
-from relay.roles import RunningRelay
-from relay.roles.live_parts import DecidingParts
-from relay.roles.parts import (
-    DRAIN_TIMEOUT,
-    open_store_with_log,
-    running_parts,
-)
-from relay.roles.sink_connections import SinkConnections
+from relay.roles.deciding import deciding
+from relay.roles.inner_half import RunningRelay
+from relay.roles.parts import open_store_with_log, running
 from relay.store import StateFileScopeAndVm
 
 _log = logging.getLogger(__name__)
@@ -42,8 +38,6 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start a hub, yield it, and drain it in the end."""
-    for warning in start_warnings(config):
-        _log.warning("%s", warning)
     origin = Origin(
         HUB if config.scope == "auto" else config.scope,
         socket.gethostname() if config.relay == "auto" else config.relay,
@@ -61,32 +55,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
 
         hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()
-        approvals = ApprovalEngine(
-            config.approvals,
-            origin,
-            trusted=store.trusted,
-            client_resources=config.api.resources_by_client_principal,
-            count_machines=SelectedMachineCounter(hub.roster, clock).machines_of_limit,
-        )
-
-        def use_domains(changed: Config) -> None:
-            if isinstance(changed.fleet, HubSettings):
-                hub.use_trust_domains(changed.fleet.domains)
-
-        parts = DecidingParts(
-            config,
-            server=server,
-            store=store,
-            clock=clock,
-            report=report,
-            engine=approvals,
-            connections=await stack.enter_async_context(SinkConnections(clock)),
-            use_role=use_domains,
-            # A second hub of a fleet connects only after the first is gone. Until then it knows no
-            # event, so it would refuse the approvals that the first hub can decide.
-            before_approvals=hub.link.wait_for_first_connection,
-        )
-        dispatcher = await parts.connect_sinks()
         port = OrderPort(
             store,
             hub.roster,
@@ -96,44 +64,71 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             hub.agents_seeing_current_state,
             is_connected=lambda: hub.link.is_connected,
         )
-        # No event is about the machine of the hub. So no StartRequest waits until the sinks were
-        # told: the hub can still tell them when the VM stops.
-        gate = Gate(approvals, store, port, clock, lambda _: False)
-        hub.attach_handlers(port.on_result, MachineVotes(gate.submit, clock), gate.wake)
-        relay = Relay(
+        count_machines = SelectedMachineCounter(hub.roster, clock).machines_of_limit
+        make_relay = partial(
+            Relay,
             store=store,
-            gate=gate,
-            dispatcher=dispatcher,
             source=hub.link,
             origin=origin,
             clock=clock,
-            chats=parts.chats,
             roster=hub.roster,
             hub=hub,
             order_results=port.results,
         )
-        relay = parts.attach_gate(gate, relay)
+        gate: Gate
 
-        async def serve() -> None:
-            # The results of orders arrive until the gate is idle.
-            async with asyncio.TaskGroup() as group:
-                group.create_task(hub.run(), name="hub")
-                group.create_task(gate.run(), name="approvals")
+        def enter(config: Config) -> AbstractAsyncContextManager[Relay]:
+            nonlocal gate
+            assert isinstance(config.fleet, HubSettings)  # noqa: S101  # a change of the role needs a restart
+            hub.use_trust_domains(config.fleet.domains)
+            engine = ApprovalEngine(
+                config.approvals,
+                origin,
+                trusted=store.trusted,
+                client_resources=config.api.resources_by_client_principal,
+                count_machines=count_machines,
+            )
+            # No event is about the machine of the hub. So no StartRequest waits until the sinks
+            # were told: the hub can still tell them when the VM stops.
+            gate = Gate(engine, store, port, clock, lambda _: False)
+            return deciding(
+                config,
+                server,
+                store,
+                clock,
+                report,
+                gate=gate,
+                make_relay=make_relay,
+                # A second hub of a fleet connects only after the first is gone. Until then it knows
+                # no event, so it would refuse the approvals that the first hub can decide.
+                before_approvals=hub.link.wait_for_first_connection,
+            )
 
-        async def finish(service: asyncio.Task[object]) -> None:
-            await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
-            service.cancel()
-            hub.save_roster()
+        async def submit(request: DecisionRequest) -> DecisionAnswer:
+            await server.state.settled.wait()
+            return await gate.submit(request)
 
-        _log.info(
-            "hub %s of the fleet %s runs; the API listens on %s",
-            origin.relay,
-            fleet.exchange,
-            server.address,
-        )
-        async with running_parts(
-            parts.make_replaceable_input_tasks(), serve(), dispatcher, finish
-        ) as parts.inputs:
-            server.state.attach_relay(relay)
-            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
+        def wake() -> None:
+            gate.wake()
+
+        hub.attach_handlers(port.on_result, MachineVotes(submit, clock), wake)
+        running_relay = RunningRelay(config, server, store, clock, report, enter)
+        is_entered = asyncio.Event()
+
+        async def listen() -> None:
+            await is_entered.wait()
+            await hub.run()
+
+        stack.callback(hub.save_roster)
+        # It listens until the half is left: the results of orders still arrive.
+        async with running(hub=listen()), running_relay.entered():
+            is_entered.set()
+            _log.info(
+                "hub %s of the fleet %s runs; the API listens on %s",
+                origin.relay,
+                fleet.exchange,
+                server.address,
+            )
+            server.state.attach_relay(running_relay.relay)
+            yield running_relay
             server.state.detach_relay()

@@ -15,29 +15,19 @@ import logging
 import socket
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
-    Callable,
     Coroutine,
     Iterable,
-    Mapping,
-    Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from relay.api.callers import caller_for_client
-from relay.api.rates import RejectionLog
-from relay.api.settings import Client
-from relay.api.state import Relay
-from relay.approvals.request import Caller
 from relay.clock import Clock
 from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.events.build import Origin, RecordRelayEvent, relay_event
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.settings import HubSettings
 from relay.imds.client import ImdsClient
 from relay.imds.instance_metadata import (
     Instance,
@@ -54,7 +44,7 @@ from relay.store.sqlite import Store, open_store
 from relay.telemetry.lines import log_cloud_event, log_recorded_events
 
 if TYPE_CHECKING:
-    from relay.amqp.approval_consumer import ApprovalConsumer
+    pass
 
 DRAIN_TIMEOUT = 5.0
 """How long sinks may still send when the relay stops."""
@@ -162,129 +152,33 @@ async def make_poller(
     )
 
 
-def remember_last_read(store: Store, poller: Poller) -> None:
-    """Store when the poller read last: the next start tells from it whether polling paused."""
-    last_read = poller.last_read_at
-    if last_read is not None:
-        store.submit(lambda tx: tx.set_last_read_at(last_read), fail_open=True)
-
-
-def make_approval_consumer(
-    config: Config, relay: Relay, rejections: RejectionLog, callers: Mapping[str, Caller]
-) -> ApprovalConsumer | None:
-    """Return the consumer of approvals over AMQP; None if the configuration has no such section.
-
-    ``callers`` are the clients by their RabbitMQ user. The consumer reads them at each message.
-    """
-    settings = config.approvals.amqp
-    if settings is None:
-        return None
-    # A relay without this section saves the memory of the AMQP libraries.
-    from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
-    from relay.amqp.topology import describe_approvals_queue_of_scope  # noqa: PLC0415
-    from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
-    from relay.fleet.topology import make_hub_approvals_queue  # noqa: PLC0415
-
-    exchange = config.approval_answers_exchange
-    is_hub = isinstance(config.fleet, HubSettings)
-
-    def on_unusable(user: str | None, reason: str) -> None:
-        rejections.record_unusable_amqp_message(user, reason, relay.clock.monotonic())
-
-    return ApprovalConsumer(
-        urls=settings.broker_urls,
-        declare=settings.declare,
-        queue=(
-            make_hub_approvals_queue(exchange)
-            if is_hub
-            else describe_approvals_queue_of_scope(exchange, relay.origin.scope)
-        ),
-        relay=relay.origin.relay,
-        handler=AmqpApprovalHandler(
-            callers=callers,
-            gate=relay.gate,
-            store=relay.store,
-            clock=relay.clock,
-        ),
-        on_unusable=on_unusable,
-        clock=relay.clock,
-    )
-
-
-def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
-    """Return the clients that have a RabbitMQ user, by that user."""
-    return {
-        client.amqp_user: caller_for_client(client, "amqp")
-        for client in clients
-        if client.amqp_user is not None
-    }
-
-
-class InputTasks:
-    """The tasks that end first when the relay stops. A reload replaces some of them."""
-
-    def __init__(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
-        self._tasks: dict[str, asyncio.Task[object]] = {}
-
-    def start_task(self, name: str, work: Coroutine[Any, Any, object]) -> None:
-        """Run a task of this name. If it fails, the relay ends."""
-        self._tasks[name] = self._group.create_task(work, name=name)
-
-    async def stop_task(self, name: str) -> None:
-        """End the task of this name, if there is one."""
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def replace_task(self, name: str, work: Coroutine[Any, Any, object]) -> None:
-        """Run another task in the place of that of this name."""
-        await self.stop_task(name)
-        self.start_task(name, work)
-
-    async def run_task_until_done(self, name: str, work: Coroutine[Any, Any, object]) -> None:
-        """Return when some work is done. If it fails, the relay ends. Raises what it raises."""
-        task = self._group.create_task(work, name=name)
-        try:
-            await asyncio.wait({task})
-            task.result()
-        finally:
-            task.cancel()
-
-    def cancel(self) -> None:
-        """End all tasks soon."""
-        for task in self._tasks.values():
-            task.cancel()
+@asynccontextmanager
+async def polling(poller: Poller, store: Store) -> AsyncIterator[None]:
+    """Poll. In the end, store when: the next start tells from it whether polling paused."""
+    try:
+        async with running(source=poller.run()):
+            yield
+    finally:
+        if (last_read := poller.last_read_at) is not None:
+            store.submit(lambda tx: tx.set_last_read_at(last_read), fail_open=True)
 
 
 @asynccontextmanager
-async def running_parts(
-    inputs: Mapping[str, Coroutine[Any, Any, object]],
-    service: Coroutine[Any, Any, object],
-    dispatcher: Dispatcher,
-    finish: Callable[[asyncio.Task[object]], Awaitable[None]],
-) -> AsyncIterator[InputTasks]:
-    """Run the tasks of all parts. If one fails, all end. In the end, give sinks time to send.
-
-    ``inputs``, by name, end first. Then ``finish`` gets the task of the ``service``, which may end
-    there, and ends after the sinks at the latest.
-    """
+async def running(**works: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """Run tasks, which are canceled in the end. If one fails, the body ends with it."""
     async with asyncio.TaskGroup() as group:
-        running_inputs = InputTasks(group)
-        for name, work in inputs.items():
-            running_inputs.start_task(name, work)
-        service_task = group.create_task(service, name="service")
-        delivery = group.create_task(dispatcher.run(), name="delivery")
+        tasks = [group.create_task(work, name=name) for name, work in works.items()]
         try:
-            yield running_inputs
+            yield
         finally:
-            running_inputs.cancel()
-            await finish(service_task)
-            try:
-                async with asyncio.timeout(DRAIN_TIMEOUT):
-                    await dispatcher.drain()
-            except TimeoutError:
-                _log.warning("not everything could be sent; the store keeps the rest")
-            delivery.cancel()
-            service_task.cancel()
+            for task in tasks:
+                task.cancel()
+
+
+async def drain(dispatcher: Dispatcher) -> None:
+    """Give sinks time to send."""
+    try:
+        async with asyncio.timeout(DRAIN_TIMEOUT):
+            await dispatcher.drain()
+    except TimeoutError:
+        _log.warning("not everything could be sent; the store keeps the rest")

@@ -6,10 +6,9 @@ them to the sinks. The gate decides, and sends StartRequests through the client 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from relay.api.server import Server
@@ -18,21 +17,12 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.warnings import start_warnings
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest import names_this_vm
-from relay.roles import RunningRelay
-from relay.roles.live_parts import DecidingParts
-from relay.roles.parts import (
-    DRAIN_TIMEOUT,
-    identify_relay,
-    make_poller,
-    open_store_with_log,
-    remember_last_read,
-    running_parts,
-)
-from relay.roles.sink_connections import SinkConnections
+from relay.roles.deciding import deciding
+from relay.roles.inner_half import RunningRelay
+from relay.roles.parts import identify_relay, make_poller, open_store_with_log, polling
 from relay.store import StateFileScopeAndVm
 
 _log = logging.getLogger(__name__)
@@ -43,8 +33,6 @@ async def start(
     config: Config, clock: Clock, boot: Callable[[], str | None]
 ) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
-    for warning in start_warnings(config):
-        _log.warning("%s", warning)
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(
@@ -61,57 +49,31 @@ async def start(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
             )
 
-        approvals = ApprovalEngine(
-            config.approvals,
-            origin,
-            trusted=store.trusted,
-            client_resources=config.api.resources_by_client_principal,
-        )
-        parts = DecidingParts(
-            config,
-            server=server,
-            store=store,
-            clock=clock,
-            report=report,
-            engine=approvals,
-            connections=await stack.enter_async_context(SinkConnections(clock)),
-        )
-        dispatcher = await parts.connect_sinks()
-
         poller = await make_poller(config, client, identity, boot(), store, clock, report)
-        gate = Gate(
-            approvals,
-            store,
-            ImdsStartRequestPort(poller, client),
-            clock,
-            partial(names_this_vm, resource_names=identity.names),
+        port = ImdsStartRequestPort(poller, client)
+        names_us = partial(names_this_vm, resource_names=identity.names)
+        make_relay = partial(
+            Relay, store=store, source=poller, polling=poller, origin=origin, clock=clock
         )
-        parts.polling = (poller, client)
-        relay = Relay(
-            store=store,
-            gate=gate,
-            dispatcher=dispatcher,
-            source=poller,
-            polling=poller,
-            origin=origin,
-            clock=clock,
-            chats=parts.chats,
-        )
-        relay = parts.attach_gate(gate, relay)
-        inputs = {"source": poller.run(), **parts.make_replaceable_input_tasks()}
 
-        async def finish(approvals_task: asyncio.Task[object]) -> None:
-            await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
-            approvals_task.cancel()
-            remember_last_read(store, poller)
+        def enter(config: Config) -> AbstractAsyncContextManager[Relay]:
+            engine = ApprovalEngine(
+                config.approvals,
+                origin,
+                trusted=store.trusted,
+                client_resources=config.api.resources_by_client_principal,
+            )
+            gate = Gate(engine, store, port, clock, names_us)
+            return deciding(config, server, store, clock, report, gate=gate, make_relay=make_relay)
 
-        _log.info(
-            "relay %s of scope %s runs; the API listens on %s",
-            origin.relay,
-            origin.scope,
-            server.address,
-        )
-        async with running_parts(inputs, gate.run(), dispatcher, finish) as parts.inputs:
-            server.state.attach_relay(relay)
-            yield RunningRelay(relay=relay, api_port=server.port, live=parts)
+        running_relay = RunningRelay(config, server, store, clock, report, enter, (poller, client))
+        async with running_relay.entered(), polling(poller, store):
+            _log.info(
+                "relay %s of scope %s runs; the API listens on %s",
+                origin.relay,
+                origin.scope,
+                server.address,
+            )
+            server.state.attach_relay(running_relay.relay)
+            yield running_relay
             server.state.detach_relay()

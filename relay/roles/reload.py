@@ -1,6 +1,6 @@
 """Reloads the configuration of a running relay: all of it, or nothing.
 
-One reload runs after the other. `relay.roles.live_parts` changes the parts.
+One reload runs after the other. `RunningRelay.change` takes a configuration over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from relay.clock import Clock
 from relay.config import LoadedConfig
 from relay.config.changes import KeyChange, find_key_changes, key_needs_restart
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
-from relay.roles.live_parts import LiveParts, TakeOver
+from relay.roles.inner_half import RunningRelay
 
 LOAD_TIMEOUT = 30.0
 """Seconds for the configuration to be read. A pipe or a lost network drive can block for ever."""
@@ -26,7 +26,7 @@ class Reloader:
 
     def __init__(
         self,
-        parts: LiveParts,
+        relay: RunningRelay,
         loaded: LoadedConfig,
         load: Callable[[], LoadedConfig],
         clock: Clock,
@@ -42,7 +42,7 @@ class Reloader:
         """Why the last reload was refused; None if it was not."""
         self.loaded_at = clock.now()
         """When the configuration in force was read."""
-        self._parts = parts
+        self._relay = relay
         self._loaded = loaded
         self._load = load
         self._clock = clock
@@ -83,7 +83,7 @@ class Reloader:
     async def _reload(self, by: str) -> list[KeyChange]:
         async with self._lock, self._reporting():
             try:
-                loaded, changes, take_over = await self._prepare()
+                loaded, changes = await self._change()
             except ReloadRefused as error:
                 self.problem = error.reason
                 _log.error(
@@ -93,8 +93,6 @@ class Reloader:
                     "; ".join(error.reason.splitlines()),
                 )
                 raise
-            if take_over is not None:
-                await self._parts.run_prepared_take_over(take_over)
             self._on_reload(loaded)
             self._loaded, self.loaded_at, self.problem = loaded, self._clock.now(), None
             _log.info(
@@ -137,11 +135,8 @@ class Reloader:
                 f"it could not be read within {LOAD_TIMEOUT:g} s: one of its files blocks"
             )
 
-    async def _prepare(self) -> tuple[LoadedConfig, list[KeyChange], TakeOver | None]:
-        """Return the configuration, what differs, and what takes it over; None if nothing differs.
-
-        Raises ReloadRefused.
-        """
+    async def _change(self) -> tuple[LoadedConfig, list[KeyChange]]:
+        """Take over the configuration as it is now; return what differs. Raises ReloadRefused."""
         loaded = await self._read()
         if loaded.is_empty and not self._loaded.is_empty:
             raise ReloadRefused(
@@ -154,11 +149,10 @@ class Reloader:
             raise ReloadRefused(
                 f"restart required for: {named}. Nothing was changed", restart_keys=keys
             )
-        if not changes:
-            return loaded, changes, None
         try:
-            await self._parts.store.read(lambda tx: tx.head())
-            return loaded, changes, await self._parts.prepare_configuration_take_over(loaded.config)
+            if changes:
+                await self._relay.store.transact(lambda tx: tx.head())  # can it be written?
+                await self._relay.change(loaded.config)
         except (ConfigError, StoreUnavailable) as error:
             raise ReloadRefused(str(error)) from error
         except Exception as error:
@@ -167,6 +161,7 @@ class Reloader:
             raise ReloadRefused(
                 f"its parts could not be made: {type(error).__name__}; the log says more"
             ) from error
+        return loaded, changes
 
 
 def _place_of_key(key: str, loaded: LoadedConfig) -> str:

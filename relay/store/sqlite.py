@@ -22,7 +22,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -73,6 +73,16 @@ class Listeners:
     redelivered: list[Callable[[Sequence[Entry]], None]] = field(default_factory=list)
     write_error_changed: list[Callable[[str | None], None]] = field(default_factory=list)
     """Called with the reason if the file cannot be written, and with None when it can again."""
+
+
+@contextlib.contextmanager
+def listening(listeners: list[T], listener: T) -> Iterator[None]:
+    """Have a function among these listeners while the context lasts."""
+    listeners.append(listener)
+    try:
+        yield
+    finally:
+        listeners.remove(listener)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,7 @@ from relay.api.settings import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
 from relay.fleet.topology import make_hub_approvals_queue
-from relay.roles.parts import callers_by_amqp_user
+from relay.roles.deciding import callers_by_amqp_user
 from tests import hostile
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"

@@ -17,7 +17,12 @@ async def message_links(
     `event_id` is the key of the event in the store, in any case.
     """
     chat = make_chat_context(
-        relay.store, relay.gate.engine, relay.clock, f"http://127.0.0.1:{relay.server.port}"
+        relay.store,
+        relay.gate.engine,
+        relay.clock,
+        f"http://127.0.0.1:{relay.server.port}",
+        relay.gate.submit,
+        {},
     )
 
     def read_last_change(tx: Transaction) -> Any:

@@ -362,6 +362,7 @@ async def run_relay(
             origin=ORIGIN,
             clock=clock,
         )
+        stack.enter_context(gate.in_force())
         async with BackgroundTasks(gate.run(), dispatcher.run()):
             if attached:
                 server.state.attach_relay(relay)

@@ -199,7 +199,12 @@ async def _wait_for_a_limit(relay: RunningRelay) -> None:
 async def _chat(relay: RunningRelay) -> None:
     await message_links(relay, event_id="E-2")
     chat = make_chat_context(
-        relay.store, relay.gate.engine, relay.clock, "https://relay.example.com"
+        relay.store,
+        relay.gate.engine,
+        relay.clock,
+        "https://relay.example.com",
+        relay.gate.submit,
+        {},
     )
     ops = RecordingSinkSettings(name="ops")
     assert await chat.messages.live_statuses(ops)

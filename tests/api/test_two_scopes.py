@@ -115,8 +115,7 @@ async def test_a_link_of_a_message_is_about_the_scope_of_the_message(hub: Runnin
 async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
     hub: RunningRelay, scope: str
 ) -> None:
-    chat = make_chat_context(hub.store, hub.gate.engine, hub.clock, None)
-    chat.decisions.attach_gate(hub.gate.submit)
+    chat = make_chat_context(hub.store, hub.gate.engine, hub.clock, None, hub.gate.submit, {})
 
     def last_change(tx: Transaction) -> CloudEvent:
         position = tx.journal.last_change_of(f"{EVENT_ID}@{scope}".lower())

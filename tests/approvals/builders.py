@@ -74,6 +74,11 @@ CLIENT_RESOURCES: dict[str, tuple[str, ...] | None] = {
 """The clients that may approve, and the resources that they may decide for."""
 
 
+async def decide_nothing(_request: object) -> DecisionAnswer:
+    """Answer as a gate that is not in force."""
+    return DecisionAnswer(503, {"detail": "nothing can be decided now, try again"})
+
+
 def build_event(
     event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any
 ) -> ScheduledEvent:
@@ -274,10 +279,13 @@ class ApprovalFile:
         )
         self._cache = FoldCache(self._opened.damage)
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
+        self._make_engine()
+        self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
+
+    def _make_engine(self) -> None:
         self.engine = ApprovalEngine(
             self.settings, ORIGIN, trusted=self.trusted, client_resources=self.client_resources
         )
-        self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
 
     def crash(self, settings: ApprovalsSettings | None = None, boot: str | None = None) -> None:
         """Lose what is not on disk, and start again, perhaps with other rules or after a boot."""
@@ -288,7 +296,7 @@ class ApprovalFile:
     def reload(self, settings: ApprovalsSettings) -> None:
         """Take other rules over while the relay runs."""
         self.settings = settings
-        self.transact(lambda _: self.engine.use_settings(settings, self.client_resources))
+        self._make_engine()
 
     def close(self) -> None:
         """Close the file."""

@@ -326,13 +326,14 @@ async def running_hub(
 
 @asynccontextmanager
 async def _running(gate: Gate) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(gate.run())
-    try:
-        yield task
-        assert not task.done(), task.exception()
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
+    with gate.in_force():
+        task = asyncio.create_task(gate.run())
+        try:
+            yield task
+            assert not task.done(), task.exception()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def trace(store: Store) -> list[str]:

@@ -845,16 +845,3 @@ async def test_an_event_that_came_while_nothing_could_be_written_is_granted_afte
         await eventually(lambda: harness.store.write_error is None)
         await harness.clock.advance_until(lambda: bool(harness.azure.sent))
         assert harness.azure.sent == [("E-1",)]
-
-
-async def test_new_sinks_have_tell_first_again_for_an_open_grant(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
-        await harness.wait_for_events("approval.granted")
-        harness.clock.advance(4)
-        await harness.settle()
-        harness.gate.restart_tell_first_waits()
-        harness.clock.advance(4.9)
-        await harness.settle()
-        assert harness.azure.sent == []
-        harness.clock.advance(0.1)
-        await harness.wait_for_events("startrequest.accepted")

@@ -169,7 +169,7 @@ class ReloadedAndRestarted(RuleBasedStateMachine):
     @precondition(lambda self: not self.in_flight)
     @rule(configuration=st.sampled_from(_SETTINGS), clients=st.sampled_from(_CLIENTS))
     def change_the_configuration(self, configuration: Any, clients: Any) -> None:
-        """A stop waits for the answer of a StartRequest; see `reload_other_rules` for the rest."""
+        """A stop and a reload wait for the answer of a StartRequest."""
         self.reloaded.client_resources = self.restarted.client_resources = clients
         self.reloaded.reload(configuration)
         self.restarted.crash(configuration)

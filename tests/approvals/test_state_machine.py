@@ -374,9 +374,10 @@ class Approvals(RuleBasedStateMachine):
         self.crash()
         self._step()
 
+    @precondition(lambda self: not self.claims_in_flight)
     @rule(rules=st.sampled_from(["usual", "timed", "lenient", "none"]))
     def reload_other_rules(self, rules: str) -> None:
-        """Take other rules over while the relay runs, perhaps with a StartRequest in flight."""
+        """Take other rules over while the relay runs. It waits for a StartRequest in flight."""
         self.ruleset = rules
         self.approvals.reload(_RULES[rules])
         self._step()

@@ -35,7 +35,7 @@ from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.deliveries import DeliveryAttempt, DeliverySummary
 from relay.store.sqlite import open_store
 from relay.store.transaction import Transaction
-from tests.approvals.builders import ORIGIN, SETTINGS
+from tests.approvals.builders import ORIGIN, SETTINGS, decide_nothing
 from tests.approvals.builders import build_event as make_event
 from tests.background_tasks import BackgroundTasks
 from tests.chat.wall_platform import RecordingRelay
@@ -177,7 +177,9 @@ async def relay_with_chat(
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        context = make_chat_context(store, approvals, clock, "https://relay.example.com")
+        context = make_chat_context(
+            store, approvals, clock, "https://relay.example.com", decide_nothing, {}
+        )
         async with member.connect(settings, clock, context) as chat:
             observed = ObservedChat(chat)
             dispatcher = Dispatcher(

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.request import Caller, DecisionAnswer, DecisionRequest, Right, Rights
+from relay.approvals.request import Caller, Right, Rights
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.buttons import rights_of_buttons
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.context import ChatDecisionSubmitter
 from relay.clock import SystemClock
-from tests.approvals.builders import build_status
+from tests.approvals.builders import build_status, decide_nothing
 from tests.chat.running_relay import rule
 
 ANN = "slack:T024BE7LD/U0ANN"
@@ -55,7 +55,7 @@ def test_a_person_may_do_in_a_chat_what_every_client_and_the_sink_allow(
         {"people": {"ann": [ANN, *names]}, "rules": [rule(1, "person:ann")]}
     )
     decisions = ChatDecisionSubmitter(
-        settings, SystemClock(), dict(zip(names, clients, strict=True))
+        settings, SystemClock(), dict(zip(names, clients, strict=True)), decide_nothing
     )
     section = Sink.model_validate({"name": "ops", **sink})
     assert decisions.caller(ANN, section) == Caller(ANN, "slack", expected)
@@ -67,36 +67,12 @@ def test_two_clients_with_other_patterns_limit_the_person_to_what_both_cover() -
     settings = ApprovalsSettings.model_validate(
         {"people": {"ann": [ANN, *clients]}, "rules": [rule(1, "person:ann")]}
     )
-    caller = ChatDecisionSubmitter(settings, SystemClock(), clients).caller(
+    caller = ChatDecisionSubmitter(settings, SystemClock(), clients, decide_nothing).caller(
         ANN, Sink.model_validate({"name": "ops"})
     )
     assert caller is not None
     assert caller.rights.resources is None
     assert sorted(caller.rights.limits) == [DB, VM]
-
-
-async def test_a_caller_of_the_settings_before_a_reload_decides_nothing() -> None:
-    named = ApprovalsSettings.model_validate({"groups": {"oncall": [ANN]}})
-    decisions = ChatDecisionSubmitter(named, SystemClock(), {})
-    caller = decisions.caller(ANN, Sink.model_validate({"name": "ops"}))
-    assert caller is not None
-
-    async def accept(_: DecisionRequest) -> DecisionAnswer:
-        return DecisionAnswer(202, {})
-
-    async def status() -> int:
-        answer = await decisions.decide(
-            caller, event_id="E-1", decision="approve", revision="r", request_id="click"
-        )
-        return answer.status
-
-    assert await status() == 503  # no gate is attached
-    decisions.attach_gate(accept)
-    assert await status() == 202
-    decisions.use_callers(ApprovalsSettings(), {})
-    assert await status() == 503
-    decisions.use_callers(named, {})
-    assert await status() == 202
 
 
 @pytest.mark.parametrize(("in_chat", "labels"), [(True, ["Hold"]), (False, ["Approve", "Hold"])])

@@ -27,7 +27,14 @@ from relay.ingest import Recorder, SuccessfulPoll
 from relay.sentences import PrincipalRef, Text
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store
-from tests.approvals.builders import BOOT_ID, CLIENT_RESOURCES, ORIGIN, SETTINGS, build_request
+from tests.approvals.builders import (
+    BOOT_ID,
+    CLIENT_RESOURCES,
+    ORIGIN,
+    SETTINGS,
+    build_request,
+    decide_nothing,
+)
 from tests.background_tasks import BackgroundTasks
 from tests.clocks import ManualClock
 from tests.eventually import eventually
@@ -190,7 +197,7 @@ async def relay_with_wall(
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
         approvals = ApprovalEngine(approvals_settings, ORIGIN, client_resources=CLIENT_RESOURCES)
-        context = make_chat_context(store, approvals, clock, public_url)
+        context = make_chat_context(store, approvals, clock, public_url, decide_nothing, {})
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_, **__: None)
         await dispatcher.begin()

@@ -368,9 +368,10 @@ class Hub:
 
     async def run(self) -> None:
         """Run the gate and the intake."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.gate.run())
-            group.create_task(self._take_in())
+        with self.gate.in_force():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.gate.run())
+                group.create_task(self._take_in())
 
     async def _take_in(self) -> None:
         while True:

@@ -164,17 +164,18 @@ async def voting_hub(
     async with open_store(StoreSettings(path=path), owner, clock, lambda _: ()) as store:
         engine = ApprovalEngine(settings or rules(EACH), HUB, client_resources={"client:ops": None})
         gate = Gate(engine, store, agents, clock, lambda _: False)
-        task = asyncio.create_task(gate.run())
-        try:
-            yield VotingHub(
-                path=path,
-                store=store,
-                gate=gate,
-                votes=MachineVotes(gate.submit, clock),
-                agents=agents,
-                clock=clock,
-            )
-            assert not task.done(), task.exception()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+        with gate.in_force():
+            task = asyncio.create_task(gate.run())
+            try:
+                yield VotingHub(
+                    path=path,
+                    store=store,
+                    gate=gate,
+                    votes=MachineVotes(gate.submit, clock),
+                    agents=agents,
+                    clock=clock,
+                )
+                assert not task.done(), task.exception()
+            finally:
+                task.cancel()
+                await asyncio.wait({task})

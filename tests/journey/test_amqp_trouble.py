@@ -25,7 +25,7 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
-from relay.roles.parts import callers_by_amqp_user, make_approval_consumer
+from relay.roles.deciding import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
 from tests.eventually import eventually
@@ -312,9 +312,7 @@ async def _second_consumer(
 ) -> AsyncIterator[None]:
     """Another consumer of the same relay, with other intervals."""
     config = system.config
-    consumer = make_approval_consumer(
-        config, system.running.relay, RejectionLog(), callers_by_amqp_user(config.api.clients)
-    )
+    consumer = make_approval_consumer(config, system.running.relay, RejectionLog())
     assert consumer is not None
     async with asyncio.TaskGroup() as group:
         running = consumer.run(heartbeat=heartbeat, poll_interval=poll_interval)

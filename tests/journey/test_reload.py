@@ -58,7 +58,7 @@ async def reload(process: RelayProcess, **sections: Any) -> tuple[int, Any]:
     return await process.call("POST", "/v1/reload")
 
 
-async def test_a_reload_keeps_what_did_not_change_and_refuses_what_it_cannot_take_over(
+async def test_a_reload_takes_a_file_over_or_says_why_not(
     broker: Reachable, exchange: str, tmp_path: Path
 ) -> None:
     stream, watched = Stream(), Stream()
@@ -138,7 +138,7 @@ async def test_a_reload_keeps_what_did_not_change_and_refuses_what_it_cannot_tak
             assert stream.names.count("event.scheduled") == 1
             assert [name_of(each) for each in drain.events] == ["event.scheduled", "event.ended"]
             assert [name_of(each) for each in second.events] == ["event.scheduled", "event.ended"]
-            assert (proxy.accepted, proxy.open) == (1, 1)
+            assert (proxy.accepted, proxy.open) == (3, 1)
             assert await process.stop() == 0
         assert "Traceback" not in process.log
 

@@ -122,8 +122,8 @@ async def reloadable_relay(folder: Path, **sections: Any) -> AsyncIterator[Reloa
             loads.append(dict(document))
             return LoadedConfig(Config.model_validate(document), None)
 
-        reloader = Reloader(running.live, loaded, load, SystemClock(), nullcontext)
+        reloader = Reloader(running, loaded, load, SystemClock(), nullcontext)
         stack.push_async_callback(reloader.cancel_all_reloads)
-        running.live.server.state.reloader = reloader
+        running.server.state.reloader = reloader
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield ReloadableRelay(azure, running, reloader, document, session, loads)

@@ -14,9 +14,12 @@ from typing import Any, Literal
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
 
+from relay.approvals.request import Caller, DecisionBody, Rights
+from relay.clock import SystemClock
 from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import ReloadRefused
+from relay.simulator.faults import Fault
 from relay.sinks import Receipt, SinkSettings
 from tests.eventually import eventually
 from tests.journey.relay_process import after_polls, client, inbox, name_of, webhook
@@ -37,6 +40,25 @@ def by_votes(votes: int, *names: str) -> dict[str, Any]:
         "name": "votes",
         "approve": {"votes": votes, "from": [f"client:{name}" for name in names]},
     }
+
+
+class BreakingSettings(SinkSettings):
+    """A sink that cannot be made."""
+
+    kind: Literal["breaking"] = "breaking"
+
+
+class Box:
+    """A sink that keeps what it gets."""
+
+    concurrency = 1
+    longest_pause = 1.0
+    give_up_after = 1.0
+    open_boxes = 0
+
+    async def deliver(self, _event: object) -> Receipt:
+        """Take an event."""
+        return Receipt()
 
 
 # --- decisions
@@ -123,6 +145,69 @@ async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> No
         await eventually(lambda: relay.starts(event) == 1)
 
 
+async def test_a_reload_waits_for_the_answer_to_a_start_request(tmp_path: Path) -> None:
+    """No second one is sent while the first can be executed."""
+    rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
+    async with (
+        inbox() as drain,
+        reloadable_relay(tmp_path, approvals=rules) as relay,
+    ):
+        relay.azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
+        event = relay.schedule()
+        await eventually(lambda: _has(relay.told("approval.granted"), 1))
+        await eventually(lambda: relay.running.relay.gate.engine.in_flight)
+        await relay.reload(sinks=[webhook(drain.url)])
+        assert len(await relay.told("startrequest.accepted")) == 1
+        await after_polls(relay.azure)
+        assert relay.starts(event) == 1
+
+
+async def test_a_decision_during_a_reload_waits_for_the_new_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier gate decides nothing more, whoever still comes to it."""
+    may_close = asyncio.Event()
+
+    @asynccontextmanager
+    async def connect_slowly(_settings: object, _clock: object) -> AsyncIterator[Box]:
+        yield Box()
+        await may_close.wait()
+
+    module = SimpleNamespace(Settings=BreakingSettings, connect=connect_slowly)
+    monkeypatch.setitem(sink_modules(), "breaking", module)
+    rules = {"tell_first": "0s", "rules": [by_votes(2, "alice", "bob")]}
+    async with reloadable_relay(
+        tmp_path, approvals=rules, api=api(voter("alice"), voter("bob"))
+    ) as relay:
+        config = relay.running.config
+        slow = config.model_copy(update={"sinks": (BreakingSettings(name="slow"),)})
+        await relay.running.change(slow)
+        event = relay.schedule()
+        await eventually(lambda: _is(relay.state(event), "pending"))
+        earlier = relay.running.relay
+        reload = asyncio.create_task(
+            relay.reload(
+                api=api(voter("bob")),
+                approvals={"tell_first": "0s", "rules": [by_votes(2, "bob", "operator")]},
+            )
+        )
+        await eventually(lambda: not relay.running.server.state.settled.is_set())
+        votes = [asyncio.create_task(relay.vote(event, name)) for name in ("alice", "bob")]
+        body = DecisionBody(
+            eventId=event.event_id,
+            decision="approve",
+            revision=(await relay.event(event))["revision"],
+        )
+        caller = Caller("client:alice", "http", Rights(frozenset({"approve"})))
+        late = body.to_request(caller, SystemClock().now(), b"")
+        assert (await earlier.gate.submit(late)).status == 503
+        assert not any(vote.done() for vote in votes)
+        may_close.set()
+        await reload
+        (alice, _), (bob, answer) = await asyncio.gather(*votes)
+        assert (alice, bob, answer["votes"]) == (401, 202, 1)
+
+
 # --- sinks
 
 
@@ -147,9 +232,11 @@ async def test_what_waits_for_a_changed_sink_goes_to_its_new_address_in_order(
         assert old.events == []
 
 
-async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
-    tmp_path: Path,
+async def test_what_cannot_be_sent_at_once_goes_to_where_the_new_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A delivery that is cut off is repeated, with the same id."""
+    monkeypatch.setattr("relay.roles.parts.DRAIN_TIMEOUT", 0.2)
     async with (
         inbox() as old,
         inbox() as new,
@@ -162,15 +249,12 @@ async def test_a_changed_sink_ends_what_is_in_flight_and_begins_nothing_more(
         await eventually(lambda: _has(relay.told("event.started"), 1))
         reload = asyncio.create_task(relay.reload(sinks=[webhook(new.url)]))
         await eventually(lambda: len(relay.loads) == 1)
-        second = relay.schedule()  # is recorded while the old sink ends its delivery
-        await eventually(lambda: _has(relay.told("event.scheduled"), 2))
-        assert not reload.done()
-        old.may_answer.set()
+        second = relay.schedule()  # is recorded while the half is left
         await reload
-        await eventually(lambda: len(new.events) == 2)
-        assert old.types_of(first.event_id) == ["event.scheduled"]
-        assert new.types_of(first.event_id) == ["event.started"]
+        await eventually(lambda: len(new.events) == 3)
+        assert new.types_of(first.event_id) == ["event.scheduled", "event.started"]
         assert new.types_of(second.event_id) == ["event.scheduled"]
+        assert old.events[0]["id"] in [event["id"] for event in new.events]
         assert len(old.events) == 1
 
 
@@ -187,7 +271,7 @@ async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_
         gone.may_answer.clear()
         relay.schedule()
         worker = relay.running.relay.dispatcher.get_worker("drain")
-        await eventually(lambda: worker.is_trying)
+        await eventually(lambda: worker.waiting == 1 and not worker.is_idle)
         reload = asyncio.create_task(relay.reload(sinks=[webhook(other.url)]))
         await eventually(lambda: len(relay.loads) == 1)
         gone.may_answer.set()
@@ -246,26 +330,6 @@ async def test_no_event_misses_a_sink_or_reaches_it_twice_while_reloads_come_and
         # A guest that is back gets everything that is live again, each once per visit.
         await eventually(lambda: set(event_ids) == set(_ids(guest)))
         assert all(name_of(event) == "event.scheduled" for event in keeper.events)
-        assert relay.running.relay.dispatcher.workers[0].tries == {("delivered", 204): 36}
-
-
-class BreakingSettings(SinkSettings):
-    """A sink that cannot be made."""
-
-    kind: Literal["breaking"] = "breaking"
-
-
-class Box:
-    """A sink that keeps what it gets."""
-
-    concurrency = 1
-    longest_pause = 1.0
-    give_up_after = 1.0
-    open_boxes = 0
-
-    async def deliver(self, _event: object) -> Receipt:
-        """Take an event."""
-        return Receipt()
 
 
 @asynccontextmanager
@@ -286,24 +350,21 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
     monkeypatch.setitem(sink_modules(), "breaking", module)
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
-        config = relay.running.live.config
+        config = relay.running.config
         good, bad = BreakingSettings(name="good"), BreakingSettings(name="broken")
         broken = config.model_copy(update={"sinks": (good, bad)})
         with pytest.raises(LookupError):
-            await relay.running.live.prepare_configuration_take_over(broken)
-        await eventually(lambda: Box.open_boxes == 0)
+            await relay.running.change(broken)
+        assert Box.open_boxes == 0
+        assert relay.running.config is config
         assert [sink.name for sink in relay.running.relay.dispatcher.workers] == ["drain"]
         event = relay.schedule()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
-        take_over = await relay.running.live.prepare_configuration_take_over(
-            config.model_copy(update={"sinks": (*config.sinks, good)})
-        )
+        await relay.running.change(config.model_copy(update={"sinks": (*config.sinks, good)}))
         assert Box.open_boxes == 1
-        await relay.running.live.run_prepared_take_over(take_over)
-        take_over = await relay.running.live.prepare_configuration_take_over(config)
-        await relay.running.live.run_prepared_take_over(take_over)
-        await eventually(lambda: Box.open_boxes == 0)
+        await relay.running.change(config)
+        assert Box.open_boxes == 0
 
 
 async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
@@ -330,77 +391,38 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
 
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect_stubborn)
     monkeypatch.setitem(sink_modules(), "breaking", module)
-    monkeypatch.setattr("relay.delivery.dispatcher.RETIRE_TIMEOUT", 0.2)
+    monkeypatch.setattr("relay.roles.parts.DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr("relay.roles.inner_half.LEAVE_TIMEOUT", 1.0)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
-        live = relay.running.live
-        config = live.config
+        config = relay.running.config
         stubborn = (BreakingSettings(name="drain"),)
-        await live.run_prepared_take_over(
-            await live.prepare_configuration_take_over(
-                config.model_copy(update={"sinks": stubborn})
-            )
-        )
+        await relay.running.change(config.model_copy(update={"sinks": stubborn}))
         event = relay.schedule()
         try:
             await eventually(lambda: tries == 1)
             async with asyncio.timeout(10):
-                await live.run_prepared_take_over(
-                    await live.prepare_configuration_take_over(config)
-                )
+                await relay.running.change(config)
                 await relay.reload(sinks=[webhook(drain.url)])
-            assert "sink drain: its tries do not end" in caplog.text
+            assert "the tries of a sink do not end" in caplog.text
             await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
         finally:
             may_end.set()
 
 
-async def test_a_reload_works_while_the_state_file_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_reload_is_refused_while_the_state_file_cannot_be_written(tmp_path: Path) -> None:
+    """Otherwise what is sent from memory could be recorded by another configuration."""
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
-        event = relay.schedule()
-        await eventually(lambda: _has(relay.told("event.scheduled"), 1))
-        store = relay.running.relay.store
+        store = relay.running.store
         connection = store._state_file.connection  # noqa: SLF001  # no other way to break the disk
         connection.execute("PRAGMA query_only = ON")
+        event = relay.schedule()
+        await eventually(lambda: store.write_error is not None)
+        assert "readonly" in await relay.refuse(sinks=[webhook(drain.url)])
+        assert relay.running.relay.dispatcher.workers == []
+        connection.execute("PRAGMA query_only = OFF")
+        await eventually(lambda: store.write_error is None)
         await relay.reload(sinks=[webhook(drain.url)])
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
-        assert store.write_error is not None
-        connection.execute("PRAGMA query_only = OFF")
-        await eventually(lambda: store.write_error is None)
-        states = await store.read(lambda tx: tx.deliveries.sink_states())
-        assert states == {"drain": ("on", None)}
-        relay.azure.start(event)
-        await eventually(lambda: "event.started" in drain.types_of(event.event_id))
-        assert len(drain.events) == 2
-
-
-async def test_what_was_sent_from_memory_before_a_reload_is_recorded_by_the_earlier_route(
-    tmp_path: Path,
-) -> None:
-    """Else what a removed sink got would be recorded as what another sink got, and be lost there.
-
-    `leaving` is removed while the state file cannot be written. `down` does not answer.
-    """
-    async with (
-        inbox() as leaving,
-        inbox() as down,
-        reloadable_relay(
-            tmp_path,
-            sinks=[webhook(leaving.url, name="leaving"), webhook(down.url, name="down")],
-        ) as relay,
-    ):
-        down.status = 503
-        store = relay.running.relay.store
-        connection = store._state_file.connection  # noqa: SLF001  # no other way to break the disk
-        connection.execute("PRAGMA query_only = ON")
-        events = [relay.schedule(), relay.schedule()]
-        await eventually(lambda: all(leaving.types_of(event.event_id) for event in events))
-        await relay.reload(sinks=[webhook(down.url, name="down")])
-        assert store.write_error is not None
-        connection.execute("PRAGMA query_only = OFF")
-        await eventually(lambda: store.write_error is None)
-        waiting = await store.read(lambda tx: tx.deliveries.waiting_entries("down"))
-        told = [entry for entry in waiting if entry.type == "event.scheduled"]
-        assert len(told) == len(events)
 
 
 # --- all or nothing
@@ -443,7 +465,7 @@ async def test_a_certificate_that_cannot_be_read_changes_nothing(tmp_path: Path)
         assert (await relay.call("GET", "/readyz"))[1]["configuration"] == "refused"
 
 
-async def test_a_failure_in_the_middle_ends_the_relay(
+async def test_a_relay_that_can_enter_neither_half_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is never half of each: the service manager starts it with the new configuration."""
@@ -451,10 +473,10 @@ async def test_a_failure_in_the_middle_ends_the_relay(
     async def fail(*_: object) -> None:
         raise LookupError("a fault in the code")
 
-    monkeypatch.setattr(Dispatcher, "end_change_of_configured_sinks", fail)
     with pytest.RaisesGroup(LookupError, flatten_subgroups=True, allow_unwrapped=True):
         async with inbox() as drain, reloadable_relay(tmp_path) as relay:
-            with pytest.raises(LookupError):
+            monkeypatch.setattr(Dispatcher, "begin", fail)
+            with pytest.raises(ReloadRefused):
                 await relay.reload(sinks=[webhook(drain.url)])
             await asyncio.sleep(60)
 
@@ -499,7 +521,7 @@ async def test_a_file_that_blocks_refuses_each_reload_until_it_can_be_read(
         nonlocal reads
         reads += 1
         pipe.read_bytes()
-        return LoadedConfig(relay.running.live.config, None)
+        return LoadedConfig(relay.running.config, None)
 
     async with reloadable_relay(tmp_path) as relay:
         monkeypatch.setattr("relay.roles.reload.LOAD_TIMEOUT", 0.2)

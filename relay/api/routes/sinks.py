@@ -53,7 +53,7 @@ class SinkSummary(SinkDetails):
     oldestWaitingSeconds: float | None
     """The age of the oldest delivery that waits; null: none waits."""
     delivered: int
-    """The number of deliveries since the start of the relay."""
+    """The number of deliveries since the start of the relay or its last reload."""
     deadLetters: int | None
     """null: the state file cannot be read now."""
 

@@ -1,0 +1,153 @@
+"""The inner half of a relay that tells and decides: a plain relay or a hub.
+
+It connects the sinks, delivers to them, decides, and takes approvals from RabbitMQ. The order of
+the start is that new sinks have the live events before anything is decided by new rules. The end
+goes the other way: what can be sent is sent while the gate still decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from relay.api.callers import caller_for_client
+from relay.api.rates import RejectionLog
+from relay.api.server import Server
+from relay.api.settings import Client
+from relay.api.state import Relay
+from relay.approvals.gate import Gate
+from relay.approvals.request import Caller
+from relay.chat import ChatSettings
+from relay.chat.context import make_chat_context
+from relay.clock import Clock
+from relay.config import Config, sink_modules
+from relay.delivery.dispatcher import Dispatcher, matching_sinks
+from relay.events.build import RecordRelayEvent
+from relay.fleet.settings import HubSettings
+from relay.roles.parts import DRAIN_TIMEOUT, drain, running
+from relay.sinks import SinkSettings
+from relay.store.sqlite import Store
+
+if TYPE_CHECKING:
+    from relay.amqp.approval_consumer import ApprovalConsumer
+
+
+@asynccontextmanager
+async def deciding(
+    config: Config,
+    server: Server,
+    store: Store,
+    clock: Clock,
+    report: RecordRelayEvent,
+    *,
+    gate: Gate,
+    make_relay: Callable[..., Relay],
+    before_approvals: Callable[[], Awaitable[object]] | None = None,
+) -> AsyncIterator[Relay]:
+    """Enter the half of this configuration. ``make_relay`` gets its parts.
+
+    ``before_approvals`` is waited for before approvals are taken from RabbitMQ.
+    """
+    chat = make_chat_context(
+        store,
+        gate.engine,
+        clock,
+        config.api.public_url,
+        gate.submit,
+        config.api.rights_by_client_principal,
+    )
+
+    def connect(settings: SinkSettings) -> AbstractAsyncContextManager[Any]:
+        more = (chat,) if isinstance(settings, ChatSettings) else ()
+        connection: AbstractAsyncContextManager[Any] = sink_modules()[settings.kind].connect(
+            settings, clock, *more
+        )
+        return connection
+
+    async with AsyncExitStack() as stack:
+        sinks: dict[str, tuple[SinkSettings, Any]] = {
+            settings.name: (settings, await stack.enter_async_context(connect(settings)))
+            for settings in config.sinks
+        }
+        dispatcher = Dispatcher(sinks, store, clock, report)
+        relay = make_relay(
+            gate=gate,
+            dispatcher=dispatcher,
+            chats={
+                name: sink for name, (each, sink) in sinks.items() if isinstance(each, ChatSettings)
+            },
+        )
+        consumer = make_approval_consumer(config, relay, server.state.rejection_log)
+        relay = replace(relay, approvals_link=consumer)
+
+        async def take_approvals() -> None:
+            if consumer is not None:
+                if before_approvals is not None:
+                    await before_approvals()
+                await consumer.run()
+
+        async def finish() -> None:
+            await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
+            await drain(dispatcher)
+            server.state.settled.clear()
+
+        # What was submitted before goes to the sinks of before. New ones get what is live.
+        store.use_route(partial(matching_sinks, sinks=config.sinks))
+        await dispatcher.begin()
+        await stack.enter_async_context(running(delivery=dispatcher.run()))
+        stack.enter_context(gate.in_force())
+        await stack.enter_async_context(running(gate=gate.run()))
+        stack.push_async_callback(finish)
+        await stack.enter_async_context(running(approvals=take_approvals()))
+        yield relay
+
+
+def make_approval_consumer(
+    config: Config, relay: Relay, rejections: RejectionLog
+) -> ApprovalConsumer | None:
+    """Return the consumer of approvals over AMQP; None if the configuration has no such section."""
+    settings = config.approvals.amqp
+    if settings is None:
+        return None
+    # A relay without this section saves the memory of the AMQP libraries.
+    from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
+    from relay.amqp.topology import describe_approvals_queue_of_scope  # noqa: PLC0415
+    from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
+    from relay.fleet.topology import make_hub_approvals_queue  # noqa: PLC0415
+
+    exchange = config.approval_answers_exchange
+    is_hub = isinstance(config.fleet, HubSettings)
+
+    def on_unusable(user: str | None, reason: str) -> None:
+        rejections.record_unusable_amqp_message(user, reason, relay.clock.monotonic())
+
+    return ApprovalConsumer(
+        urls=settings.broker_urls,
+        declare=settings.declare,
+        queue=(
+            make_hub_approvals_queue(exchange)
+            if is_hub
+            else describe_approvals_queue_of_scope(exchange, relay.origin.scope)
+        ),
+        relay=relay.origin.relay,
+        handler=AmqpApprovalHandler(
+            callers=callers_by_amqp_user(config.api.clients),
+            gate=relay.gate,
+            store=relay.store,
+            clock=relay.clock,
+        ),
+        on_unusable=on_unusable,
+        clock=relay.clock,
+    )
+
+
+def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
+    """Return the clients that have a RabbitMQ user, by that user."""
+    return {
+        client.amqp_user: caller_for_client(client, "amqp")
+        for client in clients
+        if client.amqp_user is not None
+    }
