@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from relay.approvals import ApprovalsSettings
 from relay.chat import message_planner
 from relay.errors import Deferred
-from relay.events.timestamps import format_sortable
 from relay.store import Mode
 from relay.store.transaction import Transaction
 from tests.approvals.builders import ORIGIN, build_event
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
-from tests.clocks import NOON, ManualClock
+from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 STARTED = build_event(event_status="Started", due=None)
@@ -152,48 +149,17 @@ def card_text(relay: WallRelay) -> str:
     return "\n".join(map(plain_text, (dict(card.facts)["Votes"], *card.notes)))
 
 
-@pytest.mark.parametrize("events", [["*"], ["event.*"]], ids=["all", "without approvals"])
 async def test_a_vote_that_expires_vanishes_from_the_message_though_nothing_happened(
-    tmp_path: Path, events: list[str]
+    tmp_path: Path,
 ) -> None:
-    async with relay_with_wall(tmp_path, Wall(), events=events) as relay:
+    """Also from that of a sink that is not told of approvals."""
+    async with relay_with_wall(tmp_path, Wall(), events=["event.*"]) as relay:
         await relay.record_document(build_event())
         await relay.submit("approve", "alice")
         await relay.deliver_document(build_event(description="new"))
         assert card_text(relay).startswith("1 of 2: client:alice; 1 missing")
         await relay.pass_time(300)
         await eventually(lambda: card_text(relay).startswith("0 of 2; 2 missing"))
-
-
-async def test_an_approval_that_was_not_sent_in_time_vanishes_from_every_message(
-    tmp_path: Path,
-) -> None:
-    """Also from that of a sink that is not told of approvals."""
-    settings = ApprovalsSettings.model_validate(
-        {
-            "rules": [
-                {
-                    "name": "short",
-                    "approve": {"from": ["client:alice"], "votes": 1, "expires": "2m"},
-                }
-            ]
-        }
-    )
-    async with relay_with_wall(
-        tmp_path, Wall(), approvals_settings=settings, events=["event.*"]
-    ) as relay:
-        await relay.record_document(build_event())
-        await relay.submit("approve", "alice")
-        await relay.deliver_document(build_event(description="new"))
-        assert "1 of 1" in card_text(relay)
-        assert "It is approved" in card_text(relay)
-        await relay.pass_time(120)
-        await relay.store.transact(
-            lambda tx: relay.approvals.apply_due_transitions(tx, relay.clock.now())
-        )
-        await relay.pass_time(1)
-        await eventually(lambda: "It is approved" not in card_text(relay))
-        assert card_text(relay).startswith("0 of 1; 1 missing")
 
 
 async def test_a_platform_that_cannot_edit_is_told_once_that_voting_has_closed(
@@ -245,26 +211,6 @@ async def test_a_platform_that_takes_nothing_when_voting_closes_is_told_later(
             "Reboot of db-1 (E-1)",
             "12:14: Voting closed, with 1 of 2 votes.",
         ]
-
-
-async def test_nobody_is_told_that_voting_has_closed_where_all_votes_were_given(
-    tmp_path: Path,
-) -> None:
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(can_edit=False), clock=clock) as relay:
-        await relay.deliver_document(build_event())
-        await relay.pass_time(700)
-        for client in ("alice", "bob"):
-            await relay.submit("approve", client)
-        await relay.settle()
-        await relay.pass_time(140)
-
-        async def is_refreshed() -> bool:
-            next_refresh = await relay.store.read(lambda tx: tx.messages.next_refresh_at("wall"))
-            return next_refresh == format_sortable(NOON + timedelta(seconds=900))
-
-        await eventually(is_refreshed)
-        assert not any("Voting closed" in line for line in relay.wall.threads[None])
 
 
 async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: Path) -> None:

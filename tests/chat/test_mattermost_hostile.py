@@ -25,19 +25,6 @@ from tests.conftest import DebugLoop
 from tests.depth import depth
 
 USER_ID = "annannannannannannannannan"
-CLICK: Json = {
-    "user_id": USER_ID,
-    "user_name": "ann",
-    "channel_id": "4xp9fdt77pncbef59f4k1qe83o",
-    "channel_name": "ops",
-    "team_id": "4xp9fdt77pncbef59f4k1qe83o",
-    "team_domain": "example",
-    "post_id": "4xp9fdt77pncbef59f4k1qe83o",
-    "trigger_id": "bGs5:x",
-    "type": "button",
-    "data_source": "",
-    "context": {"proof": "e30=.00"},
-}
 SUBMISSION: Json = {
     "type": "dialog_submission",
     "callback_id": "decision",

@@ -98,17 +98,6 @@ async def test_a_pager_gets_one_message_for_a_reminder(tmp_path: Path, events: l
             assert plain_text(posted.notes[0]).startswith("Reminder: 0 of 1 votes, 1 missing")
 
 
-async def test_a_message_is_edited_when_the_time_that_is_left_changes(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall(), approvals_settings=SETTINGS) as relay:
-        await relay.deliver_document(build_event())
-        assert "at most 15 min left" in plain_text(relay.wall.cards["m1"].summary)
-        await relay.pass_time(301.0)
-        # A sleep that began just after this jump needs some more time.
-        await relay.clock.advance_until(lambda: len(relay.wall.calls) > 1, within=50)
-        assert "10 min" in plain_text(relay.wall.cards["m1"].summary)
-        assert relay.wall.calls == ["post", "edit"]
-
-
 # --- standing holds
 
 

@@ -24,7 +24,7 @@ from relay.chat.platforms.slack.members import (
 )
 from relay.chat.platforms.slack.messages import button_value
 from relay.simulator import VM, Setup, Simulator
-from tests.chat.running_relay import rule, stage
+from tests.chat.running_relay import stage
 from tests.chat.slack_relay import ANN, VOTERS, announced_reboot
 from tests.chat.slack_server import (
     ALICE,
@@ -33,7 +33,6 @@ from tests.chat.slack_server import (
     CHANNEL,
     EVE,
     TEAM,
-    FailureHandler,
     PostedMessage,
     SlackServer,
     api_error,
@@ -134,28 +133,25 @@ def test_only_a_full_member_can_decide(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(
-    ("method", "failure", "told"),
-    [
-        ("users.info", responds(200, {"ok": True, "user": member(ALICE, is_bot=True)}), "an app"),
-        ("users.info", never_answers, "Try again in a moment"),
-        ("users.info", api_error("user_not_found"), "Try again in a moment"),
-        ("bots.info", responds(500), "Try again in a moment"),
-    ],
-    ids=["a bot", "no answer", "unknown user", "server error"],
-)
 async def test_a_click_decides_nothing_until_slack_says_that_a_full_member_clicked(
-    slack: SlackServer, tmp_path: Path, method: str, failure: FailureHandler, told: str
+    slack: SlackServer, tmp_path: Path
 ) -> None:
     """The refused click is not used up: the same click counts afterwards, and once."""
+    bot = responds(200, {"ok": True, "user": member(ALICE, is_bot=True)})
     async with announced_reboot(slack, tmp_path) as reboot:
-        slack.failures[method] = failure
         click = slack.click_payload(reboot.message, "Approve")
-        await slack.send_envelope(click)
-        assert told in await reboot.told()
-        assert await reboot.recorded() == ["event.scheduled"]
-        slack.failures.clear()
-        slack.calls.clear()
+        for method, failure, told in (
+            ("bots.info", responds(500), "Try again in a moment"),
+            ("users.info", bot, "an app"),
+            ("users.info", never_answers, "Try again in a moment"),
+            ("users.info", api_error("user_not_found"), "Try again in a moment"),
+        ):
+            slack.failures[method] = failure
+            slack.private_replies.clear()
+            await slack.send_envelope(click)
+            assert told in await reboot.told()
+            assert await reboot.recorded() == ["event.scheduled"]
+            slack.failures.clear()
         for _ in range(2):
             await slack.send_envelope(click)
         assert await reboot.voters() == [ALICE]
@@ -176,21 +172,18 @@ async def test_a_person_whom_no_rule_names_is_refused_without_asking_slack(
         assert caplog.text.count(f"{principal} was refused") == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"team": {"id": "T0OTHER"}}, OTHER_WORKSPACE),
-        ({"user": {"id": ALICE, "team_id": "T0OTHER"}}, OTHER_WORKSPACE),
-        ({"api_app_id": "A0OTHER"}, "Try again in a moment"),
-    ],
-    ids=["in another workspace", "from another workspace", "for another app"],
-)
 async def test_a_click_that_is_not_of_this_workspace_and_app_decides_nothing(
-    slack: SlackServer, tmp_path: Path, changes: dict[str, Any], told: str
+    slack: SlackServer, tmp_path: Path
 ) -> None:
     async with announced_reboot(slack, tmp_path) as reboot:
-        await reboot.click("Approve", **changes)
-        assert told in await reboot.told()
+        for changes, told in (
+            ({"team": {"id": "T0OTHER"}}, OTHER_WORKSPACE),
+            ({"user": {"id": ALICE, "team_id": "T0OTHER"}}, OTHER_WORKSPACE),
+            ({"api_app_id": "A0OTHER"}, "Try again in a moment"),
+        ):
+            slack.private_replies.clear()
+            await reboot.click("Approve", **changes)
+            assert told in await reboot.told()
         assert await reboot.recorded() == ["event.scheduled"]
 
 
@@ -270,21 +263,6 @@ async def test_without_approve_in_chat_a_click_decides_nothing(
         assert await reboot.recorded() == ["event.scheduled"]
 
 
-async def test_a_decision_beyond_the_rights_of_the_sink_is_refused(
-    slack: SlackServer, tmp_path: Path
-) -> None:
-    """The message has no button for it, but one from before the limit may be there."""
-    approvals = {"rules": [rule(1, ANN, "client:alice")]}
-    async with announced_reboot(slack, tmp_path, approvals=approvals, can=["hold"]) as reboot:
-        assert list(reboot.message.buttons()) == ["Hold"]
-        button = reboot.message.buttons()["Hold"]
-        value = button["value"].replace("hold", "approve", 1)
-        payload = slack.button_payload(reboot.message, {**button, "value": value})
-        await slack.send_envelope(payload)
-        assert "may not approve" in await reboot.told()
-        assert await reboot.recorded() == ["event.scheduled", "approval.refused"]
-
-
 # --- the command
 
 
@@ -310,9 +288,6 @@ async def test_the_command_names_fifteen_events_of_the_sink_and_counts_the_other
     sink = slack.settings(match={"resources": ["db-*"]})
     async with stage(tmp_path, [sink], approvals=VOTERS, public_url=None) as relay:
         await eventually(lambda: len(slack.sockets) == 1)
-        nothing = await slack.send_envelope(slack.command_payload("list"), "slash_commands")
-        assert nothing is not None
-        assert nothing["text"] == "Azure has announced nothing."
         relay.reboot("vm-0")
         for number in range(17):
             relay.reboot(f"db-{number}")
@@ -400,14 +375,10 @@ def test_a_malformed_click_is_unreadable(changes: dict[str, Any]) -> None:
         parse_click(CLICK | changes)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"user_id": "alice"}, {"team_id": ""}, {"text": "x" * 5000}, {"command": 7}],
-    ids=str,
-)
-def test_a_malformed_command_is_unreadable(changes: dict[str, Any]) -> None:
-    with pytest.raises(Unreadable):
-        parse_command(COMMAND | changes)
+def test_a_malformed_command_is_unreadable() -> None:
+    for changes in ({"user_id": "alice"}, {"team_id": ""}, {"text": "x" * 5000}, {"command": 7}):
+        with pytest.raises(Unreadable):
+            parse_command(COMMAND | changes)
 
 
 def paths(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -440,10 +411,3 @@ def test_an_altered_click_is_read_or_unreadable(
         del parent[path[-1]]
     with suppress(Unreadable):
         parse_click(click)
-
-
-@given(JSON)
-def test_no_other_document_is_a_click_or_a_command(document: Any) -> None:
-    for parse in (parse_click, parse_command):
-        with pytest.raises(Unreadable):
-            parse(document)

@@ -58,11 +58,6 @@ cards = st.builds(
 )
 
 
-def text_of_card(card: Card) -> str:
-    """Return what a reader sees."""
-    return text_of_blocks(card_message(card, TEAM, has_clicks=True)["blocks"])
-
-
 @settings(max_examples=depth(200, 15))
 @given(cards, st.booleans())
 def test_every_card_is_within_every_limit_and_mentions_only_principals(
@@ -155,19 +150,6 @@ def test_a_button_asks_for_confirmation_and_returns_its_decision() -> None:
     assert confirm_text.startswith("Reboot of vm-0, ")
     assert confirm_text.endswith("it may begin within seconds, and cannot be taken back.")
     assert len(confirm_text) == 300
-
-
-def test_a_truncated_text_keeps_its_end() -> None:
-    card = Card(
-        title=f"{'R' * 200} and 90 more",
-        tone="waiting",
-        summary=("So.",),
-        facts=(("Azure says", (f"{'x' * 5000} and 90 more",)),),
-        footer=f"{'E' * 900} and 90 more",
-    )
-    title, _, facts, footer = text_of_card(card).splitlines()
-    assert all("…" in line and line.endswith(" and 90 more") for line in (title, facts, footer))
-    assert len(title) == 150
 
 
 def test_long_texts_are_cut_until_slack_takes_the_message_and_keep_their_ends() -> None:

@@ -22,7 +22,7 @@ from relay.chat.platforms.teams.card import (
     render_markdown,
 )
 from relay.sentences import PrincipalRef
-from tests.approvals.builders import build_decision, build_event, build_occurrence, build_status
+from tests.approvals.builders import build_decision, build_event, build_status
 from tests.chat.teams_server import (
     TeamsWorkflow,
     card_actions,
@@ -105,26 +105,24 @@ def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
     ]
 
 
-def test_buttons_open_the_page_in_the_style_of_their_decision() -> None:
-    assert card_actions(adaptive_card(waiting_card())) == [
+def test_the_tone_has_a_style_and_buttons_open_the_page_in_that_of_their_decision() -> None:
+    content = adaptive_card(waiting_card())
+    assert content["body"][0]["style"] == "warning"
+    assert card_actions(content) == [
         {"type": "Action.OpenUrl", "title": "Approve", "style": "positive", "url": link()},
         {"type": "Action.OpenUrl", "title": "Hold", "style": "destructive", "url": link()},
     ]
 
 
-@pytest.mark.parametrize(
-    "time",
-    [
-        pytest.param(datetime(2026, 2, 14, 6, 8, 0, 999_999, tzinfo=UTC), id="microseconds"),
-        pytest.param(
-            datetime(2026, 2, 14, 7, 8, 0, tzinfo=timezone(timedelta(hours=1))), id="other zone"
-        ),
-    ],
-)
-def test_a_time_has_the_notation_that_clients_convert(time: datetime) -> None:
+def test_a_time_has_the_notation_that_clients_convert() -> None:
     """Whole seconds and Z, capitals, and no blanks inside the braces."""
+    east = timezone(timedelta(hours=1))
     timestamp = "2026-02-14T06:08:00Z"
-    assert format_time(time) == f"{{{{DATE({timestamp}, SHORT)}}}} {{{{TIME({timestamp})}}}}"
+    for time in (
+        datetime(2026, 2, 14, 6, 8, 0, 999_999, tzinfo=UTC),
+        datetime(2026, 2, 14, 7, 8, 0, tzinfo=east),
+    ):
+        assert format_time(time) == f"{{{{DATE({timestamp}, SHORT)}}}} {{{{TIME({timestamp})}}}}"
 
 
 def test_times_are_in_text_blocks_only() -> None:
@@ -191,9 +189,8 @@ def test_long_texts_are_truncated_to_what_teams_takes(letter: str) -> None:
         assert expected in workflow.card_texts[0]
 
 
-@pytest.mark.parametrize("letter", ["x", "\N{PILE OF POO}"], ids=ascii)
-def test_a_grouped_card_fits_with_all_its_buttons(letter: str) -> None:
-    statuses = []
+def test_a_grouped_card_fits_with_all_its_buttons() -> None:
+    letter, statuses = "\N{PILE OF POO}", []
     for number in range(50):
         names = tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100))
         status = build_status(build_event(f"E-{number}", resources=names))
@@ -234,12 +231,3 @@ def test_the_first_line_of_a_follow_up_is_its_heading() -> None:
         f"Reboot of db-1 (C7061BAC)\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."
     ]
     assert workflow.cards[0]["body"][0]["weight"] == "Bolder"
-
-
-def test_the_style_shows_the_tone() -> None:
-    ended = replace(
-        build_status(build_event()), occurrence=build_occurrence(live=False, outcome="completed")
-    )
-    ended_card = event_card(ended, link=link)
-    styles = [adaptive_card(card)["body"][0]["style"] for card in (waiting_card(), ended_card)]
-    assert styles == ["warning", "emphasis"]
