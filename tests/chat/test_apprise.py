@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +14,15 @@ from hypothesis import strategies as st
 
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card, grouped_card
-from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service
 from relay.errors import Deferred
-from tests.approvals.builders import build_decision, build_event, build_status
+from tests.approvals.builders import build_event, build_status
 from tests.chat.apprise_server import PATH, running_service
 from tests.clocks import NOON
 from tests.eventually import eventually
 
+PAGE = Path(__file__).parents[2] / "docs" / "chat" / "apprise.md"
 NOT_BEFORE = NOON + timedelta(seconds=900)
 
 
@@ -47,24 +48,15 @@ async def post_error(platform: Services) -> Deferred:
 # --- texts
 
 
-def test_a_card_is_plain_text_and_names_the_command_that_decides() -> None:
-    status = build_status(build_event(), build_decision(by="bob"))
-    card = event_card(status, link=lambda *_: None)
-    voting_closes_at = NOT_BEFORE - timedelta(seconds=60)
-    assert card_text(card) == (
-        f"Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} UTC or soon after, whether or not anybody "
-        "answers; earlier only when it is approved. There are at most 16 min left.\n\n"
-        "Machines: db-1\n"
-        "What happens: The machine is rebooted: what is in memory is lost.\n"
-        "Who started it: Azure itself\n"
-        "Rule: databases: 2 votes from group:oncall, client:drain\n"
-        "Votes: 1 of 2: client:bob; 1 missing, from client:alice, client:drain, "
-        f"until {voting_closes_at:%Y-%m-%d %H:%M} UTC (at most 15 min left)\n\n"
-        f"{WHAT_HOLD_DOES}\n\n"
-        "Azure proceeds at NotBefore regardless.\n\n"
-        "To answer, on a machine of this scope: imds-relay approve | hold E-1\n\n"
-        "E-1 · prod"
+def test_a_card_is_the_plain_text_of_the_page_and_names_the_command_that_decides() -> None:
+    reboot = build_event(
+        "6F83E8DA-3EB4-4B0A-BFCA-0932494392AD",
+        resources=("db-1", "db-2"),
+        description="Host server is undergoing maintenance.",
     )
+    card = event_card(build_status(reboot), link=lambda *_: None)
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"```text\n{card.title}\n\n{card_text(card)}\n```" in page
 
 
 def test_a_grouped_card_has_a_line_for_each_event() -> None:

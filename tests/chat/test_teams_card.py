@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -171,22 +170,6 @@ def test_escaped_words_are_only_text(words: str) -> None:
 @given(st.text("ab*_[]`~\\@<{:/w.", max_size=60))
 def test_escapes_are_invisible(words: str) -> None:
     assert displayed_text(escape_markdown(words)) == words
-
-
-@pytest.mark.parametrize("letter", ["x", "\\", "\N{PILE OF POO}"], ids=ascii)
-def test_long_texts_are_truncated_to_what_teams_takes(letter: str) -> None:
-    """The size counts after escaping, so the character matters."""
-    text = letter * 1500
-    card = waiting_card(
-        description=text,
-        event_type="Reboot",
-        event_source=text,
-        resources=tuple(f"{text[:300]}-{number}" for number in range(100)),
-    )
-    workflow = workflow_after(card_message(card))
-    assert workflow.failed_runs == []
-    for expected in ("…", "and 90 more", "[Approve]"):
-        assert expected in workflow.card_texts[0]
 
 
 def test_a_grouped_card_fits_with_all_its_buttons() -> None:

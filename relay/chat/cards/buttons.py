@@ -11,7 +11,7 @@ from collections.abc import Container
 from urllib.parse import quote
 
 from relay.approvals.admission import find_decision_refusal, hold_caveat
-from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Refusal, Right
+from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
 from relay.chat import AnswerableChatSettings
 from relay.chat.cards.card import Button, Link
@@ -56,27 +56,22 @@ def decisions_available_to_caller(caller: Caller, status: ApprovalStatus) -> lis
     for decision in (*status.counted_votes, *status.active_holds):
         if decision.principal == caller.principal:
             possible.discard(decision.decision)
-    revision = status.occurrence.revision
     return [
         kind
         for kind in LABELS
         if kind in possible
-        and find_gate_refusal_of_decision(caller, kind, revision, status) is None
+        and find_decision_refusal(
+            DecisionRequest(
+                caller=caller,
+                event_id=status.occurrence.reference,
+                decision=kind,
+                revision=status.occurrence.revision,
+                at=status.now,
+            ),
+            status,
+        )
+        is None
     ]
-
-
-def find_gate_refusal_of_decision(
-    caller: Caller, decision: DecisionKind, revision: str, status: ApprovalStatus
-) -> Refusal | None:
-    """Return why the gate would refuse a decision about a revision now; None: it would take it."""
-    request = DecisionRequest(
-        caller=caller,
-        event_id=status.occurrence.reference,
-        decision=decision,
-        revision=revision,
-        at=status.now,
-    )
-    return find_decision_refusal(request, status)
 
 
 def rights_of_buttons(sink: SinkSettings, *, in_chat: bool) -> Container[Right] | None:

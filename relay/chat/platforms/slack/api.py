@@ -82,12 +82,7 @@ class Settings(AnswerableChatSettings):
 
     def web_api_url(self) -> URL:
         """Return the Web API's URL. Raises ValueError if it is wrong."""
-        url = parse_receiver_url(self.api_url, allow_http=self.allow_http)
-        if url.query_string:
-            raise ValueError(
-                "expected a URL without a query, such as https://slack.com/api/, got one with it"
-            )
-        return url
+        return parse_receiver_url(self.api_url, allow_http=self.allow_http)
 
     def bot_token(self) -> str:
         """Return the current bot token. Raises ValueError if it is malformed."""
@@ -131,9 +126,6 @@ REMEDIES: Mapping[str, str] = {
     "allow the app to, in the channel's settings",
     "team_access_not_granted": _ENTERPRISE_ADMIN,
     "access_denied": "an administrator of the workspace must allow the app",
-    "method_not_supported_for_channel_type": "channel must be the id of a channel, "
-    "not of a conversation between people",
-    "messages_tab_disabled": "channel must be the id of a channel, not of the app's own page",
     "forbidden_team": _ENTERPRISE_ADMIN,
     "org_login_required": "the workspace is being moved into an organization; "
     "wait until that is done",
