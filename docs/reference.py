@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from inspect import cleandoc, getsource
@@ -26,7 +25,7 @@ from relay.api.server import Server
 from relay.api.settings import ApiSettings
 from relay.chat.platforms.slack.api import REMEDIES
 from relay.chat.platforms.slack.manifest import SCOPES, manifest
-from relay.cli import make_app
+from relay.cli import VERBS, make_app
 from relay.clock import SystemClock
 from relay.config import Config, sink_modules
 from relay.config.changes import key_needs_restart
@@ -195,51 +194,42 @@ _RELAY_PANEL = "Which relay"
 
 
 def commands() -> str:
-    """Return every verb with what its `--help` prints, and what many verbs share."""
-    verbs = dict(_verbs("imds-relay", typer.main.get_command(make_app())))
-    count = Counter(record for records, _ in map(_records, verbs.values()) for record in records)
-    shared = {record for record, number in count.items() if number > 2}
-    of_relay = dict.fromkeys(each for verb in verbs.values() for each in _records(verb)[1])
-    lines = ["## Options that say which relay", "", *map(_item, of_relay), ""]
-    lines += ["## Arguments and options of many verbs", ""]
-    lines += [_item(record) for record in count if record in shared] + [""]
-    for path, verb in verbs.items():
-        own, of_this_relay = _records(verb)
-        usage = verb.get_usage(typer.Context(verb, info_name=path)).removeprefix("Usage: ")
-        lines += [f"## `{usage}`", "", (verb.help or "").strip(), ""]
-        items = [_item(record) for record in own if record not in shared]
-        known = [f"`{record[0]}`" for record in own if record in shared]
-        if of_this_relay:
-            known.append("the [options that say which relay](#options-that-say-which-relay)")
-        items += [f"- also {', '.join(known)}"] if known else []
-        lines += [*items, ""] if items else []
+    """Return a line for each verb, with its arguments and options; `--help` says what these do."""
+    lines = []
+    for panel, names in VERBS.items():
+        lines += [f"## {panel}", ""]
+        for name in names:
+            lines += map(_line_of_verb, _verbs(name, typer.main.get_command(make_app([name]))))
+        lines.append("")
     return "\n".join(lines)
 
 
-def _verbs(path: str, group: Any) -> Iterator[tuple[str, Any]]:
+def _verbs(name: str, group: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a verb, or the verbs of a group."""
     # Typer does not export the types of its click.
-    for name, command in group.commands.items():
-        if not command.hidden:
-            yield f"{path} {name}", command
-            if hasattr(command, "commands"):
-                yield from _verbs(f"{path} {name}", command)
+    command = group.commands[name]
+    for inner in getattr(command, "commands", ()):
+        yield f"{name} {inner}", command.commands[inner]
+    if not hasattr(command, "commands"):
+        yield name, command
 
 
-def _records(command: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return name and help of each parameter: those of the verb, and those that say which relay."""
+def _line_of_verb(verb: tuple[str, Any]) -> str:
+    path, command = verb
     context = typer.Context(command)
-    own: list[tuple[str, str]] = []
-    of_relay: list[tuple[str, str]] = []
+    words, calls_relay = [path], False
     for parameter in command.params:
-        record = parameter.get_help_record(context)  # None: hidden
-        if record is not None:
-            (of_relay if parameter.rich_help_panel == _RELAY_PANEL else own).append(record)
-    return own, of_relay
-
-
-def _item(record: tuple[str, str]) -> str:
-    name, text = record
-    return f"- `{name}`: {' '.join(text.split()).replace('<', '&lt;')}"
+        if parameter.rich_help_panel == _RELAY_PANEL:
+            calls_relay = True
+            continue
+        record = parameter.get_help_record(context)
+        if record is None or record[0] == "--json":
+            continue
+        word = record[0].partition(", ")[2] or record[0].partition(" <")[0]
+        words.append(word if parameter.required else f"[{word}]")
+    text = (command.help or "").partition("\n\n")[0]
+    relay = " (a relay)" if calls_relay else ""
+    return f"- `{' '.join(words)}`{relay}: {' '.join(text.split())}"
 
 
 # --- HTTP API

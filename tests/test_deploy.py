@@ -30,11 +30,9 @@ from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
-from relay.api.settings import SERVICE_SOCKET
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
-from relay.config.location import SERVICE_STORE
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.ports import reserve
 from tests.rabbitmq import Broker
@@ -413,7 +411,7 @@ def test_our_image_has_no_rights_and_every_port_is_on_loopback(file: str) -> Non
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
     image = (ROOT / "Dockerfile").read_text()
     assert "USER 10001:10001\n" in image
-    assert f"IMDS_RELAY_STORE__PATH={SERVICE_STORE}\n" in image
+    assert "IMDS_RELAY_STORE__PATH=/var/lib/imds-relay/relay.db\n" in image
 
 
 UNIT = ROOT / "deploy/systemd/imds-relay.service"
@@ -423,10 +421,10 @@ def test_the_unit_has_the_places_of_the_service_and_stops_before_what_the_relay_
     """Systemd stops units in the reverse order of their start."""
     unit = re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE)
     assert {
-        ("WorkingDirectory", str(SERVICE_STORE.parent)),
-        ("StateDirectory", SERVICE_STORE.parent.name),
+        ("WorkingDirectory", "/var/lib/imds-relay"),
+        ("StateDirectory", "imds-relay"),
         ("StateDirectoryMode", "0700"),
-        ("RuntimeDirectory", SERVICE_SOCKET.parent.name),
+        ("RuntimeDirectory", "imds-relay"),
         ("RuntimeDirectoryMode", "0750"),
         ("UMask", "0077"),
         ("Type", "notify"),

@@ -26,9 +26,6 @@ from relay.errors import ConfigError
 from relay.settings import Name, Section, check_unique, text_pattern_validator
 from relay.signature import decode_secret
 
-SERVICE_SOCKET = Path("/run/imds-relay/relay.sock")
-"""The local socket that `imds-relay init --system` names. Its folder is the unit file's
-RuntimeDirectory."""
 _MAX_SOCKET_PATH = 107
 """Bytes of a socket's path: the size of sun_path without the final null byte, see unix(7)."""
 KEY_PREFIX = "imdsr_"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import Annotated
@@ -25,30 +25,43 @@ from relay.cli._exit_codes import (
 )
 from relay.cli._output import print_to_stderr
 
-VERBS: Mapping[str, Sequence[str]] = {
-    "Begin": ("demo", "init", "check", "doctor", "keys", "run", "reload"),
-    "Watch": ("events", "show", "explain", "tail", "fleet"),
-    "Decide": ("approve", "hold", "release", "holds", "approvals", "audit"),
-    "Send": ("deliveries", "dead-letters", "redeliver", "ping", "pause", "resume"),
-    "Build against it": ("simulate", "schema"),
+VERBS: Mapping[str, Mapping[str, str]] = {
+    "Begin": {
+        "demo": "demo",
+        "init": "init",
+        "check": "check",
+        "doctor": "doctor",
+        "keys": "init",
+        "run": "run",
+        "reload": "operate",
+    },
+    "Watch": {
+        "events": "show",
+        "show": "show",
+        "explain": "show",
+        "tail": "tail",
+        "fleet": "fleet",
+    },
+    "Decide": {
+        "approve": "decide",
+        "hold": "decide",
+        "release": "decide",
+        "holds": "holds",
+        "approvals": "decide",
+        "audit": "audit",
+    },
+    "Send": {"deliveries": "operate", "redeliver": "operate", "sink": "operate"},
+    "Build against it": {"simulate": "simulate", "schema": "init"},
 }
-"""The verbs by the panel of the help text that lists them.
+"""The verbs with their modules, by the panel of the help text that lists them.
 
-A verb is a function of that name, or a typer.Typer if it has verbs of its own. Its module has that
-name too, or the one in `_MODULES`.
+A verb is a function of that name, or a typer.Typer if it has verbs of its own.
 """
-_MODULES: Mapping[str, str] = {
-    **dict.fromkeys(("keys", "schema"), "init"),
-    **dict.fromkeys(("events", "explain"), "show"),
-    **dict.fromkeys(("approve", "hold", "release", "approvals"), "decide"),
-    **dict.fromkeys(("deliveries", "dead_letters", "redeliver"), "operate"),
-    **dict.fromkeys(("reload", "ping", "pause", "resume"), "operate"),
-}
 _COMPLETION = "_IMDS_RELAY_COMPLETE"
 """The variable with which a shell asks for completions."""
 
 
-def make_app(verbs: Iterable[str] | None = None, *, completes: bool = True) -> typer.Typer:
+def make_app(verbs: Collection[str] | None = None, *, completes: bool = True) -> typer.Typer:
     """Return the command line with some verbs, or with all. It imports the modules of these only.
 
     So `run` does not keep the code of all other verbs in memory. ``completes`` adds what a shell
@@ -61,22 +74,19 @@ def make_app(verbs: Iterable[str] | None = None, *, completes: bool = True) -> t
         pretty_exceptions_enable=False,
     )
     app.callback()(_show_version_or_help)
-    wanted = None if verbs is None else set(verbs)
-    for panel, names in VERBS.items():
-        for name in names:
-            if wanted is None or name in wanted:
-                identifier = name.replace("-", "_")
-                verb = getattr(
-                    import_module(f"{__name__}.{_MODULES.get(identifier, identifier)}"), identifier
-                )
-                if isinstance(verb, typer.Typer):
-                    app.add_typer(verb, name=name, rich_help_panel=panel)
-                elif iscoroutinefunction(verb):
-                    from relay.cli.client import RelayCommand  # noqa: PLC0415  # `run` needs none
+    for panel, modules in VERBS.items():
+        for name, module in modules.items():
+            if verbs is not None and name not in verbs:
+                continue
+            verb = getattr(import_module(f"{__name__}.{module}"), name)
+            if isinstance(verb, typer.Typer):
+                app.add_typer(verb, name=name, rich_help_panel=panel)
+            elif iscoroutinefunction(verb):
+                from relay.cli.client import RelayCommand  # noqa: PLC0415  # `run` needs none
 
-                    app.command(name, cls=RelayCommand, rich_help_panel=panel)(verb)
-                else:
-                    app.command(name, rich_help_panel=panel)(verb)
+                app.command(name, cls=RelayCommand, rich_help_panel=panel)(verb)
+            else:
+                app.command(name, rich_help_panel=panel)(verb)
     return app
 
 

@@ -7,12 +7,12 @@ an EventId: EVENTID@SCOPE names one of them. Everything here takes the JSON obje
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import HOLD_NOTICE
-from relay.cli._exit_codes import CommandFailed, NotFound
+from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import scope_query
 from relay.cli._output import format_local_time, join_names, pluralize
 from relay.cli.client import Client
@@ -20,7 +20,6 @@ from relay.events.cloudevent import event_name
 from relay.events.timestamps import duration_text
 from relay.sentences import said
 
-T = TypeVar("T")
 _EVENT_ID_LENGTH = 36
 """Characters of an EventId. A text of this length or longer begins no other."""
 _MIN_BEGINNING = 8
@@ -29,62 +28,39 @@ _MAX_NAMED = 5
 """How many of several possible EventIds an error lists."""
 
 
-async def call_about_event(
-    relay: Client,
-    text: str,
-    scope: str | None,
-    call: Callable[[str, Mapping[str, str]], Awaitable[T]],
-) -> T:
-    """Return the result of a call about the event whose EventId is a text, or begins with it.
+async def find_event(relay: Client, text: str, scope: str | None) -> tuple[str, dict[str, str]]:
+    """Return the EventId that a text is or begins, and the query of a call that names its scope.
 
-    ``call`` gets the EventId, and the query that names its scope. Raises CommandFailed if the text
-    begins several EventIds, and what the call raises.
+    Events in the document come before those that ended. Raises CommandFailed if the text begins
+    several EventIds. If the relay knows none, the text is returned: the call about it says so.
     """
-    try:
-        return await call(text, scope_query(scope))
-    except NotFound:
-        event = await _find_single_event_by_prefix(relay, text, scope)
-        if event is None:
-            raise
-    return await call(event["eventId"], scope_query(event["scope"]))
+    beginning, _, named = text.rpartition("@") if scope is None and "@" in text else (text, "", "")
+    if not beginning or len(beginning) >= _EVENT_ID_LENGTH:
+        return text, scope_query(scope)
+    page = await relay.get_first_or_all_pages(
+        "events", all_pages=True, **scope_query(named or scope)
+    )
+    newest: dict[tuple[str, str], Mapping[str, Any]] = {}  # the occurrence of each event
+    for event in page["items"]:  # the newest first
+        if event["eventId"].lower().startswith(beginning.lower()):
+            newest.setdefault((event["eventId"].lower(), event["scope"]), event)
+    matching = [*newest.values()]
+    if not matching or any(event_id == beginning.lower() for event_id, _ in newest):
+        return text, scope_query(scope)
+    candidates = [event for event in matching if event["outcome"] is None] or matching
+    if len(candidates) > 1:
+        names = [f"{event['eventId']} ({event['eventType']})" for event in candidates]
+        raise CommandFailed(
+            f"{beginning!r} begins {len(names)} EventIds: {join_names(names, limit=_MAX_NAMED)}. "
+            "Give more of the one you mean"
+        )
+    return candidates[0]["eventId"], scope_query(candidates[0]["scope"])
 
 
 async def get_event(relay: Client, text: str) -> Any:
     """Return the event whose EventId is a text, or begins with it, as the API gives it."""
-    return await call_about_event(
-        relay, text, None, lambda event_id, query: relay.get("events", event_id, **query)
-    )
-
-
-async def _find_single_event_by_prefix(
-    relay: Client, text: str, scope: str | None
-) -> Mapping[str, Any] | None:
-    """Return the event whose EventId begins with a text; None if there is none.
-
-    Events in the document come before those that ended. Raises CommandFailed if the text begins
-    several EventIds.
-    """
-    if len(text.rpartition("@")[0] or text) >= _EVENT_ID_LENGTH or not text:
-        return None
-    if scope is None and "@" in text:
-        text, _, scope = text.rpartition("@")
-    page = await relay.get_first_or_all_pages("events", all_pages=True, **scope_query(scope))
-    newest: dict[tuple[str, str | None], Mapping[str, Any]] = {}  # the occurrence of each event
-    for event in page["items"]:  # the newest first
-        if event["eventId"].lower().startswith(text.lower()):
-            newest.setdefault((event["eventId"].lower(), event["scope"]), event)
-    matching = [*newest.values()]
-    live = [event for event in matching if event["outcome"] is None]
-    candidates = live or matching
-    if len(candidates) > 1:
-        names = [f"{event['eventId']} ({event['eventType']})" for event in candidates]
-        listed = ", ".join(names[:_MAX_NAMED])
-        others = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-        raise CommandFailed(
-            f"{text!r} begins {len(names)} EventIds: {listed}{others}. "
-            "Give more of the one you mean"
-        )
-    return candidates[0] if candidates else None
+    event_id, query = await find_event(relay, text, None)
+    return await relay.get("events", event_id, **query)
 
 
 def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:
@@ -110,32 +86,34 @@ def with_short_event_ids(page: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**page, "items": items}
 
 
-def event_fields(event: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Return what a person needs to know to decide about an event, as names and values."""
+def event_fields(event: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield what a person needs to know to decide about an event, as names and values."""
     approval, duration = event["approval"], event["durationSeconds"]
-    waits = closes = holds = runbook = None  # an event that is over waits for nothing
-    if event["outcome"] is None:
-        waits = describe_limit_waits(approval)
-        closes = format_local_time(approval["closes"])
-        holds = describe_holds_in_force(approval["standingHolds"])
-        runbook = approval["runbook"]
-    return [
-        ("event", event["eventId"]),
-        ("scope", event["scope"]),
-        ("what", " ".join(filter(None, (event["eventType"], event["eventStatus"])))),
-        ("outcome", event["outcome"]),
-        ("machines", join_names(event["resources"], limit=50) or "none named"),
-        ("not before", format_local_time(event["notBefore"])),
-        ("takes", "unknown" if duration is None else duration_text(duration)),
-        ("started by", event["eventSource"]),
-        ("because", event["description"]),
-        ("approval", approval_summary(event)),
-        ("waits for", waits),
-        ("held by", f"{holds}; {HOLD_NOTICE}" if holds else None),
-        ("closes", closes),
-        ("runbook", runbook),
-        ("revision", event["revision"]),
-    ]
+    yield "event", event["eventId"]
+    yield "scope", event["scope"]
+    yield "what", " ".join(filter(None, (event["eventType"], event["eventStatus"])))
+    yield "outcome", event["outcome"]
+    yield "machines", join_names(event["resources"], limit=50) or "none named"
+    yield "not before", format_local_time(event["notBefore"])
+    yield "takes", "unknown" if duration is None else duration_text(duration)
+    yield "started by", event["eventSource"]
+    yield "because", event["description"]
+    yield "approval", approval_summary(event)
+    if event["outcome"] is None:  # an event that is over waits for nothing
+        yield from approval_fields(approval, HOLD_NOTICE)
+        yield "closes", format_local_time(approval["closes"])
+    yield "revision", event["revision"]
+
+
+def approval_fields(approval: Mapping[str, Any], hold_means: str) -> Iterator[tuple[str, object]]:
+    """Yield what an event that is not over waits for, as names and values."""
+    if approval["missing"]:
+        voters = f", from {join_names(approval['mayVote'])}" if approval["mayVote"] else ""
+        yield "missing", f"{pluralize(approval['missing'], 'vote')}{voters}"
+    yield "waits for", describe_limit_waits(approval)
+    holds = describe_holds_in_force(approval["standingHolds"])
+    yield "held by", f"{holds}; {hold_means}" if holds else None
+    yield "runbook", approval["runbook"]
 
 
 def approval_summary(event: Mapping[str, Any]) -> str | None:

@@ -32,10 +32,6 @@ class Unprocessable(CommandFailed):
         self.problem = problem
 
 
-class NotFound(CommandFailed):
-    """The relay knows nothing of this name."""
-
-
 class RefusedByPolicy(RelayError):
     """The rules, the caller's rights or the state of the event forbid the request."""
 

@@ -1,4 +1,4 @@
-"""``audit``: verifies and shows the journal of decisions, read from the state file itself.
+"""``audit``: verifies and exports the journal of decisions, read from the state file itself.
 
 It works with and without a running relay, and changes nothing.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,22 +15,20 @@ from typing import Annotated
 import orjson
 import typer
 
-from relay.cli._events import cloudevent_row
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import AsJson, ConfigFile, DefaultGroup, EventId, option
-from relay.cli._output import format_local_time, pluralize, print_json, print_json_line, print_lines
-from relay.cli._tables import print_table
+from relay.cli._options import AsJson, ConfigFile, DefaultGroup, option
+from relay.cli._output import pluralize, print_json, print_json_line, print_lines
 from relay.config.location import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.store import JournalHead
-from relay.store.chain import JournalRow, read_all_rows, read_pruning_checkpoint, verify_journal
+from relay.store.chain import read_all_rows, read_pruning_checkpoint, verify_journal
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 
 audit = typer.Typer(
     cls=DefaultGroup,
-    help="Verify and show what was decided, from the journal of the state file. "
+    help="Verify and export what was decided, from the journal of the state file. "
     "Without a verb: verify.",
 )
 
@@ -93,68 +91,6 @@ def verify_chain_and_claims(
         print_lines(f"it continues from {expected}")
 
 
-@audit.command("show")
-def show_rows_of_event(
-    event: EventId, *, store: StoreFile = None, config: ConfigFile = None, as_json: AsJson = False
-) -> None:
-    """Show every row about one event, oldest first."""
-    with _open_journal(store, config) as (connection, path):
-        rows = _rows_of_event(event.lower(), read_all_rows(connection))
-    if not rows:
-        raise CommandFailed(
-            f"the journal in {path} has no row about event {event}; see `imds-relay audit export`"
-        )
-    if as_json:
-        print_json([_exported_row(row) for row in rows])
-        return
-    print_table(
-        ("row", "at", "what", "by", "detail"),
-        [
-            (row.position, format_local_time(row.at, relative=False), *_describe_row(row))
-            for row in rows
-        ],
-        empty="",
-    )
-
-
-def _rows_of_event(text: str, rows: Iterable[JournalRow]) -> list[JournalRow]:
-    """Return the rows about the event that a text names or begins.
-
-    On a hub the key of an event is an EventId and a scope (`relay.store.EventKeyFormat`), and an
-    EventId alone names the events of all scopes that have it. Raises CommandFailed if the text
-    begins several EventIds.
-    """
-    rows = [row for row in rows if row.event_key is not None and row.event_key.startswith(text)]
-    keys = {row.event_key or "" for row in rows}
-    exact = {key for key in keys if text in (key, key.rpartition("@")[0])}
-    if len(keys) > 1 and not exact:
-        raise CommandFailed(
-            f"{text!r} begins the EventIds of {len(keys)} events: {', '.join(sorted(keys))}. "
-            "Give more of the one you mean"
-        )
-    return [row for row in rows if row.event_key in (exact or keys)]
-
-
-def _describe_row(row: JournalRow) -> tuple[object, object, str]:
-    """Return what a row records, by whom, and the details."""
-    body = orjson.loads(row.body)
-    match row.kind:
-        case "claim":
-            agent = f" by {body['agent']}" if "agent" in body else ""
-            return (
-                "claim",
-                f"rule:{body['rule']}",
-                f"StartRequest, attempt {body['attempt']}{agent}",
-            )
-        case "answer":  # one that is not final, or the end of a grant of a dry run
-            status = body["status"]
-            return "answer", None, body["state"] if status is None else f"HTTP {status}"
-        case "mode":
-            return "mode", body.get("principal"), str(body.get("mode"))
-    _, name, principal, details = cloudevent_row(body)
-    return name, principal, details
-
-
 @audit.command("export")
 def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
     """Print the whole journal as JSON lines, with everything that proves it. Keep it elsewhere.
@@ -166,7 +102,17 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
         head = read_pruning_checkpoint(connection)
         print_json_line({"kind": "checkpoint", "position": head.position, "hash": head.hash})
         for row in read_all_rows(connection):
-            print_json_line(_exported_row(row))
+            print_json_line(
+                {
+                    "position": row.position,
+                    "at": row.at,
+                    "kind": row.kind,
+                    "eventKey": row.event_key,
+                    "transition": row.transition,
+                    "hash": row.hash,
+                    "body": orjson.Fragment(row.body),  # the hash covers these bytes
+                }
+            )
             head = JournalHead(row.position, row.hash)
         print_json_line(
             {"kind": "head", "position": head.position, "hash": head.hash, "journalhead": str(head)}
@@ -181,17 +127,12 @@ def _open_journal(
 
     Raises StoreError if the file is no store, and CommandFailed if reading it fails.
     """
-    if store is None:
-        location = locate_relay(config)
-        path = location.state_file()
-        if not may_exist(path):
-            nor = "".join(f", nor is {other}" for other in location.state_files if other != path)
-            raise StoreError(
-                f"store.path: expected a relay's state file, {path}: it is not there{nor}. "
-                "Name it with --store FILE, or its configuration with --config FILE"
-            )
-    else:
-        path = store
+    path = store or locate_relay(config).state_file()
+    if store is None and not may_exist(path):
+        raise StoreError(
+            f"store.path: expected a relay's state file, {path}: it is not there. "
+            "Name it with --store FILE, or its configuration with --config FILE"
+        )
     with closing(open_for_reading(path)) as connection:
         try:
             connection.execute("BEGIN")
@@ -206,15 +147,3 @@ def _parse_head(text: str) -> JournalHead:
     if match is None:
         raise ConfigError("--expect: expected a journalhead, <position>:<64 hexadecimal digits>")
     return JournalHead(int(match[1]), match[2])
-
-
-def _exported_row(row: JournalRow) -> dict[str, object]:
-    return {
-        "position": row.position,
-        "at": row.at,
-        "kind": row.kind,
-        "eventKey": row.event_key,
-        "transition": row.transition,
-        "hash": row.hash,
-        "body": orjson.Fragment(row.body),  # the hash covers these bytes
-    }

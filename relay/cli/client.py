@@ -27,7 +27,7 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.api.settings import automatic_socket, supports_local_sockets
-from relay.cli._exit_codes import CommandFailed, NotFound, RefusedByPolicy, Unprocessable
+from relay.cli._exit_codes import CommandFailed, RefusedByPolicy, Unprocessable
 from relay.cli._options import AsJson, option
 from relay.cli._output import print_json
 from relay.config.location import locate_relay
@@ -230,8 +230,6 @@ def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPo
         return CommandFailed(
             f"{detail} (401): give a key of api.clients in IMDS_RELAY_KEY or with --key-file"
         )
-    if status == HTTPStatus.NOT_FOUND:
-        return NotFound(detail)
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and isinstance(problem, dict):
         return Unprocessable(detail, problem)
     if status in (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT):

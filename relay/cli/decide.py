@@ -17,7 +17,7 @@ from relay.cli._events import (
     vote_count,
 )
 from relay.cli._exit_codes import CommandFailed
-from relay.cli._options import AZURE_PROCEEDS, EventId, Reason, option
+from relay.cli._options import AZURE_PROCEEDS, EventId, Reason, argument, option
 from relay.cli._output import format_local_time, join_names, print_lines, print_to_stderr
 from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
@@ -183,7 +183,10 @@ async def release(
     )
 
 
-async def approvals(call: RelayCall, mode: Literal["on", "dry-run", "off"]) -> None:
+async def approvals(
+    call: RelayCall,
+    mode: Annotated[Literal["on", "dry-run", "off"], argument("MODE", "on, dry-run or off.")],
+) -> None:
     """Turn approvals on, off, or to a dry run that decides everything and sends nothing.
 
     The relay remembers the mode. The stricter of this mode and the configuration applies.

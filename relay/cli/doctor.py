@@ -122,7 +122,7 @@ def _scope(config: Config, instance: Instance | None) -> str | None:
 async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
     diagnose: Any = getattr(sink_modules()[settings.kind], "diagnose", None)
     if diagnose is None:
-        message = "this kind of sink can only be tested by sending: imds-relay ping"
+        message = "this kind of sink can only be tested by sending: imds-relay sink ping"
         return [ok(f"sink {settings.name}", message)]
     findings: list[Finding] = await diagnose(settings, clock, scope)
     return findings

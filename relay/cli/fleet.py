@@ -1,16 +1,16 @@
-"""``fleet``: shows the agents of a hub, and what a RabbitMQ must hold for them."""
+"""``fleet``: shows the agents of a hub, and prints what a RabbitMQ must hold for them."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from yarl import URL
 
-from relay.cli._options import ConfigFile, DefaultGroup, Scope, option, scope_query
+from relay.cli._options import AsJson, ConfigFile, DefaultGroup, Scope, option, scope_query
 from relay.cli._output import format_local_time, pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
 from relay.cli.client import RelayCall, RelayCommand
@@ -64,9 +64,6 @@ def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
-AsDefinitions = Annotated[
-    bool, option("--json", None, "Print JSON for `rabbitmqctl import_definitions`.")
-]
 HubUser = Annotated[
     str | None, option("--hub-user", "USER", "The hub's user. Default: the user in fleet.url.")
 ]
@@ -86,15 +83,6 @@ PasswordFiles = Annotated[
         "Also make this user with the password in the file. Repeatable.",
     ),
 ]
-AllUsers = Annotated[
-    bool,
-    option(
-        "--all-users",
-        None,
-        "Also make the other users, without a password. The import removes the password "
-        "of a user that exists.",
-    ),
-]
 
 
 @fleet.command()
@@ -104,13 +92,13 @@ def definitions(
     hub_user: HubUser = None,
     password_hash: PasswordHashes = None,
     password_file: PasswordFiles = None,
-    all_users: AllUsers = False,
-    as_json: AsDefinitions = False,
+    as_json: AsJson = True,  # noqa: ARG001  # there is no other form
 ) -> None:
-    """Print the users' rights, exchanges and queues that a fleet needs on its RabbitMQ.
+    """Print JSON for `rabbitmqctl import_definitions`: users' rights, exchanges and queues.
 
-    It reads the configuration of the hub, and calls nothing. The import replaces the rights that
-    these users have in the virtual host. Users that are not made must exist before.
+    It is what a fleet needs on its RabbitMQ. It comes from the configuration of the hub, and calls
+    nothing. The import replaces the rights that these users have in the virtual host. Users that
+    are not made must exist before.
     """
     loaded = load(config).config
     settings = loaded.fleet
@@ -120,21 +108,18 @@ def definitions(
     user = hub_user or url.user
     if user is None:
         raise ConfigError("expected --hub-user, because fleet.url names no user")
-    if user in {domain.user for domain in settings.domains}:
+    agents_of_fleet = {domain.user for domain in settings.domains}
+    if user in agents_of_fleet:
         raise ConfigError(f"--hub-user: expected a user of no domain, got {user!r}")
-    hashes = _password_hashes_from_options(password_hash or (), password_file or ())
-    unknown = sorted(hashes.keys() - {user, *(domain.user for domain in settings.domains)})
+    hashes = _password_hashes(password_hash or (), password_file or ())
+    unknown = sorted(hashes.keys() - {user, *agents_of_fleet})
     if unknown:
         raise ConfigError(
             f"expected passwords of users of this fleet, {', '.join(unknown)} is none"
         )
-    answer = fleet_definitions(
-        settings, _hub_account(loaded, user, url), _vhost_name(url), hashes, all_users=all_users
+    print_json(
+        fleet_definitions(settings, _hub_account(loaded, user, url), _vhost_name(url), hashes)
     )
-    if as_json:
-        print_json(answer)
-    else:
-        _print_tables(answer)
     for warning in settings.overlap_warnings():
         print_to_stderr(f"warning: {warning}")
     if settings.declare is True:
@@ -172,36 +157,31 @@ def _vhost_name(url: URL) -> str:
     return url.path[1:] or "/"
 
 
-def _password_hashes_from_options(hashes: Sequence[str], files: Sequence[str]) -> dict[str, str]:
+def _password_hashes(hashes: Sequence[str], files: Sequence[str]) -> dict[str, str]:
     """Return the hash of the password of each user that the two options name.
 
     Raises ConfigError for an option or file that cannot be used, and for two passwords of a user.
     """
     found: dict[str, str] = {}
-
-    def add(name: str, given: str, hash_of: Callable[[str, str], str]) -> None:
+    options = [("--password-hash", given) for given in hashes]
+    options += [("--password-file", given) for given in files]
+    for name, given in options:
         user, _, value = given.partition("=")
         if not (user and value):
             raise ConfigError(f"{name}: expected USER and a value with = between them")
-        password = hash_of(user, value)
-        if found.setdefault(user, password) != password:
+        if user in found:
             raise ConfigError(f"expected one password for {user}, got two")
-
-    def require_hash(user: str, value: str) -> str:
-        if not is_password_hash(value):
+        if name == "--password-file":
+            value = _hash_of_file(value)
+        elif not is_password_hash(value):
             raise ConfigError(
                 f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
             )
-        return value
-
-    for given in hashes:
-        add("--password-hash", given, require_hash)
-    for given in files:
-        add("--password-file", given, _hash_of_file)
+        found[user] = value
     return found
 
 
-def _hash_of_file(_: str, file: str) -> str:
+def _hash_of_file(file: str) -> str:
     try:
         password = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -210,56 +190,3 @@ def _hash_of_file(_: str, file: str) -> str:
     if not password:
         raise ConfigError(f"--password-file: {file}: expected a password, it is empty")
     return hash_password(password, secrets.token_bytes(SALT_BYTES))
-
-
-def _print_tables(answer: Mapping[str, Any]) -> None:
-    print_lines(f"virtual host {answer['vhosts'][0]['name']}")
-    made = {user["name"] for user in answer["users"]}
-    keys: dict[str, list[str]] = {}
-    for binding in answer["bindings"]:
-        keys.setdefault(binding["destination"], []).append(
-            f"{binding['source']} {binding['routing_key']}".rstrip()
-        )
-    for columns, rows in (
-        (
-            ("user", "made", "may configure", "may write", "may read"),
-            [
-                (
-                    each["user"],
-                    "yes" if each["user"] in made else "no: it must exist",
-                    each["configure"],
-                    each["write"],
-                    each["read"],
-                )
-                for each in answer["permissions"]
-            ],
-        ),
-        (
-            ("user", "at the exchange", "may write with the keys", "may bind the keys"),
-            [
-                (each["user"], each["exchange"], each["write"], each["read"])
-                for each in answer["topic_permissions"]
-            ],
-        ),
-        (
-            ("exchange", "type", "arguments"),
-            [
-                (each["name"], each["type"], _describe_arguments(each))
-                for each in answer["exchanges"]
-            ],
-        ),
-        (
-            ("queue", "bound to", "arguments"),
-            [
-                (each["name"], ", ".join(keys[each["name"]]), _describe_arguments(each))
-                for each in answer["queues"]
-            ],
-        ),
-    ):
-        print_lines("")
-        print_table(columns, rows, empty="")
-
-
-def _describe_arguments(entry: Mapping[str, Any]) -> str | None:
-    arguments = sorted(entry["arguments"].items())
-    return ", ".join(f"{name}={str(value).lower()}" for name, value in arguments) or None

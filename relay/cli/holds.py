@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.approvals.standing_holds import describe_conditions
-from relay.cli._exit_codes import CommandFailed, NotFound
+from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AZURE_PROCEEDS, AllPages, DefaultGroup, Reason, argument, option
 from relay.cli._output import format_local_time, print_lines, print_to_stderr
 from relay.cli._tables import print_page
@@ -50,14 +50,6 @@ Resources = Annotated[
 ]
 Scopes = Annotated[
     list[str] | None, option("--scope", "PATTERN", "Of a hub: scopes such as 'prod-*'.")
-]
-Match = Annotated[
-    str | None,
-    option(
-        "--match",
-        "CONDITIONS",
-        "Conditions as in a rule, in YAML: '{duration: {max: 8s}, time: {from: \"16:00\"}}'.",
-    ),
 ]
 EveryEvent = Annotated[
     bool, option("--every-event", None, "Hold every event: there are no conditions.")
@@ -112,7 +104,6 @@ async def add(
     sources: Sources = None,
     resources: Resources = None,
     scopes: Scopes = None,
-    match: Match = None,
     every_event: EveryEvent = False,
 ) -> None:
     """Keep this relay from starting every event that can meet conditions, also later ones.
@@ -120,17 +111,13 @@ async def add(
     What Azure does not say about an event counts as a condition that is met. Azure proceeds at
     NotBefore regardless, and other relays and Azure Resource Manager can still approve.
     """
-    conditions = _parse_match(match) if match is not None else {}
-    for key, values in (
-        ("event_type", types),
-        ("event_source", sources),
-        ("resources", resources),
-        ("scope", scopes),
-    ):
-        if values and key in conditions:
-            raise ConfigError(f"expected {key} once, got it in --match and as an option")
-        if values:
-            conditions[key] = values
+    lists = {
+        "event_type": types,
+        "event_source": sources,
+        "resources": resources,
+        "scope": scopes,
+    }
+    conditions = {key: values for key, values in lists.items() if values}
     if bool(conditions) == every_event:
         raise ConfigError(
             "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event"
@@ -148,22 +135,6 @@ async def add(
         f"until {format_local_time(hold['ends'])}; "
         f"it ends early with: imds-relay holds end {hold['holdId'][:8]}"
     )
-
-
-def _parse_match(text: str) -> dict[str, Any]:
-    from ruamel.yaml import YAML  # noqa: PLC0415  # few calls need it
-    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
-
-    try:
-        conditions = YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, RecursionError):
-        conditions = None
-    if not isinstance(conditions, dict):
-        raise ConfigError(
-            "--match: expected conditions in YAML, such as '{duration: {max: 8s}}', "
-            "got something else"
-        )
-    return conditions
 
 
 def _times_of_hold(starts: str | None, ends: str | None, lasts: str | None) -> dict[str, str]:
@@ -218,6 +189,6 @@ async def _find_hold(relay: Client, text: str) -> Mapping[str, Any]:
         names = ", ".join(hold["holdId"] for hold in matching[:5])
         raise CommandFailed(f"{text!r} begins several ids: {names}. Give more of the one you mean")
     if not matching or not text:
-        raise NotFound("no such standing hold that is not over; see imds-relay holds")
+        raise CommandFailed("no such standing hold that is not over; see imds-relay holds")
     found: Mapping[str, Any] = matching[0]
     return found

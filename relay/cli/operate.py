@@ -18,23 +18,34 @@ from relay.cli._output import (
     print_to_stderr,
 )
 from relay.cli._tables import print_fields, print_page, print_table
-from relay.cli.client import RelayCall
+from relay.cli.client import RelayCall, RelayCommand
 from relay.errors import ConfigError
 from relay.events.cloudevent import event_name
 
-SinkName = Annotated[str, argument("SINK", "The sink's name in the configuration.")]
+SinkName = Annotated[str, argument("NAME", "The sink's name in the configuration.")]
 
 
 async def deliveries(
     call: RelayCall,
     delivery: Annotated[str | None, argument("ID", "An id of the list: shows its tries.")] = None,
     *,
+    dead: Annotated[
+        bool, option("--dead", None, "Only dead letters: those that were given up, and why.")
+    ] = False,
     all_pages: AllPages = False,
 ) -> None:
-    """List what was sent and what waits, or show one delivery with its tries."""
+    """List what was sent and what waits, or show one delivery with its tries.
+
+    `imds-relay redeliver` sends a dead letter again.
+    """
     if delivery is None:
-        page = await call.relay.get_first_or_all_pages("deliveries", all_pages=all_pages)
-        _print_deliveries(call, page, empty="nothing was sent")
+        page = await call.relay.get_first_or_all_pages(
+            "dead-letters" if dead else "deliveries", all_pages=all_pages
+        )
+        if not call.prints_json(page):
+            columns = ("id", "sink", "what", "event", "state", "when", "reason")
+            empty = "no dead letters" if dead else "nothing was sent"
+            print_page(with_short_event_ids(page), columns, _delivery_row, empty=empty)
         return
     details = await call.relay.get_details_with_log(
         "deliveries", delivery, log="log", all_pages=all_pages
@@ -55,22 +66,11 @@ async def deliveries(
         )
         for attempt in details["log"]
     ]
-    columns = ("tried", "took", "outcome", "status", "answer")
-    print_table(columns, rows, empty="it was not tried yet")
+    print_table(
+        ("tried", "took", "outcome", "status", "answer"), rows, empty="it was not tried yet"
+    )
     if details["next"] is not None:
         print_to_stderr("there were more tries before: --all")
-
-
-async def dead_letters(call: RelayCall, *, all_pages: AllPages = False) -> None:
-    """List the deliveries that were given up, and why. `imds-relay redeliver` sends one again."""
-    page = await call.relay.get_first_or_all_pages("dead-letters", all_pages=all_pages)
-    _print_deliveries(call, page, empty="no dead letters")
-
-
-def _print_deliveries(call: RelayCall, page: Mapping[str, Any], *, empty: str) -> None:
-    if not call.prints_json(page):
-        columns = ("id", "sink", "what", "event", "state", "when", "reason")
-        print_page(with_short_event_ids(page), columns, _delivery_row, empty=empty)
 
 
 def _delivery_row(delivery: Mapping[str, Any]) -> tuple[object, ...]:
@@ -90,7 +90,7 @@ async def redeliver(
     call: RelayCall,
     dead_letter: Annotated[
         str | None,
-        argument("ID", "An id of `imds-relay dead-letters`. Without it, an option selects."),
+        argument("ID", "An id of `imds-relay deliveries --dead`. Without it, an option selects."),
     ] = None,
     *,
     sink: Annotated[str | None, option("--sink", "SINK", "Those of this sink.")] = None,
@@ -112,22 +112,28 @@ async def redeliver(
         )
 
 
-async def ping(call: RelayCall, sink: SinkName) -> None:
+sink = typer.Typer(help="Test a sink, pause it, and let it go on.")
+
+
+@sink.command(cls=RelayCommand)
+async def ping(call: RelayCall, name: SinkName) -> None:
     """Send a sink a test message. No other sink gets it."""
-    if not call.prints_json(await call.relay.post("sinks", sink, "ping")):
-        print_lines(f"a relay.ping goes to {sink}; see `imds-relay deliveries`")
+    if not call.prints_json(await call.relay.post("sinks", name, "ping")):
+        print_lines(f"a relay.ping goes to {name}; see `imds-relay deliveries`")
 
 
-async def pause(call: RelayCall, sink: SinkName) -> None:
+@sink.command(cls=RelayCommand)
+async def pause(call: RelayCall, name: SinkName) -> None:
     """Send a sink nothing until it is resumed. Its events are kept."""
-    if not call.prints_json(await call.relay.post("sinks", sink, "pause")):
-        print_lines(f"{sink} is paused; its events are kept until `imds-relay resume {sink}`")
+    if not call.prints_json(await call.relay.post("sinks", name, "pause")):
+        print_lines(f"{name} is paused; its events are kept until `imds-relay sink resume {name}`")
 
 
-async def resume(call: RelayCall, sink: SinkName) -> None:
+@sink.command(cls=RelayCommand)
+async def resume(call: RelayCall, name: SinkName) -> None:
     """Send to a paused or disabled sink again, the kept events first."""
-    if not call.prints_json(await call.relay.post("sinks", sink, "resume")):
-        print_lines(f"{sink} gets the kept events, and new ones")
+    if not call.prints_json(await call.relay.post("sinks", name, "resume")):
+        print_lines(f"{name} gets the kept events, and new ones")
 
 
 async def reload(call: RelayCall) -> None:

@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from relay.cli._events import (
+    approval_fields,
     approval_summary,
-    call_about_event,
     cloudevent_row,
-    describe_holds_in_force,
-    describe_limit_waits,
     event_fields,
+    find_event,
     vote_count,
     with_short_event_ids,
 )
 from relay.cli._options import AllPages, EventId, Scope, scope_query
-from relay.cli._output import format_local_time, join_names, pluralize, print_lines, print_to_stderr
+from relay.cli._output import format_local_time, join_names, print_lines, print_to_stderr
 from relay.cli._tables import print_fields, print_page, print_table
 from relay.cli.client import RelayCall
 from relay.events.cloudevent import event_name
@@ -31,7 +30,7 @@ async def events(call: RelayCall, *, scope: Scope = None, all_pages: AllPages = 
     if call.prints_json(page):
         return
     columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
-    has_scopes = len({event.get("scope") for event in page["items"]}) > 1
+    has_scopes = len({event["scope"] for event in page["items"]}) > 1
     if has_scopes:
         columns = ("scope", *columns)
     row = functools.partial(_event_row, with_scope=has_scopes)
@@ -53,17 +52,13 @@ def _event_row(event: Mapping[str, Any], *, with_scope: bool) -> tuple[object, .
 async def show(
     call: RelayCall, event: EventId, *, scope: Scope = None, all_pages: AllPages = False
 ) -> None:
-    """Show one event: its history, votes and deliveries, the newest of each.
+    """Show one event: its rule and what is missing, history, votes and deliveries, the newest.
 
     --all shows the whole history.
     """
-    details = await call_about_event(
-        call.relay,
-        event,
-        scope,
-        lambda event_id, query: call.relay.get_details_with_log(
-            "events", event_id, log="history", all_pages=all_pages, **query
-        ),
+    event_id, query = await find_event(call.relay, event, scope)
+    details = await call.relay.get_details_with_log(
+        "events", event_id, log="history", all_pages=all_pages, **query
     )
     if call.prints_json(details):
         return
@@ -77,7 +72,6 @@ async def show(
         )
         for vote in details["votes"]
     ]
-    history = [cloudevent_row(cloudevent) for cloudevent in details["history"]]
     deliveries = [
         (
             event_name(delivery["type"]),
@@ -94,7 +88,11 @@ async def show(
         ("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything"
     )
     print_lines("")
-    print_table(("told", "what", "by", "detail"), history, empty="nothing was told")
+    print_table(
+        ("told", "what", "by", "detail"),
+        map(cloudevent_row, details["history"]),
+        empty="nothing was told",
+    )
     print_lines("")
     print_table(
         ("delivery of", "to", "state", "tries", "reason"),
@@ -107,15 +105,11 @@ async def show(
 
 async def explain(call: RelayCall, event: EventId, *, scope: Scope = None) -> None:
     """Say which rule decides about an event, what is missing, and until when."""
-    explanation = await call_about_event(
-        call.relay,
-        event,
-        scope,
-        lambda event_id, query: call.relay.get("events", event_id, "rule", **query),
-    )
+    event_id, query = await find_event(call.relay, event, scope)
+    explanation = await call.relay.get("events", event_id, "rule", **query)
     if call.prints_json(explanation):
         return
-    print_fields(_approval_state_fields(explanation))
+    print_fields(_explanation_fields(explanation))
     print_lines("")
     rows = [
         (
@@ -132,7 +126,7 @@ async def explain(call: RelayCall, event: EventId, *, scope: Scope = None) -> No
     print_table(("rule", "why", "hours turn"), rows, empty="no rules: nothing is approved")
 
 
-def _approval_state_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def _explanation_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield "event", explanation["eventId"]
     yield "not before", format_local_time(explanation["notBefore"])
     mode = explanation["mode"]
@@ -141,25 +135,15 @@ def _approval_state_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str
     yield "decided by", f"rule {rule}" if rule else "no rule: it is not approved"
     if explanation["required"]:
         yield "votes", vote_count(explanation)
-    if explanation["missing"]:
-        voters = f", from {join_names(explanation['mayVote'])}" if explanation["mayVote"] else ""
-        yield "missing", f"{pluralize(explanation['missing'], 'vote')}{voters}"
+    yield from approval_fields(explanation, explanation["holdMeans"])
     if explanation["uncoveredResources"]:
         yield "nobody yet", f"speaks for {join_names(explanation['uncoveredResources'])}"
     if explanation["required"] and explanation["closes"]:
         yield "voting", f"closes {format_local_time(explanation['closes'])}"
-    waits = describe_limit_waits(explanation)
-    if waits is not None:
-        yield "waits for", waits
-    if explanation.get("reminder"):
-        yield "reminder", format_local_time(explanation["reminder"])
-    yield "runbook", explanation.get("runbook")
+    yield "reminder", format_local_time(explanation["reminder"])
     for vote in explanation["voted"]:
         until = format_local_time(vote["until"]) or "NotBefore"
         yield "vote", f"{vote['principal']}, good until {until}"
-    standing = describe_holds_in_force(explanation.get("standingHolds", ()))
-    if standing:
-        yield "held by", f"{standing}; {explanation['holdMeans']}"
     for hold in explanation["holds"]:
         hold_until = format_local_time(hold["until"])
         yield "held by", f"{hold['principal']} until {hold_until}; {explanation['holdMeans']}"

@@ -23,8 +23,6 @@ from relay.files import file_may_exist, is_planted, may_exist
 
 SYSTEM_FILE = Path("/etc/imds-relay/relay.yaml")
 """The configuration of the service of a machine."""
-SERVICE_STORE = Path("/var/lib/imds-relay/relay.db")
-"""The state file of the service: the unit file and the image set it."""
 DEFAULT_PATHS = (Path("relay.yaml"), SYSTEM_FILE)
 """Where the document is if no option or variable names it."""
 _VARIABLES = ("API", "API__SOCKET", "STORE", "STORE__PATH")
@@ -71,25 +69,24 @@ class RelayLocation:
     """The configuration; None: there is none."""
     socket: str | None
     """``api.socket``: a path, or ``auto``. None: the relay has no local socket."""
-    state_files: tuple[Path, ...]
-    """Where the state file may be: a relative ``store.path`` begins at the folder in which the
-    relay runs. That is this one, the one of the configuration, or that of the service."""
-    is_own: bool
-    """Whether the user named the configuration, or is in its folder; else the service is meant."""
+    store_path: Path
 
     def state_file(self) -> Path:
-        """Return the state file that is there; if none is, the first that could be.
+        """Return the state file.
 
-        Raises ConfigError if the configuration leaves open which one is meant. Whoever guesses then
-        would verify the journal of another relay, or ask it.
+        A relative ``store.path`` begins at the folder in which the relay runs: this one, or that of
+        the configuration. Raises ConfigError if both have the file. Whoever guesses then would
+        verify the journal of another relay, or ask it.
         """
-        there = {os.path.realpath(file): file for file in self.state_files if may_exist(file)}
-        if self.is_own and len(there) > 1:
+        folders = (Path(), self.file.parent if self.file is not None else Path())
+        there = {os.path.realpath(folder / self.store_path): folder for folder in folders}
+        found = [path for path in there if may_exist(Path(path))]
+        if len(found) > 1:
             raise ConfigError(
                 f"{self.file}: store.path begins at the folder in which the relay runs, and there "
-                f"are {' and '.join(there)}: make it an absolute path"
+                f"are {' and '.join(found)}: make it an absolute path"
             )
-        return next(iter(there.values()), self.state_files[0])
+        return (there[found[0]] if found else folders[0]) / self.store_path
 
 
 def locate_relay(
@@ -97,7 +94,6 @@ def locate_relay(
     environment: Mapping[str, str] = os.environ,
     *,
     default_paths: Sequence[Path] = DEFAULT_PATHS,
-    service_folder: Path = SERVICE_STORE.parent,
 ) -> RelayLocation:
     """Return where the relay is.
 
@@ -114,18 +110,10 @@ def locate_relay(
     override_from_environment(
         values, {name: environment[name] for name in variables if name in environment}
     )
-    # A link to the file of the service counts as that file.
-    is_of_service = file is None or os.path.realpath(file) in map(
-        os.path.realpath, default_paths[1:]
-    )
-    is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
-    folders = [Path(), service_folder if file is None or is_of_service else file.parent]
-    state_file = _value(values, "store", "path", "relay.db") or "relay.db"
     return RelayLocation(
         file=file,
         socket=_value(values, "api", "socket", "auto"),
-        state_files=tuple(dict.fromkeys(folder / state_file for folder in folders)),
-        is_own=is_named or not is_of_service,
+        store_path=Path(_value(values, "store", "path", "relay.db") or "relay.db"),
     )
 
 

@@ -94,8 +94,7 @@ def _missing_exchange(exchange: str) -> Finding:
     return warning(
         _SUBJECT,
         f"the broker has no exchange {exchange}",
-        "start the hub, which makes it, or import what "
-        "`imds-relay fleet definitions --json` prints",
+        "start the hub, which makes it, or import what `imds-relay fleet definitions` prints",
     )
 
 

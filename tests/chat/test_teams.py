@@ -52,7 +52,7 @@ async def post_error(workflow: TeamsWorkflow, url: str | None = None) -> Deferre
         ("off", "slow", 400, "turn it on in the Workflows app"),
         ("deleted", "slow", 400, "Send webhook alerts to a channel"),
         ("forbidding", "slow", 401, "copy all of it again"),
-        ("gone", "disabled", 410, "imds-relay resume"),
+        ("gone", "disabled", 410, "imds-relay sink resume"),
         ("busy", "transient", 429, ""),
         ("broken", "transient", 502, ""),
         ("redirecting", "slow", 302, "redirects are not followed"),

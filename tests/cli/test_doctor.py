@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import socket
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -22,7 +20,7 @@ from yarl import URL
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.config import NO_RULE_FOR_USER_EVENTS
-from relay.imds.diagnostics import NOT_POLLED, NOT_SEARCHED
+from relay.imds.diagnostics import NOT_POLLED
 from relay.simulator import VM, Setup, Simulator
 from relay.store.file import SCHEMA_VERSION
 from tests.certificates import LOOPBACK
@@ -109,16 +107,6 @@ async def test_scheduled_events_are_not_switched_on_unless_asked_for(
     assert len([call for call in azure.calls if call.path.endswith("scheduledevents")]) == 1
 
 
-async def test_a_search_for_the_service_is_no_step_of_doctor_unless_asked_for(
-    tmp_path: Path,
-) -> None:
-    """The search reads the document, which switches the feature on."""
-    _, findings = await examined(configured(tmp_path, "discover", scope="one", relay="one"))
-    assert findings["metadata service"] == [
-        {"state": "ok", "about": "metadata service", "said": NOT_SEARCHED, "remedy": None}
-    ]
-
-
 async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Path) -> None:
     folder = configured(tmp_path, "http://127.0.0.1:1", approvals={})
     result = await run_async("doctor", "--config", str(folder / "relay.yaml"))
@@ -127,26 +115,6 @@ async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Pa
     assert {"ok", "warning", "failed"} <= lines
     assert NO_RULE_FOR_USER_EVENTS in result.out
     assert "Remedy: this must run on an Azure VM" in result.out
-
-
-async def test_what_check_warns_of_is_a_warning_here_too(azure: Simulator, tmp_path: Path) -> None:
-    api = {
-        "listen": "127.0.0.1:0",
-        "socket": str(tmp_path / "absent/relay.sock"),
-        "clients": [{"name": "ghost"}],
-    }
-    code, findings = await examined(configured(tmp_path, azure.url, api=api))
-    assert (code, findings["local socket"][0]["state"], findings["client ghost"][0]["state"]) == (
-        0,
-        "warning",
-        "warning",
-    )
-
-
-async def test_a_wrong_configuration_is_exit_code_2_as_ever(tmp_path: Path) -> None:
-    (tmp_path / "relay.yaml").write_text("scope: A\n")
-    result = await run_async("doctor", "--config", str(tmp_path / "relay.yaml"))
-    assert (result.code, result.out) == (2, "")
 
 
 @pytest.mark.parametrize(
@@ -184,28 +152,6 @@ async def test_a_relay_that_runs_is_asked_how_it_is_and_keeps_its_file(tmp_path:
     assert "listener" not in findings
     _, findings = await examined(tmp_path)
     assert findings["lock"][0]["said"] == "no relay holds the state file"
-
-
-async def test_a_relay_whose_answer_comes_in_two_pieces_is_a_relay(
-    azure: Simulator, tmp_path: Path
-) -> None:
-    body = orjson.dumps({"status": "ready", "sinks": {"failing": []}})
-
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:9])
-        await writer.drain()
-        await asyncio.sleep(0.2)  # in one piece it would be the same answer
-        writer.write(body[9:])
-        writer.close()
-        await writer.wait_closed()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        listen = "{}:{}".format(*server.sockets[0].getsockname())
-        code, findings = await examined(
-            configured(tmp_path, azure.url, api={"listen": listen, "socket": None})
-        )
-    assert findings["relay"][0]["said"] == f"one runs at {listen}, and is ready"
-    assert code == 0
 
 
 async def test_an_address_that_another_program_has_failed(azure: Simulator, tmp_path: Path) -> None:
@@ -255,20 +201,6 @@ async def test_receivers_are_reached_and_nothing_is_posted(
     assert "Connection refused" in findings_by_sink["closed"]["said"]
     assert "cannot be looked up" in findings_by_sink["metadata"]["said"]
     assert "t0ken" not in orjson.dumps(findings).decode()
-
-
-async def test_a_name_that_stands_for_a_metadata_address_is_not_dialled(
-    azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up = socket.getaddrinfo
-
-    def names(host: str, *rest: Any, **more: Any) -> Any:
-        return looked_up("169.254.169.254" if host == "drain.test" else host, *rest, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", names)
-    sink = {"kind": "webhook", "name": "drain", "secrets": [SECRET], "url": "https://drain.test/"}
-    _, findings = await examined(configured(tmp_path, azure.url, sinks=[sink]))
-    assert "which no sink may reach" in findings["sink drain"][0]["said"]
 
 
 async def test_a_broker_is_looked_at_and_left_as_it_was(

@@ -93,33 +93,6 @@ async def test_an_agent_of_another_domain_may_do_neither(node: Broker, tmp_path:
     assert "the user may not hear the hub" in found[2][1]
 
 
-async def test_an_agent_before_its_hub_is_told_what_is_missing(
-    node: Broker, tmp_path: Path
-) -> None:
-    _, found = await fleet_findings(
-        tmp_path,
-        scope="scope-a1",
-        relay="vm-0",
-        source={"url": "http://127.0.0.1:1", "timeout": "1s"},
-        fleet={"role": "agent", "url": node.amqp_url(), "exchange": "nothing.yet"},
-    )
-    assert found[1:] == [
-        ("warning", "the broker has no exchange nothing.yet.fleet"),
-        ("warning", "the broker has no exchange nothing.yet.commands"),
-    ]
-
-
-async def test_an_agent_whose_scope_is_unknown_is_only_connected(
-    node: Broker, tmp_path: Path
-) -> None:
-    _, found = await fleet_findings(
-        tmp_path,
-        source={"url": "http://127.0.0.1:1", "timeout": "1s"},
-        fleet={"role": "agent", "url": url(node, "a")},
-    )
-    assert found == [("ok", f"connected to 127.0.0.1:{node.port}")]
-
-
 async def test_a_hub_may_order_and_consume_and_has_no_metadata_service(
     node: Broker, tmp_path: Path
 ) -> None:
@@ -132,18 +105,3 @@ async def test_a_hub_may_order_and_consume_and_has_no_metadata_service(
     assert said[-1] == (
         "the user may publish to azure.scheduledevents.commands with the key scope.scope-ax"
     )
-
-
-async def test_a_hub_without_its_queues_is_told_what_is_missing(
-    node: Broker, tmp_path: Path
-) -> None:
-    fleet = {
-        "role": "hub",
-        "url": node.amqp_url(),
-        "exchange": "nothing.yet",
-        "declare": "passive",
-        "domains": [{"user": "a", "scopes": ["scope-a*"]}],
-    }
-    code, found = await fleet_findings(tmp_path, fleet=fleet)
-    assert code == 1
-    assert ("failed", "the broker has no queue nothing.yet.fleet.in") in found

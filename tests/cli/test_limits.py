@@ -10,7 +10,6 @@ import pytest
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.simulator import Plan
-from tests.cli.command import run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, RunningRelay, running_relay
 
 RULE = {"name": "all", "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL]}}
@@ -47,28 +46,3 @@ async def test_every_verb_says_for_what_an_event_waits(relay: RunningRelay) -> N
     relay.azure.end(busy)
     await relay.wait_for_webhook("event.ended", busy.event_id)
     assert "machine at once: db-0 until " in (await relay.run("show", event.event_id)).out
-
-
-def test_check_shows_limits_and_which_events_they_concern(tmp_path: Path) -> None:
-    file, document = tmp_path / "relay.yaml", tmp_path / "document.json"
-    file.write_text(
-        """
-scope: west
-approvals:
-  rules: [{name: all, approve: automatic}]
-  limits:
-    - {name: databases, match: {resources: ["db-*"]}, max: 1, rest: 2m}
-    - {name: two, max: 2}
-"""
-    )
-    document.write_text(
-        '{"DocumentIncarnation": 1, "Events": [{"EventId": "A", "EventStatus": "Scheduled", '
-        '"EventType": "Reboot", "ResourceType": "VirtualMachine", "Resources": ["web-1"], '
-        '"NotBefore": "Mon, 11 Apr 2099 22:26:58 GMT", "EventSource": "Platform"}]}'
-    )
-    output = run_command("check", "-c", str(file), "--against", str(document)).out
-    assert re.search(r"databases +machines db-\* +1 machine at once +2 min\n", output)
-    assert re.search(r"two +every machine +2 machines at once +none\n", output)
-    assert re.search(r"A .* approved at once; limit two: 2 machines at once\n", output)
-    answer = run_command("check", "-c", str(file), "--against", str(document), "--json").json
-    assert [event["limits"] for event in answer["events"]] == [["two"]]

@@ -70,19 +70,6 @@ async def test_a_signal_ends_it_while_it_waits_for_the_metadata_service(tmp_path
     assert b"Traceback" not in err
 
 
-async def test_the_log_is_json_where_the_configuration_says_so(
-    azure: Simulator, tmp_path: Path
-) -> None:
-    async with start_process(
-        "run", cwd=configured(tmp_path, azure.url, telemetry={"log": "json"})
-    ) as relay:
-        log = await read_until(relay.stderr, " runs; ")
-        relay.send_signal(signal.SIGTERM)
-        _, err = await relay.communicate()
-    for line in (log + err.decode()).splitlines():
-        assert orjson.loads(line).keys() >= {"time", "level", "logger", "message"}
-
-
 async def test_with_a_wrong_configuration_nothing_is_started(tmp_path: Path) -> None:
     result = await asyncio.to_thread(
         run_process, "run", cwd=configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": "xml"})
@@ -93,14 +80,6 @@ async def test_with_a_wrong_configuration_nothing_is_started(tmp_path: Path) -> 
         == "imds-relay: relay.yaml:1: telemetry.log: expected 'text' or 'json'; got 'xml'\n"
     )
     assert file_names(tmp_path) == ["relay.yaml"]
-
-
-async def test_a_configuration_that_was_named_and_is_not_there_exits_with_2(tmp_path: Path) -> None:
-    result = await asyncio.to_thread(run_process, "run", "--config", "absent.yaml", cwd=tmp_path)
-    assert (result.code, result.err) == (
-        2,
-        "imds-relay: absent.yaml: expected a file that can be read: No such file or directory\n",
-    )
 
 
 async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(
@@ -133,18 +112,6 @@ async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(
     assert last.endswith("Another relay may be running here. If so, choose another address")
 
 
-async def test_a_state_file_that_cannot_be_made_exits_with_1(
-    azure: Simulator, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    folder = configured(tmp_path, azure.url, store={"path": str(tmp_path / "file" / "relay.db")})
-    result = await asyncio.to_thread(run_process, "run", cwd=folder)
-    assert result.code == 1
-    assert result.err.splitlines()[-1].startswith(
-        "imds-relay: store.path: expected a folder that can be written"
-    )
-
-
 # --- with telemetry.log: json every line is JSON, the last error included
 
 
@@ -154,17 +121,6 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     for line in lines:
         assert line.keys() >= {"time", "level", "logger", "message"}
     return lines
-
-
-async def test_a_wrong_configuration_is_reported_in_json_where_it_asks_for_json(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "relay.yaml").write_text("telemetry:\n  log: json\n  level: loud\n")
-    result = await asyncio.to_thread(run_process, "run", cwd=tmp_path)
-    assert (result.code, result.out) == (2, "")
-    lines = json_lines(result.err)
-    assert {(line["level"], line["exitCode"]) for line in lines} == {("critical", 2)}
-    assert lines[0]["message"].startswith("relay.yaml:")
 
 
 async def test_the_environment_decides_about_the_form_of_errors_too(tmp_path: Path) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import orjson
 import pytest
 from aiohttp import web
 
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
 from relay.doctor_findings import Finding
-from tests.api.entra import CLIENT_SECRET, Entra, run_entra
-from tests.cli.command import run_command
+from tests.api.entra import Entra, run_entra
 
 
 @pytest.fixture
@@ -48,19 +46,3 @@ async def test_doctor_finds_an_issuer_without_endpoints(entra: Entra) -> None:
     finding = await examined(entra)
     assert finding.state == "failed"
     assert "correct api.oidc.issuer" in finding.line
-
-
-@pytest.mark.parametrize(
-    ("public_url", "warns"), [("https://relay.example.com", False), ("https://ops.x/relay", True)]
-)
-def test_check_shows_the_redirect_uri_and_warns_of_a_host_that_others_share(
-    tmp_path: Path, public_url: str, warns: bool
-) -> None:
-    section = Entra(origin="https://login.example.com").section()
-    file = tmp_path / "relay.yaml"
-    file.write_bytes(orjson.dumps({"api": {"public_url": public_url, "oidc": section}}))
-    result = run_command("check", "--config", str(file))
-    assert result.code == 0
-    assert f"{public_url}/sign-in/callback" in "".join(result.out.split())
-    assert CLIENT_SECRET not in result.out + result.err
-    assert ("gets the cookies of sessions" in " ".join(result.err.split())) == warns

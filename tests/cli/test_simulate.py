@@ -13,9 +13,7 @@ import aiohttp
 import pytest
 
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
-from relay.cli.demo import run_demo, start_webhook_receiver
-from relay.clock import SystemClock
-from relay.events.cloudevent import CloudEvent
+from relay.cli.demo import run_demo
 from relay.simulator import load_packaged_playbooks
 from tests.cli.command import (
     file_names,
@@ -25,7 +23,6 @@ from tests.cli.command import (
     run_process,
     start_process,
 )
-from tests.journey.relay_process import SECRET
 
 STEPS = (
     "an Azure is simulated at http://127.0.0.1:",
@@ -104,15 +101,6 @@ async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> No
     assert (simulator.returncode, err) == (0, b"")
 
 
-async def test_a_port_that_is_taken_is_a_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        result = await asyncio.to_thread(run_process, "simulate", "--port", str(port))
-    assert result.code == 1
-    assert result.err.startswith(f"imds-relay: cannot listen on 127.0.0.1 port {port}: ")
-    assert result.err.endswith("--port 0 takes free ports\n")
-
-
 # --- demo
 
 
@@ -167,29 +155,6 @@ def listening(pid: int) -> list[str]:
         if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
             found.append(socket.inet_ntoa(bytes.fromhex(fields[1].partition(":")[0])[::-1]))
     return found
-
-
-async def test_a_demo_that_is_stopped_before_its_end_has_failed() -> None:
-    async with start_process("demo") as stopped:
-        await read_until(stopped.stdout, "the relay runs")
-        stopped.send_signal(signal.SIGINT)
-        _, err = await stopped.communicate()
-    assert (stopped.returncode, err) == (1, b"imds-relay: stopped before the demo had ended\n")
-
-
-async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature() -> None:
-    output: list[CloudEvent] = []
-    async with (
-        start_webhook_receiver(SECRET, SystemClock(), output.append) as receiver,
-        aiohttp.ClientSession() as session,
-        session.post(
-            receiver.url,
-            data=b"{}",
-            headers={"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,x"},
-        ) as answer,
-    ):
-        assert answer.status == 401
-    assert (receiver.rejected_requests, receiver.events, output) == (1, {}, [])
 
 
 async def test_a_step_of_the_demo_that_does_not_come_is_named(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from relay.cli.client import find_socket
-from relay.config import Config
 from relay.config.location import locate_relay
 from relay.errors import ConfigError
 from tests.cli.command import run_async, run_command
@@ -130,37 +129,6 @@ def test_variables_say_where_the_relay_is_too(
 ) -> None:
     environment = {f"IMDS_RELAY_{name}": value for name, value in variables.items()}
     assert locate_relay(environment=environment, default_paths=()).socket == socket
-
-
-def test_the_state_file_is_where_the_relay_that_is_meant_may_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, other, service = (tmp_path / name for name in ("here", "other", "service"))
-    for folder in (here, other, service):
-        folder.mkdir()
-        (folder / "relay.yaml").write_text("{}")
-    monkeypatch.chdir(here)
-
-    def state_files(
-        named: str = "", own: str = "absent.yaml", variable: str = ""
-    ) -> tuple[str, ...]:
-        location = locate_relay(
-            Path(named) if named else None,
-            environment={"IMDS_RELAY_CONFIG": variable},
-            default_paths=(Path(own), service / "relay.yaml"),
-            service_folder=service,
-        )
-        assert location.is_own is bool(named or variable or own == "relay.yaml")
-        return tuple(map(str, location.state_files))
-
-    assert state_files() == ("relay.db", f"{service}/relay.db")
-    assert state_files(own="relay.yaml") == ("relay.db",)
-    assert state_files("../other/relay.yaml") == ("relay.db", "../other/relay.db")
-    assert state_files(variable="../other/relay.yaml") == ("relay.db", "../other/relay.db")
-    (service / "relay.yaml").write_text("store: {path: /x.db}")
-    assert state_files() == ("/x.db",)
-    (other / "relay.yaml").write_text("")
-    assert locate_relay(other / "relay.yaml", {}).socket == Config().api.socket
 
 
 def test_of_several_state_files_none_is_guessed_if_a_configuration_was_named(

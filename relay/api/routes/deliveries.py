@@ -86,7 +86,9 @@ async def show_delivery(call: Call, id: str, cursor: Cursor) -> DeliveryDetails:
     return DeliveryDetails(**delivery, log=log, next=next_cursor)
 
 
-_NO_SUCH_DEAD_LETTER = "no such dead letter; see GET /v1/dead-letters, or `imds-relay dead-letters`"
+_NO_SUCH_DEAD_LETTER = (
+    "no such dead letter; see GET /v1/dead-letters, or `imds-relay deliveries --dead`"
+)
 
 
 class RedeliveredDeadLetter(TypedDict):

@@ -93,7 +93,7 @@ _REMEDIES_BY_STATUS = {
     401: _WRONG_URL,
     403: _WRONG_URL,
     404: _NO_WORKFLOW,
-    410: f"the workflow was deleted: {CREATE_WORKFLOW}, then `imds-relay resume` this sink",
+    410: f"the workflow was deleted: {CREATE_WORKFLOW}, then `imds-relay sink resume` this sink",
     413: "the message is too large for the workflow; please report this as a bug of the relay",
 }
 _REMEDIES_BY_CODE = {
