@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 from relay.events.build import state_digest
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import (
-    EventAppeared,
-    EventEnded,
     EventHistory,
     GoneFromDocument,
     LastWord,
-    News,
     Word,
     apply_word,
     end_if_still_gone,
@@ -104,7 +100,8 @@ class Fleet:
     truth: list[tuple[datetime, ScheduledEvent | None]] = field(default_factory=list)
     vms: dict[str, Vm] = field(default_factory=dict)
     history: EventHistory | None = None
-    told: list[tuple[datetime, News]] = field(default_factory=list)
+    told: list[tuple[datetime, Word, datetime]] = field(default_factory=list)
+    """What was told, after when it was told and before when it was seen."""
     rows: dict[str, SightingRow] = field(default_factory=dict)
     """What the state file has of the last words. It has not what a pulse only repeats."""
     agents: dict[str, AgentRow] = field(default_factory=dict)
@@ -194,8 +191,7 @@ class Fleet:
         """Let time pass. Agents that are connected answer that they show what is ending."""
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
-            is_ending = self.history is not None and self.history.is_ending
-            if is_ending:
+            if self._is_ending:
                 self.now = min(end, self.now + timedelta(seconds=1))
                 self._answer_ending()
             else:
@@ -205,20 +201,17 @@ class Fleet:
     def restart_hub(self) -> None:
         """Lose what is only in memory."""
         self.listening_since = self.now
-        self.history = self.restored()
-        if self.history is not None:
-            self.history = wait_again(self.history, self.now - self.hub_behind)
+        if (history := self.restored()) is not None:
+            self.history = wait_again(history, self.now - self.hub_behind)
 
     def restored(self) -> EventHistory | None:
         """Return the history as the state file gives it back."""
-        if self.history is None:
-            return None
-        steps: list[tuple[ScheduledEvent, datetime] | datetime] = [
-            news.seen if isinstance(news, EventEnded) else (news.event, news.seen)
-            for _, news in self.told
+        steps = [
+            seen if isinstance(word, GoneFromDocument) else (word, seen)
+            for _, word, seen in self.told
         ]
         words = {name: last_word(row, self.agents.get(name)) for name, row in self.rows.items()}
-        return restore_history(steps, words, self.history.first_gone_at)
+        return restore_history(steps, words)
 
     def forget(self, vm: Vm) -> None:
         self.heard.pop(vm.name, None)
@@ -247,9 +240,13 @@ class Fleet:
     def living(self) -> Iterator[Vm]:
         return (vm for vm in list(self.vms.values()) if not vm.dead)
 
+    @property
+    def _is_ending(self) -> bool:
+        return self.history is not None and self.history.end_due_at is not None
+
     def _answer_ending(self) -> None:
         for vm in self.living():
-            if self.history is None or not self.history.is_ending:
+            if not self._is_ending:
                 return
             if vm.is_up and vm.polls:
                 self.poll(vm)
@@ -270,7 +267,7 @@ class Fleet:
         at = not_in_future(at, now)
         self._take(*apply_word(self.history, agent, word, at, now, self.is_fresh))
 
-    def _take(self, history: EventHistory | None, news: News | None) -> None:
+    def _take(self, history: EventHistory | None, news: Word | None) -> None:
         can_object = self._shows
         if self.history is not None and self.history.is_orphaned:
             can_object = self._would_show
@@ -279,9 +276,9 @@ class Fleet:
         for name, word in history.words.items() if history is not None else ():
             if name not in old or replace(old[name], seen=word.seen) != word:
                 self.rows[name] = _row(name, word)
-        if news is not None:
-            self.told.append((self.now, news))
-        if isinstance(news, EventEnded) and any(map(can_object, self.living())):
+        if history is not None and news is not None:
+            self.told.append((self.now, news, history.ended_at or history.told_at))
+        if isinstance(news, GoneFromDocument) and any(map(can_object, self.living())):
             self.false_ends += 1
 
     def _would_show(self, vm: Vm) -> bool:
@@ -304,51 +301,30 @@ class Fleet:
 
 
 def _row(relay: str, word: LastWord) -> SightingRow:
-    return SightingRow(
-        event_key="",
-        relay=relay,
-        state=word.state,
-        seen=word.seen,
-        earlier=word.earlier,
-        rebooted=word.rebooted,
-        gap=word.gap,
-    )
+    return SightingRow(event_key="", relay=relay, **asdict(word))
 
 
 def told_truly(fleet: Fleet) -> bool:
     """Whether what was told is a part of Azure's true history, in its order, without repeats."""
     truth = iter(fleet.truth)
-    for at, news in fleet.told:
-        wanted = None if isinstance(news, EventEnded) else news.event
-        for since, state in truth:
-            if state == wanted:
-                if since > at:
-                    return False
-                break
-        else:
+    for at, word, _ in fleet.told:
+        wanted = None if isinstance(word, GoneFromDocument) else word
+        since = next((since for since, state in truth if state == wanted), None)
+        if since is None or since > at:
             return False
     return True
 
 
 def told_in_shape(fleet: Fleet) -> bool:
-    """Whether each occurrence begins with Appeared, and nothing but Appeared follows an end."""
-    news = [item for _, item in fleet.told]
-    if news and not isinstance(news[0], EventAppeared):
-        return False
-    return all(
-        isinstance(before, EventEnded) == isinstance(after, EventAppeared)
-        for before, after in pairwise(news)
-    )
-
-
-def took_started_back(fleet: Fleet) -> bool:
-    """Whether a state without Started was told after one with it, of the same occurrence."""
-    started = False
-    for _, news in fleet.told:
-        if isinstance(news, EventEnded):
-            started = False
-        elif started and not news.event.is_started:
-            return True
+    """Whether each occurrence begins with a state and ends once, and never takes Started back."""
+    state: ScheduledEvent | None = None
+    for _, word, _ in fleet.told:
+        if isinstance(word, GoneFromDocument):
+            if state is None:
+                return False
+            state = None
+        elif state is not None and state.is_started and not word.is_started:
+            return False
         else:
-            started = news.event.is_started
-    return False
+            state = word
+    return True

@@ -23,14 +23,7 @@ from relay.errors import Deferred
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.merge import (
-    EventAppeared,
-    EventChanged,
-    EventHistory,
-    News,
-    apply_word,
-    words_of_pulse,
-)
+from relay.fleet.hub.merge import EventHistory, Word, apply_word, words_of_pulse
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
@@ -462,9 +455,9 @@ class Hub:
             await self.settle()
 
 
-def _to_record(scope: str, key: str, news: News, now: datetime) -> EventSighting | EventDeparture:
-    if isinstance(news, EventAppeared | EventChanged):
-        return EventSighting(scope, now, news.event, None)
+def _to_record(scope: str, key: str, news: Word, now: datetime) -> EventSighting | EventDeparture:
+    if isinstance(news, ScheduledEvent):
+        return EventSighting(scope, now, news, None)
     return EventDeparture(scope, now, key, news.gap, news.rebooted)
 
 

@@ -168,15 +168,15 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
             await eventually(lambda: rig.asked == [SCOPE])
             before = rig.merger.history(SCOPE, "e-1")
             assert before is not None
-            assert before.first_gone_at is not None
+            assert before.end_due_at is not None
             rig.asked.clear()
             rig.merger.restart_end_waits()
             await eventually(lambda: rig.asked == [SCOPE])
             running.cancel()
         after = rig.merger.history(SCOPE, "e-1")
         assert after is not None
-        assert after.first_gone_at is not None
-        assert after.first_gone_at > before.first_gone_at
+        assert after.end_due_at is not None
+        assert after.end_due_at > before.end_due_at
         assert after.ended_at is None
 
 
@@ -234,19 +234,4 @@ async def test_a_pulse_speaks_of_what_reports_before_it_in_the_same_batch_told(
 def agent_row(relay: str) -> AgentRow:
     """Return an agent of which only its name is known."""
     at = datetime.now(UTC)
-    return AgentRow(
-        scope=SCOPE,
-        relay=relay,
-        user="vmss-a",
-        name=relay,
-        vm_id=None,
-        boot_id=None,
-        version=None,
-        zone=None,
-        names=(),
-        first_heard=at,
-        last_report=at,
-        last_pulse=None,
-        poll_age=None,
-        clock_offset=None,
-    )
+    return AgentRow(scope=SCOPE, relay=relay, user="vmss-a", name=relay, first_heard=at)

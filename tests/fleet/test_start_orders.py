@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.errors import Deferred
 from relay.events.model import ScheduledEvent
 from relay.fleet.agent.start_orders import MAX_LIFETIME, StartOrders
 from relay.fleet.messages import StartOrder, StartResult
@@ -99,8 +98,6 @@ class Rig:
     clock: ShiftedClock
     orders: StartOrders
     results: list[StartResult]
-    broker_failures: list[str]
-    """The next tries to publish fail with these."""
 
     def order(self, *, seconds: float = 5.0, **changes: Any) -> StartOrder:
         """Return an order for the event as it is now."""
@@ -141,11 +138,8 @@ async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
     """Run a poller and orders. ``is_old``: the agent has run for a while."""
     imds, clock = Imds(), ShiftedClock()
     results: list[StartResult] = []
-    broker_failures: list[str] = []
 
     async def publish(result: StartResult) -> None:
-        if broker_failures:
-            raise Deferred(broker_failures.pop())
         results.append(result)
 
     async with run_server(imds.answer) as server:
@@ -174,7 +168,7 @@ async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
             tasks = [asyncio.create_task(poller.run()), asyncio.create_task(orders.run())]
             try:
                 await eventually(lambda: poller.last_document is not None)
-                yield Rig(imds, server, clock, orders, results, broker_failures)
+                yield Rig(imds, server, clock, orders, results)
                 for task in tasks:
                     assert not task.done(), task.exception()
             finally:
@@ -391,12 +385,4 @@ async def test_the_result_says_what_imds_answered(tmp_path: Path, status: int, r
         running.imds.start_answer = Answer(b"", status)
         answered = await running.carry_out()
         assert (answered.result, answered.status) == (result, status)
-        assert len(running.imds.posts) == 1
-
-
-async def test_a_result_is_published_until_the_broker_takes_it(tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
-        running.broker_failures += ["it is down", "it is down"]
-        assert (await running.carry_out()).result == "accepted"
-        assert running.broker_failures == []
         assert len(running.imds.posts) == 1

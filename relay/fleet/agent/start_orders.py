@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from relay.approvals.status import is_scheduled
 from relay.clock import Clock
@@ -41,11 +42,6 @@ DATE_RESOLUTION = 1.0
 """Seconds. The header ``Date`` leaves out the fraction of its second."""
 ANSWER_MARGIN = 3.0
 """Seconds after the deadline in which the hub still waits for the result."""
-RESULT_RETRY_DELAY = 1.0
-"""Seconds until the next try to publish a result."""
-IDLE_CHECK_INTERVAL = 0.05
-"""Seconds between two looks whether all orders have ended, while the agent stops."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -101,8 +97,6 @@ class StartOrders:
         self._started = clock.monotonic()
         self._waiting: asyncio.Queue[_ReceivedOrder] = asyncio.Queue(2)
         self._last: StartOrder | None = None
-        self._open = 0
-        """Orders whose results are not published yet."""
         self._is_stopping = False
 
     def take(self, order: StartOrder) -> None:
@@ -123,34 +117,38 @@ class StartOrders:
             _log.warning("fleet: an order of the hub was dropped, because others wait")
         else:
             self._last = order
-            self._open += 1
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Carry out orders and publish results until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                received = await self._waiting.get()
-                try:
-                    result = await self._carry_out(received)
-                except Exception:  # noqa: BLE001  # a bug must not stop the next order
-                    _log.exception("internal error: an order of the hub failed")
-                    result = _result(received, "failed", "an internal error of the agent")
-                _log.info(
-                    "fleet: the hub ordered a StartRequest for %s (grant %d, attempt %d): %s%s",
-                    received.order.event_id,
-                    result.grant,
-                    result.attempt,
-                    result.result,
-                    f", {result.reason}" if result.reason else "",
-                )
-                group.create_task(self._answer(received, result), name="agent: result")
+        while True:
+            received = await self._waiting.get()
+            try:
+                result = await self._carry_out(received)
+            except Exception:  # noqa: BLE001  # a bug must not stop the next order
+                _log.exception("internal error: an order of the hub failed")
+                result = _result(received, "failed", "an internal error of the agent")
+            _log.info(
+                "fleet: the hub ordered a StartRequest for %s (grant %d, attempt %d): %s%s",
+                received.order.event_id,
+                result.grant,
+                result.attempt,
+                result.result,
+                f", {result.reason}" if result.reason else "",
+            )
+            try:
+                async with asyncio.timeout(self._remaining_lifetime(received) + ANSWER_MARGIN):
+                    await self._publish(result)
+            except (TimeoutError, DeliveryError) as error:
+                reason = f": {error.reason}" if isinstance(error, DeliveryError) else " in time"
+                _log.warning("fleet: the result of grant %d was not told%s", result.grant, reason)
+            self._waiting.task_done()
 
     async def stop(self, within: float) -> None:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
         self._is_stopping = True
-        deadline = self._clock.monotonic() + within
-        while self._open and self._clock.monotonic() < deadline:
-            await self._clock.sleep(IDLE_CHECK_INTERVAL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._waiting.join()
 
     # --- orders
 
@@ -169,6 +167,11 @@ class StartOrders:
         if read.imds_time is None:
             reason = "IMDS gave no Date with the document, nothing was sent"
             return _result(received, "failed", reason)
+        return await self._start(received, read, read.imds_time)
+
+    async def _start(
+        self, received: _ReceivedOrder, read: FreshReadResult, date: datetime
+    ) -> StartResult:
         key = received.order.event_id.lower()
         event = next(
             (event for event in read.document.events if event.lowercase_event_id == key), None
@@ -177,26 +180,16 @@ class StartOrders:
             return _result(received, "changed", "the event is not in the document any more")
         if reason := _difference(received.order, event):
             return _result(received, "changed", reason)
-        early = (received.order.deadline - read.imds_time).total_seconds() - MAX_LIFETIME
+        early = (received.order.deadline - date).total_seconds() - MAX_LIFETIME
         if early > MAX_HUB_AHEAD:
             reason = f"by the clock of IMDS the deadline is {early:.1f} s too far away"
             return _result(received, "stale", reason)
-        return await self._start(received, event, read, read.imds_time)
-
-    async def _start(
-        self,
-        received: _ReceivedOrder,
-        event: ScheduledEvent,
-        read: FreshReadResult,
-        date: datetime,
-    ) -> StartResult:
-        order = received.order
 
         def seconds_left() -> float:
             """Return the time to the deadline, if the clock of IMDS is as late as it can be."""
             passed = self._max_elapsed_by_both_clocks(read.asked_at, read.asked_monotonic)
-            to_deadline = (order.deadline - date).total_seconds() - DATE_RESOLUTION - passed
-            return min(to_deadline, self._remaining_lifetime(received))
+            to_deadline = (received.order.deadline - date).total_seconds() - DATE_RESOLUTION
+            return min(to_deadline - passed, self._remaining_lifetime(received))
 
         if seconds_left() <= 0:
             return _result(received, "stale", "the deadline has passed by the clock of IMDS")
@@ -227,23 +220,6 @@ class StartOrders:
     def _max_elapsed_by_both_clocks(self, at: datetime, monotonic: float) -> float:
         """Return the seconds since a moment, by the clock that says more."""
         return max(self._clock.monotonic() - monotonic, (self._clock.now() - at).total_seconds())
-
-    # --- results
-
-    async def _answer(self, received: _ReceivedOrder, result: StartResult) -> None:
-        """Publish a result while the hub waits for it."""
-        try:
-            while self._remaining_lifetime(received) + ANSWER_MARGIN > 0:
-                try:
-                    await self._publish(result)
-                except DeliveryError as error:
-                    _log.debug("fleet: the result of an order waits: %s", error.reason)
-                    await self._clock.sleep(RESULT_RETRY_DELAY)
-                else:
-                    return
-            _log.warning("fleet: the result of grant %d could not be told in time", result.grant)
-        finally:
-            self._open -= 1
 
 
 def _difference(order: StartOrder, event: ScheduledEvent) -> str | None:

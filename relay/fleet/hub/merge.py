@@ -93,8 +93,8 @@ class EventHistory:
     reported that one saw it. ``started``: one of them is Started. ``returned_at`` is when this
     occurrence began; None: it is the first that is known. ``ended_at`` is when the agents saw that
     it was gone. ``words`` holds the last word of each agent, also about an earlier occurrence.
-    ``first_gone_at`` is set while agents disagree whether the event is gone and the hub waits for
-    those that show it; it is by the clock of the hub.
+    ``end_due_at`` is set while agents disagree whether the event is gone, and the hub waits for
+    those that show it: when `end_if_still_gone` is due, by the clock of the hub.
     """
 
     told: tuple[str, ...]
@@ -103,17 +103,7 @@ class EventHistory:
     returned_at: datetime | None = None
     ended_at: datetime | None = None
     words: Mapping[str, LastWord] = field(default_factory=dict)
-    first_gone_at: datetime | None = None
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the hub waits for agents that still show the event."""
-        return self.first_gone_at is not None
-
-    @property
-    def end_due_at(self) -> datetime | None:
-        """When `end_if_still_gone` is due, by the clock of the hub; None: never."""
-        return None if self.first_gone_at is None else self.first_gone_at + END_WAIT
+    end_due_at: datetime | None = None
 
     @property
     def is_orphaned(self) -> bool:
@@ -141,34 +131,8 @@ class EventHistory:
         return word.state is not None and word.seen + MAX_LAG >= self.newest_gone
 
 
-@dataclass(frozen=True, slots=True)
-class EventAppeared:
-    """The event is new, or has returned. ``seen`` is when the agent saw it."""
-
-    event: ScheduledEvent
-    seen: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class EventChanged:
-    """The event has a new state."""
-
-    event: ScheduledEvent
-    seen: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class EventEnded:
-    """The event has ended. ``gap`` and ``rebooted`` are as in `FactsAboutEndedEvent`."""
-
-    rebooted: bool
-    gap: bool
-    seen: datetime
-
-
-News: TypeAlias = EventAppeared | EventChanged | EventEnded
-MergeResult: TypeAlias = tuple[EventHistory, News | None]
-"""The new history, and what is to be told."""
+MergeResult: TypeAlias = tuple[EventHistory, Word | None]
+"""The new history, and the word that is to be told, which was seen at `told_at` or `ended_at`."""
 
 
 # --- what agents say
@@ -190,7 +154,7 @@ def apply_word(
     seen: datetime,
     now: datetime,
     fresh: IsFresh,
-) -> tuple[EventHistory | None, News | None]:
+) -> tuple[EventHistory | None, Word | None]:
     """Apply a word of an agent, from a report or a pulse. The agent itself counts as fresh.
 
     ``seen`` is the time of the agent, bounded by `not_in_future`.
@@ -251,7 +215,7 @@ def end_if_still_gone(history: EventHistory, now: datetime, fresh: IsFresh) -> M
         return history, None
     gone = [agent for agent, word in history.words.items() if word.says_gone]
     if not any(map(fresh, gone)) or history.was_seen_after_gone:
-        return replace(history, first_gone_at=None), None
+        return replace(history, end_due_at=None), None
     return _end(history, now)
 
 
@@ -260,10 +224,9 @@ def wait_again(history: EventHistory, now: datetime) -> EventHistory:
 
     Do this after each time without a connection to the broker: they could not say so then.
     """
-    is_disputed = history.ended_at is None and any(
-        word.says_gone for word in history.words.values()
-    )
-    return replace(history, first_gone_at=now if is_disputed else None)
+    says_gone = any(word.says_gone for word in history.words.values())
+    is_disputed = says_gone and history.ended_at is None
+    return replace(history, end_due_at=now + END_WAIT if is_disputed else None)
 
 
 # --- from rows
@@ -272,13 +235,12 @@ def wait_again(history: EventHistory, now: datetime) -> EventHistory:
 def restore_history(
     steps: Iterable[tuple[ScheduledEvent, datetime] | datetime],
     words: Mapping[str, LastWord],
-    first_gone_at: datetime | None = None,
 ) -> EventHistory | None:
     """Make the history from what the state file holds. Return None if it holds nothing.
 
     ``steps`` are the ``event.*`` about the EventId in the journal, oldest first: the state and its
-    time, or for ``event.ended`` the time alone. ``first_gone_at`` is only in memory. `wait_again`
-    sets it if that is lost.
+    time, or for ``event.ended`` the time alone. ``end_due_at`` is only in memory: `wait_again` sets
+    it anew.
     """
     history: EventHistory | None = None
     for step in steps:
@@ -292,9 +254,7 @@ def restore_history(
             history, _ = _begin("", event, seen, {}, returned_at=seen)
         else:
             history = _tell(history, event, seen)
-    if history is None:
-        return None
-    return replace(history, words=dict(words), first_gone_at=first_gone_at)
+    return None if history is None else replace(history, words=dict(words))
 
 
 # --- the rules
@@ -318,7 +278,7 @@ def _begin(
             agent: LastWord(state=state, seen=seen),
         },
     )
-    return history, EventAppeared(event, seen)
+    return history, event
 
 
 def _tell(history: EventHistory, event: ScheduledEvent, seen: datetime) -> EventHistory:
@@ -335,8 +295,8 @@ def _note_live(
 ) -> MergeResult:
     word = LastWord(state=state, seen=seen, earlier=earlier)
     history = replace(history, words={**history.words, agent: word})
-    if history.is_ending and history.is_shown_by(word):
-        history = replace(history, first_gone_at=None)
+    if history.is_shown_by(word):
+        history = replace(history, end_due_at=None)
     return history, None
 
 
@@ -368,8 +328,7 @@ def _apply_live(
     moves_back = last is not None and last.state == history.told[-1] and not is_shown
     is_news = state not in history.told or moves_back
     if is_overdue or (is_news and shown <= seen + TOLERANCE):
-        after, _ = _note_live(_tell(history, event, seen), agent, state, seen)
-        return after, EventChanged(event, seen)
+        return _note_live(_tell(history, event, seen), agent, state, seen)[0], event
     return _note_live(history, agent, state, seen)
 
 
@@ -400,16 +359,15 @@ def _apply_gone(
     if not (was_orphaned or any(map(fresh, live))):
         return _end(history, now)
     must_wait = repeated is None or not any(map(history.is_shown_by, live.values()))
-    if must_wait and history.first_gone_at is None:
-        history = replace(history, first_gone_at=now)
+    if must_wait and history.end_due_at is None:
+        history = replace(history, end_due_at=now + END_WAIT)
     return history, None
 
 
 def _end(history: EventHistory, now: datetime) -> MergeResult:
     gone = [word for word in history.words.values() if word.says_gone]
-    news = EventEnded(
-        rebooted=any(word.rebooted for word in gone),
-        gap=all(word.gap for word in gone),
-        seen=max((word.seen for word in gone), default=now),
+    ended_at = max((word.seen for word in gone), default=now)
+    told = GoneFromDocument(
+        rebooted=any(word.rebooted for word in gone), gap=all(word.gap for word in gone)
     )
-    return replace(history, ended_at=news.seen, first_gone_at=None), news
+    return replace(history, ended_at=ended_at, end_due_at=None), told

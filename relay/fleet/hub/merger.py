@@ -1,21 +1,20 @@
 """Merges what agents say about events, and records what is new.
 
-`relay.fleet.hub.merge` makes the history of an event and at most one `News` of a word. Each `News`
-becomes an `EventSighting` or `EventDeparture`, from which `Recorder` records an ``event.*``, as it
-does for what a poller sees.
+`relay.fleet.hub.merge` makes the history of an event of a word, and says whether the word is news.
+News become an `EventSighting` or `EventDeparture`, from which `Recorder` records an ``event.*``, as
+it does for what a poller sees.
 
 The histories of the events that have not ended are in memory. The state file has what each agent
 last said (`relay.store.fleet`) and what was told about each event (the journal). So a hub that
-restarts goes on where it stopped. One batch is merged and recorded after the other, and changes the
-memory only after the state file has it.
+restarts goes on where it stopped. One batch is merged and recorded after the other. If the state
+file may not have it, the memory is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import ChainMap
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import NoReturn
@@ -27,7 +26,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import parse_timestamp
 from relay.fleet.hub.merge import (
-    EventEnded,
     EventHistory,
     IsFresh,
     LastWord,
@@ -83,26 +81,11 @@ class Heard:
 
 @dataclass(slots=True)
 class _Batch:
-    """New histories by scope and EventId, and what is to be recorded because of them."""
+    """What is to be written because of a merge."""
 
-    histories: dict[str, dict[str, EventHistory]] = field(default_factory=dict)
     news: list[EventSighting | EventDeparture] = field(default_factory=list)
-    reported: set[tuple[str, str, str]] = field(default_factory=set)
-    """Scope, EventId and relay word of each report."""
-
-    def add(self, name: EventName, result: MergeResult, incarnation: int | None = None) -> None:
-        """Add the result of one merge."""
-        (scope, event_id), (history, news) = name, result
-        self.histories.setdefault(scope, {})[event_id] = history
-        if isinstance(news, EventEnded):
-            self.news.append(EventDeparture(scope, news.seen, event_id, news.gap, news.rebooted))
-        elif news is not None:
-            self.news.append(EventSighting(scope, news.seen, news.event, incarnation))
-
-    def __iter__(self) -> Iterator[tuple[EventName, EventHistory]]:
-        for scope, histories in self.histories.items():
-            for event_id, history in histories.items():
-                yield (scope, event_id), history
+    words: dict[tuple[str, str], SightingRow] = field(default_factory=dict)
+    """By the key of the event and the agent: what it said last, if that is new or a report."""
 
 
 class EventMerger:
@@ -152,7 +135,7 @@ class EventMerger:
         stored = await self._store.read(lambda tx: read_histories(tx, _live_events(tx)))
         self._by_scope, self._over, self._ending = {}, {}, set()
         for name, history in stored.items():
-            self._put(name, history)
+            self._put(name, wait_again(history, self._clock.now()))
         self._must_load = False
 
     def history(self, scope: str, event_id: str) -> EventHistory | None:
@@ -172,6 +155,8 @@ class EventMerger:
     async def _merge(self, heard: Sequence[Heard], relay_events: Sequence[CloudEvent]) -> None:
         async with self._lock:
             await self._load_missing({(each.scope, name) for each in heard for name in each.words})
+            # Whoever is cancelled does not know what the state file has: it is read again.
+            self._must_load = True
             now, batch = self._clock.now(), _Batch()
             for each in heard:
                 self._apply(each, now, batch)
@@ -179,29 +164,57 @@ class EventMerger:
 
     def _apply(self, heard: Heard, now: datetime, batch: _Batch) -> None:
         scope, fresh = heard.scope, self._freshness(heard.scope, now)
-        histories = ChainMap(batch.histories.setdefault(scope, {}), self._by_scope.get(scope, {}))
         words: Iterable[tuple[str, Word]] = heard.words.items()
         if heard.is_document:
             live = (word for word in heard.words.values() if isinstance(word, ScheduledEvent))
-            words = list(words_of_pulse(heard.relay, live, histories))
+            words = list(words_of_pulse(heard.relay, live, self._by_scope.get(scope, {})))
         for event_id, word in words:
-            history = histories.get(event_id)
-            after, news = apply_word(history, heard.relay, word, heard.seen, now, fresh)
-            if not heard.is_document:
-                self.copies += news is None
-                batch.reported.add((scope, event_id, heard.relay))
+            before = self.history(scope, event_id)
+            after, news = apply_word(before, heard.relay, word, heard.seen, now, fresh)
+            reporter = None if heard.is_document else heard.relay
+            self.copies += reporter is not None and news is None
             if after is not None:
-                batch.add((scope, event_id), (after, news), heard.incarnation)
+                self._take((scope, event_id), (after, news), batch, heard.incarnation, reporter)
+
+    def _take(
+        self,
+        name: EventName,
+        result: MergeResult,
+        batch: _Batch,
+        incarnation: int | None = None,
+        reporter: str | None = None,
+    ) -> None:
+        """Take a result into the memory and the batch.
+
+        What a pulse only repeats is not stored. The word of a ``reporter`` is: it can come again.
+        """
+        (scope, event_id), (after, news) = name, result
+        before = self.history(scope, event_id)
+        old, key = before.words if before is not None else {}, KEYS.make_key(scope, event_id)
+        self._put(name, after)
+        for relay, word in after.words.items():
+            is_new = relay not in old or replace(old[relay], seen=word.seen) != word
+            if is_new or relay == reporter:
+                batch.words[key, relay] = SightingRow(event_key=key, relay=relay, **asdict(word))
+        if isinstance(news, ScheduledEvent):
+            batch.news.append(EventSighting(scope, after.told_at, news, incarnation))
+        elif news is not None and after.ended_at is not None:
+            batch.news.append(
+                EventDeparture(scope, after.ended_at, event_id, news.gap, news.rebooted)
+            )
+            self.ended.append(name)
 
     async def forget_agent(
         self, scope: str, relay: str, on_forgotten: Callable[[], None], *, is_last: bool
     ) -> None:
         """Remove an agent that is gone for good. With the last of a scope, its events end."""
         async with self._lock:
-            await self._load_missing(set())
+            await self._load_missing(())
+            self._must_load = True
             now, batch = self._clock.now(), _Batch()
-            for event_id, history in self._by_scope.get(scope, {}).items():
-                batch.add((scope, event_id), forget_agent(history, relay, now, is_last=is_last))
+            for event_id, history in list(self._by_scope.get(scope, {}).items()):
+                result = forget_agent(history, relay, now, is_last=is_last)
+                self._take((scope, event_id), result, batch)
             on_forgotten()
             await self._write(batch, forgotten=(scope, relay))
 
@@ -213,20 +226,26 @@ class EventMerger:
         self._wake.set()
 
     async def end_events_when_due(self) -> NoReturn:
-        """Ask about events that may have ended, and end them when nobody has shown them in time."""
+        """Ask about events that may have ended, and end them when nobody has shown them in time.
+
+        None ends while nobody can be heard: agents could not say that it is still there. That can
+        also wait in the queue behind much else.
+        """
         while True:
             self._wake.clear()
-            now = self._clock.now()
-            # That an event is still there can wait in the queue behind much else.
-            may_end = not self._is_end_due(now) or await self._has_read_all()
             async with self._lock:
-                await self._load_missing(set())
+                await self._load_missing(())
                 if self._must_wait_again:
                     self._must_wait_again = False
-                    self._wait_again(now)
-                due: datetime | None = now + READ_INTERVAL
-                if may_end:
-                    due = await self._end_due_events(now)
+                    self._wait_again(self._clock.now())
+            now = self._clock.now()
+            due = self._next_end()
+            if due is not None and due <= now:
+                due = now + READ_INTERVAL
+                if self._listens(now) and await self._has_read_all():
+                    async with self._lock:
+                        await self._end_due_events(now)
+                    due = self._next_end()
             scopes, self._unasked = self._unasked, set()
             for scope in scopes:
                 if event_ids := sorted(name for of, name in self._ending if of == scope):
@@ -238,9 +257,9 @@ class EventMerger:
                 seconds = max(0.0, (due - self._clock.now()).total_seconds())
             await wait_for_event(self._wake, self._clock, seconds)
 
-    def _is_end_due(self, now: datetime) -> bool:
+    def _next_end(self) -> datetime | None:
         ending = (self._by_scope[scope][event_id] for scope, event_id in self._ending)
-        return any(each.end_due_at is not None and each.end_due_at <= now for each in ending)
+        return min((each.end_due_at for each in ending if each.end_due_at), default=None)
 
     def _wait_again(self, now: datetime) -> None:
         for scope, histories in self._by_scope.items():
@@ -249,34 +268,28 @@ class EventMerger:
                     self._put((scope, event_id), wait_again(history, now))
         self._unasked |= {scope for scope, _ in self._ending}
 
-    async def _end_due_events(self, now: datetime) -> datetime | None:
-        """Apply the timers that are due. Return when the next is due.
-
-        None is due while nobody can be heard: agents could not say that an event is still there.
-        `restart_end_waits` follows.
-        """
-        if not self._listens(now):
-            return None
-        batch, due = _Batch(), []
-        for scope, event_id in self._ending:
-            history = self._by_scope[scope][event_id]
-            after, news = end_if_still_gone(history, now, self._freshness(scope, now))
-            if after is not history:
-                batch.add((scope, event_id), (after, news))
-            elif after.end_due_at is not None:
-                due.append(after.end_due_at)
+    async def _end_due_events(self, now: datetime) -> None:
+        """End what was due before the broker was asked: what came later is read later."""
+        await self._load_missing(())
+        self._must_load = True
+        batch = _Batch()
+        for name in list(self._ending):
+            history, fresh = self._by_scope[name[0]][name[1]], self._freshness(name[0], now)
+            self._take(name, end_if_still_gone(history, now, fresh), batch)
         await self._write(batch)
-        return min(due, default=None)
 
     # --- memory and state file
 
     def _put(self, name: EventName, history: EventHistory) -> None:
         scope, event_id = name
         self._over.pop(name, None)
-        self._ending.discard(name)
         self._by_scope.setdefault(scope, {})[event_id] = history
-        if history.is_ending:
+        if history.end_due_at is None:
+            self._ending.discard(name)
+        elif name not in self._ending:
             self._ending.add(name)
+            self._unasked.add(scope)
+            self._wake.set()
         if history.ended_at is not None:
             self._over[name] = None
 
@@ -302,11 +315,10 @@ class EventMerger:
         relay_events: Sequence[CloudEvent] = (),
         forgotten: EventName | None = None,
     ) -> None:
-        """Store the result of a merge, then take it into the memory.
+        """Store the result of a merge.
 
         Sinks are told even if the state file cannot be written (``fail_open``).
         """
-        sightings = list(self._sightings_to_save(batch))
         now = self._clock.now()
 
         def work(tx: Transaction) -> None:
@@ -314,59 +326,23 @@ class EventMerger:
             for event in relay_events:
                 attributes = {**event.attributes, "journalhead": str(tx.head())}
                 tx.record(CloudEvent.build(attributes, event.data), now)
-            tx.fleet.save_sightings(sightings)
+            tx.fleet.save_sightings(batch.words.values())
             if forgotten is not None:
                 tx.fleet.forget_agent(*forgotten)
 
-        if sightings or batch.news or relay_events or forgotten:
-            await self._transact(work)
-        was_ending = frozenset(self._ending)
-        for name, history in batch:
-            self._put(name, history)
-        while len(self._over) > MAX_ENDED:
+        if batch.words or batch.news or relay_events or forgotten:
+            while True:
+                try:
+                    await self._store.transact(work, fail_open=True)
+                    break
+                except StoreUnavailable:
+                    await self._clock.sleep(RETRY_DELAY)
+        self._must_load = False
+        while len(self._over) > MAX_ENDED:  # not before: the batch named them
             scope, event_id = name = next(iter(self._over))
             del self._over[name], self._by_scope[scope][event_id]
             if not self._by_scope[scope]:
                 del self._by_scope[scope]
-        self.ended += [
-            (news.scope, news.lowercase_event_id)
-            for news in batch.news
-            if isinstance(news, EventDeparture)
-        ]
-        if self._ending - was_ending:
-            self._unasked |= {scope for scope, _ in self._ending - was_ending}
-            self._wake.set()
-
-    def _sightings_to_save(self, batch: _Batch) -> Iterator[SightingRow]:
-        """Yield the rows of words that say something new, and of reports, which can come again.
-
-        What a pulse only repeats is not stored.
-        """
-        for (scope, event_id), after in batch:
-            before = self.history(scope, event_id)
-            old = before.words if before is not None else {}
-            for relay, word in after.words.items():
-                is_new = relay not in old or replace(old[relay], seen=word.seen) != word
-                if is_new or (scope, event_id, relay) in batch.reported:
-                    yield SightingRow(
-                        event_key=KEYS.make_key(scope, event_id),
-                        relay=relay,
-                        state=word.state,
-                        seen=word.seen,
-                        earlier=word.earlier,
-                        rebooted=word.rebooted,
-                        gap=word.gap,
-                    )
-
-    async def _transact(self, work: Callable[[Transaction], None]) -> None:
-        # Whoever is cancelled does not know what the state file has: it is read again.
-        self._must_load = True
-        while self._must_load:
-            try:
-                await self._store.transact(work, fail_open=True)
-                self._must_load = False
-            except StoreUnavailable:
-                await self._clock.sleep(RETRY_DELAY)
 
 
 def _live_events(tx: Transaction) -> list[EventName]:

@@ -8,7 +8,7 @@ An order is a claim with a deadline, and at most one in a scope can be carried o
 - The hub waits for the result until `ANSWER_MARGIN` after the deadline. Its clock may be wrong by
   as much. Until then the scope is not free for another order.
 - An order whose publish failed can have been delivered. It counts as sent.
-- After a restart, an event with an earlier claim waits as long.
+- For as long after its start a hub sends no order: the process before may have sent one.
 
 A result that comes later is not waited for. The next agent then finds the event Started, or sends a
 second StartRequest, to which Azure answers 200 and which changes nothing
@@ -40,9 +40,7 @@ from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.messages import StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender, command_key
 from relay.store import Grant, TrackedEvent
-from relay.store.journal import APPROVAL_ROWS
 from relay.store.sqlite import Store
-from relay.store.transaction import Transaction
 
 ORDER_LIFETIME = 5.0
 """Seconds until the deadline of an order. Agents refuse a longer time."""
@@ -63,14 +61,12 @@ OrderResult: TypeAlias = Literal[StartOutcome, "returned", "unanswered"]
 - ``returned``: the order reached nobody.
 - ``unanswered``: no answer came in time.
 """
-AgentsShowing = Callable[[str, str], frozenset[str]]
+AgentsShowing: TypeAlias = Callable[[str, str], frozenset[str]]
 """Returns the agents of a scope whose last word is the current state of an event.
 
 The event is named by its key in the store, the agents by their relay words.
 """
-
-
-Send = Callable[[str, CloudEvent], Awaitable[bool]]
+Send: TypeAlias = Callable[[str, CloudEvent], Awaitable[bool]]
 """Publishes to a routing key, mandatory and confirmed, and returns False if nobody got the event.
 
 Raises DeliveryError if it is not known whether somebody got it.
@@ -121,17 +117,13 @@ class OrderPort:
         self._is_connected = is_connected
         self.results: Counter[OrderResult] = Counter()
         """How orders ended since the start."""
-        self._earlier_settled_at = clock.monotonic() + SETTLED_AFTER
+        self._all_free_at = clock.monotonic() + SETTLED_AFTER
         """When nobody can carry out an order any more that an earlier process sent."""
-        self._own: set[str] = set()
-        """The events of which no earlier order can be carried out: what is claimed is our own."""
         self._free_at: dict[str, float] = {}
         """Until when an order of a scope can be carried out that nobody answered."""
         self._awaited: dict[str, _AwaitedOrder] = {}
         self._events: dict[str, TrackedEvent] = {}
         """The event in each scope for which `refresh_events_of_grants` was called last."""
-        self._unexecuted: dict[str, tuple[int, int]] = {}
-        """Grant and attempt of the last order in each scope of which the agent sent nothing."""
         self._failed_at: dict[tuple[str, str], float] = {}
         """When agents did not carry out an order, by the monotonic clock."""
         self._returned_at: dict[tuple[str, str], datetime] = {}
@@ -154,21 +146,18 @@ class OrderPort:
     async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant], /) -> None:
         """Return once no earlier order can be carried out. The agent reads the document itself."""
         (grant,) = grants
+        free_at = self._free_at.get(scope, self._all_free_at)
+        if (wait := free_at - self._clock.monotonic()) > 0:
+            reason = "because an earlier order can still be carried out"
+            _log.info("fleet: scope %s waits %.1f s, %s", scope, wait, reason)
+            await self._clock.sleep(wait)
         try:
-            event, may_be_claimed = await self._store.read(lambda tx: self._read(tx, grant))
+            self._events[scope] = await self._store.read(
+                lambda tx: tx.occurrences.require_occurrence(grant.occurrence)
+            )
         except StoreUnavailable as error:
             _log.warning("fleet: no order in scope %s for now: %s", scope, error)
             raise SourceUnavailable(str(error)) from None
-        self._events[scope] = event
-        free_at = self._free_at.get(scope, 0.0)
-        if may_be_claimed:
-            free_at = max(free_at, self._earlier_settled_at)
-        if (wait := free_at - self._clock.monotonic()) > 0:
-            reason = "because an earlier order can still be carried out"
-            _log.info("fleet: event %s waits %.1f s, %s", event.key, wait, reason)
-            await self._clock.sleep(wait)
-        if self._clock.monotonic() < self._earlier_settled_at:
-            self._own.add(event.key)
 
     def choose_agent(self, scope: str, grants: Sequence[Grant], /) -> str:
         """Return the relay word of the agent that gets the order. Raises SourceUnavailable."""
@@ -179,13 +168,11 @@ class OrderPort:
         now, since = self._clock.now(), self._clock.monotonic() - FAILURE_MEMORY
         agents = self._roster.agents_of_scope(scope)
         able = [agent for agent in agents if self._roster.can_agent_execute_order(agent, now)]
-        returned = self._returned_at
-        reachable = [
-            agent
-            for agent in able
-            if (scope, agent.relay) not in returned
-            or agent.last_heard > returned[scope, agent.relay]
-        ]
+        reachable = []
+        for agent in able:
+            returned_at = self._returned_at.get((scope, agent.relay))
+            if returned_at is None or agent.last_heard > returned_at:
+                reachable.append(agent)
         if not reachable:
             raise SourceUnavailable(
                 f"no agent can carry out the order: of {len(agents)} agents of the scope, "
@@ -246,17 +233,6 @@ class OrderPort:
             del self._free_at[scope]
         self._conclude(scope, order, name)
 
-    # --- inside
-
-    def _read(self, tx: Transaction, grant: Grant) -> tuple[TrackedEvent, bool]:
-        """Return the event of a grant, and whether an earlier process can have sent an order."""
-        event = tx.occurrences.require_occurrence(grant.occurrence)
-        if self._clock.monotonic() >= self._earlier_settled_at or event.key in self._own:
-            return event, False
-        rows = tx.journal.verified_rows(APPROVAL_ROWS, event.key)
-        # The journal may have been pruned.
-        return event, grant.attempts > 0 or any(row.kind == "claim" for row in rows)
-
     async def _publish(self, order: _AwaitedOrder, key: str, event: CloudEvent, name: str) -> None:
         try:
             if not await self._send(key, event):
@@ -269,9 +245,8 @@ class OrderPort:
     def _conclude(self, scope: str, order: _AwaitedOrder, name: str) -> None:
         """Note how an order ended, and raise unless IMDS accepted it."""
         agent, relay, result = (scope, order.agent), f"relay {order.agent}", order.result
-        self._failed_at.pop(agent, None)
-        was_unexecuted = self._unexecuted.pop(scope, None) == (order.grant, order.attempt - 1)
         if isinstance(result, StartResult) and result.result in ("accepted", "refused"):
+            self._failed_at.pop(agent, None)
             self._returned_at.pop(agent, None)
         else:
             self._failed_at[agent] = self._clock.monotonic()
@@ -285,13 +260,9 @@ class OrderPort:
             self._returned_at[agent] = self._clock.now()
             raise StartRequestNotDelivered(f"RabbitMQ returned the order: {relay} is not connected")
         self.results[result.result] += 1
-        _log.log(
-            logging.INFO if result.result == "accepted" else logging.WARNING,
-            "fleet: answer to the order: %s%s (%s)",
-            result.result,
-            f", {result.reason}" if result.reason else "",
-            name,
-        )
+        level = logging.INFO if result.result == "accepted" else logging.WARNING
+        reason = f", {result.reason}" if result.reason else ""
+        _log.log(level, "fleet: answer to the order: %s%s (%s)", result.result, reason, name)
         reason = result.reason or "it gave no reason"
         match result.result:
             case "refused":
@@ -299,7 +270,6 @@ class OrderPort:
             case "failed":
                 raise SourceUnavailable(f"{relay}: {reason}", status=result.status)
             case "changed" | "stale":
-                self._unexecuted[scope] = order.grant, order.attempt
                 # If agent after agent sends nothing, the reason is another than the agent.
-                kind = SourceUnavailable if was_unexecuted else StartRequestNotDelivered
+                kind = StartRequestNotDelivered if order.attempt == 1 else SourceUnavailable
                 raise kind(f"{relay} sent nothing: {reason}")
