@@ -19,8 +19,8 @@ from relay.errors import ConfigError
 from relay.files import describe_os_error
 from relay.fleet.rabbitmq_definitions import (
     SALT_BYTES,
-    AdditionalHubExchange,
-    HubUserWithAdditionalExchanges,
+    HubAccount,
+    HubExchange,
     fleet_definitions,
     hash_password,
     is_password_hash,
@@ -129,13 +129,13 @@ def definitions(
         )
 
 
-def _hub_account(config: Config, user: str, url: URL) -> HubUserWithAdditionalExchanges:
+def _hub_account(config: Config, user: str, url: URL) -> HubAccount:
     """Return what else the hub's user does in the virtual host of the fleet.
 
     A user has its rights in one place, so the import must not take these away.
     """
     sinks = tuple(
-        AdditionalHubExchange(exchange=sink.exchange, declare=sink.declare)
+        HubExchange(exchange=sink.exchange, declare=sink.declare)
         for sink in config.sinks
         if isinstance(sink, RabbitMQSettings)
         and _has_same_user_and_vhost(sink.broker_urls()[0], url)
@@ -143,10 +143,8 @@ def _hub_account(config: Config, user: str, url: URL) -> HubUserWithAdditionalEx
     amqp = config.approvals.amqp
     approvals = None
     if amqp is not None and _has_same_user_and_vhost(amqp.broker_urls()[0], url):
-        approvals = AdditionalHubExchange(
-            exchange=config.approval_answers_exchange, declare=amqp.declare
-        )
-    return HubUserWithAdditionalExchanges(user=user, sinks=sinks, approvals=approvals)
+        approvals = HubExchange(exchange=config.approval_answers_exchange, declare=amqp.declare)
+    return HubAccount(user=user, sinks=sinks, approvals=approvals)
 
 
 def _has_same_user_and_vhost(one: URL, other: URL) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from relay.amqp.topology import (
     approvals_queue_name,
     events_topology,
 )
-from relay.fleet.settings import HubSettings, TrustDomain
+from relay.fleet.settings import HubSettings
 from relay.fleet.topology import (
     HUB,
     agent_publish_exchange_name,
@@ -32,18 +32,16 @@ from relay.fleet.topology import (
 )
 
 SALT_BYTES = 4
-HASH_BYTES = SALT_BYTES + 32
-"""Bytes of a hash of a password: salt and SHA-256."""
-NOTHING = "^$"
+_NOTHING = "^$"
 """The pattern that gives no right."""
-ANY_RELAY = "[a-z0-9_-]+"
+_ANY_RELAY = "[a-z0-9_-]+"
 _OWN_QUEUES = r"amq\.gen-.*"
 """The queues that the broker names. Nobody may choose such a name."""
 _SCOPE_CHARACTER, _RELAY_CHARACTER = "[a-z0-9-]", "[a-z0-9_-]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdditionalHubExchange:
+class HubExchange:
     """An exchange that the hub's user needs besides those of the fleet."""
 
     exchange: str
@@ -52,19 +50,19 @@ class AdditionalHubExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubUserWithAdditionalExchanges:
+class HubAccount:
     """The hub's RabbitMQ user, and what the hub does with it besides the fleet."""
 
     user: str
-    sinks: tuple[AdditionalHubExchange, ...] = ()
+    sinks: tuple[HubExchange, ...] = ()
     """The rabbitmq sinks that send in the same virtual host as the same user."""
-    approvals: AdditionalHubExchange | None = None
+    approvals: HubExchange | None = None
     """Approvals over AMQP in the same virtual host by the same user."""
 
 
 def fleet_definitions(
     settings: HubSettings,
-    hub: HubUserWithAdditionalExchanges,
+    hub: HubAccount,
     vhost: str,
     password_hashes: Mapping[str, str],
     *,
@@ -76,45 +74,60 @@ def fleet_definitions(
     import of a user without a hash removes the password that it has. A user that is not listed must
     exist before the import.
     """
-    domains = settings.domains
     parts = tuple({part.title: part for part in _topology_parts(settings, hub)}.values())
-    return {
-        "vhosts": [{"name": vhost}],
+    queues = [part for part in parts if isinstance(part, Queue)]
+    agents = _agent_rights(settings.exchange)
+    definitions = {
         "users": [
             _user(user, password_hashes.get(user))
-            for user in (hub.user, *(domain.user for domain in domains))
+            for user in (hub.user, *(domain.user for domain in settings.domains))
             if all_users or user in password_hashes
         ],
         "permissions": [
-            {"vhost": vhost, "user": hub.user, **_hub_rights(settings, hub)},
-            *(
-                {"vhost": vhost, "user": domain.user, **_agent_rights(settings.exchange)}
-                for domain in domains
-            ),
+            {"user": hub.user, **_hub_rights(settings, hub)},
+            *({"user": domain.user, **agents} for domain in settings.domains),
         ],
-        "topic_permissions": [
-            {"vhost": vhost, **entry}
-            for entry in _topic_rights_of_all_users(settings, hub, domains)
+        "topic_permissions": list(_topic_rights(settings, hub.user)),
+        "exchanges": [
+            {
+                "name": part.name,
+                "type": part.type,
+                "durable": True,
+                "auto_delete": False,
+                "internal": False,
+                "arguments": dict(part.arguments),
+            }
+            for part in parts
+            if isinstance(part, Exchange)
         ],
-        "exchanges": [_exchange(part, vhost) for part in parts if isinstance(part, Exchange)],
-        "queues": [_queue(part, vhost) for part in parts if isinstance(part, Queue)],
+        "queues": [
+            {
+                "name": part.name,
+                "durable": True,
+                "auto_delete": False,
+                "arguments": dict(part.all_arguments),
+            }
+            for part in queues
+        ],
         "bindings": [
             {
-                "vhost": vhost,
                 "source": part.source,
                 "destination": part.name,
                 "destination_type": "queue",
                 "routing_key": key,
                 "arguments": {},
             }
-            for part in parts
-            if isinstance(part, Queue)
+            for part in queues
             for key in part.keys
         ],
     }
+    return {"vhosts": [{"name": vhost}]} | {
+        kind: [each if kind == "users" else {"vhost": vhost, **each} for each in entries]
+        for kind, entries in definitions.items()
+    }
 
 
-def _topology_parts(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> Iterator[Part]:
+def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
     for sink in hub.sinks:
         yield from events_topology(sink.exchange)
     yield from fleet_topology(settings.exchange)
@@ -122,7 +135,7 @@ def _topology_parts(settings: HubSettings, hub: HubUserWithAdditionalExchanges) 
         yield from hub_approvals_topology(hub.approvals.exchange)
 
 
-def _hub_rights(settings: HubSettings, hub: HubUserWithAdditionalExchanges) -> dict[str, str]:
+def _hub_rights(settings: HubSettings, hub: HubAccount) -> dict[str, str]:
     exchange = settings.exchange
     write, read = [command_exchange_name(exchange)], [report_queue_name(exchange)]
     made = list(fleet_topology(exchange)) if settings.declare is True else []
@@ -151,61 +164,40 @@ def _rights(
     """Return the rights to parts by their names, and to all whose names match a pattern."""
     rights = {"configure": configure, "write": write, "read": read}
     # The other characters that a name of an exchange may have mean themselves.
-    return {
-        right: _any_of_regex([*(name.replace(".", r"\.") for name in names), *patterns])
+    expressions = {
+        right: [*(name.replace(".", r"\.") for name in names), *patterns]
         for right, names in rights.items()
     }
+    return {right: f"^{_any_of(texts)}$" for right, texts in expressions.items()}
 
 
-def _topic_rights_of_all_users(
-    settings: HubSettings, hub: HubUserWithAdditionalExchanges, domains: Sequence[TrustDomain]
-) -> Iterator[dict[str, str]]:
+def _topic_rights(settings: HubSettings, hub_user: str) -> Iterator[dict[str, str]]:
     fleet = agent_publish_exchange_name(settings.exchange)
     commands = command_exchange_name(settings.exchange)
-    every_scope = _matching((text for each in domains for text in each.scopes), _SCOPE_CHARACTER)
-    yield {
-        "user": hub.user,
-        "exchange": commands,
-        "write": rf"^(to\.{every_scope}\.{ANY_RELAY}|scope\.{every_scope})$",
-        "read": NOTHING,
-    }
-    for domain in domains:
+    every_scope = _matching(
+        (text for domain in settings.domains for text in domain.scopes), _SCOPE_CHARACTER
+    )
+    to_agents = rf"^(to\.{every_scope}\.{_ANY_RELAY}|scope\.{every_scope})$"
+    yield {"user": hub_user, "exchange": commands, "write": to_agents, "read": _NOTHING}
+    for domain in settings.domains:
         scopes = _matching(domain.scopes, _SCOPE_CHARACTER)
         relays = _matching(domain.relays, _RELAY_CHARACTER)
-        relays = ANY_RELAY if "*" in domain.relays else relays
-        kinds = rf"((event|relay)\.[a-z-]+\.{ANY_RELAY}|vote|start|pulse)"
-        yield {
-            "user": domain.user,
-            "exchange": fleet,
-            "write": rf"^{kinds}\.{scopes}\.{relays}$",
-            "read": NOTHING,
-        }
-        yield {
-            "user": domain.user,
-            "exchange": commands,
-            "write": NOTHING,
-            "read": rf"^(to\.{scopes}\.{relays}|scope\.{scopes})$",
-        }
+        relays = _ANY_RELAY if "*" in domain.relays else relays
+        kinds = rf"((event|relay)\.[a-z-]+\.{_ANY_RELAY}|vote|start|pulse)"
+        said = rf"^{kinds}\.{scopes}\.{relays}$"
+        heard = rf"^(to\.{scopes}\.{relays}|scope\.{scopes})$"
+        yield {"user": domain.user, "exchange": fleet, "write": said, "read": _NOTHING}
+        yield {"user": domain.user, "exchange": commands, "write": _NOTHING, "read": heard}
 
 
 def _matching(patterns: Iterable[str], character: str) -> str:
     """Return the regular expression of patterns with * and ?. It never matches a dot."""
-    return _alternatives(
-        dict.fromkeys(
-            text.replace("?", character).replace("*", f"{character}*") for text in patterns
-        )
-    )
+    return _any_of(text.replace("?", character).replace("*", f"{character}*") for text in patterns)
 
 
-def _alternatives(expressions: Iterable[str]) -> str:
-    texts = list(expressions)
-    return texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
-
-
-def _any_of_regex(expressions: Iterable[str]) -> str:
-    """Return the regular expression for the whole names that match one of the expressions."""
+def _any_of(expressions: Iterable[str]) -> str:
     texts = list(dict.fromkeys(expressions))
-    return f"^{_alternatives(texts)}$" if texts else NOTHING
+    return texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
 
 
 def hash_password(password: str, salt: bytes) -> str:
@@ -216,7 +208,7 @@ def hash_password(password: str, salt: bytes) -> str:
 def is_password_hash(text: str) -> bool:
     """Whether a text has the form of such a hash."""
     try:
-        return len(base64.b64decode(text, validate=True)) == HASH_BYTES
+        return len(base64.b64decode(text, validate=True)) == SALT_BYTES + 32
     except ValueError:
         return False
 
@@ -227,25 +219,3 @@ def _user(name: str, password_hash: str | None) -> dict[str, Any]:
         user["password_hash"] = password_hash
         user["hashing_algorithm"] = "rabbit_password_hashing_sha256"
     return user
-
-
-def _exchange(part: Exchange, vhost: str) -> dict[str, Any]:
-    return {
-        "vhost": vhost,
-        "name": part.name,
-        "type": part.type,
-        "durable": True,
-        "auto_delete": False,
-        "internal": False,
-        "arguments": dict(part.arguments),
-    }
-
-
-def _queue(part: Queue, vhost: str) -> dict[str, Any]:
-    return {
-        "vhost": vhost,
-        "name": part.name,
-        "durable": True,
-        "auto_delete": False,
-        "arguments": dict(part.all_arguments),
-    }

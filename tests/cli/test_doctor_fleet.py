@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from relay.fleet.rabbitmq_definitions import (
-    HubUserWithAdditionalExchanges,
+    HubAccount,
     fleet_definitions,
     hash_password,
 )
@@ -32,9 +32,7 @@ def node(own_broker: Broker) -> Iterator[Broker]:
         role="hub", url=SecretStr("amqp://h@127.0.0.1/"), declare="passive", domains=DOMAINS
     )
     hashes = dict.fromkeys(("imds-hub", "a"), hash_password("p", b"salt"))
-    own_broker.define(
-        fleet_definitions(settings, HubUserWithAdditionalExchanges(user="imds-hub"), VHOST, hashes)
-    )
+    own_broker.define(fleet_definitions(settings, HubAccount(user="imds-hub"), VHOST, hashes))
     yield own_broker
     own_broker.evaluate(f'rabbit_vhost:delete(<<"{VHOST}">>, <<"test">>).')
 

@@ -16,8 +16,8 @@ from pamqp.commands import Basic
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
+from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.roster import Roster
-from relay.fleet.link import HubLink
 from relay.fleet.topology import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Setup, Simulator
 from tests.eventually import eventually

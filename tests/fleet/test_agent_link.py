@@ -17,8 +17,8 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet import link as link_module
-from relay.fleet.link import (
+from relay.fleet.agent import link as link_module
+from relay.fleet.agent.link import (
     FIRST_RECONNECT_SPREAD,
     MAX_RECONNECT_SPREAD,
     SOCKET_BUFFERS,

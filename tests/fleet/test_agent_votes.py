@@ -146,23 +146,6 @@ async def test_an_answer_to_another_request_is_not_taken(running: Rig) -> None:
     assert (await second)[0] == 403
 
 
-async def test_requests_without_an_id_get_ids_that_differ(running: Rig) -> None:
-    calls = [asyncio.create_task(running.vote(None)) for _ in range(3)]
-    seen = await running.hub.wait_for(VoteMessage, 3)
-    assert len({vote.request_id for vote in seen}) == 3
-    for vote in seen:
-        await running.hub.answer_vote(vote, 202, RECORDED)
-    assert {status for status, _ in await asyncio.gather(*calls)} == {202}
-
-
-async def test_a_body_that_is_no_decision_is_refused_before_the_hub_sees_it(
-    running: Rig,
-) -> None:
-    status, problem = await running.vote(decision="explode")
-    assert (status, problem["field"]) == (422, "decision")
-    assert running.hub.contents(VoteMessage) == []
-
-
 async def test_without_the_broker_the_answer_is_503_at_once(
     running: Rig, own_broker: Broker
 ) -> None:

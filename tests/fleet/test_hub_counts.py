@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +24,7 @@ from relay.events.build import (
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
 from relay.fleet.hub.hub import Hub
-from relay.fleet.link import HubLink
+from relay.fleet.hub.link import HubLink
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import agent_key, report_key
 from relay.fleet.settings import HubSettings, TrustDomain
@@ -42,32 +44,23 @@ SETTINGS = HubSettings.model_validate(
 )
 
 
+def delivered(event: CloudEvent, key: str) -> DeliveredMessage:
+    """A message of an agent as the broker delivers it."""
+    deliver = Basic.Deliver("tag", 1, exchange="azure.scheduledevents.fleet", routing_key=key)
+    header = ContentHeader(0, 2, Basic.Properties(user_id="vmss-a"))
+    return DeliveredMessage(deliver, header, event.body, cast("AbstractChannel", None))
+
+
 def pulse(
     *events: ScheduledEvent,
     seconds: float,
     origin: Origin = AGENT,
-    clock_offset: float = 0.0,
-    user: str = "vmss-a",
 ) -> DeliveredMessage:
     """A pulse of the agent, sent so many seconds after noon."""
-    content = Pulse(
-        vm_id="vm",
-        boot_id="boot",
-        version="1.0.0",
-        zone=None,
-        names=("vm-0",),
-        live=tuple(common_event_data(event, 1) for event in events),
-        poll_age=0.0,
-        clock_offset=clock_offset,
-    )
+    live = tuple(common_event_data(event, 1) for event in events)
+    content = Pulse(version="1.0.0", names=("vm-0",), live=live, poll_age=0.0, clock_offset=0.0)
     event = content.to_event(origin, NOON + timedelta(seconds=seconds))
-    properties = Basic.Properties(user_id=user)
-    deliver = Basic.Deliver(
-        "tag", 1, exchange="azure.scheduledevents.fleet", routing_key=agent_key("pulse", origin)
-    )
-    return DeliveredMessage(
-        deliver, ContentHeader(0, 2, properties), event.body, cast("AbstractChannel", None)
-    )
+    return delivered(event, agent_key("pulse", origin))
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -90,24 +83,25 @@ def report(
         approved_by_relay=False,
         outcome=determine_outcome(event, evidence, at) if is_gone else None,
     )
-    deliver = Basic.Deliver(
-        "tag",
-        1,
-        exchange="azure.scheduledevents.fleet",
-        routing_key=report_key(told, origin),
-    )
-    header = ContentHeader(0, 2, Basic.Properties(user_id="vmss-a"))
-    return DeliveredMessage(deliver, header, told.body, cast("AbstractChannel", None))
+    return delivered(told, report_key(told, origin))
+
+
+@asynccontextmanager
+async def loaded_hub(
+    folder: Path, settings: HubSettings = SETTINGS, clock: ManualClock | None = None
+) -> AsyncIterator[tuple[Hub, ManualClock]]:
+    """Yield a hub that has read its state file, and is not connected."""
+    clock, owner = clock or ManualClock(), StateFileScopeAndVm("hub", None, is_hub=True)
+    async with open_store(
+        StoreSettings(path=folder / "hub.db"), owner, clock, lambda _: ()
+    ) as store:
+        hub = Hub(settings, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        await hub.load()
+        yield hub, clock
 
 
 async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
-    clock = ManualClock()
-    owner = StateFileScopeAndVm("hub", None, is_hub=True)
-    async with open_store(
-        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
-    ) as store:
-        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
-        await hub.load()
+    async with loaded_hub(tmp_path) as (hub, _):
         await hub.take([pulse(seconds=0), pulse(seconds=1)])
         assert (hub.reports, hub.redundant_reports, hub.pulses) == (0, 0, 2)
         await hub.take([report(build_event(), AGENT)])
@@ -129,12 +123,7 @@ async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone
         return True
 
     monkeypatch.setattr(HubLink, "send", keep)
-    owner, clock = StateFileScopeAndVm("hub", None, is_hub=True), ManualClock()
-    async with open_store(
-        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
-    ) as store:
-        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
-        await hub.load()
+    async with loaded_hub(tmp_path) as (hub, clock):
         asking = asyncio.create_task(hub._merger.end_events_when_due())  # noqa: SLF001  # `run` needs a broker
         events = [build_event("E-1"), build_event("E-2"), build_event("E-3")]
         seen = [
@@ -150,28 +139,17 @@ async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone
 
 async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
     """A domain with a pattern such as * can speak for the scope that the hub itself has."""
-    clock = ManualClock()
     domain = TrustDomain(user="vmss-a", scopes=("*",))
     settings = SETTINGS.model_copy(update={"domains": (domain,)})
-    owner, origin = StateFileScopeAndVm("hub", None, is_hub=True), Origin("hub", "hub-0")
-    async with open_store(
-        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
-    ) as store:
-        hub = Hub(settings, origin, store, clock, ignore, ignore)
-        await hub.load()
-        await hub.take([pulse(seconds=0, origin=origin), pulse(seconds=0)])
+    async with loaded_hub(tmp_path, settings) as (hub, _):
+        await hub.take([pulse(seconds=0, origin=Origin("hub", "hub-0")), pulse(seconds=0)])
         assert [agent.relay for agent in hub.roster] == ["vm-0"]
 
 
 async def test_what_agents_say_counts_though_the_clock_of_the_hub_is_set_back(
     tmp_path: Path,
 ) -> None:
-    clock, owner = ManualClock(), StateFileScopeAndVm("hub", None, is_hub=True)
-    async with open_store(
-        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
-    ) as store:
-        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
-        await hub.load()
+    async with loaded_hub(tmp_path) as (hub, clock):
         await hub.take([report(build_event(), AGENT)])
         clock.advance(20)
         clock.set_wall_clock(NOON - timedelta(seconds=500))
@@ -186,18 +164,13 @@ async def test_nobody_is_silent_while_the_hub_has_not_read_what_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a day without a hub, its queue can hold a million messages."""
-    clock, owner = ManualClock(), StateFileScopeAndVm("hub", None, is_hub=True)
     answers = [False, True]
 
     async def has_read_all(_: HubLink) -> bool:
         return answers.pop(0)
 
     monkeypatch.setattr(HubLink, "has_read_all", has_read_all)
-    async with open_store(
-        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
-    ) as store:
-        hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
-        await hub.load()
+    async with loaded_hub(tmp_path) as (hub, clock):
         for answer in (False, True):
             await hub.take([pulse(seconds=0)])
             await hub._look_after()  # noqa: SLF001  # `run` needs a broker
@@ -206,22 +179,13 @@ async def test_nobody_is_silent_while_the_hub_has_not_read_what_waits(
 
 async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path) -> None:
     """It read a pulse much later than the agent sent it, and was killed before what followed."""
-    clock, owner = ManualClock(), StateFileScopeAndVm("hub", None, is_hub=True)
-    async with open_store(
-        StoreSettings(path=tmp_path / "hub.db"), owner, clock, lambda _: ()
-    ) as store:
-
-        async def make_hub() -> Hub:
-            hub = Hub(SETTINGS, Origin("hub", "hub-0"), store, clock, ignore, ignore)
-            await hub.load()
-            return hub
-
-        hub, started = await make_hub(), build_event(event_status="Started", not_before=None)
+    started = build_event(event_status="Started", not_before=None)
+    async with loaded_hub(tmp_path) as (hub, clock):
         await hub.take([report(build_event(), AGENT)])
         clock.advance(55)
         await hub.take([pulse(build_event(), seconds=5)])
         hub.save_roster()
-        hub = await make_hub()
+    async with loaded_hub(tmp_path, clock=clock) as (hub, _):
         await hub.take([report(started, AGENT, at=NOON + timedelta(seconds=20))])
         history = hub._merger.history(AGENT.scope, started.lowercase_event_id)  # noqa: SLF001
         assert history is not None

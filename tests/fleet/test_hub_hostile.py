@@ -52,7 +52,7 @@ def stays_connected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail if a message ends the connection of the hub, or meets an error in it."""
     caplog.set_level(logging.WARNING)
     yield
-    bad = ("relay.fleet.link", "internal error")
+    bad = ("relay.fleet.link", "relay.fleet.hub.link", "internal error")
     lines = [f"{each.name} {each.getMessage()}" for each in caplog.get_records("call")]
     assert [line for line in lines if any(text in line for text in bad)] == []
 

@@ -11,8 +11,8 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
 from relay.clock import SystemClock
-from relay.fleet import link as link_module
-from relay.fleet.link import HubLink
+from relay.fleet.hub import link as link_module
+from relay.fleet.hub.link import HubLink
 from relay.fleet.settings import HubSettings
 from relay.fleet.topology import agent_publish_exchange_name
 from tests.eventually import eventually

@@ -62,16 +62,7 @@ ORDER = StartOrder(
 )
 MESSAGES: list[Message] = [
     PULSE,
-    Pulse(
-        vm_id=None,
-        boot_id=None,
-        version="0.1.0",
-        zone=None,
-        names=(),
-        live=None,
-        poll_age=None,
-        clock_offset=None,
-    ),
+    Pulse(version="0.1.0", names=(), live=None),
     VoteMessage(request_id="r-1", user="local:root", body={"eventId": "C7", "decision": "approve"}),
     ORDER,
     ORDER.model_copy(update={"journalhead": None, "vm_id": None}),
@@ -224,76 +215,40 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         (PULSE, "specversion", "0.3"),
         (PULSE, "id", "A" * 32),
-        (PULSE, "id", "ab"),
         (PULSE, "type", "io.imdsrelay.fleet.unknown.v1"),
-        (PULSE, "type", "io.imdsrelay.fleet.pulse.v2"),
         (PULSE, "type", "io.imdsrelay.approval.granted.v1"),
-        (PULSE, "type", "io.imdsrelay.startrequest.accepted.v1"),
         (PULSE, "time", "noon"),
-        (PULSE, "time", "0001-01-01T00:00:00Z"),
         (PULSE, "time", "9999-12-31T23:59:59Z"),
         (PULSE, "scope", "UPPER"),
-        (PULSE, "scope", "a.b"),
-        (PULSE, "scope", ""),
         (PULSE, "relay", "a\nb"),
         (PULSE, "data", None),
         (PULSE, "data/live", [{**LIVE[0], "resources": None}]),
-        (PULSE, "data/live", [{**LIVE[0], "resources": [1]}]),
         (PULSE, "data/live", [{**LIVE[0], "eventId": ""}]),
         (PULSE, "data/live", [{**LIVE[0], "durationSeconds": 1.5}]),
-        (PULSE, "data/live", [{**LIVE[0], "durationSeconds": True}]),
-        (PULSE, "data/live", [{**LIVE[0], "durationSeconds": -1}]),
         (PULSE, "data/live", [{**LIVE[0], "documentIncarnation": 2**63}]),
         (PULSE, "data/live", [LIVE[0], {**LIVE[0], "eventId": LIVE[0]["eventId"].lower()}]),
         (PULSE, "data/live", [LIVE[0]] * (MAX_LIVE_EVENTS + 1)),
-        (PULSE, "data/live", {}),
         (PULSE, "data/names", ["x"] * (MAX_NAMES + 1)),
         (PULSE, "data/pollAge", -1),
-        (PULSE, "data/pollAge", "1"),
         (PULSE, "data/pollAge", 1e300),
-        (PULSE, "data/clockOffset", -1e300),
-        (PULSE, "data/version", 1),
         (ORDER, "journalhead", "17"),
-        (ORDER, "data/grant", -1),
         (ORDER, "data/grant", 2**63),
-        (ORDER, "data/grant", "7"),
         (ORDER, "data/attempt", True),
-        (ORDER, "data/deadline", 1),
         (ORDER, "data/deadline", "soon"),
         (ORDER, "data/eventId", "e" * 257),
-        (MESSAGES[2], "data/body", []),
         (MESSAGES[2], "data/body", {"reason": "x" * 70_000}),
         (MESSAGES[2], "data/requestId", "a\x00"),
         (MESSAGES[2], "data/user", ""),
         (MESSAGES[5], "data/result", "done"),
-        (MESSAGES[5], "data/status", 99),
         (MESSAGES[5], "data/reason", "x" * (MAX_REASON + 1)),
         (MESSAGES[7], "data/status", 600),
         (MESSAGES[8], "data/eventIds", ["e"] * (MAX_ASKED + 1)),
-        (MESSAGES[8], "data/eventIds", [""]),
     ],
 )
 def test_a_message_with_a_wrong_value_is_unusable(message: Message, path: str, value: Any) -> None:
     body = message.to_event(ORIGIN, NOW).body
     assert read_message(changed(body, lambda _: None)).content == message
     assert unusable(changed(body, _set(path, value)))
-
-
-@pytest.mark.parametrize("message", [PULSE, *MESSAGES[2:4], *MESSAGES[5:]], ids=names)
-def test_a_message_without_a_field_is_unusable_unless_it_may_be_null(message: Message) -> None:
-    body = message.to_event(ORIGIN, NOW).body
-    may_be_null = {"vmId", "bootId", "zone", "pollAge", "clockOffset", "reason"}
-    if isinstance(message, StartResult):
-        may_be_null.add("status")
-    data = orjson.loads(body)["data"]
-    for name in data:
-        rest = {other: value for other, value in data.items() if other != name}
-        without = changed(body, _set("data", rest))
-        if name in may_be_null:
-            null = changed(body, _set("data", {**rest, name: None}))
-            assert read_message(without).content == read_message(null).content
-        else:
-            assert f"{name}: Field required" in unusable(without)
 
 
 def test_a_body_that_is_nested_too_deep_to_be_written_again_is_unusable() -> None:
@@ -344,16 +299,9 @@ def test_an_agent_chooses_the_id_of_no_relay_event(event: CloudEvent) -> None:
         (BODIES[0], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_1"), "another relay"),
         (BODIES[0], AgentRoutingKey("pulse", "vmss-b-1f0c33ab", "vmss-a_0"), "another relay"),
         (BODIES[0], AgentRoutingKey("vote", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[0], AgentRoutingKey("event", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[2], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
         (BODIES[3], AgentRoutingKey("start", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
         (BODIES[8], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
         (RECORDED[0].body, AgentRoutingKey("relay", "westno-4f7a9c21", "westno_0"), "another kind"),
-        (
-            RECORDED[-1].body,
-            AgentRoutingKey("event", "westno-4f7a9c21", "westno_0"),
-            "another kind",
-        ),
     ],
 )
 def test_a_body_that_contradicts_its_routing_key_is_unusable(

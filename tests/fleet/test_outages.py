@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from relay.approvals.request import Caller, DecisionRequest, Rights
-from relay.fleet import link
-from relay.fleet.agent import start_orders
-from relay.fleet.link import HubLink
+from relay.fleet.agent import link, start_orders
+from relay.fleet.hub.link import HubLink
 from relay.simulator import Plan
 from relay.simulator.event import Event
 from relay.store.chain import verify_journal

@@ -21,21 +21,18 @@ from aio_pika.exceptions import (
 )
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
-from pamqp.commands import Basic
 from pydantic import SecretStr
 from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.event_message import content_header
 from relay.amqp.message_verification import UnusableMessage
-from relay.amqp.publisher import PublishChannel
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
 from relay.fleet.message_reader import read_message
-from relay.fleet.messages import PulseRequest, VoteAnswer, VoteMessage
+from relay.fleet.messages import PulseRequest, VoteAnswer
 from relay.fleet.rabbitmq_definitions import (
-    AdditionalHubExchange,
-    HubUserWithAdditionalExchanges,
+    HubAccount,
+    HubExchange,
     fleet_definitions,
     hash_password,
 )
@@ -67,7 +64,6 @@ FLEET, COMMANDS = agent_publish_exchange_name(MAIN), command_exchange_name(MAIN)
 REPORTS, LOCK = report_queue_name(MAIN), hub_lock_queue_name(MAIN)
 APPROVALS, DEAD = f"{MAIN}.approvals.hub", f"{MAIN}.dead"
 A = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
-A_NEIGHBOR = Origin("vmss-a-1f0c33ab", "VMSS-A_1")
 B = Origin("vmss-b-77aa0011", "VMSS-B_0")
 SINGLE = Origin("single-1", "one")
 SINGLE_NEIGHBOR = Origin("single-1", "two")
@@ -83,10 +79,10 @@ SETTINGS = HubSettings(
     declare="passive",
     domains=DOMAINS,
 )
-ACCOUNT = HubUserWithAdditionalExchanges(
+ACCOUNT = HubAccount(
     user=HUB_USER,
-    sinks=(AdditionalHubExchange(exchange=MAIN, declare="passive"),),
-    approvals=AdditionalHubExchange(exchange=MAIN, declare="passive"),
+    sinks=(HubExchange(exchange=MAIN, declare="passive"),),
+    approvals=HubExchange(exchange=MAIN, declare="passive"),
 )
 PASSWORD = "p"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -189,23 +185,6 @@ async def test_an_agent_publishes_everything_that_it_has_to(node: Broker, user: 
         assert sender == AuthorizedSender(origin.scope, origin.relay.lower(), user)
 
 
-async def test_the_relays_own_channel_publishes_with_a_user_and_is_confirmed(node: Broker) -> None:
-    message = VoteMessage(request_id="r", user="local:root", body={}).to_event(A, NOW)
-    connection = GuardedConnection(url_of(node, "vmss-a"), "test")
-    await connection.connect()
-    async with connection:
-        channel = await PublishChannel.open(connection, FLEET)
-        header = content_header(message, user_id="vmss-a")
-        async with asyncio.timeout(WITHIN):
-            answer = await channel.publish(message, agent_key("vote", A), header)
-        assert isinstance(answer, Basic.Ack)
-    received = await arrived(node, REPORTS)
-    key, _ = verify_message_from_agent(received, FLEET, DOMAINS)
-    read = read_message(received.body)
-    read.require_matching_key(key)
-    assert (read.id, received.header.properties.message_id) == (message.id, message.id)
-
-
 async def agent_queue(channel: AbstractChannel, *keys: str, **more: Any) -> AbstractQueue:
     """The queue of an agent, bound with these keys."""
     arguments = {**AGENT_QUEUE_ARGUMENTS, **more}
@@ -234,12 +213,6 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
             assert read_message(message.body).content == content
 
 
-async def test_an_order_to_an_agent_that_is_not_there_is_returned(node: Broker) -> None:
-    async with channel_of(node, HUB_USER) as hub:
-        with pytest.raises(aio_pika.exceptions.PublishError):
-            await publish(hub, COMMANDS, command_key(A.scope, "absent"), user=HUB_USER)
-
-
 async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: Broker) -> None:
     connection = GuardedConnection(url_of(node, HUB_USER), "test")
     await connection.connect()
@@ -249,10 +222,10 @@ async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: B
 
 async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: Broker) -> None:
     settings = SETTINGS.model_copy(update={"declare": True})
-    account = HubUserWithAdditionalExchanges(
+    account = HubAccount(
         user=HUB_USER,
-        sinks=(AdditionalHubExchange(exchange=MAIN, declare=True),),
-        approvals=AdditionalHubExchange(exchange=MAIN, declare=True),
+        sinks=(HubExchange(exchange=MAIN, declare=True),),
+        approvals=HubExchange(exchange=MAIN, declare=True),
     )
     node.define(fleet_definitions(settings, account, VHOST, hashes()))
     connection = GuardedConnection(url_of(node, HUB_USER), "test")
@@ -583,14 +556,6 @@ async def test_a_dead_letter_of_an_agents_queue_is_no_report(node: Broker) -> No
         verify_message_from_agent(message, FLEET, DOMAINS)
 
 
-async def test_a_message_without_a_user_is_no_report(node: Broker) -> None:
-    async with channel_of(node, "vmss-a") as agent:
-        await publish(agent, FLEET, agent_key("vote", A))
-    message = await arrived(node, REPORTS)
-    with pytest.raises(UnusableMessage, match="no user_id"):
-        verify_message_from_agent(message, FLEET, DOMAINS)
-
-
 async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue(
     node: Broker,
 ) -> None:
@@ -601,16 +566,6 @@ async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue
         for key in agent_binding_keys(A):
             with pytest.raises(aio_pika.exceptions.PublishError):
                 await publish(hub, COMMANDS, key, user=HUB_USER)
-
-
-async def test_one_vm_of_a_domain_can_speak_for_another_of_it(node: Broker) -> None:
-    """The broker knows users, not VMs. A domain with `relays` is for whoever needs more."""
-    async with channel_of(node, "vmss-a") as agent:
-        await publish(agent, FLEET, agent_key("vote", A_NEIGHBOR), user="vmss-a")
-        await agent_queue(agent, *agent_binding_keys(A_NEIGHBOR))
-    message = await arrived(node, REPORTS)
-    _, sender = verify_message_from_agent(message, FLEET, DOMAINS)
-    assert sender.relay == "vmss-a_1"
 
 
 async def bind_fleet_exchange(key: str, channel: AbstractChannel) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from relay.fleet.hub.roster import FORGOTTEN_AFTER, FRESH_FOR, Agent, Roster
+from relay.approvals.limits import Limit
+from relay.fleet.hub.roster import FORGOTTEN_AFTER, Agent, Roster
+from relay.fleet.hub.roster_keeper import COUNT_INTERVAL, SelectedMachineCounter
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
+from tests.clocks import ManualClock
 from tests.events.strategies import make_event
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -21,17 +24,8 @@ def at(seconds: float) -> datetime:
 
 
 def make_pulse(**fields: Any) -> Pulse:
-    values: dict[str, Any] = {
-        "vm_id": "b1c8",
-        "boot_id": "one",
-        "version": "2.0.0",
-        "zone": "1",
-        "names": (),
-        "live": (),
-        "poll_age": 0.5,
-        "clock_offset": 0.1,
-    }
-    return Pulse(**values | fields)
+    usual = {"vm_id": "b1c8", "boot_id": "one", "version": "2.0.0", "zone": "1", "names": ()}
+    return Pulse(**usual | {"live": (), "poll_age": 0.5, "clock_offset": 0.1} | fields)
 
 
 def sender(relay: str, scope: str = SCOPE) -> AuthorizedSender:
@@ -82,14 +76,6 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
     assert (agent.user, agent.name, agent.first_heard) == ("other-user", "Web_1", NOON)
 
 
-def test_an_agent_is_fresh_until_two_pulses_are_lost() -> None:
-    roster = Roster()
-    agent = pulse(roster, "web_1", 0)
-    edge = FRESH_FOR.total_seconds()
-    assert roster.is_fresh(agent, at(edge))
-    assert not roster.is_fresh(agent, at(edge + 0.001))
-
-
 def test_silence_counts_only_while_the_hub_listens() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
@@ -98,22 +84,17 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     assert not roster.is_silent(agent, at(10_000))
     listening(roster, 10_150, since=10_000)
     assert not roster.is_silent(agent, at(10_150))
-    assert not roster.is_fresh(agent, at(10_150))
+    assert [roster.is_fresh(agent, at(seconds)) for seconds in (150, 150.001)] == [True, False]
     roster.note_listening(at(10_151))
     assert roster.is_silent(agent, at(10_151))
+    assert [roster.has_listened(at(10_151 + more)) for more in (60, 60.001, -1)] == [
+        True,
+        False,
+        False,
+    ]
     roster.note_connection_lost()
     assert not roster.is_silent(agent, at(10_151))
-
-
-def test_a_hub_listens_while_it_is_connected_and_its_process_runs() -> None:
-    roster = Roster()
-    assert not roster.has_listened(at(0))
-    roster.note_listening(at(0))
-    assert roster.has_listened(at(60))
-    assert not roster.has_listened(at(60.001))
-    assert not roster.has_listened(at(-1))
-    roster.note_connection_lost()
-    assert not roster.has_listened(at(0))
+    assert not roster.has_listened(at(10_151))
 
 
 def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
@@ -210,18 +191,10 @@ def test_an_agent_that_cannot_keep_a_deadline_or_read_the_document_is_not_chosen
     fields: dict[str, Any],
 ) -> None:
     roster = Roster()
+    roster.note_message(sender("without-pulse"), "without-pulse", at(0))
     pulse(roster, "bad", 0, **fields)
     pulse(roster, "good", 0, clock_offset=-2.0, poll_age=60.0)
     assert chosen(roster, 1) == ["good"]
-
-
-def test_an_agent_that_sends_reports_but_no_pulses_is_not_chosen() -> None:
-    roster = Roster()
-    roster.note_message(sender("web_0"), "web_0", at(0))
-    pulse(roster, "web_1", 0)
-    pulse(roster, "web_2", 50)
-    roster.note_message(sender("web_1"), "web_1", at(160))
-    assert chosen(roster, 160) == ["web_2"]
 
 
 def test_agents_with_recent_polls_come_first_then_those_heard_of_last() -> None:
@@ -231,15 +204,6 @@ def test_agents_with_recent_polls_come_first_then_those_heard_of_last() -> None:
     pulse(roster, "earlier", 1, poll_age=0.1)
     pulse(roster, "later", 2, poll_age=4.9)
     assert chosen(roster, 10) == ["later", "earlier", "slow", "slower"]
-
-
-def test_fresh_agents_with_wrong_clocks_are_listed() -> None:
-    roster = Roster()
-    pulse(roster, "silent", 0, clock_offset=9.0)
-    wrong = [pulse(roster, f"{offset}", 100, clock_offset=offset) for offset in (2.5, -2.5)]
-    pulse(roster, "good", 100, clock_offset=1.9)
-    pulse(roster, "unknown", 100, clock_offset=None)
-    assert roster.agents_with_wrong_clocks(at(200)) == wrong
 
 
 def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet() -> None:
@@ -254,3 +218,30 @@ def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet()
     may_speak = roster.hearing_check(SCOPE, at(10_151))
     assert [may_speak(name) for name in ("web_1", "web_2")] == [True, False]
     assert chosen(roster, 10_151) == ["web_1"]
+
+
+def limit(**match: list[str]) -> Limit:
+    return Limit.model_validate({"name": "tenth", "match": match, "max": "10%"})
+
+
+def test_each_agent_that_a_limit_selects_by_its_names_and_scope_is_one_machine() -> None:
+    roster, clock = Roster(), ManualClock()
+    counts = SelectedMachineCounter(roster, clock)
+    db_0 = pulse(roster, "db_0", 0, names=("db_0", "db000000"))
+    roster.note_message(sender("db_1"), "db_1", NOON)
+    roster.note_message(sender("db_0", "east"), "db_0", NOON)
+    pulse(roster, "web_0", 0, names=("web_0",))
+    for match, count in (
+        ({}, 4),
+        ({"resources": ["db*"]}, 3),
+        ({"resources": ["DB0*"]}, 1),
+        ({"scope": ["p*"]}, 3),
+        ({}, 4),
+    ):
+        # A reload can change what a limit selects. Then it is counted at once.
+        assert counts.machines_of_limit(limit(**match)) == count
+    roster.forget(db_0)
+    clock.advance(COUNT_INTERVAL - 1)
+    assert counts.machines_of_limit(limit()) == 4
+    clock.advance(1)
+    assert counts.machines_of_limit(limit()) == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,8 @@ class Rig:
 
     def hear(self, **fields: Any) -> None:
         """Hear the agent."""
-        values: dict[str, Any] = {
-            "vm_id": None,
-            "boot_id": None,
-            "version": "1",
-            "zone": None,
-            "names": (),
-            "live": (),
-            "poll_age": 0.0,
-            "clock_offset": 0.0,
-        }
-        now: datetime = self.clock.now()
-        self.keeper.roster.note_message(SENDER, "vm-0", now, Pulse(**values | fields))
+        pulse = Pulse(**{"version": "1", "names": (), "live": (), "clock_offset": 0.0} | fields)
+        self.keeper.roster.note_message(SENDER, "vm-0", self.clock.now(), pulse)
 
     async def pass_time(self, seconds: float) -> None:
         """Let the keeper look at the roster for so long."""

@@ -17,7 +17,7 @@ from relay.amqp.message_verification import UnusableMessage
 from relay.events.build import Origin
 from relay.events.match import matches_any_pattern
 from relay.events.names import relay_word
-from relay.fleet.rabbitmq_definitions import HubUserWithAdditionalExchanges, fleet_definitions
+from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
     AgentRoutingKey,
     AuthorizedSender,
@@ -96,10 +96,8 @@ def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
         )
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "",
+def test_a_key_that_no_agent_publishes_with_is_unusable() -> None:
+    keys = [
         "pulse",
         "pulse.a",
         "pulse.a.",
@@ -108,7 +106,6 @@ def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
         "pulse.A.b",
         "pulse.a.B",
         "pulse.a_a.b",
-        "pulse.a.b\n",
         "pulse.a.*",
         "pulse.#.b",
         "vote.a.b.c.d",
@@ -119,22 +116,10 @@ def test_every_key_fits_into_amqp_and_is_read_as_it_was_built(
         "scope.a",
         "approve.a.b",
         "startrequest.accepted.reboot.a.b",
-        f"pulse.{'a' * 81}.b",
-        f"pulse.a.{'b' * 81}",
-    ],
-)
-def test_a_key_that_no_agent_publishes_with_is_unusable(key: str) -> None:
-    with pytest.raises(UnusableMessage, match="no agent publishes"):
-        parse_agent_routing_key(key)
-
-
-@given(st.text(max_size=300))
-def test_any_key_is_read_or_unusable(key: str) -> None:
-    try:
-        parsed = parse_agent_routing_key(key)
-    except UnusableMessage:
-        return
-    assert key.endswith(f".{parsed.scope}.{parsed.relay}")
+    ]
+    for key in (*keys, "", "pulse.a.b\n", f"pulse.{'a' * 81}.b", f"pulse.a.{'b' * 81}"):
+        with pytest.raises(UnusableMessage, match="no agent publishes"):
+            parse_agent_routing_key(key)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +157,7 @@ def test_the_broker_and_the_hub_let_the_same_pass(
 ) -> None:
     domain = TrustDomain(user="a", scopes=tuple(scopes), relays=tuple(relays))
     hub = HubSettings(role="hub", url=SecretStr("amqp://h/"), exchange="x", domains=(domain,))
-    answer = fleet_definitions(hub, HubUserWithAdditionalExchanges(user="h"), "/", {})
+    answer = fleet_definitions(hub, HubAccount(user="h"), "/", {})
     rights = {(entry["user"], entry["exchange"]): entry for entry in answer["topic_permissions"]}
     may_report = rights["a", FLEET]["write"]
     may_bind = rights["a", COMMANDS]["read"]

@@ -9,9 +9,8 @@ import pytest
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
-from relay.errors import StoreLocked
-from relay.fleet import link
 from relay.fleet.agent import start_orders
+from relay.fleet.hub import link
 from relay.simulator import Plan
 from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet
@@ -68,13 +67,6 @@ def hub_without_broker(folder: Path) -> Config:
             "api": {"listen": "127.0.0.1:0"},
         }
     )
-
-
-async def test_two_hubs_cannot_use_one_state_file(tmp_path: Path) -> None:
-    async with start_relay(hub_without_broker(tmp_path), SystemClock()):
-        with pytest.raises(StoreLocked):
-            async with start_relay(hub_without_broker(tmp_path), SystemClock()):
-                pass
 
 
 async def test_the_state_file_of_a_plain_relay_is_set_aside_by_a_hub(

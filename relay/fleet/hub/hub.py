@@ -23,12 +23,12 @@ from relay.errors import DeliveryError, StoreUnavailable
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
+from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.hub.votes import MachineVotes
-from relay.fleet.link import HubLink
 from relay.fleet.message_reader import ReceivedMessage, read_message
 from relay.fleet.messages import MAX_ASKED, Pulse, PulseRequest, StartResult, VoteMessage
 from relay.fleet.routing import (
