@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.commands import Basic
+from pydantic import SecretStr
 
 from relay.amqp.topology import declare_topology
 from relay.config import Config
@@ -31,8 +32,11 @@ from relay.fleet.messages import (
     VoteAnswer,
     VoteMessage,
 )
+from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import command_key, scope_key
+from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.topology import (
+    agent_publish_exchange_name,
     command_exchange_name,
     fleet_topology,
     report_queue_name,
@@ -62,10 +66,15 @@ def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) 
 
     Without its exchanges nobody has rights on topics: RabbitMQ 4.3 takes none on what is missing.
     """
-    name = exchange.replace(".", r"\.")
+    settings = HubSettings(
+        role="hub",
+        url=SecretStr("amqp://127.0.0.1/"),
+        exchange=exchange,
+        domains=(TrustDomain(user=AGENT_USER, scopes=("vmss-a-*",)),),
+    )
+    made = fleet_definitions(settings, HubAccount(user=HUB_USER), "/", {})
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
-    kinds = r"((event|relay)\.[a-z-]+\.[a-z0-9_-]+|vote|start|pulse)"
-    scopes = r"vmss-a-[a-z0-9-]*"
+    names = agent_publish_exchange_name(exchange), command_exchange_name(exchange)
     broker.define(
         {
             "users": [
@@ -75,41 +84,16 @@ def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) 
             "permissions": [
                 {"user": HUB_USER, **everything},
                 {"user": STRANGER, **everything},
-                {
-                    "vhost": "/",
-                    "user": AGENT_USER,
-                    "configure": r"^amq\.gen-.*$",
-                    "write": rf"^({name}\.fleet|amq\.gen-.*)$",
-                    "read": rf"^({name}\.commands|amq\.gen-.*)$",
-                },
+                *(each for each in made["permissions"] if each["user"] == AGENT_USER),
             ],
             "exchanges": [
-                {
-                    "vhost": "/",
-                    "name": f"{exchange}.{part}",
-                    "type": "topic",
-                    "durable": True,
-                    "auto_delete": False,
-                    "internal": False,
-                    "arguments": {},
-                }
-                for part in ("fleet", "commands")
-                if with_exchanges
+                each for each in made["exchanges"] if with_exchanges and each["name"] in names
             ],
         }
     )
+    rights = [each for each in made["topic_permissions"] if each["user"] == AGENT_USER]
     if with_exchanges:
-        agent = {"vhost": "/", "user": AGENT_USER}
-        heard = rf"^(to\.{scopes}\.[a-z0-9_-]+|scope\.{scopes})$"
-        said = rf"^{kinds}\.{scopes}\.[a-z0-9_-]+$"
-        broker.define(
-            {
-                "topic_permissions": [
-                    {**agent, "exchange": f"{exchange}.fleet", "write": said, "read": "^$"},
-                    {**agent, "exchange": f"{exchange}.commands", "write": "^$", "read": heard},
-                ]
-            }
-        )
+        broker.define({"topic_permissions": rights})
 
 
 def agent_document(broker: Broker, exchange: str, **more: Any) -> dict[str, Any]:

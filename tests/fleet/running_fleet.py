@@ -49,8 +49,6 @@ class RunningFleet:
     domains: Sequence[Mapping[str, Any]] = DOMAINS
     interval: str = "500ms"
     """Between two polls of an agent."""
-    more_sinks: Sequence[Mapping[str, Any]] = ()
-    """Sinks of the hub beside the webhook and the exchange."""
     hub_file: Path | None = None
     """The state file of the hub, if it is not in the directory of the fleet."""
 
@@ -97,7 +95,6 @@ class RunningFleet:
                     "url": self.broker.amqp_url(HUB_USER),
                     "exchange": self.exchange,
                 },
-                *self.more_sinks,
             ],
             "api": {
                 "listen": "127.0.0.1:0",
@@ -279,7 +276,6 @@ async def running_fleet(
     setup: Setup | None = None,
     without_agents: Collection[str] = (),
     interval: str = "500ms",
-    more_sinks: Sequence[Mapping[str, Any]] = (),
 ) -> AsyncIterator[RunningFleet]:
     """Run a hub, and an agent for each VM of each scope.
 
@@ -300,7 +296,6 @@ async def running_fleet(
             agent_settings=agents or {},
             domains=domains,
             interval=interval,
-            more_sinks=more_sinks,
         )
         for scope, vms in scopes.items():
             azure = Simulator(replace(setup or Setup(), vms=tuple(map(VM, vms))))

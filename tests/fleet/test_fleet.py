@@ -1,62 +1,70 @@
-"""A whole fleet: what a hub tells about what its agents see."""
+"""A whole fleet: agents die, lag behind or see another document, and the hub tells one story."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from relay.fleet.agent.start_orders import RESTART_PAUSE
 from relay.fleet.hub import merge
-from relay.simulator import Plan
+from relay.simulator import Plan, Setup
 from tests.eventually import eventually
-from tests.fleet.running_fleet import running_fleet
+from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.journey.relay_process import inbox
 from tests.rabbitmq import Broker
 
 SCOPE = "vmss-a-1f0c33ab"
+WHOLE_STORY = ["event.scheduled", "event.started", "event.ended"]
 
 
-async def test_each_change_that_three_agents_see_is_told_once(
+async def test_an_event_that_one_vm_alone_sees_is_told_from_beginning_to_end(
+    own_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU VMs of a scale set with one fault domain see only the events that name them."""
+    monkeypatch.setattr(merge, "END_WAIT", merge.END_WAIT * 100)  # nobody disagrees
+    vms = ["vm-0", "vm-1", "vm-2"]
+    async with running_fleet(
+        own_broker, tmp_path, {SCOPE: vms}, setup=Setup(broadcast=False)
+    ) as fleet:
+        azure = fleet.azures[SCOPE]
+        events = [azure.schedule(Plan(resources=(vm,))) for vm in vms]
+        await eventually(lambda: all(len(fleet.told(each.event_id)) == 1 for each in events))
+        for event in events:
+            azure.start(event)
+        await eventually(lambda: all(len(fleet.told(each.event_id)) == 2 for each in events))
+        for event in events:
+            azure.end(event)
+        await eventually(lambda: all(fleet.told(each.event_id) == WHOLE_STORY for each in events))
+        await fleet.wait_until_reported()
+        assert all(fleet.told(each.event_id) == WHOLE_STORY for each in events)
+
+
+async def test_an_agent_that_becomes_a_plain_relay_and_back_loses_nothing(
     own_broker: Broker, tmp_path: Path
 ) -> None:
-    vms = ["vm-0", "vm-1", "vm-2"]
-    async with running_fleet(own_broker, tmp_path, {SCOPE: vms}) as fleet:
+    """Both use the same state file. The hub hears of what happened meanwhile from the pulse."""
+    async with (
+        running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet,
+        inbox() as alone,
+    ):
         azure = fleet.azures[SCOPE]
         event = azure.schedule(Plan(resources=("vm-0",)))
-        await eventually(lambda: len(fleet.told(event.event_id)) == 1)
-        azure.start(event)
-        await eventually(lambda: len(fleet.told(event.event_id)) == 2)
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:1])
+        await fleet.stop_agent(SCOPE, "vm-0")
+        async with AsyncExitStack() as stack:
+            await fleet.start_plain_relay(stack, SCOPE, "vm-0", alone.url, store=f"{SCOPE}-vm-0.db")
+            azure.start(event)
+            await eventually(lambda: "event.started" in alone.types_of(event.event_id))
+        await fleet.start_agent(SCOPE, "vm-0")
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:2])
         azure.end(event)
-        await eventually(lambda: len(fleet.told(event.event_id)) == 3)
-        changes = ["event.scheduled", "event.started", "event.ended"]
-        assert [each["type"].split(".", 2)[2][:-3] for each in fleet.inbox.events] == changes
-        assert {each["scope"] for each in fleet.inbox.events} == {SCOPE}
-
-
-RULE = {
-    "approvals": {
-        "rules": [{"name": "ops", "approve": {"votes": 1, "from": ["client:ops"]}}],
-    }
-}
-
-
-async def test_a_vote_at_the_hub_gives_one_start_request_in_the_scope(
-    own_broker: Broker, tmp_path: Path
-) -> None:
-    vms = ["vm-0", "vm-1", "vm-2"]
-    async with running_fleet(own_broker, tmp_path, {SCOPE: vms}, hub=RULE) as fleet:
-        azure = fleet.azures[SCOPE]
-        event = azure.schedule(Plan(resources=("vm-0",)))
-        await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
-        status, answer = await fleet.approve(SCOPE, event.event_id)
-        assert (status, answer["state"]) == (202, "granted")
-        await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))
-        assert len(azure.start_requests) == 1
-        await eventually(lambda: "event.started" in fleet.told(event.event_id))
-        (started,) = (
-            each for each in fleet.inbox.events if each["type"].endswith("event.started.v1")
-        )
-        assert started["data"]["approvedByRelay"] is True
+        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY)
+        ids = {each["id"] for each in fleet.inbox.events if each["type"].endswith("started.v1")}
+        assert ids == {each["id"] for each in alone.events if each["type"].endswith("started.v1")}
 
 
 async def test_an_agent_whose_vm_azure_deleted_is_forgotten(
@@ -75,3 +83,52 @@ async def test_an_agent_whose_vm_azure_deleted_is_forgotten(
         azure.end(event)
         await eventually(lambda: fleet.told(event.event_id)[-1] == "event.ended")
         await eventually(lambda: [agent.relay for agent in fleet.roster] == ["vm-1"])
+
+
+# --- orders
+
+RULE = {
+    "approvals": {
+        "rules": [{"name": "ops", "approve": {"votes": 1, "from": ["client:ops"]}}],
+    }
+}
+
+
+async def wait_until_agents_obey() -> None:
+    """Wait until agents that have just started carry out orders."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await eventually(lambda: loop.time() > started + RESTART_PAUSE)
+
+
+async def approve_when_told(fleet: RunningFleet, event_id: str) -> None:
+    """Vote for an event as soon as it was told."""
+    await eventually(lambda: fleet.told(event_id) == ["event.scheduled"])
+    status, answer = await fleet.approve(SCOPE, event_id)
+    assert (status, answer["state"]) == (202, "granted")
+
+
+async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once(
+    own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vms = ("vm-0", "vm-1")
+    async with running_fleet(own_broker, tmp_path, {SCOPE: vms}, hub=RULE) as fleet:
+        azure, hub = fleet.azures[SCOPE], fleet.running_hub.relay
+        await wait_until_agents_obey()
+        event = azure.schedule(Plan(resources=vms))  # both report it, as it names both
+        await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
+        key = f"{event.event_id.lower()}@{SCOPE}"
+
+        async def show_both() -> bool:
+            return len(await hub.store.read(lambda tx: tx.fleet.sightings([key]))) == 2
+
+        await eventually(show_both)
+        assert hub.roster is not None
+        chosen, other = sorted(hub.roster, key=lambda agent: agent.candidate_rank)
+        await fleet.stop_agent(SCOPE, chosen.relay)
+        await approve_when_told(fleet, event.event_id)
+        await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))
+        (post,) = azure.start_requests
+        assert post.vm == other.relay
+        returned = [text for text in caplog.messages if "the order was returned" in text]
+        assert [chosen.relay in text for text in returned] == [True]

@@ -125,14 +125,6 @@ async def has_consumer(bus: Bus) -> bool:
     return f"{bus.exchange}.approvals.hub\t1" in rows
 
 
-@pytest.mark.parametrize(("scope", "other"), [(A, B), (B, A)])
-async def test_the_routing_key_chooses_the_scope(hub: HubOnBus, scope: str, other: str) -> None:
-    event, decision = await hub.schedule(A, B)
-    await hub.bus.send(decision, f"to {scope}", key=f"approve.{scope}")
-    assert await hub.outcome(f"to {scope}") == ("approval.recorded.v1", scope, None)
-    assert await hub.votes(event) == {scope: 1, other: 0}
-
-
 async def test_a_right_to_one_scope_gives_no_way_to_another(hub: HubOnBus) -> None:
     """The broker refuses the key, but some versions accept it in a CC header. The hub never."""
     event, decision = await hub.schedule(A, B)

@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import aio_pika
 import pytest
 
 from relay.simulator import Plan, Simulator
-from tests.chat.mattermost_server import MattermostServer
 from tests.depth import CHAOS, depth
 from tests.eventually import eventually
-from tests.fleet.hub_side import HUB_USER
-from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.fleet.running_fleet import running_fleet
 from tests.journey.relay_process import Inbox, inbox, name_of
 from tests.rabbitmq import Broker
 
@@ -43,31 +38,6 @@ def histories(box: Inbox) -> dict[str, list[tuple[str, str]]]:
         if name_of(each).startswith("event."):
             found.setdefault(each["subject"], []).append((name_of(each), each["id"]))
     return found
-
-
-CHANGE_OF_LINE = {
-    "Azure began": "event.started",
-    "Azure changed": "event.updated",
-    "It is over": "event.ended",
-    "Azure has taken it back": "event.ended",
-}
-"""What a line in the thread of a message tells, by its beginning."""
-
-
-def chat_changes(server: MattermostServer) -> Counter[str]:
-    """Return how often each change was told in a thread of the channel."""
-    return Counter(
-        change
-        for post in server.channel_posts
-        for line in server.thread_lines(post)
-        for beginning, change in CHANGE_OF_LINE.items()
-        if f" UTC: {beginning}" in line
-    )
-
-
-def changes_in_threads(box: Inbox) -> Counter[str]:
-    """Return how often each change came that a chat tells in a thread."""
-    return Counter(name for _, name, _ in changes(box) if name in CHANGE_OF_LINE.values())
 
 
 class Story:
@@ -116,51 +86,23 @@ class Story:
         self.expected += 6
 
 
-@asynccontextmanager
-async def consuming(fleet: RunningFleet) -> AsyncIterator[list[str]]:
-    """Consume what the hub publishes for services; yield the ids of events."""
-    ids: list[str] = []
-    connection = await aio_pika.connect(fleet.broker.amqp_url(HUB_USER))
-    async with connection, connection.channel() as channel:
-        queue = await channel.declare_queue(exclusive=True)
-        exchange = await channel.declare_exchange(
-            fleet.exchange,
-            "topic",
-            durable=True,
-            arguments={"alternate-exchange": f"{fleet.exchange}.unrouted"},
-        )
-        await queue.bind(exchange, f"event.*.*.{SCOPE}")
-
-        async def keep(message: aio_pika.abc.AbstractIncomingMessage) -> None:
-            ids.append(message.message_id or "")
-
-        await queue.consume(keep, no_ack=True)
-        yield ids
-
-
 @pytest.mark.timeout(depth(480, 180))
 async def test_agents_tell_each_change_once_with_the_ids_of_a_relay_alone(
     own_broker: Broker, tmp_path: Path
 ) -> None:
     """A plain relay runs beside them, as another VM of the same scope."""
     vms = [f"vm-{number}" for number in range(AGENTS)]
-    chat = MattermostServer()
-    chat.add_member(chat.bot_id)
-    await chat.start()
     running = running_fleet(
         own_broker,
         tmp_path,
         {SCOPE: [*vms, PLAIN]},
         without_agents=[PLAIN],
         interval="3s" if CHAOS else "500ms",
-        more_sinks=[chat.sink_section(name="chat")],
     )
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(chat.stop)
         fleet = await stack.enter_async_context(running)
         alone = await stack.enter_async_context(inbox())
         await fleet.start_plain_relay(stack, SCOPE, PLAIN, alone.url)
-        consumed = await stack.enter_async_context(consuming(fleet))
         story = Story(fleet.azures[SCOPE])
         for step in (story.begin, story.change, story.return_to_before, story.end):
             step()
@@ -169,7 +111,3 @@ async def test_agents_tell_each_change_once_with_the_ids_of_a_relay_alone(
             await fleet.wait_until_reported()
         assert changes(fleet.inbox) == changes(alone)
         assert histories(fleet.inbox) == histories(alone)
-        await eventually(lambda: len(consumed) >= story.expected)
-        assert sorted(consumed) == sorted(each for _, _, each in changes(alone))
-        await eventually(lambda: chat_changes(chat).total() >= changes_in_threads(alone).total())
-        assert chat_changes(chat) == changes_in_threads(alone)

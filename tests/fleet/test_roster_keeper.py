@@ -56,9 +56,9 @@ class Rig:
         self.lost.append(agent.relay)
         self.keeper.roster.forget(agent)
 
-    def hear(self, **fields: Any) -> None:
+    def hear(self, clock_offset: float = 0.0) -> None:
         """Hear the agent."""
-        pulse = Pulse(**{"version": "1", "names": (), "live": (), "clock_offset": 0.0} | fields)
+        pulse = Pulse(version="1", names=(), live=(), clock_offset=clock_offset)
         self.keeper.roster.note_message(SENDER, "vm-0", self.clock.now(), pulse)
 
     async def pass_time(self, seconds: float) -> None:

@@ -224,14 +224,6 @@ async def test_an_event_that_changes_after_the_last_poll_is_seen_by_the_read_bef
 # --- time
 
 
-@pytest.mark.parametrize("seconds", [-1.0])
-async def test_a_late_order_sends_nothing(tmp_path: Path, seconds: float) -> None:
-    async with rig(tmp_path) as running:
-        result = await running.carry_out(seconds=seconds)
-        assert result.result == "stale"
-        assert running.imds.posts == []
-
-
 @pytest.mark.parametrize("minutes", [-30, 30])
 async def test_the_clock_of_the_vm_does_not_matter(tmp_path: Path, minutes: int) -> None:
     async with rig(tmp_path) as running:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-import aiohttp
 import orjson
 import pytest
 
 from relay.clock import SystemClock
-from relay.errors import SourceRefused
 from relay.events.match import Match
 from relay.events.model import ScheduledEvent
 from relay.imds import SourceSettings
@@ -82,31 +80,6 @@ async def test_each_version_takes_a_start_request(api_version: str) -> None:
         (call,) = sim.start_requests
         assert call.query == f"api-version={api_version}"
         assert orjson.loads(call.body) == {"StartRequests": [{"EventId": event.event_id}]}
-
-
-async def test_the_oldest_version_has_a_prefix_and_another_form_of_time() -> None:
-    async with Simulator(SETUP) as sim, aiohttp.ClientSession() as session:
-        sim.schedule(Plan(type="Reboot"))
-        texts = {}
-        for api_version in API_VERSIONS:
-            async with session.get(
-                f"{sim.url}/metadata/scheduledevents",
-                params={"api-version": api_version},
-                headers={"Metadata": "true"},
-            ) as response:
-                (entry,) = (await response.json())["Events"]
-                texts[api_version] = (entry["Resources"][0], entry["NotBefore"][-1])
-    assert texts.pop("2017-03-01") == ("_web_0", "Z")
-    assert set(texts.values()) == {("web_0", "T")}  # … GMT
-
-
-async def test_a_version_that_the_service_does_not_know_is_named_with_those_that_it_knows() -> None:
-    async with Simulator(SETUP) as sim:
-        with pytest.raises(SourceRefused) as caught:
-            await read(sim.url, "2016-11-30")
-    assert caught.value.status == 400
-    assert "newest-versions" in caught.value.reason
-    assert "2020-07-01" in caught.value.reason
 
 
 @pytest.mark.parametrize(

@@ -104,17 +104,6 @@ async def test_a_start_request_names_each_event_in_the_case_it_came_in() -> None
     }
 
 
-async def test_calls_share_one_connection_and_forget_cookies() -> None:
-    async with (
-        run_server(Answer(headers={"Set-Cookie": "a=b; Path=/"})) as server,
-        client_of(server.url) as client,
-    ):
-        await client.read_document_bytes()
-        await client.read_document_bytes()
-    assert server.requests[0].peer == server.requests[1].peer
-    assert "Cookie" not in server.requests[1].headers
-
-
 async def test_a_proxy_of_the_environment_is_bypassed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_server() as server, run_server(Answer(status=502)) as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -165,17 +154,6 @@ async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
     assert "secret" not in read.value.reason
     assert elsewhere.requests == []
     assert len(server.requests) == 2
-
-
-async def test_a_refused_start_request_is_told_from_an_unavailable_one() -> None:
-    async with (
-        run_server(answers_in_order(Answer(b"", 400), Answer(b"", 503))) as server,
-        client_of(server.url) as client,
-    ):
-        with pytest.raises(SourceRefused):
-            await client.send_start_request(["A"])
-        with pytest.raises(SourceUnavailable):
-            await client.send_start_request(["A"])
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("3600", 60.0)])
@@ -343,18 +321,6 @@ async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None
     assert len(server.requests) == 6
     assert min(spans_of_three(server.requests)) >= 1.0
     assert max(spans_of_three(server.requests)) < 1.5, "and no time is wasted"
-
-
-async def test_calls_go_in_order_of_arrival() -> None:
-    async with run_client_and_server() as (server, client), asyncio.TaskGroup() as calls:
-        for name in "ABCDE":
-            calls.create_task(client.send_start_request([name]))
-            await asyncio.sleep(0)
-    names = [
-        orjson.loads(request.body)["StartRequests"][0]["EventId"] for request in server.requests
-    ]
-    # The two of one window travel on two connections and may overtake each other.
-    assert [sorted(names[0:2]), sorted(names[2:4]), names[4:]] == [["A", "B"], ["C", "D"], ["E"]]
 
 
 # --- calls with a deadline

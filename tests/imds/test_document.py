@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from relay.errors import DocumentError
 from relay.events.model import Document, ScheduledEvent
 from relay.imds.document import parse_document
-from tests.events.strategies import EVENTS, azure_event, document_body, make_event
+from tests.events.strategies import azure_event, document_body, make_event
 
 SCALARS = (
     st.none()
@@ -298,22 +297,3 @@ def test_two_entries_of_different_types_count_as_the_graver(
 
 
 # --- revision
-
-
-@given(EVENTS, EVENTS)
-def test_a_revision_changes_exactly_when_what_an_approver_saw_changes(
-    first: ScheduledEvent, second: ScheduledEvent
-) -> None:
-    second = dataclasses.replace(second, event_id=first.event_id)
-
-    def seen(made: ScheduledEvent) -> object:
-        return (
-            made.event_type,
-            made.event_source,
-            sorted(made.resources),
-            made.not_before,
-            made.duration,
-            made.event_status,
-        )
-
-    assert (first.revision == second.revision) == (seen(first) == seen(second))

@@ -184,36 +184,11 @@ def report() -> dict[str, Any]:
     return result
 
 
-def test_in_a_virtual_network_its_address_is_taken_and_dhcp_is_not_asked(
-    report: dict[str, Any],
-) -> None:
-    assert report["in_a_virtual_network"] == {
-        "url": "http://169.254.169.254",
-        "outside": False,
-        "asked": 0,
-        "others": 0,
-    }
-
-
-def test_nothing_is_sent_to_a_public_host(report: dict[str, Any]) -> None:
-    public = report["public_address"]
-    assert (public["calls"], public["url"]) == (0, None)
-    assert "203.0.113.9, and the metadata service has no public address" in public["reason"]
-
-
 def test_a_service_that_moved_is_found_again(report: dict[str, Any]) -> None:
     moved = report["moved"]
     assert moved["urls"] == ["http://10.9.8.9", "http://100.65.96.130:8080"]
     assert "10.9.8.9" in moved["at_once"]
     assert moved["asked"] == [0, 1]
-
-
-def test_without_an_answer_of_dhcp_azures_host_is_tried(report: dict[str, Any]) -> None:
-    nothing = report["nothing"]
-    assert nothing["url"] == "http://168.63.129.16"
-    assert nothing["asked"] == 1
-    for part in ("http://169.254.169.254", "http://168.63.129.16", "no DHCP server answered"):
-        assert part in nothing["reason"]
 
 
 def test_a_whole_relay_finds_the_service_and_approves_in_the_oldest_version(

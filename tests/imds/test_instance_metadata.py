@@ -75,11 +75,6 @@ def test_instance_metadata_says_which_vm_this_is() -> None:
     assert parse_instance(body()) == VM
 
 
-def test_a_member_of_a_scale_set_is_told() -> None:
-    instance = parse_instance(body(vmScaleSetName="Prod_VMSS", placementGroupId="PG-1"))
-    assert (instance.scale_set, instance.placement_group) == ("Prod_VMSS", "PG-1")
-
-
 @pytest.mark.parametrize(
     ("compute", "name"),
     [
@@ -182,11 +177,6 @@ def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(reso
 )
 def test_a_neighbour_is_not_meant(resource: str) -> None:
     assert not names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
-
-
-def test_while_the_names_are_unknown_any_resources_may_include_this_vm() -> None:
-    assert names_this_vm(["db-2"], None)
-    assert names_this_vm([], None)
 
 
 # --- boot

@@ -245,25 +245,6 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
 # --- after a failure
 
 
-@pytest.mark.parametrize(
-    ("chance", "pauses"), [(0.0, [1, 2, 4, 5, 5]), (1.0, [1.25, 2.5, 5, 6.25, 6.25])]
-)
-async def test_the_rest_after_failures_doubles_and_jitter_only_adds(
-    tmp_path: Path, chance: float, pauses: list[float]
-) -> None:
-    async with simulated(tmp_path, chance=lambda: chance) as (running, sim):
-        sim.add_fault(Fault(status=500, calls=len(pauses)))
-        await running.polled()
-        for pause in pauses:
-            assert running.clock.remaining_sleeps[0] == pytest.approx(pause)
-            before = running.poller.polls
-            running.clock.advance(pause)
-            await eventually(lambda before=before: running.poller.polls > before)
-            await running.resting()
-        assert running.poller.failures == 0
-        assert running.clock.remaining_sleeps[0] == pytest.approx(1)
-
-
 async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
     tmp_path: Path,
 ) -> None:
@@ -421,35 +402,14 @@ async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing
 
 async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with run_server(lambda _: Answer(pause=60)) as server:
-        source = SourceSettings.model_validate({"url": server.url})
-        async with (
-            open_store(
-                StoreSettings(path=tmp_path / "relay.db"),
-                StateFileScopeAndVm("s", None),
-                clock,
-                lambda _: (),
-            ) as store,
-            ImdsClient(source, clock) as client,
-        ):
-            reports: list[str] = []
-            recorder = Recorder(ORIGIN, BOOT_ID, None)
-            poller = Poller(
-                source,
-                client,
-                recorder,
-                store,
-                clock,
-                report=lambda name, *_, **__: reports.append(name),
-                last_read_at=None,
-            )
-            task = asyncio.create_task(poller.run())
-            await eventually(lambda: len(server.requests) == 1)
-            clock.advance(FIRST_ANSWER_TIMEOUT)
-            await eventually(lambda: poller.lost)
-            assert reports == ["relay.source-lost"]
-            task.cancel()
-            await asyncio.wait({task})
+    async with (
+        run_server(lambda _: Answer(pause=60)) as server,
+        rig(tmp_path, server.url, clock) as running,
+    ):
+        await eventually(lambda: len(server.requests) == 1)
+        clock.advance(FIRST_ANSWER_TIMEOUT)
+        await eventually(lambda: running.poller.lost)
+        assert [name for name, _ in running.reports] == ["relay.source-lost"]
 
 
 # --- gaps: what may have started and ended unseen

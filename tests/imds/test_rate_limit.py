@@ -105,19 +105,6 @@ def test_a_retry_waits_at_least_the_interval_and_never_long(
     )
 
 
-@given(st.integers(1, 100), st.floats(0, 10_000), INTERVALS, JITTERS)
-def test_retry_after_only_lengthens_and_is_capped(
-    failures: int, rest: float, interval: float, jitter: float
-) -> None:
-    without, with_it = (
-        retry_delay(failures, None, interval, jitter),
-        retry_delay(failures, rest, interval, jitter),
-    )
-    assert with_it >= without
-    assert with_it >= min(rest, MAX_RETRY_AFTER)
-    assert with_it <= max(without, MAX_RETRY_AFTER + without / 4)
-
-
 def test_the_wait_doubles_from_the_interval_to_five_seconds() -> None:
     """A notice can be as short as ten seconds, so the wait after a failure is short."""
     assert [retry_delay(failures, None, 1.0, 0.0) for failures in (1, 2, 3, 4, 50)] == [
