@@ -8,7 +8,6 @@ service is, with the candidates of `relay.imds.discover`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -52,9 +51,7 @@ class ImdsClient(ImdsSession):
         self._settings = settings
         self._finder = finder or CandidateFinder(clock) if settings.url == DISCOVER else None
         self._found: Candidate | None = None
-        self._searching = asyncio.Lock()
         self._failing_since = math.inf  # monotonic
-        self._usable_body: bytes | None = None  # the last that was a document
         self._has_answered = False
 
     def use_source_settings(self, settings: SourceSettings) -> None:
@@ -83,11 +80,7 @@ class ImdsClient(ImdsSession):
         return (await self.read_dated_document()).body
 
     async def read_dated_document(self) -> DatedBody:
-        """Return the body of the Scheduled Events document with the service's time.
-
-        A search parses the document, and so does the first read of other bytes from a service that
-        was found: another one may answer at that address by now.
-        """
+        """Return the body of the Scheduled Events document with the service's time."""
         if self._finder is None:
             return await self._read_document(self._settings.url)
         failing = self._clock.monotonic() - self._failing_since
@@ -95,13 +88,12 @@ class ImdsClient(ImdsSession):
             return await self._search(self._finder)
         try:
             read = await self._read_document(self._found.base_url)
-            if read.body != self._usable_body:
-                parse_document(read.body)
+            parse_document(read.body)  # another service may answer at that address by now
         except SourceError as error:
             if error.status != 429:  # it works, others poll too
                 self._failing_since = min(self._failing_since, self._clock.monotonic())
             raise
-        self._failing_since, self._usable_body = math.inf, read.body
+        self._failing_since = math.inf
         return read
 
     async def _search(self, finder: CandidateFinder) -> DatedBody:
@@ -109,21 +101,18 @@ class ImdsClient(ImdsSession):
 
         Raises SourceUnavailable if none has it. What was found before then stays.
         """
-        async with self._searching:
-            problems = []
-            async with contextlib.aclosing(finder.candidates()) as candidates:
-                async for candidate in candidates:
-                    try:
-                        read = await self._read_document(candidate.base_url, CONNECT_TIMEOUT)
-                        parse_document(read.body)
-                    except SourceError as error:
-                        problems.append(
-                            f"{candidate.base_url} ({candidate.reason}): {error.reason}"
-                        )
-                        continue
-                    self._use_candidate_endpoint(candidate)
-                    return read
-            self._failing_since = self._clock.monotonic()
+        problems = []
+        async with contextlib.aclosing(finder.candidates()) as candidates:
+            async for candidate in candidates:
+                try:
+                    read = await self._read_document(candidate.base_url, CONNECT_TIMEOUT)
+                    parse_document(read.body)
+                except SourceError as error:
+                    problems.append(f"{candidate.base_url} ({candidate.reason}): {error.reason}")
+                    continue
+                self._use_candidate_endpoint(candidate)
+                return read
+        self._failing_since = self._clock.monotonic()
         raise SourceUnavailable(
             f"found no metadata service: {'; '.join([*problems, *finder.problems])}"
         )

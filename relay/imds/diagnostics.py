@@ -57,7 +57,18 @@ async def diagnose(
         try:
             instance = parse_instance(await _read_instance(client, clock))
         except SourceError as error:
-            findings.append(_explain_no_instance(client, settings, error, required=required))
+            subject = f"metadata service {settings.url}"
+            if client.is_outside_virtual_network and not required:
+                message = "it has no instance metadata, as is usual outside virtual networks"
+                findings.append(ok(f"metadata service {client.base_url}", message))
+            elif error.status == 404 and not required:
+                remedy = "this is normal on a simulator; on Azure check source.url"
+                findings.append(warning(subject, "it has no instance metadata (404)", remedy))
+            else:
+                remedy = (
+                    "this must run on an Azure VM, and nothing may block the way to that address"
+                )
+                findings.append(failure(subject, error.reason, remedy))
         else:
             message = f"this is VM {instance.name}, vmId {instance.vm_id}"
             findings.append(ok(f"metadata service {client.base_url}", message))
@@ -83,25 +94,10 @@ async def _read_instance(client: ImdsClient, clock: Clock) -> bytes:
     return await client.read_instance_metadata_body()
 
 
-def _explain_no_instance(
-    client: ImdsClient, settings: SourceSettings, error: SourceError, *, required: bool
-) -> Finding:
-    if client.is_outside_virtual_network and not required:
-        message = "it has no instance metadata, as is usual outside virtual networks"
-        return ok(f"metadata service {client.base_url}", message)
-    subject = f"metadata service {settings.url}"
-    if error.status == 404 and not required:
-        remedy = "this is normal on a simulator; on Azure check source.url"
-        return warning(subject, "it has no instance metadata (404)", remedy)
-    remedy = "this must run on an Azure VM, and nothing may block the way to that address"
-    return failure(subject, error.reason, remedy)
-
-
 def _check_clock(skew: float | None) -> list[Finding]:
     if skew is None:
         return []
-    seconds = abs(skew)
-    direction = "behind" if skew > 0 else "ahead of"
+    seconds, direction = abs(skew), "behind" if skew > 0 else "ahead of"
     message = f"this machine's clock is {seconds:.0f} s {direction} the metadata service's"
     remedy = (
         "synchronize it (chrony, systemd-timesyncd): "

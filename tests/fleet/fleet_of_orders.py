@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -23,13 +23,12 @@ from relay.errors import Deferred
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.merge import EventHistory, Word, apply_word, words_of_pulse
+from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import Pulse, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest import EventDeparture, EventSighting, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import NOTHING, EventApprovals, fold
 from relay.store.chain import JournalRow, read_all_rows, verify_journal
@@ -97,9 +96,7 @@ class FakeAgent:
         """Return a pulse that says what is in the document."""
         return Pulse(
             vm_id=f"id-of-{self.relay}",
-            boot_id="boot",
             version="1.0.0",
-            zone=None,
             names=(self.relay,),
             live=tuple(common_event_data(event, 1) for event in document),
             poll_age=0.5,
@@ -334,8 +331,14 @@ class Hub:
         clock = fleet.clock
         self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
         self.roster.note_listening(clock.now())
-        self.histories: dict[str, dict[str, EventHistory]] = (
-            earlier.histories if earlier is not None else {}
+        self.merger = EventMerger(
+            HUB,
+            store,
+            clock,
+            freshness=lambda *_: lambda _: False,
+            listens=lambda _: False,
+            has_read_all=_nothing_waits,
+            ask=_ask_nobody,
         )
         self.port = OrderPort(
             store,
@@ -346,7 +349,6 @@ class Hub:
             self.agents_showing,
             is_connected=lambda: fleet.publish != "down",
         )
-        self.recorder = Recorder(HUB, None, None)
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub = self
 
@@ -354,7 +356,7 @@ class Hub:
         """Return who shows the event as the hub knows it."""
         event_id, _, of = event_key.rpartition("@")
         assert of == scope
-        history = self.histories.get(scope, {}).get(event_id)
+        history = self.merger.history(scope, event_id)
         return history.agents_seeing_told_state if history else frozenset()
 
     task: asyncio.Task[None]
@@ -377,26 +379,16 @@ class Hub:
 
     async def _record(self, agent: FakeAgent, sent: SentPulse) -> None:
         """Merge and record what an agent sees."""
-        now, scope, pulse = self.fleet.clock.now(), agent.scope, sent.pulse
-        self.roster.note_message(agent.sender, agent.relay, now, pulse)
-        histories = self.histories.setdefault(scope, {})
-        news: list[EventSighting | EventDeparture] = []
-        for key, word in list(words_of_pulse(agent.relay, pulse.events or (), histories)):
-            history, found = apply_word(
-                histories.get(key),
-                agent.relay,
-                word,
-                sent.sent_at,
-                max(now, sent.sent_at),
-                lambda _: False,
-            )
-            if history is not None:
-                histories[key] = history
-            if found is not None:
-                news.append(_to_record(scope, key, found, now))
-        await self.store.transact(
-            lambda tx: self.recorder.record_observations(tx, news, now), fail_open=True
+        self.roster.note_message(agent.sender, agent.relay, self.fleet.clock.now(), sent.pulse)
+        words = {event.lowercase_event_id: event for event in sent.pulse.events or ()}
+        document = Heard(
+            scope=agent.scope,
+            relay=agent.relay,
+            seen=sent.sent_at,
+            words=words,
+            is_document=True,
         )
+        await self.merger.merge([document])
 
     # --- what is on disk
 
@@ -455,10 +447,12 @@ class Hub:
             await self.settle()
 
 
-def _to_record(scope: str, key: str, news: Word, now: datetime) -> EventSighting | EventDeparture:
-    if isinstance(news, ScheduledEvent):
-        return EventSighting(scope, now, news, None)
-    return EventDeparture(scope, now, key, news.gap, news.rebooted)
+async def _nothing_waits() -> bool:
+    return True
+
+
+async def _ask_nobody(_scope: str, _event_ids: Sequence[str]) -> None:
+    pass
 
 
 @asynccontextmanager
@@ -474,6 +468,7 @@ async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> A
             )
         )
         hub = Hub(path, fleet, store, earlier)
+        await hub.merger.load()
         hub.task = task = asyncio.create_task(hub.run())
         try:
             yield hub
