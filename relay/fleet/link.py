@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NoReturn
 
 from aio_pika import exceptions as amqp
@@ -25,7 +25,6 @@ from relay.amqp.publisher import ConfirmedPublisher, PublishChannel
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.fleet.messages import MAX_BODY_BYTES
-from relay.fleet.settings import AgentSettings, HubSettings
 from relay.log_once import LogOnce
 
 MAX_BATCH = 256
@@ -47,14 +46,14 @@ class Link:
 
     def __init__(
         self,
-        settings: AgentSettings | HubSettings,
+        urls: Callable[[], Sequence[URL]],
         name: str,
         clock: Clock,
         exchange: str,
         publisher: ConfirmedPublisher,
         **options: Any,
     ) -> None:
-        self._settings = settings
+        self._urls = urls
         self._name = name
         self._clock = clock
         self._exchange = exchange
@@ -72,7 +71,7 @@ class Link:
     async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
         """Stay connected until cancelled."""
         await keep_connected(
-            self._settings.broker_urls,
+            self._urls,
             self._name,
             self._clock,
             self._serve,

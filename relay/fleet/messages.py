@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import orjson
 from pydantic import (
@@ -142,7 +142,7 @@ class _Message(Strict):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
     kind: ClassVar[str]
-    routed_as: ClassVar[str | None] = None
+    routed_as: ClassVar[Literal["pulse", "vote", "start"] | None] = None
     """The first word of the routing key under which an agent sends it."""
 
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:
@@ -261,14 +261,7 @@ class PulseRequest(_Message):
 
 
 Message: TypeAlias = Pulse | VoteMessage | StartOrder | StartResult | VoteAnswer | PulseRequest
-MESSAGES: tuple[type[Message], ...] = (
-    Pulse,
-    VoteMessage,
-    StartOrder,
-    StartResult,
-    VoteAnswer,
-    PulseRequest,
-)
+MESSAGES: tuple[type[Message], ...] = get_args(Message)
 Content: TypeAlias = Message | CloudEvent
 """What a message says. A CloudEvent is an ``event.*`` or ``relay.*`` that an agent recorded."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from relay.amqp.connection import open_connection
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.build import Origin
@@ -21,7 +19,6 @@ from relay.fleet.agent import link as link_module
 from relay.fleet.agent.link import (
     FIRST_RECONNECT_SPREAD,
     MAX_RECONNECT_SPREAD,
-    SOCKET_BUFFERS,
     AgentLink,
     spread_reconnect_delay,
 )
@@ -152,19 +149,6 @@ async def test_an_agent_has_one_connection_and_one_queue(own_broker: Broker) -> 
         assert "true" in own
         assert '"x-max-length",100' in own.replace(" ", "")
         assert '"x-message-ttl",30000' in own.replace(" ", "")
-
-
-async def test_the_buffers_of_the_socket_are_small(own_broker: Broker) -> None:
-    """The kernel doubles what it is told, for its own use."""
-    await asyncio.to_thread(own_broker.start)
-    (url,) = AgentSettings.model_validate(
-        {"role": "agent", "url": own_broker.amqp_url()}
-    ).broker_urls()
-    async with open_connection(url, "small", socket_buffers=SOCKET_BUFFERS) as connection:
-        assert connection._writer is not None  # noqa: SLF001  # nothing else has the socket
-        made: socket.socket = connection._writer.get_extra_info("socket")  # noqa: SLF001  # the same
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            assert made.getsockopt(socket.SOL_SOCKET, option) == 2 * SOCKET_BUFFERS
 
 
 async def test_everything_of_the_hub_reaches_the_handler_and_a_bug_stops_nothing(

@@ -99,7 +99,8 @@ async def hub(tmp_path: Path) -> AsyncIterator[VotingHub]:
         port = cast("StartRequestPort", None)
         gate = Gate(ApprovalEngine(settings, HUB), store, port, clock, lambda _: False)
         votes = MachineVotes(gate.submit, clock)
-        yield VotingHub(path=path, store=store, gate=gate, votes=votes, clock=clock)
+        with gate.in_force():
+            yield VotingHub(path=path, store=store, gate=gate, votes=votes, clock=clock)
 
 
 # --- scopes

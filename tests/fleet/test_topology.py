@@ -66,13 +66,3 @@ def test_the_parts_are_these_and_dead_letters_come_first() -> None:
             ("x.fleet", "quorum", "event.#", "relay.#", "vote.#", "start.#", "pulse.#"),
         ),
     ]
-
-
-def test_the_queue_of_the_hub_takes_the_approvals_of_every_scope() -> None:
-    approvals = hub_approvals_topology("x")[-1]
-    assert isinstance(approvals, Queue)
-    assert (approvals.name, approvals.source, approvals.keys) == (
-        "x.approvals.hub",
-        "x.approvals",
-        ("approve.*",),
-    )

@@ -181,7 +181,7 @@ class Agent:
             settings, origin, self._on_message, self._send_pulse_soon, clock, chance=chance
         )
         self.report_sink = ReportSink(self.link.publish, origin)
-        self.votes = VoteForwarder(engine, self._publish_vote)
+        self.votes = VoteForwarder(engine, self._say)
 
     def attach_source(
         self,
@@ -195,9 +195,7 @@ class Agent:
         """
         self._source = source
         self._reports_wait = reports_wait
-        self._orders = StartOrders(
-            source, sender, self._publish_result, self._machine.vm_id, self._clock
-        )
+        self._orders = StartOrders(source, sender, self._say, self._machine.vm_id, self._clock)
 
     async def run(self) -> None:
         """Stay connected, send pulses and carry out orders until cancelled."""
@@ -244,9 +242,8 @@ class Agent:
                 spread = INTERVAL_SPREAD * (2 * self._chance() - 1)
                 self._pulse_at = self._clock.monotonic() + INTERVAL * (1 + spread)
                 pulse, at = self._make_pulse()
-                event, key = pulse.to_event(self._origin, at), agent_key("pulse", self._origin)
                 with suppress(DeliveryError):  # the next one follows
-                    await self.link.publish(event, key, PULSE_TTL)
+                    await self._say(pulse, at, PULSE_TTL)
             await self._clock.sleep(MIN_INTERVAL)
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
@@ -295,16 +292,14 @@ class Agent:
 
     def _sees_any(self, event_ids: set[str]) -> bool:
         document = self._source.last_document if self._source is not None else None
-        return document is not None and any(
-            event.lowercase_event_id in event_ids for event in document.events
-        )
+        events = document.events if document is not None else ()
+        return any(event.lowercase_event_id in event_ids for event in events)
 
-    # --- other messages to the hub
-
-    async def _publish_result(self, result: StartResult) -> None:
-        event = result.to_event(self._origin, self._clock.now())
-        await self.link.publish(event, agent_key("start", self._origin))
-
-    async def _publish_vote(self, vote: VoteMessage) -> None:
-        event = vote.to_event(self._origin, self._clock.now())
-        await self.link.publish(event, agent_key("vote", self._origin))
+    async def _say(
+        self,
+        message: Pulse | StartResult | VoteMessage,
+        at: datetime | None = None,
+        expiration: int | None = None,
+    ) -> None:
+        event = message.to_event(self._origin, at or self._clock.now())
+        await self.link.publish(event, agent_key(message.routed_as, self._origin), expiration)

@@ -84,7 +84,7 @@ class AgentLink(Link):
         connection_wait: float = CONNECTION_WAIT,
     ) -> None:
         super().__init__(
-            settings,
+            settings.broker_urls,
             f"imds-relay agent {origin.relay} of {origin.scope}",
             clock,
             agent_publish_exchange_name(settings.exchange),

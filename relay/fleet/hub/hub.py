@@ -217,11 +217,9 @@ class Hub:
             match received.content:
                 case CloudEvent() as event if event.name.startswith("relay."):
                     about_relays.append(event)
-                case CloudEvent():
-                    self.reports += 1
-                    heard += _heard(sender, received, now)
-                case Pulse():
-                    self.pulses += 1
+                case CloudEvent() | Pulse():
+                    self.pulses += isinstance(received.content, Pulse)
+                    self.reports += isinstance(received.content, CloudEvent)
                     heard += _heard(sender, received, now)
                 case VoteMessage() as vote:
                     votes.append((sender, vote))

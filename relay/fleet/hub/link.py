@@ -81,7 +81,7 @@ class HubLink(Link):
     ) -> None:
         """``on_lost`` is called when the connection is lost."""
         super().__init__(
-            settings,
+            settings.broker_urls,
             f"imds-relay hub {origin.relay}",
             clock,
             command_exchange_name(settings.exchange),
@@ -93,7 +93,7 @@ class HubLink(Link):
         """How many messages of agents were read."""
         self.failures = 0
         """How often the connection was lost or could not be made since it was there last."""
-        self._hub_settings = settings
+        self._settings = settings
         self._report = report
         self._take_messages = take
         self._is_saved = is_saved
@@ -158,7 +158,7 @@ class HubLink(Link):
     async def _open_queue(
         self, connection: GuardedConnection, channel: AbstractChannel
     ) -> tuple[str, str]:
-        settings = self._hub_settings
+        settings = self._settings
         unknown = await declare_topology(
             connection, fleet_topology(settings.exchange), settings.declare
         )
