@@ -472,7 +472,7 @@ async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> A
         hub.task = task = asyncio.create_task(hub.run())
         try:
             yield hub
-            if task.done():
+            if task.done() and not task.cancelled():
                 await task
         finally:
             task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -281,6 +282,22 @@ async def test_after_its_start_a_hub_waits_until_a_lost_order_is_over(tmp_path: 
         assert len(fleet.orders) == 1
         await hub.advance(1)
         assert len(fleet.orders) == 2
+
+
+async def test_an_order_that_a_reload_gives_up_is_waited_for_by_the_next_gate(
+    tmp_path: Path,
+) -> None:
+    async with hub_with(tmp_path, "a/vm-1") as hub:
+        hub.fleet.agent("a/vm-1").mode = "frozen"
+        await show_event(hub)
+        grants = await hub.store.read(open_grants)
+        hub.task.cancel()
+        await asyncio.wait({hub.task})
+        waiting = asyncio.create_task(hub.port.refresh_events_of_grants("a", grants))
+        await hub.advance(7.75)
+        assert not waiting.done()
+        await hub.advance(0.5)
+        assert waiting.done()
 
 
 async def test_no_order_is_sent_while_the_state_file_cannot_be_read(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub import merge, merger
 from relay.fleet.hub.merge import GoneFromDocument, Word
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
+from relay.ingest import Recorder
 from relay.store import StateFileScopeAndVm
 from relay.store.fleet import AgentRow
 from relay.store.rows import PageLimit
@@ -126,6 +127,34 @@ async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_
             await taking
         await rig.merger.merge(batch)
         assert await rig.told() == ["event.scheduled", "event.updated", "event.updated"]
+
+
+async def test_a_merge_that_is_not_in_the_state_file_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a bug the link hands over one message after the other again."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with merging(tmp_path) as rig:
+        with monkeypatch.context() as broken:
+            broken.setattr(Recorder, "record_observations", fail)
+            with pytest.raises(RuntimeError):
+                await rig.merger.merge([rig.word("vm-0", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1)])
+        assert await rig.told() == ["event.scheduled"]
+
+
+async def test_a_report_that_says_the_same_again_is_stored_with_its_time(tmp_path: Path) -> None:
+    """After a restart, what comes again from before it must be a repeat."""
+    async with merging(tmp_path) as rig:
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", EVENT, 9)])
+        await rig.merger.merge([rig.document("vm-0", 20, EVENT)])
+        key = KEYS.make_key(SCOPE, "e-1")
+        (row,) = await rig.store.read(lambda tx: tx.fleet.sightings([key]))
+        assert row.seen == rig.began + timedelta(seconds=9)
 
 
 async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_restart(
