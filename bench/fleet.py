@@ -32,8 +32,7 @@ from bench.trial import next_run, trial
 from relay.events.build import Origin, change_event, common_event_data, transition_digest
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.events.model import Change, ScheduledEvent
-from relay.fleet.routing import report_key
-from relay.fleet.topology import agent_publish_exchange_name, report_queue_name
+from relay.fleet.routing import agent_publish_exchange_name, report_key, report_queue_name
 from tests.eventually import eventually
 from tests.journey.relay_process import RelayProcess, webhook
 from tests.journey.relay_process import relay as relay_process

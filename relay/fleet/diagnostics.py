@@ -12,16 +12,17 @@ from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
-from relay.fleet.routing import agent_key, scope_key
-from relay.fleet.settings import AgentSettings, HubSettings
-from relay.fleet.topology import (
+from relay.fleet.routing import (
     AGENT_QUEUE_ARGUMENTS,
     agent_binding_keys,
+    agent_key,
     agent_publish_exchange_name,
     command_exchange_name,
     fleet_topology,
     report_queue_name,
+    scope_key,
 )
+from relay.fleet.settings import AgentSettings, HubSettings
 
 _SUBJECT = "fleet"
 _REMEDY = "grant it the rights that `imds-relay fleet definitions` prints"

@@ -20,8 +20,7 @@ from relay.amqp.topology import (
     approvals_queue_name,
     events_topology,
 )
-from relay.fleet.settings import HubSettings
-from relay.fleet.topology import (
+from relay.fleet.routing import (
     HUB,
     agent_publish_exchange_name,
     command_exchange_name,
@@ -30,6 +29,7 @@ from relay.fleet.topology import (
     hub_lock_queue_name,
     report_queue_name,
 )
+from relay.fleet.settings import HubSettings
 
 SALT_BYTES = 4
 _NOTHING = "^$"

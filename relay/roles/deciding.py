@@ -116,7 +116,7 @@ def make_approval_consumer(
     from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
     from relay.amqp.topology import describe_approvals_queue_of_scope  # noqa: PLC0415
     from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
-    from relay.fleet.topology import make_hub_approvals_queue  # noqa: PLC0415
+    from relay.fleet.routing import make_hub_approvals_queue  # noqa: PLC0415
 
     exchange = config.approval_answers_exchange
     is_hub = isinstance(config.fleet, HubSettings)

@@ -21,7 +21,7 @@ from relay.amqp.topology import describe_approvals_queue_of_scope
 from relay.api.settings import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
-from relay.fleet.topology import make_hub_approvals_queue
+from relay.fleet.routing import make_hub_approvals_queue
 from relay.roles.deciding import callers_by_amqp_user
 from tests import hostile
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aio_pika
@@ -19,6 +20,8 @@ from pamqp.commands import Basic
 from pydantic import SecretStr
 
 from relay.amqp.topology import declare_topology
+from relay.app import RunningRelay, start_relay
+from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
@@ -33,14 +36,15 @@ from relay.fleet.messages import (
     VoteMessage,
 )
 from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
-from relay.fleet.routing import command_key, scope_key
-from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import (
+from relay.fleet.routing import (
     agent_publish_exchange_name,
     command_exchange_name,
+    command_key,
     fleet_topology,
     report_queue_name,
+    scope_key,
 )
+from relay.fleet.settings import HubSettings, TrustDomain
 from tests.eventually import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
@@ -107,9 +111,22 @@ def agent_document(broker: Broker, exchange: str, **more: Any) -> dict[str, Any]
     }
 
 
-def agent_config(broker: Broker, exchange: str, **more: Any) -> Config:
-    """Return the configuration of an agent."""
-    return Config.model_validate(agent_document(broker, exchange, **more))
+@asynccontextmanager
+async def running_agent(
+    hub: HubSide, url: str, folder: Path, relay: str = "vm-0", **more: Any
+) -> AsyncIterator[RunningRelay]:
+    """Run an agent that reads the document at a URL. Its state file is in the folder."""
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
+    document = agent_document(
+        hub.broker,
+        hub.exchange,
+        relay=relay,
+        source={"url": url, "interval": "500ms"},
+        store={"path": str(folder / f"{relay}.db")},
+        **more,
+    )
+    async with start_relay(Config.model_validate(document), SystemClock()) as running:
+        yield running
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.roster import Roster
-from relay.fleet.topology import agent_publish_exchange_name, report_queue_name
+from relay.fleet.routing import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Setup, Simulator
 from tests.eventually import eventually
 from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange

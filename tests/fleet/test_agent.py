@@ -1,34 +1,37 @@
-"""An agent with a real RabbitMQ and the simulator: what it reports, and what it obeys."""
+"""An agent with a real RabbitMQ and the simulator: what it reports, and whom it obeys."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+import aio_pika
 import pytest
 
-from relay.app import RunningRelay, start_relay
-from relay.clock import SystemClock
 from relay.delivery.worker import Worker
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import start_orders
-from relay.fleet.messages import Pulse, PulseRequest
+from relay.fleet.messages import Pulse, PulseRequest, StartOrder
+from relay.fleet.routing import command_exchange_name, command_key
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
+    HUB,
     SCOPE,
+    STRANGER,
     HubSide,
-    agent_config,
     hub_side,
     make_order,
+    running_agent,
 )
 from tests.rabbitmq import Broker
 
 VMS = (VM("vm-0"), VM("vm-1"))
+KEY = command_key(SCOPE, "vm-0")
 
 
 @pytest.fixture
@@ -45,29 +48,6 @@ async def azure() -> AsyncIterator[Simulator]:
         yield sim
 
 
-@asynccontextmanager
-async def agent(
-    hub: HubSide,
-    azure: Simulator,
-    directory: Path,
-    relay: str = "vm-0",
-    interval: str = "500ms",
-    **more: Any,
-) -> AsyncIterator[RunningRelay]:
-    """Run an agent on one of the VMs."""
-    directory.mkdir(exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
-    config = agent_config(
-        hub.broker,
-        hub.exchange,
-        relay=relay,
-        source={"url": azure.urls[relay], "interval": interval},
-        store={"path": str(directory / f"{relay}.db")},
-        **more,
-    )
-    async with start_relay(config, SystemClock()) as running:
-        yield running
-
-
 def live_ids(pulse: Pulse) -> list[str]:
     """Return the EventIds in a pulse."""
     return [event["eventId"] for event in pulse.live or ()]
@@ -76,7 +56,7 @@ def live_ids(pulse: Pulse) -> list[str]:
 async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
     hub: HubSide, azure: Simulator, tmp_path: Path
 ) -> None:
-    async with agent(hub, azure, tmp_path) as running:
+    async with running_agent(hub, azure.urls["vm-0"], tmp_path) as running:
         event = azure.schedule(Plan(resources=("vm-0",)))
         await hub.wait_for(CloudEvent)
         azure.start(event)
@@ -99,7 +79,7 @@ async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
 async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     hub: HubSide, azure: Simulator, tmp_path: Path
 ) -> None:
-    async with agent(hub, azure, tmp_path):
+    async with running_agent(hub, azure.urls["vm-0"], tmp_path):
         await hub.wait_for_listener()
         event = azure.schedule(Plan(resources=("vm-1",)))
         await eventually(lambda: azure.start_requests == () and len(azure.calls) > 3)
@@ -129,7 +109,7 @@ async def test_no_pulse_overtakes_a_report_that_waits(
 ) -> None:
     waiting = 1
     monkeypatch.setattr(Worker, "waiting", property(lambda _: waiting))
-    async with agent(hub, azure, tmp_path):
+    async with running_agent(hub, azure.urls["vm-0"], tmp_path):
         azure.schedule(Plan(resources=("vm-0",)))
         await hub.wait_for(CloudEvent)
 
@@ -150,8 +130,8 @@ async def test_an_agent_reports_every_change_and_says_which_events_it_still_sees
     monkeypatch.setattr(agent_parts, "ANSWER_DELAY", 0.01)
     monkeypatch.setattr(agent_parts, "ANSWER_SPREAD", 0.0)
     async with (
-        agent(hub, azure, tmp_path / "a", "vm-0"),
-        agent(hub, azure, tmp_path / "b", "vm-1"),
+        running_agent(hub, azure.urls["vm-0"], tmp_path / "a", "vm-0"),
+        running_agent(hub, azure.urls["vm-1"], tmp_path / "b", "vm-1"),
     ):
         await hub.wait_for_listener(2)
         event = azure.schedule(Plan(resources=("vm-0",)))
@@ -172,7 +152,7 @@ async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event
     """It says so after it has read the document again."""
     monkeypatch.setattr(agent_parts, "ANSWER_DELAY", 0.01)
     monkeypatch.setattr(agent_parts, "ANSWER_SPREAD", 0.0)
-    async with agent(hub, azure, tmp_path, "vm-1") as running:
+    async with running_agent(hub, azure.urls["vm-1"], tmp_path, "vm-1") as running:
         await hub.wait_for_listener()
         event = azure.schedule(Plan(resources=("vm-0",)))
         await hub.wait_for(CloudEvent)
@@ -196,7 +176,7 @@ async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
     monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
     event = azure.schedule(Plan(resources=("vm-0",)))
     azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
-    async with agent(hub, azure, tmp_path):
+    async with running_agent(hub, azure.urls["vm-0"], tmp_path):
         (reported,) = await hub.wait_for(CloudEvent)
         await hub.wait_for_listener()
         order = make_order(event.event_id, reported.data["revision"])
@@ -205,3 +185,78 @@ async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
         assert hub.results == []
     await eventually(lambda: len(hub.results) == 1)
     assert hub.results[0].result == "accepted"
+
+
+# --- orders of anybody but the hub
+
+
+@dataclass
+class Target:
+    """An agent that would carry out an order of the hub for the event that it sees."""
+
+    hub: HubSide
+    azure: Simulator
+    revision: str
+    event_id: str
+
+    def order(self) -> StartOrder:
+        """Return an order that the agent would carry out, if it came from the hub."""
+        return make_order(self.event_id, self.revision)
+
+    def body(self) -> bytes:
+        """Return the body of such an order."""
+        return self.order().to_event(HUB, datetime.now(UTC)).body
+
+    async def assert_unmoved(self, orders: int = 0) -> None:
+        """Assert that nothing that was sent so far was obeyed, and that the hub still is.
+
+        Messages to the agent arrive in order, so a result shows what became of those before it.
+        """
+        assert len(self.hub.results) == orders
+        order = self.order()
+        await self.hub.send(order)
+        await eventually(lambda: len(self.hub.results) > orders)
+        (result,) = self.hub.results[orders:]
+        assert (result.grant, result.result) == (order.grant, "accepted")
+        assert len(self.azure.start_requests) == orders + 1
+
+
+@pytest.fixture
+async def target(
+    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Target]:
+    """A running agent that has seen an event."""
+    # Nothing here restarts an agent, so it need not wait before it obeys.
+    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
+    event = azure.schedule(Plan(resources=("vm-0",)))
+    async with running_agent(hub, azure.urls["vm-0"], tmp_path):
+        (reported,) = await hub.wait_for(CloudEvent)
+        await hub.wait_for_listener()
+        yield Target(hub, azure, reported.data["revision"], event.event_id)
+
+
+async def test_a_user_with_every_right_is_not_the_hub(target: Target) -> None:
+    await target.hub.publish(target.body(), KEY, user=STRANGER)
+    await target.assert_unmoved()
+
+
+async def test_an_order_of_the_hub_that_somebody_replays_as_a_dead_letter_is_refused(
+    target: Target,
+) -> None:
+    """A dead letter keeps the ``user_id`` of its first sender."""
+    commands = command_exchange_name(target.hub.exchange)
+    connection = await aio_pika.connect(target.hub.broker.amqp_url(STRANGER))
+    async with connection, connection.channel() as channel:
+        trap = await channel.declare_queue(
+            exclusive=True,
+            arguments={
+                "x-dead-letter-exchange": commands,
+                "x-dead-letter-routing-key": KEY,
+                "x-message-ttl": 0,
+            },
+        )
+        await trap.bind(commands, command_key(SCOPE, "vm-1"))
+        # An order of the hub to another agent is copied to this one.
+        await target.hub.publish(target.body(), command_key(SCOPE, "vm-1"))
+        await eventually(lambda: len(target.hub.reports) >= 1)
+    await target.assert_unmoved()

@@ -23,13 +23,13 @@ from relay.fleet.agent.link import (
     spread_reconnect_delay,
 )
 from relay.fleet.messages import Content, PulseRequest, StartOrder, VoteAnswer
-from relay.fleet.routing import scope_key
-from relay.fleet.settings import AgentSettings
-from relay.fleet.topology import (
+from relay.fleet.routing import (
     agent_publish_exchange_name,
     command_exchange_name,
     report_queue_name,
+    scope_key,
 )
+from relay.fleet.settings import AgentSettings
 from tests.builders import cloudevent
 from tests.eventually import eventually
 from tests.fleet.hub_side import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,11 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.app import start_relay
-from relay.clock import SystemClock
 from relay.fleet.agent import votes
 from relay.fleet.messages import VoteMessage
 from relay.simulator import VM, Setup, Simulator
 from tests.eventually import eventually
-from tests.fleet.hub_side import AGENT_USER, SCOPE, HubSide, agent_config, hub_side
+from tests.fleet.hub_side import AGENT_USER, SCOPE, HubSide, hub_side, running_agent
 from tests.rabbitmq import Broker
 
 BODY = {"eventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123", "decision": "approve", "revision": "r1"}
@@ -56,30 +53,18 @@ class Rig:
         return await self.call("POST", "/v1/approvals", {**BODY, **changes}, request_id)
 
 
-@asynccontextmanager
-async def _run(broker: Broker, folder: Path) -> AsyncIterator[Rig]:
-    socket = folder / "api.sock"
-    async with hub_side(broker) as hub, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        config = agent_config(
-            broker,
-            hub.exchange,
-            source={"url": azure.url},
-            store={"path": str(folder / "relay.db")},
-            api={"listen": "127.0.0.1:0", "socket": str(socket)},
-        )
+@pytest.fixture
+async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
+    """Run an agent."""
+    folder, socket = tmp_path, tmp_path / "api.sock"
+    async with hub_side(own_broker) as hub, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
+        api = {"listen": "127.0.0.1:0", "socket": str(socket)}
         async with (
-            start_relay(config, SystemClock()),
+            running_agent(hub, azure.url, folder, api=api),
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
         ):
             await hub.wait_for_listener()
             yield Rig(hub, session)
-
-
-@pytest.fixture
-async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
-    """Run an agent."""
-    async with _run(own_broker, tmp_path) as rig:
-        yield rig
 
 
 async def test_a_local_program_gets_the_answer_of_the_hub(running: Rig) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.fleet.topology import report_queue_name
+from relay.fleet.routing import report_queue_name
 from relay.simulator import Plan
 from tests.eventually import eventually
 from tests.fleet.running_fleet import running_fleet

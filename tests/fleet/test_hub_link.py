@@ -13,8 +13,8 @@ from pamqp.commands import Basic
 from relay.clock import SystemClock
 from relay.fleet.hub import link as link_module
 from relay.fleet.hub.link import HubLink
+from relay.fleet.routing import agent_publish_exchange_name
 from relay.fleet.settings import HubSettings
-from relay.fleet.topology import agent_publish_exchange_name
 from tests.eventually import eventually
 from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, unused_exchange
 from tests.rabbitmq import Broker

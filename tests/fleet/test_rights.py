@@ -37,25 +37,23 @@ from relay.fleet.rabbitmq_definitions import (
     hash_password,
 )
 from relay.fleet.routing import (
+    AGENT_QUEUE_ARGUMENTS,
     AuthorizedSender,
+    agent_binding_keys,
     agent_key,
+    agent_publish_exchange_name,
+    command_exchange_name,
     command_key,
+    fleet_topology,
+    hub_approvals_topology,
+    hub_lock_queue_name,
     report_key,
+    report_queue_name,
     scope_key,
     verify_command_from_hub,
     verify_message_from_agent,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import (
-    AGENT_QUEUE_ARGUMENTS,
-    agent_binding_keys,
-    agent_publish_exchange_name,
-    command_exchange_name,
-    fleet_topology,
-    hub_approvals_topology,
-    hub_lock_queue_name,
-    report_queue_name,
-)
 from tests.builders import cloudevent
 from tests.rabbitmq import Broker
 

@@ -21,8 +21,11 @@ from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
     AgentRoutingKey,
     AuthorizedSender,
+    agent_binding_keys,
     agent_key,
+    agent_publish_exchange_name,
     authorize_sender,
+    command_exchange_name,
     command_key,
     parse_agent_routing_key,
     report_key,
@@ -31,11 +34,6 @@ from relay.fleet.routing import (
     verify_message_from_agent,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import (
-    agent_binding_keys,
-    agent_publish_exchange_name,
-    command_exchange_name,
-)
 from tests.builders import cloudevent
 
 FLEET, COMMANDS = agent_publish_exchange_name("x"), command_exchange_name("x")

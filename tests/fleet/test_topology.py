@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from relay.amqp.topology import Exchange, Queue
-from relay.fleet.routing import command_key, scope_key
-from relay.fleet.topology import (
+from relay.fleet.routing import (
     AGENT_QUEUE_ARGUMENTS,
+    command_key,
     fleet_topology,
     hub_approvals_topology,
+    scope_key,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rabbitmq.md").read_text(encoding="utf-8")

@@ -43,9 +43,8 @@ from relay.fleet.messages import (
     VoteAnswer,
     VoteMessage,
 )
-from relay.fleet.routing import agent_key, report_key
+from relay.fleet.routing import PULSE_TTL, agent_key, report_key
 from relay.fleet.settings import AgentSettings
-from relay.fleet.topology import PULSE_TTL
 from relay.sinks import Receipt, SinkSettings
 
 INTERVAL = 60.0

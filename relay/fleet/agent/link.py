@@ -27,14 +27,15 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.link import RIGHTS, Link
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import Content, PulseRequest
-from relay.fleet.routing import scope_key, verify_command_from_hub
-from relay.fleet.settings import AgentSettings
-from relay.fleet.topology import (
+from relay.fleet.routing import (
     AGENT_QUEUE_ARGUMENTS,
     agent_binding_keys,
     agent_publish_exchange_name,
     command_exchange_name,
+    scope_key,
+    verify_command_from_hub,
 )
+from relay.fleet.settings import AgentSettings
 from relay.log_once import LogOnce
 from relay.net import exponential_backoff
 from relay.sinks.rabbitmq.sink import interpret_publish_result

@@ -33,12 +33,12 @@ from relay.fleet.message_reader import ReceivedMessage, read_message
 from relay.fleet.messages import MAX_ASKED, Pulse, PulseRequest, StartResult, VoteMessage
 from relay.fleet.routing import (
     AuthorizedSender,
+    agent_publish_exchange_name,
     command_key,
     scope_key,
     verify_message_from_agent,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
-from relay.fleet.topology import agent_publish_exchange_name
 from relay.rate_limits import TokenBuckets
 from relay.store.sqlite import Store
 

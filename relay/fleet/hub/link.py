@@ -25,13 +25,13 @@ from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.link import MAX_BATCH, RIGHTS, Link
-from relay.fleet.settings import HubSettings
-from relay.fleet.topology import (
+from relay.fleet.routing import (
     command_exchange_name,
     fleet_topology,
     hub_lock_queue_name,
     report_queue_name,
 )
+from relay.fleet.settings import HubSettings
 from relay.sinks.rabbitmq.sink import interpret_publish_result
 
 PUBLISH_TIMEOUT = 1.0
