@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 from typing_extensions import TypedDict
 
-from relay.approvals.request import Refusal
+from relay.approvals.request import DecisionAnswer
 from relay.events.timestamps import format_rfc3339
 
 COMMON_HEADERS: Mapping[str, str] = {
@@ -131,11 +131,9 @@ def problem_of_aiohttp(error: web.HTTPException) -> Problem:
     return Problem(error.status, error.reason, closes=True)
 
 
-def problem_of_refusal(refusal: Refusal) -> Problem:
+def problem_of_refusal(refusal: DecisionAnswer) -> Problem:
     """Return the problem that says why a request about an event is refused."""
-    if refusal.field is None:
-        return Problem(refusal.status, refusal.reason)
-    return Problem(refusal.status, refusal.reason, field=refusal.field)
+    return Problem(refusal.status, **refusal.body)
 
 
 def page_headers(scripts: str) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from relay.approvals.limits import shorten_name_list, waits_field
 from relay.approvals.principals import is_machine, scope_of_machine
-from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, Refusal
+from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, refuse
 from relay.approvals.standing_holds import latest_ending_holds, standing_holds_field
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
@@ -26,20 +26,18 @@ SENT_BEFORE_NOTICE = (
 """Part of every text about a hold that was taken after an earlier StartRequest."""
 
 
-UNKNOWN_EVENT = Refusal(
+UNKNOWN_EVENT = refuse(
     404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
 )
 """The refusal of a request that names no event of the store."""
-REUSED_ID = Refusal(
-    409, "this id came before with another body; give each request an id of its own"
-)
+REUSED_ID = refuse(409, "this id came before with another body; give each request an id of its own")
 """The refusal of a request whose id the same principal gave to another request before."""
 
 
-def ambiguous_scope_refusal(occurrences: Sequence[TrackedEvent]) -> Refusal:
+def ambiguous_scope_refusal(occurrences: Sequence[TrackedEvent]) -> DecisionAnswer:
     """Return the refusal of a request whose EventId is known in several scopes."""
     scopes = ", ".join(sorted(occurrence.scope for occurrence in occurrences))
-    return Refusal(
+    return refuse(
         422, f"expected the scope, because this EventId is known in several: {scopes}", "scope"
     )
 
@@ -51,7 +49,7 @@ def hold_caveat(status: ApprovalStatus) -> str:
 
 def find_decision_refusal(
     request: DecisionRequest, status: ApprovalStatus | None
-) -> Refusal | None:
+) -> DecisionAnswer | None:
     """Return why a request is refused, or None if it is accepted.
 
     404 comes before 409, 409 before 403, and 403 before 503
@@ -61,18 +59,18 @@ def find_decision_refusal(
     if status is None:
         return UNKNOWN_EVENT
     if status.damage is not None:
-        return Refusal(
+        return refuse(
             503, f"{status.damage}: approvals of this event are off; see imds-relay audit verify"
         )
     conflict = _conflict_reason(request, status)
     if conflict is not None:
-        return Refusal(409, conflict)
+        return refuse(409, conflict)
     missing_permission = _permission_refusal_reason(request, status)
     if missing_permission is not None:
-        return Refusal(403, missing_permission)
+        return refuse(403, missing_permission)
     if status.mode == "off":
         off = "approvals are off; an operator can turn them on: imds-relay approvals on"
-        return Refusal(503, off, is_transient=True)
+        return refuse(503, off, is_transient=True)
     return None
 
 
@@ -277,25 +275,22 @@ def find_decisions_to_end(request: DecisionRequest, status: ApprovalStatus) -> l
     A principal has one hold, and one vote for each revision. A release ends the holds of the
     caller, or all holds if the caller may ``operate``. In a dry run it ends those of dry runs only.
     """
-    dry_run = status.mode == "dry-run"
-    return [
-        decision
-        for decision in status.decisions
-        if _replaces_or_releases_decision(request, decision, status)
-        and (decision.dry_run or not dry_run)
-    ]
-
-
-def _replaces_or_releases_decision(
-    request: DecisionRequest, decision: Decision, status: ApprovalStatus
-) -> bool:
     caller = request.caller
     if request.decision == "release":
-        may_release = "operate" in caller.rights.can or _is_own_hold(decision, request, status)
-        return may_release and decision in status.active_holds
-    if (decision.decision, decision.principal) != (request.decision, caller.principal):
-        return False
-    return decision.decision == "hold" or decision.revision == request.revision
+        is_operator = "operate" in caller.rights.can
+        found = [
+            hold
+            for hold in status.active_holds
+            if is_operator or _is_own_hold(hold, request, status)
+        ]
+    else:
+        found = [
+            decision
+            for decision in status.decisions
+            if (decision.decision, decision.principal) == (request.decision, caller.principal)
+            and (decision.decision == "hold" or decision.revision == request.revision)
+        ]
+    return [decision for decision in found if decision.dry_run or status.mode != "dry-run"]
 
 
 def build_accepted_answer(

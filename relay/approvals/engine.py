@@ -28,7 +28,7 @@ from relay.approvals.admission import (
 from relay.approvals.limit_slots import LimitSlots
 from relay.approvals.limits import CountMachines, WaitingFor
 from relay.approvals.recording import Recording, new_approval_id, record_refusal
-from relay.approvals.request import DecisionAnswer, DecisionRequest, Refusal, Request
+from relay.approvals.request import DecisionAnswer, DecisionRequest, Request
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import (
     CreateRequest,
@@ -186,7 +186,7 @@ class ApprovalEngine:
         return answer
 
     def _decide_about_event(
-        self, tx: Transaction, request: DecisionRequest, refusal: Refusal | None
+        self, tx: Transaction, request: DecisionRequest, refusal: DecisionAnswer | None
     ) -> DecisionAnswer:
         occurrences: list[TrackedEvent] = []
         if not request.names_scope_other_than_arrival:
@@ -209,10 +209,10 @@ class ApprovalEngine:
         tx: Transaction,
         request: DecisionRequest,
         status: ApprovalStatus | None,
-        refusal: Refusal,
+        refusal: DecisionAnswer,
     ) -> DecisionAnswer:
         # A transaction that runs twice takes two tokens, which only makes this tell less.
-        principal, reason = request.caller.principal, refusal.reason
+        principal, reason = request.caller.principal, refusal.body["detail"]
         if refusal.status in (422, 503):  # HTTP
             pass
         elif self._refusals.take(principal, request.at.timestamp()):
@@ -224,8 +224,8 @@ class ApprovalEngine:
             dry_run = self.effective_approval_mode(tx) == "dry-run"
             record_refusal(tx, self.origin, request, status, reason, dry_run=dry_run)
         if refusal.status == 409 and status is not None:  # HTTP
-            return refusal.answer(revision=status.occurrence.revision)
-        return refusal.answer()
+            return replace(refusal, body={**refusal.body, "revision": status.occurrence.revision})
+        return refusal
 
     def _accept_request(
         self, tx: Transaction, request: DecisionRequest, status: ApprovalStatus
@@ -260,21 +260,21 @@ class ApprovalEngine:
     # --- standing holds
 
     def _create_standing_hold(
-        self, tx: Transaction, request: CreateRequest, refusal: Refusal | None
+        self, tx: Transaction, request: CreateRequest, refusal: DecisionAnswer | None
     ) -> DecisionAnswer:
         holds, hold, at = tx.standing_holds, request.hold(new_approval_id()), request.at
         refusal = refusal or refuse_creation(request, hold, holds.list_open())
         if refusal is not None:
-            return refusal.answer()
+            return refusal
         return DecisionAnswer(201, self._record_standing_hold(tx, CREATED, hold, at))
 
     def _end_standing_hold(
-        self, tx: Transaction, request: EndRequest, refusal: Refusal | None
+        self, tx: Transaction, request: EndRequest, refusal: DecisionAnswer | None
     ) -> DecisionAnswer:
         hold = tx.standing_holds.find(request.hold_id)
         refusal = refusal or refuse_end(request, hold, self.settings.people)
         if refusal is not None:
-            return refusal.answer()
+            return refusal
         assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one
         ended = {"endedBy": request.caller.principal, "endReason": request.reason}
         return DecisionAnswer(200, self._record_standing_hold(tx, ENDED, hold, request.at, **ended))

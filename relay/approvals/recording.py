@@ -201,7 +201,7 @@ class Recording:
             "mayVote": list(status.voters_without_vote),
             "uncoveredResources": list(status.uncovered_resources),
             "closes": format_rfc3339(closes_at),
-            "runbook": status.runbook,
+            "runbook": status.rule.runbook if status.rule is not None else None,
         }
         cause, dry_run = self.occurrence.last_event_id, status.mode == "dry-run"
         self._event("approval.reminder", details, cause, dry_run=dry_run)

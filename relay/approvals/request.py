@@ -107,23 +107,12 @@ class DecisionAnswer:
         return self.status < 300  # HTTP
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is refused."""
-
-    status: int
-    """The HTTP status."""
-    reason: str
-    field: str | None = None
-    """The field of the request that the caller can correct."""
-    is_transient: bool = False
-    """Whether the same request can be decided later."""
-
-    def answer(self, **members: str) -> DecisionAnswer:
-        """Return the answer. ``members`` are others of its problem."""
-        field = {} if self.field is None else {"field": self.field}
-        body = {"detail": self.reason, **members, **field}
-        return DecisionAnswer(self.status, body, is_transient=self.is_transient)
+def refuse(
+    status: int, reason: str, field: str | None = None, *, is_transient: bool = False
+) -> DecisionAnswer:
+    """Return the answer to a request that is refused; ``field`` is what the caller can correct."""
+    body = {"detail": reason} if field is None else {"detail": reason, "field": field}
+    return DecisionAnswer(status, body, is_transient=is_transient)
 
 
 class MalformedJsonBody(ValueError):

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import AfterValidator, Field
 
-from relay.approvals.request import HOLD_NOTICE, Refusal, Request, Rights
+from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, Rights, refuse
 from relay.approvals.rules import RuleConditions, person_of
 from relay.events.match import matches
 from relay.events.timestamps import format_rfc3339, parse_timestamp
@@ -116,13 +116,13 @@ class EndRequest(Request):
 
 def refuse_creation(
     request: CreateRequest, hold: StandingHold, open_holds: Sequence[StandingHold]
-) -> Refusal | None:
+) -> DecisionAnswer | None:
     """Return why a standing hold is not made, or None if it is."""
     rights, now = request.caller.rights, request.at
     if not rights.can & {"operate", "hold"}:
-        return Refusal(403, "you may not hold: it is not in your rights (can)")
+        return refuse(403, "you may not hold: it is not in your rights (can)")
     if _is_limited(rights):
-        return Refusal(
+        return refuse(
             403,
             "you may not hold events by conditions, because your rights (resources) are for some "
             "machines only: hold each event as it comes, or ask somebody whose rights are not "
@@ -130,12 +130,12 @@ def refuse_creation(
         )
     time_problem = _time_problem(hold.starts, hold.ends, now)
     if time_problem is not None:
-        return Refusal(422, f"ends: {time_problem}; it is {format_rfc3339(now)}", "ends")
+        return refuse(422, f"ends: {time_problem}; it is {format_rfc3339(now)}", "ends")
     if len(open_holds) >= MAX_OPEN:
-        return Refusal(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
+        return refuse(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
     patterns = sum(map(_count_patterns, open_holds))
     if patterns + _count_patterns(hold) > MAX_OPEN_PATTERNS:
-        return Refusal(
+        return refuse(
             409,
             f"the standing holds that are not over would have more than {MAX_OPEN_PATTERNS} "
             "entries in their lists: end some, or use patterns",
@@ -160,24 +160,24 @@ def _count_patterns(hold: StandingHold) -> int:
 
 def refuse_end(
     request: EndRequest, hold: StandingHold | None, people: Mapping[str, Sequence[str]]
-) -> Refusal | None:
+) -> DecisionAnswer | None:
     """Return why a standing hold is not ended, or None if it is."""
     if hold is None:
-        return Refusal(404, "no such standing hold; see GET /v1/standing-holds")
+        return refuse(404, "no such standing hold; see GET /v1/standing-holds")
     if hold.ended is not None or hold.ends <= request.at:
-        return Refusal(409, "the standing hold is over")
+        return refuse(409, "the standing hold is over")
     rights = request.caller.rights
     is_own = person_of(hold.principal, people) == person_of(request.caller.principal, people)
     if not rights.can & {"operate", "hold"}:
-        return Refusal(403, "you may not end it: neither hold nor operate is in your rights (can)")
+        return refuse(403, "you may not end it: neither hold nor operate is in your rights (can)")
     if "operate" not in rights.can and not is_own:
-        return Refusal(
+        return refuse(
             403,
             f"{hold.principal} made the standing hold; they can end it, and so can anybody "
             f"with the right operate; {HOLD_NOTICE}",
         )
     if not is_own and _is_limited(rights):
-        return Refusal(
+        return refuse(
             403,
             f"you may not end the standing hold of {hold.principal}, because your rights "
             "(resources) are for some machines only: ask them, or somebody with the right operate "

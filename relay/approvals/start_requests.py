@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
@@ -39,15 +40,10 @@ NOTICE_CHECK_INTERVAL = 0.05
 """Seconds between two checks whether the notices about a granted event are delivered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenGrant:
-    """An open grant as the store has it."""
-
+class _OpenGrant(NamedTuple):
     grant: Grant
-    is_stopped: bool
-    """Whether the mode, a hold or a limit keeps the StartRequest back."""
-    can_be_freed: bool
-    """Whether it waits for a limit or a standing hold, and so can go without a decision."""
+    may_go: bool
+    """Whether neither the mode nor a hold nor a limit keeps the StartRequest back."""
     has_waiting_notices: bool
 
 
@@ -58,8 +54,6 @@ class _Scope:
     name: str
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a StartRequest may be due."""
-    can_be_freed: bool = False
-    """Whether a grant waited for a limit or a standing hold when the task looked last."""
     first_seen: dict[int, float] = field(default_factory=dict)
     """When each open grant was seen first, by the monotonic clock."""
     last_turn: dict[int, int] = field(default_factory=dict)
@@ -133,26 +127,20 @@ class StartRequestSender:
 
     def check_all(self) -> None:
         """Look for open grants in all scopes: something has changed."""
-        for scope in self._scopes.values():
-            scope.wake.set()
+        self.check_known()
         self._must_read_all.set()
 
-    def check_waiting(self) -> None:
-        """Let the scopes look again where a grant waits for a limit or a standing hold."""
+    def check_known(self) -> None:
+        """Let the scopes with open grants look again: what stopped one may be over."""
         for scope in self._scopes.values():
-            if scope.can_be_freed:
-                scope.wake.set()
+            scope.wake.set()
 
     def on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Send what was granted, and look again at what waits."""
+        self.check_known()
         for recorded in events:
-            if recorded.event_key is None:
-                continue
-            if recorded.scope in self._scopes:
-                self._scopes[recorded.scope].wake.set()
-            elif recorded.name == "approval.granted":
+            if recorded.name == "approval.granted" and recorded.scope not in self._scopes:
                 self._begin(recorded.scope)
-        self.check_waiting()
 
     def _begin(self, name: str) -> None:
         if self._group is not None:  # otherwise `run` reads what is open first
@@ -206,11 +194,10 @@ class StartRequestSender:
             if not found and not scope.wake.is_set():
                 del self._scopes[scope.name]
                 return
-            scope.can_be_freed = any(each.can_be_freed for each in found)
             now = self._clock.monotonic()
             known = scope.first_seen
             scope.first_seen = {each.grant.id: known.get(each.grant.id, now) for each in found}
-            allowed = [each for each in found if not each.is_stopped and not self._is_stopping]
+            allowed = [each for each in found if each.may_go and not self._is_stopping]
             ready = [
                 each.grant
                 for each in allowed
@@ -229,18 +216,10 @@ class StartRequestSender:
         now, found = self._clock.now(), []
         for grant, occurrence in tx.approvals.open_grants(scope):
             status = self._engine.status(tx, occurrence, now)
-            is_on = status.mode == "on"  # it is off for an event whose rows are damaged
-            can_be_freed = is_on and bool(status.waiting_for or status.active_standing_holds)
-            is_stopped = not is_on or can_be_freed or bool(status.active_holds)
-            found.append(
-                _OpenGrant(
-                    grant=grant,
-                    is_stopped=is_stopped,
-                    can_be_freed=can_be_freed,
-                    has_waiting_notices=not is_stopped
-                    and self._has_undelivered_notices(tx, occurrence),
-                )
-            )
+            # The mode is off for an event whose rows are damaged.
+            may_go = status.mode == "on" and not status.is_held and not status.waiting_for
+            has_waiting = may_go and self._has_undelivered_notices(tx, occurrence)
+            found.append(_OpenGrant(grant, may_go, has_waiting))
         return found
 
     def _has_undelivered_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:

@@ -87,9 +87,10 @@ class ApprovalStatus:
     @property
     def voting_closes_at(self) -> datetime | None:
         """When voting closes; None where NotBefore is unknown."""
-        if self.not_before is None or self.quorum is None:
-            return self.not_before
-        return self.not_before - timedelta(seconds=self.quorum.close_before)
+        quorum, not_before = self.quorum, self.not_before
+        if quorum is None or not_before is None:
+            return not_before
+        return not_before - timedelta(seconds=quorum.close_before)
 
     @property
     def is_past_voting_close_time(self) -> bool:
@@ -101,11 +102,6 @@ class ApprovalStatus:
         """The votes that the rule asks for; None without a rule or where it is automatic."""
         approve = self.rule.approve if self.rule is not None else None
         return approve if isinstance(approve, Quorum) else None
-
-    @property
-    def runbook(self) -> str | None:
-        """The URL of the rule's runbook; None without a rule, or if it has none."""
-        return self.rule.runbook if self.rule is not None else None
 
     @property
     def eligible_voters(self) -> EligibleVoters:
@@ -159,22 +155,13 @@ class ApprovalStatus:
         return bool(self.active_holds or self.active_standing_holds)
 
     @property
-    def expired_holds(self) -> tuple[Decision, ...]:
-        """The holds that expired and were not released yet."""
-        return tuple(
-            decision
-            for decision in self.decisions
-            if decision.decision == "hold" and self.is_decision_expired(decision)
-        )
-
-    @property
     def counted_votes(self) -> tuple[Decision, ...]:
         """The votes that count for the event as it is now, oldest first."""
-        eligible, resources = self.eligible_voters, self.occurrence.event.resources
+        eligible = self.eligible_voters
         return tuple(
             decision
             for decision in self.decisions
-            if decision.decision == "approve" and self._is_counted(decision, eligible, resources)
+            if decision.decision == "approve" and self._is_counted(decision, eligible)
         )
 
     @property
@@ -222,12 +209,12 @@ class ApprovalStatus:
         """The resources for which nobody has voted yet, where the rule says ``each_resource``."""
         if self.quorum is None or not self.quorum.each_resource:
             return ()
-        resources = self.occurrence.event.resources
         voters = {vote.principal for vote in self.counted_votes}
-        covered = frozenset[str]().union(
-            *(self._resources_decidable_by(voter, resources) for voter in voters)
+        return tuple(
+            resource
+            for resource in self.occurrence.event.resources
+            if not any(self._may_decide_for(voter, (resource,)) for voter in voters)
         )
-        return tuple(resource for resource in resources if resource not in covered)
 
     @property
     def votes_missing(self) -> int:
@@ -311,7 +298,7 @@ class ApprovalStatus:
         return min((expiry for expiry in expiries if expiry is not None), default=None)
 
     def is_decision_expired(self, decision: Decision) -> bool:
-        """Whether a decision has expired."""
+        """Whether a decision has expired now."""
         expiry = self.decision_expires_at(decision)
         return expiry is not None and expiry <= self.now
 
@@ -319,9 +306,7 @@ class ApprovalStatus:
         """The person who has this principal, or the principal itself."""
         return person_of(principal, self.people)
 
-    def _is_counted(
-        self, vote: Decision, eligible: EligibleVoters, resources: tuple[str, ...]
-    ) -> bool:
+    def _is_counted(self, vote: Decision, eligible: EligibleVoters) -> bool:
         if vote.revision != self.occurrence.revision or self.is_decision_expired(vote):
             return False
         if vote.dry_run and self.mode != "dry-run":
@@ -329,27 +314,19 @@ class ApprovalStatus:
         if self.quorum is not None and vote.principal not in eligible:
             return False
         # A vote counts only while its voter has the right to give it.
+        resources = self.occurrence.event.resources
         if self.quorum is not None and self.quorum.each_resource:
-            return bool(self._resources_decidable_by(vote.principal, resources))
-        return self._may_decide_for_all_resources(vote.principal, resources)
+            return any(self._may_decide_for(vote.principal, (name,)) for name in resources)
+        return self._may_decide_for(vote.principal, resources)
 
     def resources_of_machine(self, machine: str) -> frozenset[str]:
         """The resources of the event that name a machine. It may decide for no others."""
-        resources = self.occurrence.event.resources
-        return own_resources(machine, self.occurrence.scope, resources)
+        return own_resources(machine, self.occurrence.scope, self.occurrence.event.resources)
 
-    def _resources_decidable_by(self, principal: str, resources: tuple[str, ...]) -> frozenset[str]:
-        """Those of the resources of the event for which a principal may decide."""
+    def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
+        """Whether a principal may decide for all of these resources of the event."""
         if is_machine(principal):
-            return own_resources(principal, self.occurrence.scope, resources)
-        return frozenset(
-            name for name in resources if self._may_decide_for_all_resources(principal, (name,))
-        )
-
-    def _may_decide_for_all_resources(self, principal: str, resources: tuple[str, ...]) -> bool:
-        if is_machine(principal):
-            own = own_resources(principal, self.occurrence.scope, resources)
-            return bool(resources) and own.issuperset(resources)
+            return bool(resources) and self.resources_of_machine(principal).issuperset(resources)
         clients: tuple[str, ...] = ()
         if principal.startswith(_PRINCIPALS_OF_CLIENTS):
             clients = (principal,)
@@ -414,5 +391,5 @@ def approval_json_fields(status: ApprovalStatus) -> dict[str, Any]:
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
         "waitingFor": [wait.to_json() for wait in status.waiting_for],
         "standingHolds": hold_summaries(status.active_standing_holds),
-        "runbook": status.runbook,
+        "runbook": status.rule.runbook if status.rule is not None else None,
     }

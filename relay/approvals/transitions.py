@@ -64,7 +64,11 @@ def due_transitions(status: ApprovalStatus) -> list[Transition]:
     """
     found: list[Transition] = [*_voided_votes(status)]
     if status.occurrence.live:  # holds outlive the event: the same EventId can come back
-        found += map(ExpireHold, status.expired_holds)
+        found += [
+            ExpireHold(each)
+            for each in status.decisions
+            if each.decision == "hold" and status.is_decision_expired(each)
+        ]
     for grant in status.grants:
         reason = open_grant_failure_reason(grant, status)
         if grant.is_open and reason is not None and not status.is_grant_in_flight(grant):

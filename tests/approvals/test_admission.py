@@ -13,10 +13,11 @@ from relay.approvals.admission import find_decision_refusal
 from relay.approvals.request import (
     HOLD_NOTICE,
     Caller,
+    DecisionAnswer,
     DecisionKind,
     DecisionRequest,
-    Refusal,
     Rights,
+    refuse,
 )
 from relay.events.model import ScheduledEvent
 from relay.store import Decision, GrantState, StandingHold
@@ -43,7 +44,7 @@ def ask(
     *decisions: Decision,
     revision: str | None = None,
     **status: Any,
-) -> Refusal | None:
+) -> DecisionAnswer | None:
     """Return why a request about an event is refused, whose status has ``decisions``."""
     changes: dict[str, Any] = {} if revision is None else {"revision": revision}
     request = build_request(decision, by, of, **changes)
@@ -130,14 +131,14 @@ def _old(state: GrantState) -> dict[str, Any]:
     ],
 )
 def test_a_request_is_accepted_or_refused(
-    what: str, expected: int, refusal: Refusal | None
+    what: str, expected: int, refusal: DecisionAnswer | None
 ) -> None:
     assert (refusal.status if refusal is not None else 202) == expected, what
 
 
 def test_too_late_says_when_it_was_and_when_it_is() -> None:
     text = "too late: it closed at 2026-04-11T12:14:00Z, it is 2026-04-11T12:14:01Z"
-    assert ask(now=841) == Refusal(409, text)
+    assert ask(now=841) == refuse(409, text)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +158,13 @@ def test_a_refusal_names_the_resources_that_the_caller_may_not_decide_for(
     uncovered: str, resources: tuple[str, ...], pronoun: str
 ) -> None:
     text = f"you may not decide for {uncovered}: your rights (resources) do not cover {pronoun}"
-    assert ask(by=WEB, of=build_event(resources=resources)) == Refusal(403, text)
+    assert ask(by=WEB, of=build_event(resources=resources)) == refuse(403, text)
 
 
 def test_a_changed_event_says_which_revision_is_the_current_one() -> None:
     refusal = ask(revision="x")
     assert refusal is not None
-    assert build_event().revision in refusal.reason
+    assert build_event().revision in refusal.body["detail"]
 
 
 def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
@@ -263,15 +264,15 @@ ALONE = "vm:prod/db-1 may decide for itself only, "
         (202, "", ask("hold", of=NAMELESS, settings=EACH)),
     ],
 )
-def test_a_refusal_says_why(status: int, reason: str, refusal: Refusal | None) -> None:
+def test_a_refusal_says_why(status: int, reason: str, refusal: DecisionAnswer | None) -> None:
     is_transient = status == 503  # an operator can turn approvals on
-    assert refusal == (Refusal(status, reason, is_transient=is_transient) if reason else None)
+    assert refusal == (refuse(status, reason, is_transient=is_transient) if reason else None)
 
 
 def test_a_release_where_only_standing_holds_are_says_whose_they_are() -> None:
     holds = (standing_hold("client:eve", 10), standing_hold("client:bob", 20))
     status = replace(build_status(), standing_holds=holds)
-    assert find_decision_refusal(build_request("release"), status) == Refusal(
+    assert find_decision_refusal(build_request("release"), status) == refuse(
         409,
         "only the standing hold 00000020 of client:bob until 2026-04-11T12:20:00Z and the standing "
         "hold 00000010 of client:eve until 2026-04-11T12:10:00Z is on this event: "
@@ -281,7 +282,7 @@ def test_a_release_where_only_standing_holds_are_says_whose_they_are() -> None:
 
 def test_an_unknown_event_is_404() -> None:
     text = "no such event in this scope; see GET /v1/events, or `imds-relay events`"
-    assert find_decision_refusal(build_request(), None) == Refusal(404, text)
+    assert find_decision_refusal(build_request(), None) == refuse(404, text)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +318,7 @@ def test_a_machine_decides_for_itself_alone(
 ) -> None:
     about = replace(decision_request, revision=BOTH.revision)
     refusal = find_decision_refusal(about, build_status(BOTH, settings=approve))
-    assert refusal == (None if refused is None else Refusal(403, refused))
+    assert refusal == (None if refused is None else refuse(403, refused))
 
 
 def test_a_machine_votes_for_a_whole_event_if_it_is_the_only_one() -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import find_decision_refusal
-from relay.approvals.request import Caller, Refusal, Rights
+from relay.approvals.request import Caller, Rights, refuse
 from relay.approvals.rules import Hours, Rule, clients_of_same_person
 from relay.events.build import common_event_data
 from tests.approvals.builders import (
@@ -286,7 +286,7 @@ def test_a_voter_must_cover_at_least_one_resource() -> None:
 def test_nobody_may_vote_with_each_resource_for_an_event_without_resources() -> None:
     about = build_event(resources=())
     refusal = find_decision_refusal(build_request(of=about), build_status(about, settings=EACH))
-    assert refusal == Refusal(403, "you may not decide for an event that names no resource")
+    assert refusal == refuse(403, "you may not decide for an event that names no resource")
 
 
 def test_a_rule_can_need_votes_and_coverage(tmp_path: Path) -> None:
