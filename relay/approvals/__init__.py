@@ -14,10 +14,7 @@ from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
-from relay.approvals.principals import (
-    is_machine,
-    most_votes,
-)
+from relay.approvals.principals import ONE_MACHINE_VOTES, is_machine, most_votes
 from relay.approvals.rules import (
     BoundedDuration,
     Member,
@@ -38,11 +35,6 @@ from relay.settings import (
 )
 from relay.store import Grant, JournalHead
 from relay.suggestions import describe_choices
-
-ONE_MACHINE_VOTES = (
-    "a machine (vm:) speaks for itself alone, so without each_resource all machines have one vote"
-)
-"""Part of the errors about rules that ask for too many votes."""
 
 
 class AmqpSettings(BrokerSettings):
@@ -95,12 +87,8 @@ class ApprovalsSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_limit_names_unique(self) -> ApprovalsSettings:
+    def _check_rules_and_limits(self) -> ApprovalsSettings:
         check_unique("limits", self.limits)
-        return self
-
-    @model_validator(mode="after")
-    def _check_rules(self) -> ApprovalsSettings:
         check_unique("rules", self.rules, with_case=True)
         catch_all: str | None = None
         for index, rule in enumerate(self.rules):

@@ -4,11 +4,10 @@ Five forms are built in. Each chat platform declares its own form in its setting
 platform that an installed package adds; `relay.config` registers those forms when it loads the
 platforms. This module does not know who may vote: `relay.approvals.rules` does.
 
-A relay that is the agent of a hub passes on what the programs on its VM decide. The hub knows such
-a voter as ``vm:<scope>/<relay>``, where ``<relay>`` is the name of the agent as a word of a routing
-key. RabbitMQ vouches for both. A machine speaks for itself alone. Rules, groups and people name
-machines by patterns, because nobody knows in advance which VMs a scale set will have. Patterns
-exist for machines only, and match machines only.
+The agent of a hub passes on what the programs on its VM decide. The hub knows such a voter as
+``vm:<scope>/<relay>``, where ``<relay>`` is the name of the agent as a word of a routing key.
+RabbitMQ vouches for both. A machine speaks for itself alone. Patterns name machines that nobody
+knows in advance. They exist for machines only, and match machines only.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ VM_PREFIX = "vm"
 """The prefix of the machines of a fleet."""
 _MACHINE = re.compile(rf"{VM_PREFIX}:(?P<scope>[a-z0-9-]{{1,80}})/(?P<relay>[a-z0-9_-]{{1,80}})")
 _WILDCARDS = frozenset("*?")
+ONE_MACHINE_VOTES = (
+    "a machine (vm:) speaks for itself alone, so without each_resource all machines have one vote"
+)
+"""Part of the error about a rule that asks for too many votes."""
 _RESERVED_PREFIXES = frozenset({"group", "person", "rule"})
 _PREFIX = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -147,19 +150,13 @@ def matches_principal(entry: str, principal: str) -> bool:
         return True
     if not is_pattern(entry) or _MACHINE.fullmatch(principal) is None:
         return False
-    parts = zip(_parts_of(entry), _parts_of(principal), strict=True)
+    parts = zip(entry.split("/"), principal.split("/"), strict=True)
     return all(fnmatchcase(part, pattern) for pattern, part in parts)
-
-
-def _parts_of(entry: str) -> tuple[str, str]:
-    """Return the parts of an entry about machines: of the scope, and of the relay word."""
-    scope, _, relay = entry.removeprefix(f"{VM_PREFIX}:").partition("/")
-    return scope, relay
 
 
 def can_mean_machine_in_scope(entry: str, scope: str) -> bool:
     """Whether an entry about machines can mean some of this scope."""
-    return fnmatchcase(scope, _parts_of(entry)[0])
+    return fnmatchcase(f"{VM_PREFIX}:{scope}", entry.partition("/")[0])
 
 
 def most_votes(voters: Iterable[str], *, each_resource: bool) -> float:

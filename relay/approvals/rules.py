@@ -7,7 +7,6 @@ votes. Pure, except that time zones are read from disk.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
@@ -29,9 +28,7 @@ _RUNBOOK = re.compile(
 )
 """Without characters that end a link in the markup of some chat."""
 _MAX_DAYS_TO_CHANGE = 15
-"""Two weeks and a day: summer time can leave out the hours of a week. Hours that do not change by
-then never do."""
-_MINUTES_PER_DAY = 24 * 60
+"""Two weeks and a day: summer time can leave out the hours of a week."""
 
 
 def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:
@@ -83,8 +80,6 @@ Member = Annotated[str, AfterValidator(partial(_check_principal, references=("pe
 Voter = Annotated[str, AfterValidator(partial(_check_principal, references=("group", "person")))]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-
-
 _MINUTE = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 _MINUTE_FORM = 'a minute in quotes such as "08:00"'
 
@@ -125,43 +120,20 @@ class Hours(Section):
         return (is_today_included and minute >= first) or (is_yesterday_included and minute < end)
 
     def next_change(self, now: datetime) -> datetime | None:
-        """When the hours begin or end next, to the minute; None if they are always active."""
+        """When the hours begin or end next; None if they are always active.
+
+        It is to be shown: in a night in which the zone sets its clock it can be off by that.
+        """
         is_active = self.are_active(now)
-        until = now + timedelta(days=_MAX_DAYS_TO_CHANGE)
-        for moment in self._possible_changes(now):
-            if now < moment <= until and self.are_active(moment) != is_active:
-                return moment
-        return None
-
-    def _possible_changes(self, now: datetime) -> list[datetime]:
-        """Return when the hours begin or end on the next days, and when the zone sets its clock."""
         zone = ZoneInfo(self.zone)
-        today = datetime.combine(now.astimezone(zone).date(), time())
-        moments = set()
-        for day in range(-1, _MAX_DAYS_TO_CHANGE + 2):
-            for text in (self.from_, self.to):
+        today = datetime.combine(now.astimezone(zone).date(), time(), zone)
+        for day in range(_MAX_DAYS_TO_CHANGE + 1):
+            for text in sorted((self.from_, self.to)):
                 local = today + timedelta(days=day, minutes=_minute_of_day(text))
-                for fold in (0, 1):  # a clock that is set back shows an hour twice
-                    moments.add(local.replace(tzinfo=zone, fold=fold).astimezone(UTC))
-        first = now.astimezone(UTC).replace(second=0, microsecond=0)
-        for day in range(_MAX_DAYS_TO_CHANGE):
-            start = first + timedelta(days=day)
-            minute = _first_minute_with_other_offset(zone, start)
-            if minute is not None:
-                moments.add(start + timedelta(minutes=minute))
-        return sorted(moments)
-
-
-def _first_minute_with_other_offset(zone: ZoneInfo, start: datetime) -> int | None:
-    """Return after how many minutes a zone sets its clock; None: not within a day."""
-
-    def offset(minute: int) -> timedelta | None:
-        return (start + timedelta(minutes=minute)).astimezone(zone).utcoffset()
-
-    if offset(0) == offset(_MINUTES_PER_DAY):
+                moment = local.astimezone(UTC)
+                if moment > now and self.are_active(moment) != is_active:
+                    return moment
         return None
-    minutes = range(_MINUTES_PER_DAY)
-    return bisect_left(minutes, 1, key=lambda minute: offset(minute) != offset(0))
 
 
 class RuleConditions(Match):
@@ -223,14 +195,12 @@ class Rule(Section):
         return [
             key
             for key in RuleConditions.model_fields
-            if not self._meets_condition(key, data, scope, now)
+            if not self.model_copy(
+                update={
+                    "match": RuleConditions().model_copy(update={key: getattr(self.match, key)})
+                }
+            ).applies_to(data, scope, now)
         ]
-
-    def _meets_condition(
-        self, key: str, data: Mapping[str, Any], scope: str, now: datetime
-    ) -> bool:
-        condition = RuleConditions().model_copy(update={key: getattr(self.match, key)})
-        return self.model_copy(update={"match": condition}).applies_to(data, scope, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from relay.api.settings import ApiSettings, Client
-from relay.approvals import ONE_MACHINE_VOTES, ApprovalsSettings
-from relay.approvals.principals import is_machine, most_votes
+from relay.approvals import ApprovalsSettings
+from relay.approvals.principals import ONE_MACHINE_VOTES, is_machine, most_votes
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of
 from relay.chat import ChatSettings
 from relay.config.kinds import sink_modules
