@@ -99,13 +99,11 @@ class ApprovalEngine:
         self._count_machines = count_machines
         self.settings = settings
         self._client_resources = client_resources
-        self._have_reminders = any(
-            isinstance(rule.approve, Quorum) and rule.approve.remind is not None
-            for rule in settings.rules
+        self.acts_unasked = any(
+            not isinstance(rule.approve, Quorum) or rule.approve.remind for rule in settings.rules
         )
-        has_automatic_rule = any(rule.approve == "automatic" for rule in settings.rules)
-        self.acts_unasked = self._have_reminders or has_automatic_rule
-        """Whether something can follow for an event about which nobody has decided anything."""
+        """Whether something can follow for an event about which nobody has decided anything: by an
+        automatic rule, or a reminder."""
         self._limits = LimitSlots(
             settings.limits, self._status_without_limits, self._count_machines
         )
@@ -142,8 +140,7 @@ class ApprovalEngine:
             resources_by_client=self._client_resources,
             in_flight=frozenset(self.in_flight),
             standing_holds=self._standing_holds_about(tx, occurrence) if occurrence.live else (),
-            is_reminded=self._have_reminders
-            and any(revision == occurrence.revision for _, revision in approvals.reminded),
+            is_reminded=any(revision == occurrence.revision for _, revision in approvals.reminded),
         )
 
     def _standing_holds_about(

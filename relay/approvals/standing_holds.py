@@ -28,17 +28,13 @@ MAX_OPEN = 100
 """Standing holds that are not over. More are refused."""
 MAX_AHEAD = timedelta(days=366)
 """How far from now a standing hold may end."""
-MAX_PATTERNS = 100
-"""Entries in each list of the conditions."""
-MAX_OPEN_PATTERNS = 1000
-"""Entries in the lists of all standing holds that are not over: each event is compared with all."""
-MAX_PATTERN_LENGTH = 256
-"""Characters of an entry."""
+MAX_CONDITIONS = 65536
+"""Characters in the conditions of all standing holds that are not over: each event is compared with
+all."""
 MAX_NAMED = 10
 """Patterns of a condition that a description names, and standing holds that an answer names."""
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 """RFC 3339."""
-_LISTS = ("event_type", "event_source", "resources", "scope")
 
 
 # --- requests
@@ -50,23 +46,13 @@ def _check_timestamp_syntax(text: str) -> str:
     return text
 
 
-def _check_condition_sizes(conditions: RuleConditions) -> RuleConditions:
-    for name in _LISTS:
-        entries = getattr(conditions, name) or ()
-        if len(entries) > MAX_PATTERNS:
-            raise ValueError(f"expected at most {MAX_PATTERNS} entries in each list")
-        if any(len(entry) > MAX_PATTERN_LENGTH for entry in entries):
-            raise ValueError(f"expected entries of at most {MAX_PATTERN_LENGTH} characters")
-    return conditions
-
-
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp_syntax)]
 
 
 class StandingHoldBody(RequestBody):
     """The body of ``POST /v1/standing-holds``."""
 
-    match: Annotated[RuleConditions, AfterValidator(_check_condition_sizes)]
+    match: RuleConditions
     """The conditions of a rule; ``{}`` holds every event. An event that can meet them is held: one
     matching resource is enough, and so is a type, source or duration that Azure does not say."""
     starts: Timestamp | None = None
@@ -133,12 +119,11 @@ def refuse_creation(
         return refuse(422, f"ends: {time_problem}; it is {format_rfc3339(now)}", "ends")
     if len(open_holds) >= MAX_OPEN:
         return refuse(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
-    patterns = sum(map(_count_patterns, open_holds))
-    if patterns + _count_patterns(hold) > MAX_OPEN_PATTERNS:
+    if sum(len(each.conditions) for each in (*open_holds, hold)) > MAX_CONDITIONS:
         return refuse(
             409,
-            f"the standing holds that are not over would have more than {MAX_OPEN_PATTERNS} "
-            "entries in their lists: end some, or use patterns",
+            "the conditions of the standing holds that are not over would have more than "
+            f"{MAX_CONDITIONS} characters: end some, or use patterns",
         )
     return None
 
@@ -151,11 +136,6 @@ def _time_problem(starts: datetime, ends: datetime, now: datetime) -> str | None
     if ends > now + MAX_AHEAD:
         return f"expected a time within {MAX_AHEAD.days} days from now"
     return None
-
-
-def _count_patterns(hold: StandingHold) -> int:
-    conditions = stored_conditions(hold.conditions)
-    return sum(len(getattr(conditions, name) or ()) for name in _LISTS)
 
 
 def refuse_end(
@@ -276,21 +256,11 @@ def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
 def conditions_to_json_object(conditions: RuleConditions) -> dict[str, Any]:
     """Return conditions as the configuration and the API write them, without what is not set."""
     found = conditions.model_dump(
-        mode="json", by_alias=True, exclude_none=True, exclude={"duration", "time"}
+        mode="json", by_alias=True, exclude_none=True, exclude={"duration"}
     )
-    if (bounds := conditions.duration) is not None:
-        found["duration"] = {
-            name: _format_configuration_duration(getattr(bounds, name))
-            for name in sorted(bounds.model_fields_set)
-        }
-    if conditions.time is not None:
-        found["time"] = conditions.time.model_dump(mode="json", by_alias=True)
+    if conditions.duration is not None:
+        found["duration"] = conditions.duration.model_dump(mode="json", exclude_unset=True)
     return found
-
-
-def _format_configuration_duration(seconds: float) -> str:
-    milliseconds = round(seconds * 1000)
-    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
 def latest_ending_holds(holds: Iterable[StandingHold]) -> list[StandingHold]:

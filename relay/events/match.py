@@ -14,7 +14,7 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from relay.settings import Duration, Section
 
@@ -23,7 +23,17 @@ EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 EVENT_SOURCES = ("Platform", "User")
 """The EventSources that Azure documents. It may add others."""
 
-_DurationBound = Annotated[Duration, WithJsonSchema({"type": "string", "examples": ["8s"]})]
+
+def _format_duration(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
+
+
+_DurationBound = Annotated[
+    Duration,
+    PlainSerializer(_format_duration, when_used="json"),
+    WithJsonSchema({"type": "string", "examples": ["8s"]}),
+]
 
 
 class DurationRange(Section):

@@ -7,7 +7,6 @@ import orjson
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.store.chain import read_all_rows
 from tests.approvals.builders import (
-    REBOOT,
     REDEPLOY,
     SETTINGS,
     USER_REBOOT,
@@ -39,27 +38,6 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
     assert approvals.grants[0].state == "sent"
 
 
-def test_a_claim_without_an_answer_is_repeated_while_the_event_is_unchanged(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.claim()
-    approvals.crash()
-    (again,) = approvals.claim()
-    assert again.grant.attempts == 1
-    approvals.accept([again])
-    assert approvals.data("startrequest.accepted")["attempts"] == 2
-    assert approvals.claim() == []
-
-
-def test_the_claim_for_an_automatic_rule_names_no_votes(approvals: ApprovalFile) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.submit(of=USER_REBOOT)
-    approvals.claim()
-    note = orjson.loads(list(read_all_rows(approvals.connection))[-1].body)
-    assert (note["required"], note["recorded"]) == (0, [])
-
-
 def test_only_grants_that_were_asked_for_are_claimed(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
     wanted = approvals.grants[1:]
@@ -79,20 +57,6 @@ def test_a_grant_that_was_read_before_the_event_changed_back_is_not_claimed(
     now = approvals.clock.now()
     assert approvals.transact(lambda tx: approvals.engine.claim_grants(tx, read_before, now)) == []
     assert len(approvals.claim()) == 1
-
-
-def test_a_grant_fails_when_one_of_its_votes_expires(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.clock.advance(100)
-    approvals.submit(by="bob")
-    approvals.clock.advance(200)
-    assert approvals.claim() == []
-    approvals.apply_transitions()
-    assert "expired" in approvals.data("startrequest.failed")["reason"]
-    assert approvals.data("approval.voided")["why"] == "expired"
-    assert approvals.submit().body["state"] == "granted"
-    assert len(approvals.events("approval.granted")) == 2
 
 
 def test_an_accepted_start_request_is_recorded_once_and_uses_up_its_votes(
@@ -157,26 +121,3 @@ def test_a_400_for_several_events_is_final_for_none_of_them(
         "granted",
         "granted",
     ]
-
-
-def test_an_event_that_changes_back_gets_a_new_grant_after_the_first_failed(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    first = approvals.claim()
-    approvals.record_document(build_event(event_source="User", resources=("db-2",)))
-    approvals.record_document(USER_REBOOT)
-    assert [grant.state for grant in approvals.grants] == ["failed", "failed", "granted"]
-    assert len(approvals.events("startrequest.failed")) == 2
-    (again,) = approvals.claim()
-    assert again.grant.id != first[0].grant.id
-
-
-def test_a_change_after_an_accepted_start_request_gets_its_own_grant(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.accept(approvals.claim())
-    approvals.record_document(build_event(event_source="User", due=1000))
-    assert [grant.state for grant in approvals.grants] == ["accepted", "granted"]
-    assert not approvals.events("startrequest.failed")

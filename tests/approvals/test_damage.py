@@ -102,18 +102,6 @@ def test_approvals_are_off_if_rows_are_not_those_that_were_written(
     assert caplog.text.count("approvals of event e-1 are off: journal: ") <= 1
 
 
-@pytest.mark.parametrize("change", ["UPDATE journal SET hash = 'x'", "DELETE FROM journal"])
-def test_an_automatic_rule_starts_nothing_whose_hold_was_changed_or_removed(
-    approvals: ApprovalFile, change: str
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.record_document(USER_REBOOT, OTHER)
-    by_hand(approvals, f"{change} WHERE {{vote}}")
-    approvals.apply_transitions()
-    assert approvals.claim() == []
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -345,42 +333,6 @@ def test_an_event_whose_rows_are_damaged_keeps_its_slot_and_its_end_is_no_cancel
     ended = approvals.connection.execute("SELECT body FROM journal WHERE kind = 'event.ended'")
     assert orjson.loads(ended.fetchone()[0])["data"]["outcome"] != "canceled"
     approvals.close()
-
-
-def test_approvals_are_off_if_a_standing_hold_was_removed_while_the_relay_was_stopped(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.hold_ahead(match={"resources": ["web-*"]})
-    approvals.hold_ahead()
-    approvals.record_document(OTHER)
-    by_hand(approvals, "DELETE FROM journal WHERE position = 2")
-    approvals.apply_transitions()
-    assert (approvals.grants, approvals.claim()) == ([], [])
-
-
-def test_an_earlier_hold_that_is_removed_while_the_relay_runs_is_missed_at_the_claim(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.record_document(OTHER)
-    approvals.record_document(USER_REBOOT, OTHER)
-    by_hand_running(approvals, "DELETE FROM journal WHERE {vote}")
-    prune(approvals)
-    approvals.apply_transitions()
-    assert approvals.claim() == []
-
-
-def test_a_standing_hold_that_is_removed_while_the_relay_runs_is_missed_after_a_prune(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.hold_ahead(match={"resources": ["web-*"]})
-    approvals.hold_ahead()
-    approvals.record_document(OTHER)
-    by_hand_running(approvals, "DELETE FROM journal WHERE position = 2")
-    prune(approvals)
-    approvals.record_document(USER_REBOOT)
-    assert (approvals.grants, approvals.claim()) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from relay.approvals.status import approval_json_fields
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,
-    USER_REBOOT,
     ApprovalFile,
     build_event,
 )
@@ -26,37 +25,6 @@ _ALL_AUTOMATIC = ApprovalsSettings.model_validate(
 _ALL_VOTE = ApprovalsSettings.model_validate(
     {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
 )
-
-
-@pytest.mark.parametrize("settings", [_NO_RULES, _ALL_VOTE], ids=["no rules", "votes"])
-def test_a_grant_fails_if_its_rule_is_gone_or_needs_votes_now(
-    approvals: ApprovalFile, settings: ApprovalsSettings
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.crash(settings)
-    assert approvals.claim() == []
-    approvals.apply_transitions()
-    assert "rules changed" in approvals.data("startrequest.failed")["reason"]
-
-
-def test_votes_count_by_the_current_rule(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit(by="drain")
-    approvals.crash(_ALL_VOTE)
-    assert approvals.status().vote_count == 0
-    approvals.apply_transitions()
-    assert approvals.grants == []
-    assert approvals.submit().body["state"] == "granted"
-
-
-def test_a_grant_by_votes_stays_if_the_rule_is_automatic_now(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.submit(by="bob")
-    approvals.crash(_ALL_AUTOMATIC)
-    approvals.apply_transitions()
-    assert len(approvals.claim()) == 1
-    assert len(approvals.grants) == 1
 
 
 def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: ApprovalFile) -> None:

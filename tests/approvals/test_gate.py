@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,16 @@ from relay.approvals.admission import SENT_BEFORE_NOTICE
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceUnavailable, StoreUnavailable
 from relay.events.model import ScheduledEvent
-from relay.store import RecordedEvent
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
-    REBOOT,
     REDEPLOY,
     SETTINGS,
     USER_REBOOT,
     build_event,
     build_request,
 )
-from tests.approvals.running_gate import REFUSED, TIMEOUT, UNAVAILABLE, Azure, running_gate, trace
+from tests.approvals.running_gate import REFUSED, TIMEOUT, Azure, running_gate, trace
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 from tests.store.conftest import LimitedDisk
@@ -358,20 +355,6 @@ async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_
         assert harness.azure.sent == []
 
 
-async def test_nothing_is_sent_while_the_document_cannot_be_read(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), REDEPLOY)
-    async with running_gate(tmp_path, azure=azure) as harness:
-        azure.read_errors.extend([UNAVAILABLE, REFUSED])
-        await harness.submit(of=REDEPLOY)
-        await eventually(lambda: azure.reads == 1)
-        for reads in (2, 3):
-            assert azure.sent == []
-            await eventually(lambda: bool(harness.clock.remaining_sleeps))
-            harness.clock.advance(1)
-            await eventually(lambda reads=reads: azure.reads == reads)
-        await harness.wait_for_events("startrequest.accepted")
-
-
 # --- in flight
 
 
@@ -408,19 +391,6 @@ async def test_a_stop_waits_until_the_answer_is_on_disk(tmp_path: Path) -> None:
         assert not is_stopped
         await harness.clock.advance_until(stop.done)
         assert harness.kinds()[-1] == "startrequest.accepted"
-
-
-async def test_an_event_that_starts_before_the_answer_comes_has_not_failed(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path, USER_REBOOT) as harness:
-        harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
-        await harness.record_document(STARTED)
-        await harness.settle()
-        harness.azure.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted")
-        assert not harness.events("startrequest.failed")
 
 
 async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Path) -> None:
@@ -466,40 +436,6 @@ async def test_after_a_shared_400_each_event_is_sent_alone(tmp_path: Path) -> No
         assert len(azure.sent) == 3
 
 
-async def test_without_an_answer_the_gate_tries_again_with_longer_pauses(
-    tmp_path: Path,
-) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT)
-    pauses = (1, 2, 4, 8, 8)
-    azure.answers.extend([UNAVAILABLE, TIMEOUT, *[UNAVAILABLE] * 3])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        for sent, pause in enumerate(pauses, 1):
-            await eventually(lambda sent=sent: len(azure.sent) == sent)
-            await harness.settle()
-            harness.clock.advance(pause - 0.1)
-            await harness.settle()
-            assert (len(azure.sent), azure.reads) == (sent, sent)
-            harness.clock.advance(0.2)
-        (accepted,) = await harness.wait_for_events("startrequest.accepted")
-        assert accepted.data["attempts"] == len(pauses) + 1
-        assert harness.kinds().count("claim") == len(pauses) + 1
-
-
-async def test_the_pause_follows_retry_after(tmp_path: Path) -> None:
-    azure = Azure(
-        ManualClock(),
-        USER_REBOOT,
-        answers=[SourceUnavailable("expected 200, got 429", status=429, retry_after=20)],
-    )
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.wait_for_start_requests(1)
-        harness.clock.advance(19.9)
-        await harness.settle()
-        assert len(azure.sent) == 1
-        harness.clock.advance(0.1)
-        await harness.wait_for_events("startrequest.accepted")
-
-
 async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path: Path) -> None:
     azure = Azure(
         ManualClock(),
@@ -515,19 +451,6 @@ async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path
         harness.clock.advance(60)
         await harness.settle()
         assert azure.sent == [("E-1",)]
-
-
-async def test_a_start_request_that_azure_took_without_an_answer_is_not_sent_again(
-    tmp_path: Path,
-) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.wait_for_start_requests(1)
-        azure.document = (STARTED,)
-        harness.clock.advance(1)
-        (failed,) = await harness.wait_for_events("startrequest.failed")
-        assert (failed.data["status"], failed.data["attempts"]) == (None, 1)
-        assert (azure.reads, azure.sent) == (2, [("E-1",)])
 
 
 # --- a hold between two attempts
@@ -589,33 +512,6 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
         assert len(azure.sent) == (1 if hold_first else 2)
 
 
-async def test_a_hold_on_one_event_of_a_shared_start_request_stops_that_one_only(
-    tmp_path: Path,
-) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, OTHER_REBOOT, answers=[TIMEOUT])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        await harness.wait_for_start_requests(1)
-        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 202
-        harness.clock.advance(1)
-        (accepted,) = await harness.wait_for_events("startrequest.accepted")
-        assert (accepted.subject, azure.sent) == ("E-2", [("E-1", "E-2"), ("E-2",)])
-
-
-async def test_a_hold_after_a_kill_stops_the_repeat_of_the_claim(tmp_path: Path) -> None:
-    await _killed_in_flight(tmp_path)
-    azure = Azure(ManualClock(), REDEPLOY)
-    azure.may_read.clear()
-    async with running_gate(tmp_path, azure=azure) as harness:
-        held = await harness.submit("hold", "eve", REDEPLOY)
-        assert (held.status, held.body.get("notice")) == (202, SENT_BEFORE_NOTICE)
-        azure.may_read.set()
-        await harness.settle()
-        assert azure.sent == []
-        await harness.submit("release", "eve", REDEPLOY)
-        (accepted,) = await harness.wait_for_events("startrequest.accepted")
-        assert accepted.data["attempts"] == 2
-
-
 # --- time and the wall clock
 
 
@@ -651,16 +547,6 @@ async def test_a_change_of_the_wall_clock_is_noticed_within_a_minute(tmp_path: P
 # --- kills
 
 
-async def test_a_grant_survives_a_kill_before_the_claim(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, REDEPLOY, sinks=("bus",)) as harness:
-        await harness.submit(of=REDEPLOY)
-    async with running_gate(tmp_path, REDEPLOY) as harness:
-        await harness.deliver_everything()
-        harness.clock.advance(1)
-        await harness.wait_for_events("startrequest.accepted")
-        assert harness.azure.sent == [("E-1",)]
-
-
 async def _killed_in_flight(folder: Path) -> None:
     async with running_gate(folder, REDEPLOY) as harness:
         await harness.submit(of=REDEPLOY)
@@ -677,30 +563,6 @@ async def test_a_claim_is_repeated_after_a_kill_while_nothing_has_changed(
         (accepted,) = await harness.wait_for_events("startrequest.accepted")
         assert (harness.azure.sent, accepted.data["attempts"]) == ([("E-1",)], 2)
         assert len(harness.events("approval.granted")) == 1
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        (),
-        (build_event(event_type="Redeploy", event_status="Started", not_before=None),),
-        (build_event(event_type="Redeploy", due=1000),),
-        (build_event(event_type="Redeploy", resources=("db-1", "db-2")),),
-        (build_event(event_type="Redeploy", event_status="Paused"),),
-    ],
-    ids=["ended", "started", "another NotBefore", "other resources", "an unknown status"],
-)
-async def test_a_claim_is_not_repeated_after_a_kill_if_the_event_changed(
-    tmp_path: Path, document: tuple[ScheduledEvent, ...]
-) -> None:
-    await _killed_in_flight(tmp_path)
-    azure = Azure(ManualClock(), REDEPLOY)
-    async with running_gate(tmp_path, azure=azure) as harness:
-        azure.document = document
-        (failed,) = await harness.wait_for_events("startrequest.failed")
-        assert (failed.data["status"], failed.data["attempts"]) == (None, 1)
-        await harness.settle()
-        assert azure.sent == []
 
 
 # --- a disk that cannot be written
@@ -763,71 +625,6 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
         assert len(harness.events("startrequest.accepted")) == 1
         assert harness.azure.sent == [("E-1",)]
         assert event_names.count("startrequest.accepted") == 1
-
-
-BY_TWO_VOTES = ApprovalsSettings.model_validate(
-    {"rules": [{"name": "all", "approve": {"votes": 2, "from": ["client:alice", "client:bob"]}}]}
-)
-
-
-class BusyStore:
-    """Keeps a store busy. What is submitted meanwhile is done in one transaction afterwards."""
-
-    def __init__(self, store: Store) -> None:
-        self._began, self._may_end = threading.Event(), threading.Event()
-        store.submit(self._wait)
-        assert self._began.wait(60)
-
-    def _wait(self, _: Transaction) -> None:
-        self._began.set()
-        self._may_end.wait(60)
-
-    async def end(self) -> None:
-        """Let the store do what was submitted until now."""
-        await asyncio.sleep(0)  # the last work is queued
-        self._may_end.set()
-
-
-async def look_is_queued() -> None:
-    """Let the gate that is awake ask the store for its look."""
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-async def test_an_event_that_comes_during_the_first_look_is_granted(tmp_path: Path) -> None:
-    async with running_gate(tmp_path) as harness:
-        busy = BusyStore(harness.store)
-        await look_is_queued()
-        recording = asyncio.create_task(harness.record_document(USER_REBOOT))
-        await busy.end()
-        await recording
-        await harness.wait_for_events("startrequest.accepted")
-
-
-async def test_a_change_that_comes_while_the_gate_looks_at_the_first_vote_voids_that(
-    tmp_path: Path,
-) -> None:
-    """The vote came during a look that found nothing decided."""
-    async with running_gate(tmp_path, REBOOT, settings=BY_TWO_VOTES) as harness:
-        await harness.settle()
-        busy_again: list[BusyStore] = []
-
-        def keep_busy(events: Sequence[RecordedEvent]) -> None:
-            if events[0].name == "approval.recorded":
-                busy_again.append(BusyStore(harness.store))
-
-        harness.store.listeners.recorded.append(keep_busy)
-        busy = BusyStore(harness.store)
-        harness.gate.wake()
-        await look_is_queued()
-        voting = asyncio.create_task(harness.submit(of=REBOOT))
-        await busy.end()
-        await voting
-        await look_is_queued()
-        recording = asyncio.create_task(harness.record_document(build_event(due=950)))
-        await busy_again[0].end()
-        await recording
-        await harness.wait_for_events("approval.voided")
 
 
 async def test_an_event_that_came_while_nothing_could_be_written_is_granted_afterwards(

@@ -57,16 +57,6 @@ async def test_events_go_one_after_the_other_with_a_rest_between_them(tmp_path: 
         assert "2026-04-11T12:02:00" <= waited < "2026-04-11T12:02:05"
 
 
-async def test_an_event_that_waits_can_lose_its_not_before_to_the_year_1(tmp_path: Path) -> None:
-    """.NET writes "none" as the year 1."""
-    async with running_gate(tmp_path, started(A), B, settings=limited(VOTES)) as harness:
-        assert (await harness.submit(of=B)).body["state"] == "waiting"
-        none = build_event("B", resources=B.resources, not_before="0001-01-01T00:00:00Z")
-        await harness.record_document(started(A), none)
-        (voided,) = await harness.wait_for_events("approval.voided", 1)
-        assert voided.data["why"] == "changed"
-
-
 async def test_a_grant_that_waits_reads_no_document_and_goes_when_the_slot_is_free(
     tmp_path: Path,
 ) -> None:
@@ -122,16 +112,3 @@ async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slot_goes_from_one_to_
         west.document = ()
         await west.poll()
         await clock.advance_until(lambda: east.sent == [("B",)])
-
-
-async def test_a_grant_of_one_scope_keeps_the_next_one_waiting_in_another(tmp_path: Path) -> None:
-    clock = ManualClock()
-    west, east = ScopeOfFleet(clock, "west", A), ScopeOfFleet(clock, "east", B)
-    async with running_hub(tmp_path, clock, west, east, settings=limited(VOTES)) as harness:
-        assert (await harness.submit(of=A)).body["state"] == "granted"
-        answer = await harness.submit(of=B)
-        assert answer.body["state"] == "waiting"
-        assert answer.body["waitingFor"][0]["machines"] == ["west/db-1"]
-        await eventually(lambda: west.sent == [("A",)])
-        await harness.settle()
-        assert east.sent == []

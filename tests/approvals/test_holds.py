@@ -8,7 +8,6 @@ import pytest
 
 from relay.approvals.request import HOLD_NOTICE
 from tests.approvals.builders import (
-    OPERATOR,
     REBOOT,
     SETTINGS,
     USER_REBOOT,
@@ -54,26 +53,6 @@ def test_the_state_in_the_answer_to_a_release(approvals: ApprovalFile) -> None:
     assert decide(approvals, "release", "mallory") == "granted"
 
 
-def test_an_operator_releases_every_hold(approvals: ApprovalFile) -> None:
-    approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
-    approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.submit("hold", "mallory", USER_REBOOT)
-    assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "held"
-    approvals.submit("hold", "eve", USER_REBOOT)
-    assert decide(approvals, "release", OPERATOR, of=USER_REBOOT) == "granted"
-
-
-def test_each_holder_has_one_hold_for_all_revisions(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    first = approvals.submit("hold", "eve")
-    assert approvals.submit("hold", "eve") == first
-    approvals.record_document(build_event(resources=("db-2",)))
-    assert len(approvals.status().active_holds) == 1
-    approvals.submit("hold", "eve", build_event(resources=("db-2",)))
-    assert len(approvals.status().active_holds) == 1
-    assert decide(approvals, "release", "eve", revision="whatever") == "released"
-
-
 def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(
     approvals: ApprovalFile,
 ) -> None:
@@ -104,20 +83,6 @@ def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(
     assert [decision.decision for decision in approvals.status().decisions] == [
         "approve",
         "approve",
-    ]
-
-
-def test_the_expiry_of_a_hold_is_recorded_before_a_new_hold(approvals: ApprovalFile) -> None:
-    approvals.close()
-    approvals.crash(SETTINGS.model_copy(update={"hold_expires": 60.0}))
-    approvals.record_document(REBOOT)
-    approvals.submit("hold", "eve")
-    approvals.clock.advance(61)
-    approvals.submit("hold", "eve")
-    assert [recorded.data["principal"] for recorded in approvals.events("approval.recorded")] == [
-        "client:eve",
-        "relay",
-        "client:eve",
     ]
 
 

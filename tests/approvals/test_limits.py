@@ -248,28 +248,6 @@ def test_a_pass_that_grants_says_when_the_grant_ends(tmp_path: Path) -> None:
         assert states(approvals, "A", "B") == {"A": "granted", "B": "waiting"}
 
 
-def test_a_canceled_event_has_no_rest(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        approvals.record_document(B)  # no StartRequest was sent for A
-        assert approvals.events("event.ended")[-1].data["outcome"] == "canceled"
-        assert states(approvals, "B") == {"B": "granted"}
-
-
-def test_an_event_that_may_have_happened_unseen_has_a_rest(tmp_path: Path) -> None:
-    """A Freeze can begin and end between two polls."""
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        assert go(approvals) == ["A"]
-        approvals.record_document(B)
-        assert approvals.events("event.ended")[-1].data["outcome"] == "unknown"
-        assert states(approvals, "B") == {"B": "waiting"}
-
-
 @pytest.mark.parametrize("back", [60.0, 3600.0])
 def test_a_clock_that_is_set_back_does_not_make_a_rest_endless(tmp_path: Path, back: float) -> None:
     with approvals_with(tmp_path, DATABASES) as approvals:
@@ -283,26 +261,6 @@ def test_a_clock_that_is_set_back_does_not_make_a_rest_endless(tmp_path: Path, b
 
 
 # --- who is first
-
-
-def test_the_earliest_notbefore_is_first_and_an_event_without_is_last(tmp_path: Path) -> None:
-    first, second = event("F", "db-1", due=300), event("S", "db-2", due=600)
-    last, busy = event("L", "db-3", due=None), event("X", "db-9")
-    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
-        live = {one.event_id: one for one in (last, second, first)}
-        approvals.record_document(started(busy), *live.values())
-        for one in (last, second, first):
-            assert decide(approvals, "approve", "alice", of=one) == "waiting"
-        gone = []
-        for _ in range(3):
-            approvals.record_document(*live.values())
-            (name,) = go(approvals)
-            gone.append(name)
-            approvals.record_document(
-                *(started(one) if one.event_id == name else one for one in live.values())
-            )
-            del live[name]
-        assert gone == ["F", "S", "L"]
 
 
 def test_a_tie_goes_to_the_event_that_was_seen_first(tmp_path: Path) -> None:
@@ -352,46 +310,6 @@ def test_a_limit_with_hours_ends_with_them(tmp_path: Path) -> None:
 # --- who gives a slot back
 
 
-def test_a_hold_frees_the_slot_and_its_release_takes_the_place_before_the_line(
-    tmp_path: Path,
-) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B, C)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        assert decide(approvals, "hold", "eve", of=A) == "held"
-        approvals.apply_transitions()
-        assert states(approvals, "A", "B") == {"A": "held", "B": "granted"}
-        # Both have a grant now, and there is one slot: the older grant has it.
-        assert decide(approvals, "release", "eve", of=A) == "granted"
-        assert states(approvals, "A", "B") == {"A": "granted", "B": "waiting"}
-        assert go(approvals) == ["A"]
-        assert approvals.claim() == []
-
-
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (SourceRefused("no", status=400), "granted"),
-        (SourceUnavailable("no", status=503), "waiting"),
-        (SourceUnavailable("timeout"), "waiting"),
-    ],
-)
-def test_only_a_refused_start_request_frees_the_slot(
-    tmp_path: Path, error: SourceRefused | SourceUnavailable, state: str
-) -> None:
-    """Without a usable answer Azure may have accepted it, also after the event has changed."""
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        approvals.answer(approvals.claim(), error)
-        approvals.apply_transitions()
-        assert states(approvals, "B") == {"B": state}
-        approvals.record_document(event("A", "db-1", due=1000.0), B)
-        assert states(approvals, "B") == {"B": state}
-
-
 def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_accepted(
     tmp_path: Path,
 ) -> None:
@@ -431,33 +349,6 @@ def test_an_event_that_is_held_after_a_shared_400_gives_its_slot_back(tmp_path: 
         decide(approvals, "hold", "eve", of=A)
         approvals.record_document(A, B, C)
         assert states(approvals, "C") == {"C": "granted"}
-
-
-def test_an_event_that_may_have_been_started_waits_for_others_before_the_next_try(
-    tmp_path: Path,
-) -> None:
-    """It takes its slots, but that does not let it go beside another."""
-    changed = event("A", "db-1", due=1000.0)
-    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
-        approvals.record_document(changed, started(B))
-        assert decide(approvals, "approve", "alice", of=changed) == "waiting"
-        approvals.record_document(changed)
-        assert states(approvals, "A") == {"A": "granted"}
-
-
-def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES) as approvals:
-        approvals.record_document(A, B)
-        decide(approvals, "approve", "alice", of=A)
-        decide(approvals, "approve", "alice", of=B)
-        decide(approvals, "hold", "eve", of=A)
-        approvals.apply_transitions()
-        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
-        assert decide(approvals, "release", "eve", of=A) == "waiting"
-        assert go(approvals) == ["B"]
 
 
 def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:

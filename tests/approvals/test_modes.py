@@ -9,7 +9,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import effective_approvals_mode
 from relay.store import Mode
-from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_caller, build_event
+from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_event
 
 
 @pytest.mark.parametrize(
@@ -72,37 +72,6 @@ def test_a_dry_run_records_every_event_and_claims_nothing(approvals: ApprovalFil
     )
 
 
-def test_votes_of_a_dry_run_never_become_real(approvals: ApprovalFile) -> None:
-    approvals.set_mode("dry-run")
-    approvals.record_document(REBOOT, build_event("E-2", event_source="User"))
-    approvals.submit()
-    approvals.submit(by="bob")
-    approvals.set_mode("on")
-    assert [claimed.event_id for claimed in approvals.claim()] == ["E-2"]
-    assert approvals.submit().body["votes"] == 1
-    assert approvals.submit(by="bob").body["state"] == "granted"
-    assert "dryRun" not in approvals.events("approval.recorded")[-1].data
-    assert not approvals.events("startrequest.failed")
-
-
-def test_a_real_vote_survives_a_dry_run(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.set_mode("dry-run")
-    assert approvals.submit().body["votes"] == 1
-    assert approvals.submit(request_id="again").body["votes"] == 1
-    approvals.set_mode("on")
-    assert approvals.submit(by="bob").body["state"] == "granted"
-
-
-def test_a_hold_of_a_dry_run_stays_in_force_after_it(approvals: ApprovalFile) -> None:
-    approvals.set_mode("dry-run")
-    approvals.record_document(USER_REBOOT)
-    approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.set_mode("on")
-    assert approvals.claim() == []
-
-
 def test_a_hold_after_a_dry_run_is_not_the_one_of_the_dry_run(approvals: ApprovalFile) -> None:
     """Which a later dry run can release."""
     approvals.record_document(USER_REBOOT, step=False)
@@ -113,20 +82,3 @@ def test_a_hold_after_a_dry_run_is_not_the_one_of_the_dry_run(approvals: Approva
     approvals.submit("release", "eve", USER_REBOOT)
     approvals.set_mode("on")
     assert approvals.claim() == []
-
-
-def test_a_dry_run_does_not_release_a_real_hold(approvals: ApprovalFile) -> None:
-    """The answer to that release said that nothing would happen."""
-    approvals.record_document(USER_REBOOT)
-    approvals.submit("hold", "eve", USER_REBOOT)
-    approvals.set_mode("dry-run")
-    answer = approvals.submit("release", "eve", USER_REBOOT)
-    assert (answer.status, answer.body["state"]) == (202, "held")
-    assert (
-        approvals.submit("release", build_caller("root", "operate"), USER_REBOOT).body["state"]
-        == "held"
-    )
-    approvals.set_mode("on")
-    assert approvals.claim() == []
-    assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
-    assert approvals.claim() != []

@@ -13,34 +13,11 @@ from tests.approvals.running_gate import (
     TIMEOUT,
     ScopeOfFleet,
     running_hub,
-    start_request_tasks,
 )
 from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
-
-
-async def test_a_scope_that_hangs_delays_no_other(tmp_path: Path) -> None:
-    """One hangs while it is read, one while the StartRequest is in flight."""
-    clock = ManualClock()
-    hangs_in_read, hangs_in_flight, works = scopes = [
-        ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")
-    ]
-    hangs_in_read.may_read.clear()
-    hangs_in_flight.may_answer.clear()
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        (accepted,) = await harness.wait_for_events("startrequest.accepted")
-        assert accepted.attributes["scope"] == "c"
-        works.document = (USER_REBOOT, OTHER_REBOOT)
-        await works.poll()
-        await harness.wait_for_events("startrequest.accepted", 2)
-        assert (hangs_in_read.sent, hangs_in_flight.sent) == ([], [("E-1",)])
-        hangs_in_read.may_read.set()
-        hangs_in_flight.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted", 4)
-        assert (hangs_in_read.sent, hangs_in_flight.sent) == ([("E-1",)], [("E-1",)])
-        assert works.sent == [("E-1",), ("E-2",)]
 
 
 # --- failures
@@ -84,28 +61,3 @@ async def test_each_scope_has_pauses_of_its_own(
 
 
 # --- the end
-
-
-async def test_a_kill_in_the_middle_leaves_nothing_behind_and_loses_no_grant(
-    tmp_path: Path,
-) -> None:
-    """One scope is read, one is in flight, and one pauses after a failure."""
-    clock = ManualClock()
-    reads, sends, pauses = scopes = [
-        ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")
-    ]
-    reads.may_read.clear()
-    sends.may_answer.clear()
-    pauses.answers.append(TIMEOUT)
-    async with running_hub(tmp_path, clock, *scopes) as harness:
-        await eventually(lambda: bool(reads.reads and sends.sent and pauses.sent))
-        await harness.settle()
-        assert len(start_request_tasks()) == 3
-    assert start_request_tasks() == []
-    assert harness.gate.engine.in_flight == set()
-    again = [ScopeOfFleet(clock, name, USER_REBOOT) for name in ("a", "b", "c")]
-    async with running_hub(tmp_path, clock, *again) as harness:
-        accepted = await harness.wait_for_events("startrequest.accepted", 3)
-        attempts = {event.attributes["scope"]: event.data["attempts"] for event in accepted}
-        assert attempts == {"a": 1, "b": 2, "c": 2}
-        assert [scope.sent for scope in again] == [[("E-1",)]] * 3

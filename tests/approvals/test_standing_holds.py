@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE, Caller
 from relay.approvals.standing_holds import (
+    MAX_CONDITIONS,
     MAX_OPEN,
-    MAX_OPEN_PATTERNS,
-    MAX_PATTERNS,
     CreateRequest,
     StandingHoldBody,
     next_hold_change,
@@ -107,16 +106,6 @@ def test_an_event_is_granted_at_the_end_of_a_standing_hold_whatever_event_was_na
     now = approvals.clock.now()
     approvals.transact(lambda tx: approvals.engine.apply_due_transitions(tx, now, ["e-9"]))
     assert len(approvals.events("approval.granted")) == 1
-
-
-def test_a_standing_hold_applies_from_its_start_on(approvals: ApprovalFile) -> None:
-    approvals.hold_ahead(starts=60.0, ends=120.0)
-    approvals.record_document(REBOOT)
-    assert not held(approvals)
-    approvals.clock.advance(60.0)
-    assert held(approvals)
-    approvals.clock.advance(60.0)
-    assert not held(approvals)
 
 
 def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
@@ -252,8 +241,6 @@ def test_the_time_of_a_standing_hold_is_ahead_and_bounded(
     [
         {"match": {"colour": ["red"]}},
         {"match": {"resources": []}},
-        {"match": {"resources": ["x" * 257]}},
-        {"match": {"resources": ["x"] * 101}},
         {"ends": "tomorrow"},
         {"ends": "2026-04-11T12:10:00"},
         {"ends": "2026-02-30T12:10:00Z"},
@@ -335,13 +322,11 @@ def test_a_standing_hold_that_was_rolled_back_holds_nothing(approvals: ApprovalF
 # --- what the answers say
 
 
-def test_the_patterns_of_all_standing_holds_together_are_bounded(approvals: ApprovalFile) -> None:
-    match = {"resources": [f"web-{number}" for number in range(MAX_PATTERNS)]}
-    fitting = MAX_OPEN_PATTERNS // MAX_PATTERNS
-    answers = [approvals.hold_ahead(match=match) for _ in range(fitting + 1)]
-    assert [answer.status for answer in answers] == [201] * fitting + [409]
-    assert approvals.hold_ahead(match={"event_type": ["Reboot"]}).status == 409
-    assert approvals.hold_ahead().status == 201  # it needs no entry
+def test_the_conditions_of_all_standing_holds_together_are_bounded(approvals: ApprovalFile) -> None:
+    match = {"resources": ["x" * (MAX_CONDITIONS // 2 - 100)]}
+    answers = [approvals.hold_ahead(match=match) for _ in range(3)]
+    assert [answer.status for answer in answers] == [201, 201, 409]
+    assert approvals.hold_ahead().status == 201
     approvals.end_ahead(answers[0].body["holdId"])
     assert approvals.hold_ahead(match=match).status == 201
 

@@ -11,7 +11,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import FailGrant, can_claim_grant, due_transitions
-from relay.store import Decision, StandingHold
+from relay.store import StandingHold
 from tests.approvals.builders import (
     CLIENT_RESOURCES,
     FREEZE,
@@ -27,46 +27,9 @@ from tests.approvals.builders import (
 from tests.clocks import NOON
 
 
-@pytest.mark.parametrize(
-    ("what", "vote_count", "decisions"),
-    [
-        ("no votes", 0, []),
-        ("one vote", 1, [build_decision()]),
-        ("two votes of one principal", 1, [build_decision(), build_decision(approval_id="again")]),
-        ("votes of two principals", 2, [build_decision(), build_decision(by="bob")]),
-        ("another revision", 1, [build_decision(), build_decision(by="bob", revision="x")]),
-        ("an expired vote", 1, [build_decision(), build_decision(by="bob", expires=5)]),
-        ("a vote about to expire", 2, [build_decision(), build_decision(by="bob", expires=5.1)]),
-        ("somebody who is no voter", 1, [build_decision(), build_decision(by="eve")]),
-        ("a vote of a dry run", 1, [build_decision(), build_decision(by="bob", dry_run=True)]),
-        ("holds", 0, [build_decision("hold"), build_decision("hold", "bob")]),
-    ],
-)
-def test_a_quorum_counts_principals_who_may_vote(
-    what: str, vote_count: int, decisions: list[Decision]
-) -> None:
-    """Each has one vote, for the current revision, not expired, and not of a dry run."""
-    status = build_status(None, *decisions, now=5)
-    assert (status.vote_count, status.is_rule_satisfied) == (vote_count, vote_count >= 2), what
-
-
-def test_a_dry_run_counts_its_own_votes_and_real_ones() -> None:
-    votes = build_decision(dry_run=True), build_decision(by="bob")
-    assert build_status(None, *votes, mode="dry-run").vote_count == 2
-    assert build_status(None, *votes).vote_count == 1
-    assert build_status(None, *votes, mode="off").vote_count == 1
-
-
 def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
     status = build_status(USER_REBOOT, build_decision(of=USER_REBOOT))
     assert (status.votes_required, status.vote_count, status.is_rule_satisfied) == (0, 0, True)
-
-
-def test_only_the_first_rule_that_matches_decides() -> None:
-    matched_by_two_rules = build_event(event_source="User", event_type="Reboot")
-    assert build_status(matched_by_two_rules).rule is SETTINGS.rules[0]
-    assert build_status().rule is SETTINGS.rules[1]
-    assert build_status(FREEZE).rule is None
 
 
 @pytest.mark.parametrize(
@@ -266,8 +229,3 @@ def test_a_standing_hold_holds_what_azure_can_still_be_kept_from_starting(
     status = replace(status, standing_holds=(STANDING_HOLD,))
     assert status.active_standing_holds == ((STANDING_HOLD,) if is_held else ())
     assert status.is_held is is_held, what
-
-
-def test_an_event_that_has_ended_has_no_hold_in_force() -> None:
-    assert build_status(None, _HOLD, live=False).active_holds == ()
-    assert build_status(None, _HOLD).active_holds == (_HOLD,)

@@ -12,7 +12,6 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import (
     CreateGrant,
-    ExpireHold,
     FailGrant,
     Transition,
     VoidVotes,
@@ -27,7 +26,6 @@ from relay.store import Decision, Grant
 from tests.approvals.builders import (
     FREEZE,
     REDEPLOY,
-    SETTINGS,
     STARTED,
     USER_REBOOT,
     VOTES,
@@ -180,32 +178,6 @@ def test_votes_stay_while_their_start_request_is_in_flight() -> None:
     assert transition_types(due_transitions(status)) == [VoidVotes, FailGrant]
 
 
-def test_holds_outlive_the_event() -> None:
-    """The same EventId can come back."""
-    hold, expired_hold = build_decision("hold"), build_decision("hold", expires=1)
-    assert due_transitions(build_status(None, hold, live=False)) == []
-    assert due_transitions(build_status(None, expired_hold, now=5, live=False)) == []
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [None, build_event(resources=("db-2",)), STARTED, USER_REBOOT],
-    ids=["unchanged", "other resources", "started", "other source"],
-)
-def test_a_hold_survives_every_change_until_it_expires(changed: Any) -> None:
-    hold = build_decision("hold", expires=100)
-    assert due_transitions(build_status(changed, hold, now=99.9)) == []
-    assert due_transitions(build_status(None, hold, now=100)) == [ExpireHold(hold)]
-
-
-def test_a_grant_follows_the_expiry_of_the_last_hold() -> None:
-    hold = build_decision("hold", expires=5)
-    assert due_transitions(build_status(USER_REBOOT, hold, now=5)) == [
-        ExpireHold(hold),
-        CreateGrant(SETTINGS.rules[0]),
-    ]
-
-
 # --- grants that fail
 
 
@@ -245,13 +217,6 @@ def test_why_a_grant_fails(what: str, words: str, status: ApprovalStatus) -> Non
     assert failures == [FailGrant(grant, reason)]
 
 
-@pytest.mark.parametrize("state", ["granted", "sent"])
-def test_a_grant_with_its_quorum_does_not_fail(state: Any) -> None:
-    status = build_status(None, *VOTES, grants=[build_grant(state)])
-    assert open_grant_failure_reason(status.grants[0], status) is None
-    assert due_transitions(status) == []
-
-
 def test_a_failed_claim_says_that_its_outcome_is_unknown() -> None:
     reason = open_grant_failure_reason(build_grant(), build_status(STARTED))
     assert reason is not None
@@ -266,11 +231,6 @@ def test_a_grant_in_flight_does_not_fail() -> None:
     other_in_flight = build_status(STARTED, grants=[grant], in_flight=[replace(grant, id=2)])
     assert due_transitions(in_flight) == []
     assert transition_types(due_transitions(other_in_flight)) == [FailGrant]
-
-
-@pytest.mark.parametrize("state", ["accepted", "failed", "refused"])
-def test_a_grant_with_a_final_answer_does_not_fail_again(state: Any) -> None:
-    assert due_transitions(build_status(None, grants=[build_grant(state)], live=False)) == []
 
 
 def transition_types(transitions: list[Transition]) -> list[type[Transition]]:

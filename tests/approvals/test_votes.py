@@ -8,7 +8,7 @@ import orjson
 
 from relay.events.timestamps import format_rfc3339
 from relay.store.chain import read_all_rows
-from tests.approvals.builders import REBOOT, REDEPLOY, USER_REBOOT, ApprovalFile, build_event
+from tests.approvals.builders import REBOOT, USER_REBOOT, ApprovalFile, build_event
 from tests.clocks import NOON
 
 
@@ -90,33 +90,6 @@ def test_the_event_id_is_compared_without_case_and_reported_as_azure_wrote_it(
     assert approvals.events("approval.recorded")[0].subject == "E-1"
 
 
-def test_repeated_votes_of_one_principal_are_one_vote_and_one_event(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(REBOOT)
-    first = approvals.submit()
-    assert approvals.submit() == first
-    assert approvals.event_names() == ["approval.recorded"]
-
-
-def test_a_vote_with_its_own_request_id_gets_its_own_event_and_replaces_the_last(
-    approvals: ApprovalFile,
-) -> None:
-    """Over AMQP the event is the answer. The new vote counts from its own time on."""
-    approvals.record_document(REBOOT)
-    approvals.submit(request_id="m1", message_id="m1")
-    approvals.clock.advance(200)
-    again = approvals.submit(request_id="m2", message_id="m2")
-    assert (again.body["state"], again.body["votes"]) == ("pending", 1)
-    assert [
-        recorded.attributes["causationid"] for recorded in approvals.events("approval.recorded")
-    ] == ["m1", "m2"]
-    approvals.clock.advance(200)
-    approvals.apply_transitions()
-    assert approvals.submit(by="bob").body["state"] == "granted"
-    assert not approvals.events("approval.voided")
-
-
 def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.submit()
@@ -128,15 +101,6 @@ def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: ApprovalFi
     assert approvals.data("approval.voided")["why"] == "expired"
     assert approvals.cause("approval.voided") == approvals.events("approval.recorded")[0].id
     assert approvals.submit(by="bob").body["votes"] == 1
-
-
-def test_an_expired_vote_is_voided_before_a_new_one_is_recorded(approvals: ApprovalFile) -> None:
-    """Also if no transition was applied since it expired."""
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.clock.advance(301)
-    assert approvals.submit().body["votes"] == 1
-    assert approvals.event_names() == ["approval.recorded", "approval.voided", "approval.recorded"]
 
 
 def test_a_changed_event_voids_its_votes_once_even_if_it_changes_back(
@@ -153,45 +117,3 @@ def test_a_changed_event_voids_its_votes_once_even_if_it_changes_back(
     approvals.record_document(REBOOT)
     assert approvals.submit(by="bob").body["votes"] == 1
     assert len(approvals.events("approval.voided")) == 1
-
-
-def test_a_change_outside_the_revision_voids_nothing(approvals: ApprovalFile) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.record_document(build_event(description="other words"))
-    assert len(approvals.events("event.updated")) == 1
-    assert approvals.submit(by="bob").body["state"] == "granted"
-
-
-def test_a_vote_in_flight_is_voided_only_after_the_answer(approvals: ApprovalFile) -> None:
-    """Only the answer says whether the StartRequest used the vote."""
-    approvals.record_document(REDEPLOY)
-    approvals.submit(of=REDEPLOY)
-    approvals.set_in_flight(*approvals.claim())
-    changed = build_event(event_type="Redeploy", resources=("db-2",))
-    approvals.record_document(changed)
-    assert approvals.submit(of=changed).body["votes"] == 1
-    approvals.set_in_flight()
-    approvals.apply_transitions()
-    assert approvals.data("approval.voided")["why"] == "changed"
-
-
-def test_an_event_id_that_comes_back_inherits_holds_but_no_votes_or_grants(
-    approvals: ApprovalFile,
-) -> None:
-    """An unneeded hold can be released, but a lost hold can cost a reboot."""
-    approvals.record_document(REBOOT)
-    approvals.submit("hold", "eve")
-    approvals.submit()
-    approvals.record_document(step=False)
-    approvals.record_document(REBOOT)
-    status = approvals.status()
-    assert (status.occurrence.number, status.vote_count, status.grants) == (2, 0, ())
-    assert len(status.active_holds) == 1
-    assert approvals.submit("release", "eve").body["state"] == "released"
-    assert approvals.submit(by="bob").body["state"] == "pending"
-    assert approvals.submit().body["state"] == "granted"
-    approvals.record_document(step=False)
-    approvals.record_document(REBOOT)
-    assert approvals.status().active_grant is None
-    assert approvals.claim() == []
