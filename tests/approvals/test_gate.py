@@ -81,7 +81,7 @@ async def test_events_about_which_nobody_decided_cost_no_look_at_the_approvals(
         assert len(harness.events()) == 3
         # The recorder asks for grants of these events, and the engine whether there is anything.
         looks = [text.split()[1] for text in statements if "approval." in text]
-        assert looks == ["DISTINCT", "EXISTS"]
+        assert (len(looks), looks[-1]) == (2, "EXISTS")
         await harness.submit(of=OTHER_REBOOT)
         await harness.wait_for_events("startrequest.accepted")
         assert harness.azure.sent == [("E-2",)]

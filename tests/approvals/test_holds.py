@@ -8,6 +8,7 @@ import pytest
 
 from relay.approvals.request import HOLD_NOTICE
 from tests.approvals.builders import (
+    OPERATOR,
     REBOOT,
     SETTINGS,
     USER_REBOOT,
@@ -51,6 +52,13 @@ def test_the_state_in_the_answer_to_a_release(approvals: ApprovalFile) -> None:
     approvals.submit(by="bob")
     assert decide(approvals, "release", "eve") == "held"
     assert decide(approvals, "release", "mallory") == "granted"
+
+
+def test_an_operator_releases_every_hold(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.submit("hold", "mallory", USER_REBOOT)
+    assert decide(approvals, "release", OPERATOR, of=USER_REBOOT) == "granted"
 
 
 def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(
