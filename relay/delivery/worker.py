@@ -26,7 +26,7 @@ from relay.delivery.result_recording import (
     make_attempt,
 )
 from relay.delivery.retry import DeadLetter, DisableSink, RetryAfterDelay, RetryDecision
-from relay.delivery.sink_health import CircuitBreaker, CircuitState, SinkHealth
+from relay.delivery.sink_health import CircuitState, SinkHealth
 from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
@@ -92,12 +92,12 @@ class Worker:
     @property
     def failing(self) -> bool:
         """Whether it failed repeatedly or stalled, or was disabled, with no success since."""
-        return self.health.circuit.is_failing
+        return self.health.is_failing
 
     @property
     def reason(self) -> str | None:
         """Why the sink is paused or disabled, or why the last try failed."""
-        return self.health.stop_or_failure_reason
+        return self.health.reason
 
     @property
     def waiting(self) -> int:
@@ -112,14 +112,14 @@ class Worker:
     @property
     def circuit_state(self) -> CircuitState:
         """Whether the sink is failing, and whether it may be tried now."""
-        return self.health.circuit.state(self._clock.monotonic())
+        return self.health.circuit
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight and nothing could be sent now."""
         if self._in_flight:
             return False
-        is_stopped = self.health.state != "on" or self._clock.monotonic() < self._circuit.allowed_at
+        is_stopped = self.health.state != "on" or self._clock.monotonic() < self.health.allowed_at
         return is_stopped or not self._queue.has_ready
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
@@ -131,13 +131,13 @@ class Worker:
                         old, "superseded", f"replaced by a newer {entry.type}"
                     )
             self._queue.push(entry)
-        self._circuit.probe_now()
+        self.health.probe_now()
         self._wake.set()
 
     def redeliver(self, entry: Entry) -> None:
         """Add an entry again. It supersedes no other entry."""
         self._queue.push(entry)
-        self._circuit.probe_now()
+        self.health.probe_now()
         self._wake.set()
 
     def set_sink_state(self, state: SinkState, reason: str | None) -> None:
@@ -165,18 +165,14 @@ class Worker:
     # --- which entry is next, and when
 
     @property
-    def _circuit(self) -> CircuitBreaker:
-        return self.health.circuit
-
-    @property
     def _allowed_at(self) -> float:
         """No try may begin before this time (monotonic seconds)."""
-        return max(self._circuit.allowed_at, self._rate_allows_at)
+        return max(self.health.allowed_at, self._rate_allows_at)
 
     @property
     def _is_at_try_limit_or_stopping(self) -> bool:
         """Whether no try may begin. A probe may, however slow the disk is."""
-        if self._circuit.allows_only_probe:
+        if self.health.probes_only:
             return self._in_flight >= 1
         is_full = self._in_flight + self._unrecorded >= MAX_OPEN_DELIVERIES
         return is_full or self._in_flight >= self.sink.concurrency
@@ -186,10 +182,10 @@ class Worker:
         now = self._clock.monotonic()
         if self.health.state != "on" or now < self._allowed_at or self._is_at_try_limit_or_stopping:
             return None
-        if self._circuit.allows_only_probe:
+        if self.health.probes_only:
             self._queue.release_all_delayed(include_individual=False)
         self._queue.release_due(now)
-        entry = self._queue.mark_next_entry_in_flight(least_tried=self._circuit.prefers_least_tried)
+        entry = self._queue.mark_next_entry_in_flight(least_tried=self.health.probes_only)
         if entry is not None:
             self.health.record_try_start(entry)
             self._in_flight += 1
@@ -226,7 +222,7 @@ class Worker:
         if self.health.state != "on" or not len(self._queue):
             return None
         now, allowed_at = self._clock.monotonic(), self._allowed_at
-        moments = [self._circuit.becomes_failing_at]
+        moments = [self.health.becomes_failing_at]
         if not self._is_at_try_limit_or_stopping:
             moments.append(allowed_at if now < allowed_at else self._queue.next_release_at())
         return min((moment for moment in moments if moment is not None), default=None)
@@ -252,7 +248,7 @@ class Worker:
         try:
             event = entry.event or await self._read_ahead.event(entry)
         except StoreUnavailable:
-            self._circuit.restart_time_without_success()  # the sink is not at fault
+            self.health.restart_time_without_success()  # the sink is not at fault
             retry_at = self._clock.monotonic() + READ_RETRY_DELAY
             self._queue.delay_head(entry, retry_at, is_individual=True)
         except Exception as error:  # noqa: BLE001  # a broken row must not stop the next ones

@@ -90,7 +90,7 @@ async def test_events_come_before_decisions_and_those_before_everything_else(
         ]
 
 
-async def test_a_probe_of_a_failing_sink_is_the_event_and_not_a_refusal(tmp_path: Path) -> None:
+async def test_a_new_event_is_the_next_probe_of_a_failing_sink(tmp_path: Path) -> None:
     clock = ManualClock()
     sink = ScriptedSink(refuses, longest_pause=5.0, clock=clock)
     async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
@@ -103,7 +103,6 @@ async def test_a_probe_of_a_failing_sink_is_the_event_and_not_a_refusal(tmp_path
         await relay.forward(30.0)
         probes = [event.name for _, event in sink.attempts[before:]]
         assert probes[0] == "event.scheduled"
-        assert 2 * probes.count("event.scheduled") >= len(probes)
         assert "approval.refused" in probes
         sink.answer = accepts
         await relay.forward(60.0)

@@ -174,9 +174,9 @@ async def break_sinks(relay: RunningRelay) -> None:
     )
     await relay.call("POST", "/v1/sinks/ops/pause")
     await relay.observe(make_event(event_id="LATER-1", event_type="Redeploy"))
-    circuit = relay.dispatcher.get_worker("bus").health.circuit
+    health = relay.dispatcher.get_worker("bus").health
     # The scenes move the clock, and a timer that was set before waits on. So an operator helps.
-    while not circuit.is_failing:
+    while not health.is_failing:
         await relay.call("POST", "/v1/sinks/bus/resume")
 
 
