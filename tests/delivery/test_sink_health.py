@@ -67,15 +67,16 @@ def test_so_many_failures_in_a_row_and_it_is_failing_and_that_is_told_once() -> 
     sink = failing()
     sink.fail()
     assert (sink.health.is_failing, sink.reports) == (True, ["failing"])
-    assert sink.health.circuit == "open"
+    states = [sink.health.circuit]
     assert sink.health.probes_only
     sink.clock.advance(400.0)
-    assert sink.health.circuit == "half-open"
+    states.append(sink.health.circuit)
     sink.succeed()
     sink.succeed()
+    states.append(sink.health.circuit)
     assert sink.reports == ["failing", "recovered"]
-    assert (sink.health.circuit, sink.health.probes_only) == ("closed", False)
-    assert sink.may_try_now
+    assert states == ["open", "half-open", "closed"]
+    assert (sink.health.probes_only, sink.may_try_now) == (False, True)
 
 
 def test_failures_that_were_under_way_together_count_as_one() -> None:

@@ -60,7 +60,7 @@ async def test_text_from_azure_and_people_is_never_markup(page: Page, tmp_path: 
         await relay.decide(by="reader", revision=event.revision, reason=SPELL)
         changed = replace(event, description=f"again {SPELL}", event_status="Scheduled")
         await relay.observe(changed, odd_id, odd_type)
-        bus = relay.dispatcher.get_worker("bus").health.circuit
+        bus = relay.dispatcher.get_worker("bus").health
         await eventually(lambda: bus.is_failing)
         await eventually(lambda: not relay.dispatcher.get_worker("drain").waiting)
         await show(page, relay)
