@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from pydantic import Field
@@ -85,17 +84,14 @@ class MessageGone(RelayError):
     """The message to edit no longer exists: somebody deleted it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallbackReply:
-    """The body of the answer 200 to a platform's call; None is an empty body."""
-
-    body: Mapping[str, object] | None = None
+Reply = Mapping[str, object] | None
+"""The body of the answer 200 to a platform's call; None is an empty body."""
 
 
 class ChatSink(Sink, Protocol):
     """A sink that people can answer."""
 
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:
         """Handle a call of the platform; its decision is on disk when this returns.
 
         Header names are looked up without case. Raises CallbackRefused if the call proves nothing

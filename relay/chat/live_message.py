@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol
 
-from relay.chat import CallbackRefused, CallbackReply, ChatSettings, MessageGone
+from relay.chat import CallbackRefused, ChatSettings, MessageGone, Reply
 from relay.chat.cards.card import Card
 from relay.chat.cards.wording import timeline_line
 from relay.chat.context import ChatContext
@@ -118,7 +118,7 @@ class LiveMessageSink:
         finally:
             self._delivered.set()
 
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:  # noqa: ARG002  # refused unread
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:  # noqa: ARG002  # refused unread
         """Raise CallbackRefused. A platform that calls the relay overrides this."""
         raise CallbackRefused(f"{self._settings.kind} never calls the relay")
 

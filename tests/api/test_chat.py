@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.chat import CallbackRefused, CallbackReply
+from relay.chat import CallbackRefused, Reply
 from relay.errors import StoreUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
@@ -28,7 +28,7 @@ class Wall:
         """Nothing is shown."""
         return Receipt()
 
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:
         """Answer the platform."""
         if headers.get("x-proof") != "good":
             raise CallbackRefused("the header X-Proof is not good")
@@ -39,7 +39,7 @@ class Wall:
         if body == b"mistake":
             raise ZeroDivisionError
         self.heard.append(body)
-        return CallbackReply({"text": "done"} if body else None)
+        return {"text": "done"} if body else None
 
 
 GOOD = {"X-Proof": "good", "Content-Type": "application/x-www-form-urlencoded"}

@@ -15,7 +15,7 @@ import orjson
 from typing_extensions import override
 
 from relay.approvals.principals import PrincipalForm
-from relay.chat import AnswerableChatSettings, CallbackRefused, CallbackReply
+from relay.chat import AnswerableChatSettings, CallbackRefused, Reply
 from relay.chat.cards.card import Card
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
@@ -60,7 +60,7 @@ class Pinboard(LiveMessageSink):
         self._sink = settings
 
     @override
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:
         """Take the answer of the user in the header X-User."""
         call = orjson.loads(body)
         caller = self._context.decisions.caller(headers["X-User"], self._sink)
@@ -74,7 +74,7 @@ class Pinboard(LiveMessageSink):
             revision=button.revision,
             request_id=call["click"],
         )
-        return CallbackReply({"status": answer.status, "principal": caller.principal})
+        return {"status": answer.status, "principal": caller.principal}
 
 
 board = Board()

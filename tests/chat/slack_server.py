@@ -24,7 +24,7 @@ from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, t
 TOKEN = "xoxb-1234567890-abcdefghijkl"  # of nothing
 APP_TOKEN = "xapp-1-A0APP-1234567890"  # of nothing
 TEAM, APP, BOT, CHANNEL = "T024BE7LD", "A0APP", "B0BOT", "C024BE91L"
-ALICE, BOB, EVE = "U0ALICE", "U0BOB", "U0EVE"
+ALICE, BOB, EVE, BOT_USER = "U0ALICE", "U0BOB", "U0EVE", "U0BOT"
 
 
 def member(user_id: str, **changes: Any) -> dict[str, Any]:
@@ -123,7 +123,9 @@ class SlackServer:
     private_replies: list[dict[str, Any]] = field(default_factory=list)
     """What chat.postEphemeral showed to one person, in order."""
     users: dict[str, dict[str, Any]] = field(
-        default_factory=lambda: {user_id: member(user_id) for user_id in (ALICE, BOB, EVE)}
+        default_factory=lambda: {
+            user_id: member(user_id) for user_id in (ALICE, BOB, EVE, BOT_USER)
+        }
     )
     failures: dict[str, FailureHandler] = field(default_factory=dict)
     """By method; ``*`` stands for all methods."""
@@ -204,13 +206,10 @@ class SlackServer:
                     "team": "Ops",
                     "user": "relay",
                     "team_id": TEAM,
-                    "user_id": "U0BOT",
+                    "user_id": BOT_USER,
                     "bot_id": BOT,
                     "enterprise_id": None,
                 }
-            case "bots.info":
-                bot = {"id": BOT, "name": "relay", "app_id": APP, "user_id": "U0BOT"}
-                return {"bot": {**bot, "deleted": False}}
             case "users.info":
                 user = self.users.get(arguments.get("user", ""))
                 return {"user": user} if user is not None else {"error": "user_not_found"}
@@ -293,10 +292,7 @@ class SlackServer:
             },
             "trigger_id": f"{number}.{number}.8f742231b10e8888abcd99edabc",
             "team": {"id": TEAM, "domain": "ops"},
-            "enterprise": None,
-            "is_enterprise_install": False,
             "channel": {"id": CHANNEL, "name": "ops"},
-            "state": {"values": {}},
             "response_url": f"http://127.0.0.1:{self.port}/actions/{TEAM}/{number}",
             "actions": [
                 {
@@ -307,12 +303,6 @@ class SlackServer:
                     **action,
                 }
             ],
-            "message": {
-                "type": "message",
-                "ts": message.ts,
-                "text": message.text,
-                "blocks": message.blocks,
-            },
             **changes,
         }
 
@@ -330,7 +320,6 @@ class SlackServer:
             "command": "/azmaint",
             "text": text,
             "api_app_id": APP,
-            "is_enterprise_install": "false",
             "response_url": f"http://127.0.0.1:{self.port}/commands/{TEAM}/{number}",
             "trigger_id": f"{number}.{number}.8f742231b10e8888abcd99edabc",
             **changes,

@@ -78,7 +78,7 @@ async def answer_keys(chat: ChatSink, body: bytes) -> set[str]:
         reply = await chat.handle_callback({}, body)
     except CallbackRefused:
         return {"refused"}
-    return set(reply.body or ())
+    return set(reply or ())
 
 
 _JSON = st.recursive(

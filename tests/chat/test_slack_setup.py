@@ -41,7 +41,7 @@ def test_the_app_requests_only_what_it_uses() -> None:
         ("auth.test", never_answers, "expected an answer within 0.5 s"),
         ("auth.test", responds(200, {"ok": True}), "expected team_id in Slack's answer"),
         (
-            "bots.info",
+            "users.info",
             api_error("missing_scope", needed="users:read"),
             "lacks the scope users:read",
         ),

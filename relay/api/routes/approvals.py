@@ -140,4 +140,4 @@ async def answer_chat(call: Call, sink: str) -> dict[str, Any] | web.Response:
         detail = "the call proves nothing, or cannot be read; the relay's log says more"
         problem = Problem(error.status, detail)
         raise call.server.rates.refuse(call.request, f"chat {sink}: {error}", problem) from None
-    return web.Response(headers=COMMON_HEADERS) if reply.body is None else dict(reply.body)
+    return web.Response(headers=COMMON_HEADERS) if reply is None else dict(reply)

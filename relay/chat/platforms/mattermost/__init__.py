@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from typing_extensions import override
 
-from relay.chat import CallbackRefused, CallbackReply
+from relay.chat import CallbackRefused, Reply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.mattermost.api import MattermostApi, Settings
@@ -32,7 +32,7 @@ class MattermostSink(LiveMessageSink):
     clicks: Clicks | None = None
 
     @override
-    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> CallbackReply:
+    async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:
         """Handle a click or the submission of a dialog. Raises CallbackRefused."""
         if self.clicks is None:
             raise CallbackRefused("expected no calls, because approve_in_chat is off")

@@ -32,7 +32,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat import CallbackRefused, CallbackReply, raise_deferred_if_secret_unusable
+from relay.chat import CallbackRefused, Reply, raise_deferred_if_secret_unusable
 from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
 from relay.chat.cards.card import Button
 from relay.chat.context import ChatContext
@@ -196,7 +196,7 @@ class Clicks:
             proof = token.sign(token_key(self._settings, "button"))
         return {"url": self._callback_url, "context": {"proof": proof}}
 
-    async def handle(self, body: bytes) -> CallbackReply:
+    async def handle(self, body: bytes) -> Reply:
         """Handle a click or a submission. Its decision is on disk when this returns.
 
         Raises CallbackRefused if the call proves nothing or cannot be read.
@@ -207,7 +207,7 @@ class Clicks:
                 await self._ask(payload)
             elif not payload.cancelled:
                 await self._decide(payload)
-            return CallbackReply({})
+            return {}
         except NotDecided as error:
             refusal = str(error)
             if isinstance(error, NotEligible):
@@ -218,8 +218,8 @@ class Clicks:
             self._throttled_log.warning(f"nothing was decided: {error.reason}")
             refusal = "Mattermost could not verify who you are: nothing was decided, try again."
         if isinstance(payload, Click):
-            return CallbackReply({"ephemeral_text": refusal, "skip_slack_parsing": True})
-        return CallbackReply({"error": refusal})
+            return {"ephemeral_text": refusal, "skip_slack_parsing": True}
+        return {"error": refusal}
 
     async def _ask(self, click: Click) -> None:
         """Open a dialog for the person who clicked."""

@@ -53,12 +53,11 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
     subject = f"sink {settings.name}"
     async with open_session() as session:
         api = WebApi(session, settings, clock)
-        members = Members(api)
         try:
-            team_id = await members.team_id()
+            workspace = await Members(api).workspace()
             if settings.uses_socket_mode:
-                await members.app_id()
+                await api.call("users.info", {"user": workspace.bot_user_id})  # needs users:read
                 await api.open_socket_url()
         except DeliveryError as error:
             return [failure(subject, error.reason, "see docs/chat/slack.md")]
-        return [ok(subject, f"Slack accepts the tokens, for the workspace {team_id}")]
+        return [ok(subject, f"Slack accepts the tokens, for the workspace {workspace.team_id}")]

@@ -46,7 +46,6 @@ class Actor(_Model):
     team_id: _Id
     user_id: _Id
     channel_id: _Id
-    app_id: _Id = Field(validation_alias="api_app_id")
     home_team_id: _Id | None = None
 
     @property
@@ -150,30 +149,20 @@ class NotAuthorized(RelayError):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the app is installed. ``bot_id`` is the app's bot there."""
+    """Where the app is installed. ``bot_user_id`` is the user that posts for it."""
 
     team_id: str
     enterprise_id: str | None
-    bot_id: str
+    bot_user_id: str
 
 
 class Members:
-    """Looks up the workspace, the app and members, and remembers what Slack says."""
+    """Looks up members, and the workspace, which it remembers."""
 
     def __init__(self, api: WebApi) -> None:
         self._api = api
         self._workspace: tuple[str, Workspace] | None = None
         """With the token that it belongs to."""
-        self._app: tuple[str, str] | None = None
-        """The id of the app, with that of its bot."""
-
-    async def team_id(self) -> str:
-        """Return the id of the workspace. Raises Deferred."""
-        return (await self._fetch_workspace()).team_id
-
-    async def app_id(self) -> str:
-        """Return the id of the app that the bot token belongs to. Raises Deferred."""
-        return await self._fetch_app_id(await self._fetch_workspace())
 
     async def caller(
         self, actor: Actor, decisions: ChatDecisionSubmitter, sink: Settings
@@ -196,19 +185,13 @@ class Members:
         """
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
-                workspace = await self._fetch_workspace()
-                app_id = await self._fetch_app_id(workspace)
+                workspace = await self.workspace()
                 # In an enterprise, a person's home can be another workspace of the same enterprise.
                 # `membership_refusal` finds out whether the person belongs to this one, too.
                 home = actor.home_team_id or actor.team_id
                 is_foreign = home != workspace.team_id and workspace.enterprise_id is None
                 if actor.team_id != workspace.team_id or is_foreign:
                     raise NotAuthorized(_OTHER_WORKSPACE)
-                if actor.app_id != app_id:
-                    raise Deferred(
-                        f"the call is for the app {actor.app_id}, but the token belongs to the app "
-                        f"{app_id}: take all secrets from one app"
-                    )
                 if not is_named:
                     return
                 response = await self._api.call("users.info", {"user": actor.user_id})
@@ -218,7 +201,8 @@ class Members:
         if refusal is not None:
             raise NotAuthorized(refusal)
 
-    async def _fetch_workspace(self) -> Workspace:
+    async def workspace(self) -> Workspace:
+        """Return the workspace of the current token. Raises Deferred."""
         token = self._api.token()
         if self._workspace is None or self._workspace[0] != token:
             response = await self._api.call("auth.test", {})
@@ -226,17 +210,10 @@ class Members:
             workspace = Workspace(
                 team_id=_required_id(response, "team_id"),
                 enterprise_id=enterprise_id if isinstance(enterprise_id, str) else None,
-                bot_id=_required_id(response, "bot_id"),
+                bot_user_id=_required_id(response, "user_id"),
             )
             self._workspace = token, workspace
         return self._workspace[1]
-
-    async def _fetch_app_id(self, workspace: Workspace) -> str:
-        if self._app is None or self._app[0] != workspace.bot_id:
-            bot = (await self._api.call("bots.info", {"bot": workspace.bot_id})).get("bot")
-            app_id = _required_id(bot if isinstance(bot, dict) else {}, "app_id")
-            self._app = workspace.bot_id, app_id
-        return self._app[1]
 
 
 def membership_refusal(user: Any, user_id: str, workspace: Workspace) -> str | None:

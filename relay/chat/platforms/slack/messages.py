@@ -259,11 +259,11 @@ class Channel:
         Raises MessageGone, Deferred, Rejected.
         """
         channel_id, thread = (self._settings.channel, None) if ref is None else _parse_ref(ref)
-        message = text_message(lines, await self._members.team_id())
+        message = text_message(lines, (await self._members.workspace()).team_id)
         await self._post(message, channel_id, thread)
 
     async def _message(self, card: Card) -> Json:
-        team_id = await self._members.team_id()
+        team_id = (await self._members.workspace()).team_id
         return card_message(card, team_id, has_clicks=self._settings.uses_socket_mode)
 
     async def _post(self, message: Json, channel_id: str, thread: str | None = None) -> str:
