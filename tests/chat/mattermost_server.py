@@ -244,8 +244,6 @@ class MattermostServer:
             "username": name,
             "delete_at": 0,
             "roles": "system_user",
-            "locale": "en",
-            "notify_props": {},
         }
         self.users[user_id] = {**account, **fields}
         if is_member:
@@ -259,7 +257,6 @@ class MattermostServer:
             "user_id": user_id,
             "roles": "channel_user",
             "scheme_guest": False,
-            "scheme_user": True,
         }
 
     def principal(self, user_id: str) -> str:
@@ -283,15 +280,10 @@ class MattermostServer:
         """Return what the server sends when somebody clicks."""
         return {
             "user_id": user_id,
-            "user_name": self.users.get(user_id, {}).get("username", ""),
             "channel_id": post["channel_id"],
-            "channel_name": "ops",
             "team_id": self.team_id,
-            "team_domain": "example",
             "post_id": post["id"],
             "trigger_id": self.trigger_id(user_id),
-            "type": button["type"],
-            "data_source": "",
             "context": button["integration"]["context"],
         }
 
@@ -454,8 +446,6 @@ class MattermostServer:
                 "id": self.channel_id,
                 "team_id": self.team_id,
                 "type": "P" if self.team_id else "D",
-                "delete_at": 0,
-                "name": "ops",
             }
         )
 

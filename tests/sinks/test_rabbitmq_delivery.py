@@ -12,12 +12,10 @@ from relay.amqp.frame_streams import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
 from relay.sinks.rabbitmq import sink as sink_module
 from tests.builders import EVENT_ID, cloudevent
-from tests.eventually import eventually
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, take, waiting
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
-QUORUM = {"x-queue-type": "quorum"}
 
 
 # --- what arrives
@@ -26,6 +24,7 @@ QUORUM = {"x-queue-type": "quorum"}
 async def test_a_consumer_gets_the_very_bytes_and_their_tags(
     broker: Reachable, exchange: str
 ) -> None:
+    """The CloudEvents SDK reads them, too."""
     event = cloudevent()
     async with (
         sink(broker.amqp_url(), exchange) as bus,
@@ -49,27 +48,14 @@ async def test_a_consumer_gets_the_very_bytes_and_their_tags(
     assert message.timestamp.isoformat() == "2022-04-11T22:11:58+00:00"
     assert message.headers == {f"ce-{name}": value for name, value in event.attributes.items()}
     assert message.reply_to is None
-
-
-async def test_the_cloudevents_sdk_reads_a_message(broker: Reachable, exchange: str) -> None:
-    event = cloudevent()
-    async with (
-        sink(broker.amqp_url(), exchange) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
-        await delivered(bus, cloudevent("relay.ping", subject="bus"))
-        queue = await bound(broker_channel, exchange)
-        await bus.deliver(event)
-        message = await take(queue)
     headers = {name: str(value) for name, value in message.headers.items()}
     read = oracle.from_rabbitmq_event(
         oracle.RabbitMQMessage(headers, message.content_type, message.body)
     )
     assert (read.get_id(), read.get_type(), read.get_subject()) == (event.id, event.type, EVENT_ID)
     assert read.get_data() == event.data
-    assert {
-        name for name in read.get_attributes() if read.get_attributes()[name] is not None
-    } == set(event.attributes)
+    known = {name for name, value in read.get_attributes().items() if value is not None}
+    assert known == set(event.attributes)
 
 
 # --- messages that no queue wants, or that one does not want
@@ -140,33 +126,6 @@ async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchan
 # --- what must exist
 
 
-async def test_exchange_and_unrouted_pair_are_there_before_the_first_event(
-    broker: Reachable, exchange: str
-) -> None:
-    """With the documented arguments: a second declaration must have the same ones."""
-    async with sink(broker.amqp_url(), exchange), channel(broker.amqp_url()) as broker_channel:
-
-        async def made() -> bool:
-            async with channel(broker.amqp_url()) as looking:
-                try:
-                    await looking.declare_exchange(exchange, passive=True)
-                except aio_pika.exceptions.ChannelNotFoundEntity:
-                    return False
-                return True
-
-        await eventually(made)
-        await broker_channel.declare_exchange(
-            exchange,
-            "topic",
-            durable=True,
-            arguments={"alternate-exchange": f"{exchange}.unrouted"},
-        )
-        await broker_channel.declare_exchange(f"{exchange}.unrouted", "fanout", durable=True)
-        await broker_channel.declare_queue(
-            f"{exchange}.unrouted", durable=True, arguments={**QUORUM, "x-max-length": 10_000}
-        )
-
-
 async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
     """A missing exchange shows itself with the first event, and is not made."""
     async with (
@@ -212,16 +171,6 @@ async def least(own_broker: Broker, *, write: str) -> str:
         return own_broker.amqp_url("least")
     await asyncio.to_thread(own_broker.set_permissions, "least", **rights)
     return url
-
-
-async def test_publishing_needs_no_right_but_to_write_the_exchange(own_broker: Broker) -> None:
-    """Least privilege is `configure: ^$`, `read: ^$` and write on the exchange, also if passive."""
-    async with sink(own_broker.amqp_url(), "least") as maker:
-        await delivered(maker, cloudevent("relay.ping"))
-    url = await least(own_broker, write="^least$")
-    for declare in ("passive", False):
-        async with sink(url, "least", declare=declare) as bus:
-            assert (await delivered(bus, cloudevent())).status is None
 
 
 async def test_a_user_who_may_not_declare_is_told_what_to_grant(own_broker: Broker) -> None:
