@@ -134,8 +134,8 @@ class LiveMessageSink:
         A platform that cannot edit gets a new message only if Azure changed an event. Otherwise
         the history lines tell what is new.
         """
-        card, ref, shown, told = update.card, update.ref, "", ""
-        only_lines_tell = ref is None and update.is_posted and not update.is_event_changed
+        card, ref, shown, told = update.card, update.message.ref, "", ""
+        only_lines_tell = ref is None and update.message.is_posted and not update.is_event_changed
         if card is not None and not only_lines_tell:
             ref, shown = await self._show_card(update, card)
             await self._messages.mark_shown(update, ref)
@@ -150,13 +150,14 @@ class LiveMessageSink:
 
     async def _show_card(self, update: MessageUpdate, card: Card) -> tuple[str | None, str]:
         """Edit or post the message. Returns the name that it has now, and what was done."""
-        if update.ref is not None:
+        ref = update.message.ref
+        if ref is not None:
             try:
-                await self._platform.edit(update.ref, card)
+                await self._platform.edit(ref, card)
             except MessageGone:
                 return await self._platform.post(card), "posted anew: the message was deleted"
-            return update.ref, "edited"
-        if not update.is_posted:
+            return ref, "edited"
+        if not update.message.is_posted:
             return await self._platform.post(card), "posted"
         await self._platform.post(card)
         return None, _POSTED_AGAIN

@@ -46,10 +46,8 @@ MAX_UNPOSTED_EVENTS = 200
 class MessageUpdate:
     """What to do about one message."""
 
-    message_id: int
-    ref: str | None
-    """The platform's name of the message; None before it is posted, or if it cannot be edited."""
-    is_posted: bool
+    message: ChatMessage
+    """As it was. Its ``ref`` is None before it is posted, or if it cannot be edited."""
     card: Card | None
     """What the message should show; None if it shows that already."""
     content_hash: str
@@ -65,7 +63,7 @@ class MessageUpdate:
     is_event_changed: bool
     """Whether Azure changed an event since the thread was told, so that older buttons are void.
 
-    The lines need not tell it: of a long history they tell only the newest.
+    It can have, if the history is too long to be read.
     """
 
 
@@ -111,7 +109,7 @@ class MessagePlanner:
         It has no refresh time until `mark_history_told`.
         """
         await self.store.transact(
-            lambda tx: tx.messages.mark_shown(update.message_id, ref, update.content_hash),
+            lambda tx: tx.messages.mark_shown(update.message.id, ref, update.content_hash),
             fail_open=True,
         )
 
@@ -119,7 +117,7 @@ class MessagePlanner:
         """Record that the thread has the lines of an update, and when to refresh the message."""
         position, refresh_at = update.history_position, update.refresh_at
         await self.store.transact(
-            lambda tx: tx.messages.mark_history_told(update.message_id, position, refresh_at),
+            lambda tx: tx.messages.mark_history_told(update.message.id, position, refresh_at),
             fail_open=True,
         )
 
@@ -191,27 +189,19 @@ class MessagePlanner:
         history, is_cut = _untold_history(tx, sink, message, occurrences)
         if card is not None and not message.is_posted:
             card, history = _fold_reminders_into_card(card, history)
-        keys = [occurrence.key for occurrence in occurrences]
-        is_event_changed = any(event.name == "event.updated" for _, event in history) or (
-            is_cut
-            and matches_any_pattern(sink.events, "event.updated")
-            and tx.journal.was_updated_after(keys, message.history_position)
-        )
         lines = history_lines(history, is_grouped=len(statuses) > 1, is_cut=is_cut)
         # A message that cannot be edited goes on asking for votes after voting has closed.
         tells_of_votes = matches_any_pattern(sink.events, "approval.recorded")
         if tells_of_votes and message.is_posted and message.ref is None and len(statuses) == 1:
             lines += voting_closed_lines(statuses[0], since=message.refresh_at)
         return MessageUpdate(
-            message_id=message.id,
+            message=message,
             subject=follow_up_subject(statuses),
-            ref=message.ref,
-            is_posted=message.is_posted,
             card=card,
             content_hash=content_hash,
             refresh_at=next_refresh_time(statuses),
             history_lines=lines,
-            is_event_changed=is_event_changed,
+            is_event_changed=is_cut or any(about.name == "event.updated" for _, about in history),
             history_position=tx.head().position,
         )
 

@@ -286,15 +286,6 @@ class Journal:
         events = [(kind, body) for kind, body in reversed(page) if kind not in ("claim", "answer")]
         return [CloudEvent.parse(body) for _, body in events], has_more
 
-    def was_updated_after(self, event_keys: Sequence[str], position: int) -> bool:
-        """Whether Azure changed one of these EventIds after a position."""
-        row = self._connection.execute(
-            "SELECT 1 FROM journal WHERE event_key IN (SELECT value FROM json_each(?)) "  # noqa: S608  # our own text
-            f"AND {_CHANGE} AND position > ? AND kind = 'event.updated' LIMIT 1",
-            (orjson.dumps(event_keys).decode(), position),
-        ).fetchone()
-        return row is not None
-
     def events_after(
         self, position: int, limit: int, max_bytes: int = sys.maxsize
     ) -> list[tuple[JournalHead, CloudEvent]]:
