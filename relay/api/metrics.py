@@ -87,12 +87,19 @@ class Metrics(Collector):
         family = self._family(HistogramMetricFamily, name, meaning, labels)
         family.add_metric([*labels.values()], buckets, value.sum)
 
-    def state(
-        self, name: str, meaning: str, label: str, states: Iterable[str], now: str, **labels: str
+    def counts(
+        self, name: str, meaning: str, label: str, values: Mapping[str, float], **labels: str
     ) -> None:
-        """Add 1 for the state that it has ``now``, and 0 for each other. ``label`` names it."""
-        for state in states:
-            self.gauge(name, meaning, float(state == now), **labels, **{label: state})
+        """Add values of a counter by the values of a label."""
+        for key, value in values.items():
+            self.count(name, meaning, value, **labels, **{label: key})
+
+    def gauges(
+        self, name: str, meaning: str, label: str, values: Mapping[str, float], **labels: str
+    ) -> None:
+        """Add values of a gauge by the values of a label."""
+        for key, value in values.items():
+            self.gauge(name, meaning, value, **labels, **{label: key})
 
     def _family(
         self, kind: Callable[..., Family], name: str, meaning: str, labels: Mapping[str, str]
@@ -152,8 +159,8 @@ async def read_metrics(relay: Relay, server: ServerState) -> Metrics:
         "Calls without valid credentials, and AMQP messages that could not be used",
         server.rejection_log.count,
     )
-    for status, count in sorted(server.responses_by_status.items()):
-        metrics.count("http_answers_total", "Responses of the API", count, status=str(status))
+    answers = {str(status): count for status, count in sorted(server.responses_by_status.items())}
+    metrics.counts("http_answers_total", "Responses of the API", "status", answers)
     _add_hub(metrics, relay, now)
     return metrics
 
@@ -196,32 +203,29 @@ def _add_source(metrics: Metrics, relay: Relay) -> None:
 def _add_recorded(metrics: Metrics, counts: EventCounts, unrecorded: Mapping[str, int]) -> None:
     """Add what was recorded since the start. ``unrecorded`` are refusals that were not."""
     for change in CHANGES:
-        for event_type in (*EVENT_TYPES, OTHER):
-            metrics.count(
-                "events_total",
-                "Changes of scheduled events that were recorded",
-                counts.changes[change, event_type],
-                change=change,
-                event_type=event_type,
-            )
-    for decision in DECISIONS:
-        metrics.count(
-            "decisions_total",
-            "Votes, holds and releases that were accepted",
-            counts.decisions[decision],
-            decision=decision,
+        metrics.counts(
+            "events_total",
+            "Changes of scheduled events that were recorded",
+            "event_type",
+            {each: counts.changes[change, each] for each in (*EVENT_TYPES, OTHER)},
+            change=change,
         )
-        metrics.count(
-            "refusals_total",
-            "Votes, holds and releases of known callers that were refused",
-            counts.refusals[decision] + unrecorded.get(decision, 0),
-            decision=decision,
-        )
+    metrics.counts(
+        "decisions_total",
+        "Votes, holds and releases that were accepted",
+        "decision",
+        {decision: counts.decisions[decision] for decision in DECISIONS},
+    )
+    metrics.counts(
+        "refusals_total",
+        "Votes, holds and releases of known callers that were refused",
+        "decision",
+        {each: counts.refusals[each] + unrecorded.get(each, 0) for each in DECISIONS},
+    )
     metrics.count(
         "grants_total", "Events whose start was granted, dry runs included", counts.grants
     )
-    for result, count in counts.start_requests.items():
-        metrics.count("start_requests_total", "Grants that ended", count, result=result)
+    metrics.counts("start_requests_total", "Grants that ended", "result", counts.start_requests)
 
 
 def _add_stored(
@@ -233,7 +237,7 @@ def _add_stored(
     for event_type, event_status, count in tx.occurrences.count_live():
         live[azure_event_type_label(event_type), azure_event_status_label(event_status)] += count
     by_approval: Counter[ApprovalState] = Counter()
-    next_seconds: dict[ApprovalState, float] = {}
+    next_seconds: dict[str, float] = {}
     for occurrence in tx.occurrences.live_scheduled_by_not_before(MAX_EXAMINED):
         status = engine.status(tx, occurrence, now)
         state = approval_state(status)
@@ -243,35 +247,32 @@ def _add_stored(
             next_seconds.setdefault(state, (status.not_before - now).total_seconds())
     metrics.gauge("journal_position", "Position of the journal's last row", tx.head().position)
     for event_type in (*EVENT_TYPES, OTHER):
-        for event_status in (*EVENT_STATUSES, OTHER):
-            metrics.gauge(
-                "live_events",
-                "Scheduled events that are in the document",
-                live[event_type, event_status],
-                event_type=event_type,
-                status=event_status,
-            )
-    for state in get_args(ApprovalState):
-        metrics.gauge(
-            "scheduled_events",
-            "Events with the status Scheduled by the state of their approval; of more than 200, "
-            "those with the earliest NotBefore",
-            by_approval[state],
-            approval=state,
+        metrics.gauges(
+            "live_events",
+            "Scheduled events that are in the document",
+            "status",
+            {each: live[event_type, each] for each in (*EVENT_STATUSES, OTHER)},
+            event_type=event_type,
         )
-    for state, seconds in next_seconds.items():
-        metrics.gauge(
-            "next_event_seconds",
-            "Time until the earliest NotBefore of these events that is still to come; missing if "
-            "there is none",
-            seconds,
-            approval=state,
-        )
+    metrics.gauges(
+        "scheduled_events",
+        "Events with the status Scheduled by the state of their approval; of more than 200, "
+        "those with the earliest NotBefore",
+        "approval",
+        {state: by_approval[state] for state in get_args(ApprovalState)},
+    )
+    metrics.gauges(
+        "next_event_seconds",
+        "Time until the earliest NotBefore of these events that is still to come; missing if "
+        "there is none",
+        "approval",
+        next_seconds,
+    )
     metrics.gauge(
         "missing_votes", "Votes that these events need and do not have yet", missing_votes
     )
-    mode = engine.effective_approval_mode(tx)
-    metrics.state("approvals_mode", "1 for the mode of approvals", "mode", get_args(Mode), mode)
+    mode = _one_of(get_args(Mode), engine.effective_approval_mode(tx))
+    metrics.gauges("approvals_mode", "1 for the mode of approvals", "mode", mode)
     return dead_letters
 
 
@@ -287,20 +288,13 @@ def _add_sink(metrics: Metrics, worker: Worker) -> None:
     metrics.gauge(
         "sink_failing", "1 while deliveries to the sink fail", float(worker.failing), **labels
     )
-    metrics.state(
-        "sink_state",
-        "1 for the state of the sink",
-        "state",
-        get_args(SinkState),
-        worker.state,
-        **labels,
-    )
-    metrics.state(
+    state = _one_of(get_args(SinkState), worker.state)
+    metrics.gauges("sink_state", "1 for the state of the sink", "state", state, **labels)
+    metrics.gauges(
         "sink_circuit_state",
         "1 for the state of the sink's circuit breaker",
         "state",
-        get_args(CircuitState),
-        worker.circuit_state,
+        _one_of(get_args(CircuitState), worker.circuit_state),
         **labels,
     )
     metrics.gauge(
@@ -320,31 +314,24 @@ def _add_sink(metrics: Metrics, worker: Worker) -> None:
     metrics.histogram(
         "sink_try_duration_seconds", "Duration of delivery attempts", worker.try_seconds, **labels
     )
-    for end in get_args(EntryState):
-        if end != "waiting":
-            metrics.count(
-                "sink_deliveries_total",
-                "Deliveries that ended",
-                worker.ends[end],
-                **labels,
-                result=end,
-            )
+    ends = {end: worker.ends[end] for end in get_args(EntryState) if end != "waiting"}
+    metrics.counts("sink_deliveries_total", "Deliveries that ended", "result", ends, **labels)
 
 
 def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
     roster, hub = relay.roster, relay.hub
     if roster is not None:
         states = Counter[str](roster.classify_agent_freshness(agent, now) for agent in roster)
-        for state in ("fresh", "silent", "unknown"):
-            metrics.gauge("hub_agents", "Agents of the fleet", states[state], state=state)
+        agents = {state: states[state] for state in ("fresh", "silent", "unknown")}
+        metrics.gauges("hub_agents", "Agents of the fleet", "state", agents)
         metrics.gauge(
             "hub_agents_with_wrong_clock",
             "Fresh agents whose clock is wrong by more than 2 seconds, so that they get no orders",
             len(roster.agents_with_wrong_clocks(now)),
         )
         silent = len(roster.silent_scopes(now))
-        for state, count in (("fresh", len(roster.scopes) - silent), ("silent", silent)):
-            metrics.gauge("hub_scopes", "Scopes that have agents", count, state=state)
+        scopes = {"fresh": len(roster.scopes) - silent, "silent": silent}
+        metrics.gauges("hub_scopes", "Scopes that have agents", "state", scopes)
     if hub is not None:
         metrics.count(
             "hub_reports_total",
@@ -354,10 +341,14 @@ def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
         metrics.count("hub_copies_total", "Reports that said nothing new", hub.redundant_reports)
         metrics.count("hub_pulses_total", "Pulses that were read", hub.pulses)
         results: Mapping[Any, int] = relay.order_results
-        for result in _ORDER_RESULTS:
-            metrics.count(
-                "hub_orders_total",
-                "Start orders to agents that ended",
-                results.get(result, 0),
-                result=result,
-            )
+        metrics.counts(
+            "hub_orders_total",
+            "Start orders to agents that ended",
+            "result",
+            {result: results.get(result, 0) for result in _ORDER_RESULTS},
+        )
+
+
+def _one_of(states: Iterable[str], now: str) -> dict[str, float]:
+    """Return 1 for the state that something has now, and 0 for each other."""
+    return {state: float(state == now) for state in states}
