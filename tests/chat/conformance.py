@@ -11,7 +11,7 @@ import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,8 @@ from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import relay_event
-from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.sinks import Receipt
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.deliveries import DeliveryAttempt, DeliverySummary
 from relay.store.sqlite import open_store
@@ -41,6 +39,7 @@ from tests.background_tasks import BackgroundTasks
 from tests.chat.wall_platform import RecordingRelay
 from tests.eventually import eventually
 from tests.hostile import NO_OBJECTS
+from tests.sinks.conformance import Watched, receiver_tasks
 
 TIMEOUT = 60.0
 """Seconds, generous for a slow machine."""
@@ -101,34 +100,12 @@ class ReceiverControl(Protocol):
         """Return what in all messages mentions somebody, or links to anything but the relay."""
 
 
-@dataclass(slots=True)
-class ObservedChat:
-    """A chat sink that remembers the errors of its deliveries. It is retried at once."""
-
-    chat: ChatSink
-    concurrency: int = 1
-    longest_pause: float = 0.2
-    give_up_after: float = 3600.0
-    deliveries_under_way: int = 0
-    errors: list[BaseException] = field(default_factory=list)
-
-    async def deliver(self, event: CloudEvent) -> Receipt:
-        self.deliveries_under_way += 1
-        try:
-            return await self.chat.deliver(event)
-        except BaseException as error:
-            self.errors.append(error)
-            raise
-        finally:
-            self.deliveries_under_way -= 1
-
-
 @dataclass(slots=True, kw_only=True)
 class ChatRelay(RecordingRelay):
     """A relay whose one sink is the chat."""
 
     chat: ChatSink
-    observed: ObservedChat
+    observed: Watched
 
     async def deliveries(self) -> list[DeliverySummary]:
         """Return every entry of the store."""
@@ -181,7 +158,7 @@ async def relay_with_chat(
             store, approvals, clock, "https://relay.example.com", decide_nothing, {}
         )
         async with member.connect(settings, clock, context) as chat:
-            observed = ObservedChat(chat)
+            observed = Watched(chat)
             dispatcher = Dispatcher(
                 {"chat": (settings, observed)}, store, clock, lambda *_, **__: None
             )
@@ -265,7 +242,7 @@ async def posts_the_latest_state_after_an_outage(
             await relay.submit("hold", "bob", reboot)
             await relay.submit("release", "bob", reboot)
         await relay.submit("approve", "alice", reboot)
-        await eventually(lambda: len(relay.observed.errors) >= 2, within=TIMEOUT)
+        await eventually(lambda: len(relay.observed.errors) >= 2)
         assert all(
             isinstance(error, Deferred) and error.failure == "transient"
             for error in relay.observed.errors
@@ -285,7 +262,7 @@ async def tries_slowly_until_somebody_corrects_something(
     await receiver.refuse()
     async with relay_with_chat(directory, receiver) as relay:
         await relay.record_document(relay.reboot())
-        await eventually(lambda: bool(relay.observed.errors), within=TIMEOUT)
+        await eventually(lambda: bool(relay.observed.errors))
         error = relay.observed.errors[0]
         assert isinstance(error, Deferred)
         assert error.failure == "slow"
@@ -307,7 +284,7 @@ async def reads_its_secret_file_again(
     async with relay_with_chat(directory, receiver, section) as relay:
         file.write_text("no such secret", encoding="utf-8")
         await relay.record_document(relay.reboot())
-        await eventually(lambda: bool(relay.observed.errors), within=TIMEOUT)
+        await eventually(lambda: bool(relay.observed.errors))
         error = relay.observed.errors[0]
         assert isinstance(error, Deferred)
         assert error.failure == "slow"
@@ -429,10 +406,10 @@ async def closes_during_delivery(
         async with relay_with_chat(directory, receiver) as relay:
             await receiver.hang()
             await relay.record_document(relay.reboot())
-            await eventually(lambda: relay.observed.deliveries_under_way == 1, within=TIMEOUT)
-        assert relay.observed.deliveries_under_way == 0
+            await eventually(lambda: relay.observed.under_way == 1)
+        assert relay.observed.under_way == 0
     await receiver.reconnect()
-    await eventually(lambda: asyncio.all_tasks() <= before | _receiver_tasks(), within=TIMEOUT)
+    await eventually(lambda: asyncio.all_tasks() <= before | receiver_tasks())
     async with relay_with_chat(directory, receiver) as relay:
         await relay.settle()
     assert "Reboot of db-1" in receiver.messages()[0]
@@ -446,11 +423,11 @@ async def shows_no_secret_in_any_error(
     async with relay_with_chat(directory, receiver) as relay:
         await receiver.disconnect()
         await relay.record_document(relay.reboot())
-        await eventually(lambda: len(relay.observed.errors) >= 2, within=TIMEOUT)
+        await eventually(lambda: len(relay.observed.errors) >= 2)
         await receiver.reconnect()
         await receiver.refuse()
         errors_before = len(relay.observed.errors)
-        await eventually(lambda: len(relay.observed.errors) > errors_before, within=TIMEOUT)
+        await eventually(lambda: len(relay.observed.errors) > errors_before)
         await receiver.reconnect()
         await relay.settle()
         texts = [logged(caplog), await relay.logged_reasons()]
@@ -507,8 +484,3 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
         for record in caplog.records
         if record.name != "asyncio" and passes(logging.getLogger(record.name))
     )
-
-
-def _receiver_tasks() -> set[asyncio.Task[Any]]:
-    """Return the tasks of the receiver, which may start at any time."""
-    return {task for task in asyncio.all_tasks() if task.get_name().startswith("receiver")}

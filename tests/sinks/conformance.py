@@ -23,6 +23,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt, Sink
 from tests.builders import cloudevent
 from tests.delivery.running_dispatcher import RunningDispatcher, running_dispatcher
+from tests.eventually import eventually
 
 PATIENCE = 60.0
 """Seconds within which what must happen happens, on a slow machine."""
@@ -51,8 +52,8 @@ class ReceiverControl(Protocol):
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A sink, and what came of its deliveries: how many were under way at once, and every error.
+class Watched:
+    """A sink, retried at once, and what came of it: how many were under way, and every error.
 
     While ``gate`` is clear, deliveries wait at it and do not reach the sink.
     """
@@ -92,7 +93,7 @@ async def delivers_once(
     """What was taken is not sent again, and it is the event, byte for byte."""
     async with receiver.sink() as sink, running_dispatcher(folder, {"sink": sink}) as relay:
         expected = [await relay.record_event(f"E-{number}") for number in range(5)]
-        await _until(lambda: _settled(relay, 5, "delivered"))
+        await eventually(lambda: _settled(relay, 5, "delivered"))
         assert sorted(event.id for event in await receiver.received()) == expected
         event = cloudevent(subject="by hand")
         assert isinstance(await sink.deliver(event), Receipt)
@@ -108,16 +109,16 @@ async def defers_while_the_receiver_refuses_connections(
         with pytest.raises(Deferred) as caught:
             await asyncio.wait_for(sink.deliver(cloudevent(subject="by hand")), PATIENCE)
         assert caught.value.failure == "transient"
-        watched = _Watched(sink)
+        watched = Watched(sink)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
             expected = [
                 await relay.record_event("E-1", name)
                 for name in ("event.scheduled", "event.updated", "event.started")
             ]
-            await _until(lambda: _holds(bool(watched.errors)))
+            await eventually(lambda: bool(watched.errors))
             assert all(isinstance(error, Deferred) for error in watched.errors)
             await receiver.reconnect()
-            await _until(lambda: _settled(relay, 3, "delivered"))
+            await eventually(lambda: _settled(relay, 3, "delivered"))
             assert [
                 event.id for event in await receiver.received() if event.subject == "E-1"
             ] == expected
@@ -129,11 +130,11 @@ async def gives_up_on_a_permanent_refusal(
     """With no NotBefore ahead it becomes a dead letter with a useful reason, and blocks nothing."""
     async with (
         receiver.sink(unwanted=True) as sink,
-        running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
+        running_dispatcher(folder, {"sink": Watched(sink)}) as relay,
     ):
         await relay.record_event("E-1", "event.started")
         await relay.record_event("E-1", "event.ended")
-        await _until(lambda: _settled(relay, 2, "parked"))
+        await eventually(lambda: _settled(relay, 2, "parked"))
         for parked in await relay.deliveries("sink"):
             assert len(parked["reason"] or "") > 20
         assert await receiver.received() == []
@@ -144,7 +145,7 @@ async def is_concurrent_and_keeps_the_order(
 ) -> None:
     """Many events at once, and about each in order."""
     async with receiver.sink() as sink:
-        watched = _Watched(sink)
+        watched = Watched(sink)
         watched.gate.clear()  # however slowly the events are recorded, several wait at once
         expected: dict[str, list[str]] = defaultdict(list)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
@@ -155,9 +156,9 @@ async def is_concurrent_and_keeps_the_order(
                             f"E-{number}", "event.updated" if turn else "event.scheduled"
                         )
                     )
-            await _until(lambda: _holds(watched.under_way > 1))
+            await eventually(lambda: watched.under_way > 1)
             watched.gate.set()
-            await _until(lambda: _settled(relay, 100, "delivered"))
+            await eventually(lambda: _settled(relay, 100, "delivered"))
         taken: dict[str, list[str]] = defaultdict(list)
         for event in await receiver.received():
             taken[str(event.subject)].append(event.id)
@@ -173,21 +174,21 @@ async def closes_during_delivery(
     before = asyncio.all_tasks()
     start = asyncio.get_running_loop().time()
     async with receiver.sink() as sink:
-        await _until(lambda: _delivers(sink))
+        await eventually(lambda: _delivers(sink))
         await receiver.hang()
-        watched = _Watched(sink)
+        watched = Watched(sink)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
             await relay.record_event("E-1")
-            await _until(lambda: _holds(watched.under_way == 1))
+            await eventually(lambda: watched.under_way == 1)
         assert watched.under_way == 0
     assert asyncio.get_running_loop().time() - start < PATIENCE
     await receiver.reconnect()
-    await _until(lambda: _holds(asyncio.all_tasks() <= before | _receiver_tasks()))
+    await eventually(lambda: asyncio.all_tasks() <= before | receiver_tasks())
     async with (
         receiver.sink() as sink,
-        running_dispatcher(folder, {"sink": _Watched(sink)}) as relay,
+        running_dispatcher(folder, {"sink": Watched(sink)}) as relay,
     ):
-        await _until(lambda: _settled(relay, 1, "delivered"))
+        await eventually(lambda: _settled(relay, 1, "delivered"))
     assert "E-1" in {event.subject for event in await receiver.received()}
 
 
@@ -197,19 +198,19 @@ async def shows_no_secret_in_any_error(
     """Whatever goes wrong: gone, hanging up in the middle, and refusing."""
     caplog.set_level(logging.DEBUG, "relay")
     async with receiver.sink() as sink:
-        await _until(lambda: _delivers(sink))
-        watched = _Watched(sink)
+        await eventually(lambda: _delivers(sink))
+        watched = Watched(sink)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
             await receiver.disconnect()
             await relay.record_event("E-1")
-            await _until(lambda: _holds(len(watched.errors) >= 2))
+            await eventually(lambda: len(watched.errors) >= 2)
             await receiver.reconnect()
-            await _until(lambda: _settled(relay, 1, "delivered"))
+            await eventually(lambda: _settled(relay, 1, "delivered"))
     async with receiver.sink(unwanted=True) as sink:
-        refused = _Watched(sink)
+        refused = Watched(sink)
         async with running_dispatcher(folder, {"unwanted": refused}) as relay:
             await relay.record_event("E-2", "event.started")
-            await _until(lambda: _settled(relay, 1, "parked", "unwanted"))
+            await eventually(lambda: _settled(relay, 1, "parked", "unwanted"))
     errors = [*watched.errors, *refused.errors]
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
     output = (
@@ -233,19 +234,9 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def _receiver_tasks() -> set[asyncio.Task[Any]]:
+def receiver_tasks() -> set[asyncio.Task[Any]]:
     """Tasks of the test's own receiver, which may begin at any time."""
     return {task for task in asyncio.all_tasks() if task.get_name().startswith("receiver")}
-
-
-async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.02)
-
-
-async def _holds(condition: bool) -> bool:  # what was looked at
-    return condition
 
 
 async def _delivers(sink: Sink) -> bool:
