@@ -270,7 +270,8 @@ class Webhook:
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the receiver has answered 2xx. Raises Deferred, as no failure is final."""
-        settings, tls = self._settings, self._tls.get() if self._tls is not None else None
+        settings = self._settings
+        tls = self._tls.get() if self._tls is not None else None
         try:
             secrets, template = self._fixed or (settings.signing_secrets(), read_template(settings))
         except ValueError as error:
