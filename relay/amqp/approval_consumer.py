@@ -28,10 +28,12 @@ from relay.amqp.connection import (
     CLOSE_TIMEOUT,
     HEARTBEAT,
     SETUP_TIMEOUT,
+    Deliveries,
     GuardedConnection,
     keep_connected,
+    make_delivery_buffer,
+    open_consuming_channel,
 )
-from relay.amqp.delivery_buffer import Deliveries, make_delivery_buffer, open_consuming_channel
 from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
 from relay.amqp.message_verification import (
     UnparsedApprovalMessage,
@@ -133,16 +135,14 @@ class ApprovalConsumer:
             self._urls,
             self._connection_name,
             self._clock,
-            self._serve,
-            self._log_failure,
+            self._consume,
+            self._note_failure,
             heartbeat=heartbeat,
         )
 
-    async def _serve(self, connection: GuardedConnection) -> NoReturn:
-        try:
-            await self._consume(connection)
-        finally:
-            self.is_connected = False
+    def _note_failure(self, failure: ConnectionFailure) -> None:
+        self.is_connected = False
+        self._state_log.log_if_changed(logging.WARNING, "approvals over AMQP: %s", failure.reason)
 
     async def _consume(self, connection: GuardedConnection) -> NoReturn:
         """Consume whenever messages can be decided. Raises Deferred."""
@@ -323,11 +323,6 @@ class ApprovalConsumer:
             return recorded
         await self._channel.basic_reject(tag, requeue=False)
         return True
-
-    # --- the log
-
-    def _log_failure(self, failure: ConnectionFailure) -> None:
-        self._state_log.log_if_changed(logging.WARNING, "approvals over AMQP: %s", failure.reason)
 
     def _log_state(self, state: str) -> None:
         self._state_log.log_if_changed(logging.INFO, "approvals over AMQP: %s", state)

@@ -1,9 +1,12 @@
-"""A connection to RabbitMQ, and a loop that reconnects for ever.
+"""A connection to RabbitMQ, a loop that reconnects for ever, and a buffer of what arrives.
 
 The RabbitMQ sink, the consumer of approvals and both ends of a fleet each run `keep_connected`, and
 hand it what they do with a connection. ``imds-relay doctor`` uses `open_connection` to check one.
 Why this is not aio-pika's robust connection:
 docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again.
+
+Those that consume read from a buffer. If the channel or the queue goes away, it gets the error
+behind the last message, so a reader need not watch them.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import aio_pika
 import aiohappyeyeballs
+from aio_pika import exceptions as amqp
 from aiohttp.connector import AddrInfoType
+from aiormq.abc import AbstractChannel, DeliveredMessage
 from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
@@ -47,6 +52,11 @@ CLOSE_TIMEOUT = 3.0
 MIN_RECONNECT_DELAY = 0.1
 MAX_RECONNECT_DELAY = 2.0
 """Seconds before jitter."""
+Deliveries: TypeAlias = asyncio.Queue[DeliveredMessage | Deferred]
+"""Messages, and at the end the error with which the channel or the queue went away."""
+QUEUE_DELETED = 404
+"""The status of the error if somebody deleted the queue."""
+_FRAMES_PER_MESSAGE = 3
 _STABLE_AFTER = 2 * SETUP_TIMEOUT
 """Seconds. A connection that lasted longer was a success: the delays start again."""
 
@@ -245,3 +255,41 @@ async def open_connection(
         yield connection
     finally:
         await connection.close_gracefully()
+
+
+# --- messages that arrive
+
+
+async def open_consuming_channel(
+    connection: GuardedConnection, messages_per_turn: int
+) -> AbstractChannel:
+    """Return an open channel whose buffer takes what is read in one turn of the event loop.
+
+    aio-pika's channels have room for ten frames. A message has three, so only about two are read in
+    each turn, and messages wait while other work makes the turns long. Raises Deferred.
+    """
+    if connection.transport is None:
+        raise Deferred(f"the connection to {host_port(connection.url)} was lost")
+    return await connection.transport.connection.channel(
+        publisher_confirms=False, frame_buffer_size=_FRAMES_PER_MESSAGE * messages_per_turn
+    )
+
+
+def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:
+    """Return where a consumer of the queue puts messages. It gets the error at the end by itself.
+
+    Call this before the consumer begins: the channel can close at any time.
+    """
+    deliveries: Deliveries = asyncio.Queue()
+
+    def on_close(closing: asyncio.Future[object]) -> None:
+        error = None if closing.cancelled() else closing.exception()
+        reason = connection_failure_from_exception(error or amqp.ChannelClosed()).reason
+        deliveries.put_nowait(Deferred(f"the channel was closed: {reason}"))
+
+    def on_cancel(_: object) -> None:
+        deliveries.put_nowait(Deferred(f"the queue {queue} was deleted", status=QUEUE_DELETED))
+
+    channel.closing.add_done_callback(on_close)
+    channel.on_consumer_cancel_callbacks.add(on_cancel)
+    return deliveries

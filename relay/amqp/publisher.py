@@ -1,4 +1,4 @@
-"""Publishes messages to RabbitMQ, with a confirm of each.
+"""Publishes events to RabbitMQ as messages, with a confirm of each.
 
 A `ConfirmedPublisher` belongs to a sink or to one end of a fleet. Whoever keeps the connection
 (`relay.amqp.connection.keep_connected`) opens a `PublishChannel` on it and gives it to the
@@ -15,17 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from datetime import datetime
 from functools import lru_cache
 from typing import cast
 
 import aiormq
 import pamqp.frame
 from aio_pika import exceptions as amqp
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, DeliveryMode
 from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.event_message import content_header
 from relay.amqp.failures import (
     ConnectionFailure,
     connection_failure_from_exception,
@@ -33,7 +34,8 @@ from relay.amqp.failures import (
 )
 from relay.amqp.frame_streams import content_frames
 from relay.errors import Deferred
-from relay.events.cloudevent import CloudEvent
+from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.events.names import routing_word
 
 PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What the broker answered to one message, or why there is no answer."""
@@ -41,6 +43,13 @@ PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 CONNECTION_WAIT = 1.0
 """Seconds that a message waits for a connection that is being made."""
 _MAX_CACHED_FRAMES = 128
+MAX_TEXT_BYTES = 255
+"""Bytes of a short string in AMQP, and of a header that AMQP 1.0 clients still see as text."""
+_MAX_WORD_BYTES = (40, 40, 92, 80)
+"""Bytes of each word of a routing key, which has at most 255 with its dots.
+
+A scope has at most 80, the name of a sink at most 64.
+"""
 
 
 class ConfirmedPublisher:
@@ -233,3 +242,47 @@ def _max_part_bytes(channel: aiormq.abc.AbstractChannel) -> int:
     # A broker that sets no limit says 0.
     has_limit = bool(channel.connection.connection_tune.frame_max)
     return cast("aiormq.Channel", channel).max_content_size if has_limit else sys.maxsize
+
+
+# --- messages
+
+
+def routing_key(event: CloudEvent) -> str:
+    """Return ``<family>.<change>.<detail>.<scope>``: four lower-case words of ``[a-z0-9_-]``."""
+    return _routing_key(event.name, event.routing_detail, event.scope)
+
+
+@lru_cache(maxsize=128)
+def _routing_key(name: str, detail: str, scope: str) -> str:
+    family, _, change = name.partition(".")
+    words = (family, change, detail, scope)
+    return ".".join(map(routing_word, words, _MAX_WORD_BYTES))
+
+
+def content_header(
+    event: CloudEvent, *, user_id: str | None = None, expiration: int | None = None
+) -> bytes:
+    """Return the content header of the message, with its properties and headers.
+
+    They repeat attributes of the event. An attribute that is too long is only in the body. The
+    broker accepts only the sender's own name as ``user_id``. A queue drops the message after
+    ``expiration`` milliseconds.
+    """
+    texts = {
+        name: value
+        for name, value in event.attributes.items()
+        if len(value.encode()) <= MAX_TEXT_BYTES
+    }
+    properties = Basic.Properties(
+        content_type=CONTENT_TYPE,
+        headers={f"ce-{name}": value for name, value in texts.items()},
+        delivery_mode=DeliveryMode.PERSISTENT,
+        correlation_id=texts.get("correlationid"),
+        expiration=None if expiration is None else str(expiration),
+        message_id=event.id,
+        timestamp=datetime.fromisoformat(event.attributes["time"]),
+        message_type=event.type,
+        user_id=user_id,
+        app_id="imds-relay",
+    )
+    return ContentHeader(body_size=len(event.body), properties=properties).marshal()

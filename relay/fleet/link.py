@@ -18,8 +18,15 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.broker_url import host_port
-from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
-from relay.amqp.delivery_buffer import Deliveries, make_delivery_buffer, open_consuming_channel
+from relay.amqp.connection import (
+    HEARTBEAT,
+    SETUP_TIMEOUT,
+    Deliveries,
+    GuardedConnection,
+    keep_connected,
+    make_delivery_buffer,
+    open_consuming_channel,
+)
 from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
 from relay.amqp.publisher import ConfirmedPublisher, PublishChannel
 from relay.clock import Clock

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.generate import examples
-from relay.amqp.event_message import content_header
 from relay.amqp.message_verification import UnusableMessage
+from relay.amqp.publisher import content_header
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.message_reader import read_message

@@ -11,8 +11,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.amqp.event_message import content_header
-from relay.amqp.publisher import CONNECTION_WAIT
+from relay.amqp.publisher import CONNECTION_WAIT, content_header
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent

@@ -19,7 +19,7 @@ from yarl import URL
 
 from docs import generate
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.event_message import routing_key
+from relay.amqp.publisher import routing_key
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
 from relay.approvals.request import DecisionBody
 from relay.config import Config

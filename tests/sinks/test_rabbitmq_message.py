@@ -16,8 +16,7 @@ from pamqp.common import FieldTable
 from pamqp.header import ContentHeader
 from pydantic import ValidationError
 
-from relay.amqp.event_message import MAX_TEXT_BYTES, content_header, routing_key
-from relay.amqp.publisher import PublishResult
+from relay.amqp.publisher import MAX_TEXT_BYTES, PublishResult, content_header, routing_key
 from relay.errors import Deferred, Failure, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks.rabbitmq.sink import interpret_publish_result

@@ -15,8 +15,7 @@ from aio_pika import exceptions as amqp
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.amqp.connection import GuardedConnection
-from relay.amqp.delivery_buffer import QUEUE_DELETED
+from relay.amqp.connection import QUEUE_DELETED, GuardedConnection
 from relay.amqp.failures import broker_message
 from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher

@@ -22,14 +22,19 @@ from pamqp.commands import Basic
 from relay.amqp.broker_url import host_port
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.event_message import routing_key
 from relay.amqp.failures import (
     ConnectionFailure,
     broker_message,
     connection_failure_from_exception,
     raise_if_cancelled,
 )
-from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher, PublishChannel, PublishResult
+from relay.amqp.publisher import (
+    CONNECTION_WAIT,
+    ConfirmedPublisher,
+    PublishChannel,
+    PublishResult,
+    routing_key,
+)
 from relay.amqp.topology import declare_topology, events_topology, log_suffix_for_unchecked_parts
 from relay.clock import Clock
 from relay.doctor_findings import Finding
