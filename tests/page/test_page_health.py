@@ -17,7 +17,6 @@ from tests.page.scenes import (
     Polling,
     attach_parts,
     break_sinks,
-    give_key,
     look_again,
     make_roster,
     make_scopes,
@@ -131,18 +130,6 @@ async def test_who_may_not_operate_gets_no_buttons_for_sinks(page: Page, tmp_pat
         assert await page.locator("#view").get_by_role("button").count() == 0
 
 
-async def test_a_dead_letter_is_sent_again_from_its_event(page: Page, tmp_path: Path) -> None:
-    async with run_page_relay(tmp_path) as relay:
-        await break_sinks(relay)
-        await show(page, relay)
-        await page.get_by_role("link", name="Redeploy of").click()
-        await expect(page.locator("#deliveries-title")).to_contain_text("1 dead letter")
-        relay.sinks["drain"].failure = None
-        await page.locator("#open").get_by_role("button", name="to drain again").click()
-        await expect(page.locator("#deliveries-title")).not_to_contain_text("dead letter")
-        await expect(page.locator("#open tr")).to_have_count(2)  # for bus and ops
-
-
 # --- a hub
 
 
@@ -222,26 +209,3 @@ async def test_a_relay_without_room_for_a_stream_is_asked_again_and_again(
         await relay.observe(make_event(), make_event(event_id="E-2"))
         await page.clock.run_for(12_000)
         await expect(page.locator(".event")).to_have_count(2)
-
-
-async def test_a_long_outage_leaves_no_listeners_behind(page: Page, relay: RunningRelay) -> None:
-    await page.add_init_script(
-        "window.listening = window.tries = 0;"
-        "const add = addEventListener, read = fetch;"
-        "window.fetch = (where, how) => {"
-        "  window.tries += String(where).includes('v1/stream');"
-        "  return read(where, how);"
-        "};"
-        "window.addEventListener = (name, listener, options) => {"
-        "  if (name === 'online') {"
-        "    window.listening += 1;"
-        "    options?.signal?.addEventListener('abort', () => { window.listening -= 1; });"
-        "  }"
-        "  add.call(window, name, listener, options);"
-        "};"
-    )
-    await page.route("**/v1/stream*", lambda route: route.abort())
-    await give_key(page, "alice")
-    await page.goto(page_url(relay))
-    await eventually(lambda: page.evaluate("window.tries"), lambda tries: tries >= 3)
-    assert await page.evaluate("window.listening") <= 1
