@@ -75,13 +75,19 @@ def describe_os_error(error: OSError) -> str:
 def current_user() -> str:
     """Return the name of the user that runs this process, or its number."""
     try:
-        import pwd  # noqa: PLC0415  # only on POSIX
-    except ImportError:
+        return f"user {user_name(os.geteuid())}"
+    except (ImportError, AttributeError):  # Windows has neither
         return "this user"
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user of this POSIX system, or its number."""
+    import pwd  # noqa: PLC0415  # only on POSIX
+
     try:
-        return f"user {pwd.getpwuid(os.geteuid()).pw_name}"
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"user {os.geteuid()}"
+        return str(uid)
 
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700

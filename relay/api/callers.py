@@ -25,6 +25,7 @@ from relay.api.sessions import SESSION, SESSION_COOKIE, Session, check_sent_by_o
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
+from relay.files import user_name
 from relay.signature import SignatureRefused, verify
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Callers:
         if access in ("public", "handler"):
             return ANONYMOUS
         if peer.uid is not None and access != "signature":
-            user = await asyncio.to_thread(_user_name, peer.uid)
+            user = await asyncio.to_thread(user_name, peer.uid)
             return Caller(f"local:{user}", "local", _ALL_RIGHTS)
         allows_loopback = access in ("key or loopback", "key, loopback or public")
         if allows_loopback and peer.is_loopback_tcp and _is_direct_loopback_call(request):
@@ -263,12 +264,3 @@ def _comparable_name(kind: str, value: str) -> tuple[str, str]:
     URI has a case (RFC 3986, section 6.2.2.1), and two SPIFFE IDs can differ by it.
     """
     return kind, value if kind == "URI" else value.lower()
-
-
-def _user_name(uid: int) -> str:
-    import pwd  # noqa: PLC0415  # missing on Windows, like local sockets with known users
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
@@ -36,9 +35,8 @@ from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.settings import ApiSettings
 from relay.api.sockets import (
     BACKLOG,
-    automatic_local_socket,
     file_backed_server_context,
-    local_socket,
+    open_local_socket,
     open_tcp_sockets,
 )
 from relay.api.state import ServerState
@@ -162,7 +160,7 @@ class Server:
         self.port = sockets[0].getsockname()[1]
         scheme = "http" if self._tls is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
-        local = self._open_local_socket(stack)
+        local = open_local_socket(stack, settings.socket, self._state_file)
         for sock in sockets:
             server = await loop.create_server(connect_over_tcp, sock=sock, backlog=BACKLOG)
             stack.callback(server.close)
@@ -173,15 +171,6 @@ class Server:
             )
             stack.callback(server.close)
             self.address += f" and {path}"
-
-    def _open_local_socket(self, stack: AsyncExitStack) -> tuple[socket, Path] | None:
-        """Return the local socket and its path; None if there is none."""
-        path, state_file = self.settings.socket, self._state_file
-        if path == "auto":
-            if state_file is None:
-                return None
-            return stack.enter_context(automatic_local_socket(state_file))
-        return None if path is None else (stack.enter_context(local_socket(path)), path)
 
 
 def _make_sign_in(settings: ApiSettings, callers: Callers, clock: Clock) -> SignIn | None:

@@ -1,6 +1,6 @@
 """People sign in with Entra ID on the relay's pages: authorization code flow with PKCE.
 
-`relay.api.routes.sign_in` calls `begin`, which sends the browser to Entra ID, and `finish` when the
+`relay.api.routes.pages` calls `begin`, which sends the browser to Entra ID, and `finish` when the
 browser comes back with a code, which is exchanged for an ID token. Then a session begins. Whatever
 fails raises SignInRefused, which has a text for the person.
 

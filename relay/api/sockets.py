@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from relay.api.settings import ServerTlsSettings, automatic_socket, supports_local_sockets
 from relay.errors import ConfigError
@@ -53,29 +54,33 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-@contextlib.contextmanager
-def automatic_local_socket(state_file: Path) -> Iterator[tuple[socket.socket, Path] | None]:
-    """Listen on the socket beside the state file, and yield it and its path.
+def open_local_socket(
+    stack: contextlib.ExitStack | contextlib.AsyncExitStack,
+    path: Path | Literal["auto"] | None,
+    state_file: Path | None,
+) -> tuple[socket.socket, Path] | None:
+    """Listen on the socket of ``api.socket`` until the stack is left; return it and its path.
 
-    Yield None if it cannot be made, and log what to do: without it, the relay works and the command
-    line needs a key. It is for the user of the relay alone: the group of a user may have many
-    members.
+    Return None if there is none. If that beside the state file cannot be made, log what to do:
+    without it, the relay works and the command line needs a key. It is for the user of the relay
+    alone: the group of a user may have many members. Raises ConfigError about another path.
     """
-    with contextlib.ExitStack() as stack:
-        found = None
-        if supports_local_sockets():
-            with contextlib.suppress(OSError):  # the store needs it too, and says why it fails
-                create_private_folder(state_file.parent)
-            try:
-                path = automatic_socket(state_file)
-                found = stack.enter_context(local_socket(path, mode=0o600)), path
-            except ConfigError as error:
-                _log.warning(
-                    "there is no local socket, so the command line needs --url and a key: %s. Set "
-                    "api.socket to a path in a folder where this user may write, or to null",
-                    str(error).removeprefix("api.socket: "),
-                )
-        yield found
+    if path != "auto":
+        return None if path is None else (stack.enter_context(local_socket(path)), path)
+    if state_file is None or not supports_local_sockets():
+        return None
+    with contextlib.suppress(OSError):  # the store needs it too, and says why it cannot be made
+        create_private_folder(state_file.parent)
+    try:
+        path = automatic_socket(state_file)
+        return stack.enter_context(local_socket(path, mode=0o600)), path
+    except ConfigError as error:
+        _log.warning(
+            "there is no local socket, so the command line needs --url and a key: %s. Set "
+            "api.socket to a path in a folder where this user may write, or to null",
+            str(error).removeprefix("api.socket: "),
+        )
+        return None
 
 
 @contextlib.contextmanager

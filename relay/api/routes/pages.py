@@ -1,19 +1,40 @@
-"""`GET /`: the page for people, to which links in messages lead.
+"""`/`, the page for people, and `/sign-in`, `/sign-out` and `/v1/session`: they sign in there.
 
-It holds no data: its scripts call the API with the reader's credentials. Its files are in
+The page holds no data: its scripts call the API with the reader's credentials. Its files are in
 `relay/api/page/`, and are read for each call, so that a relay without readers spends no memory.
+`relay.api.sign_in` has the flow of a sign-in. Nobody is signed in by a call that another site
+begins: a sign-in begins on a page of the relay, and the person chooses the account.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from importlib import resources
+from typing import TYPE_CHECKING, Annotated
 
 from aiohttp import web
+from typing_extensions import TypedDict
 
-from relay.api.calls import Call, get
-from relay.api.responses import Problem, bytes_response, page_headers
+from relay.api.callers import ANONYMOUS
+from relay.api.calls import Call, Parameter, get, post
+from relay.api.entra_settings import CALLBACK_PATH
+from relay.api.responses import Problem, bytes_response, json_response, page_headers
+from relay.api.sessions import (
+    PENDING_COOKIE,
+    SESSION,
+    SESSION_COOKIE,
+    SignInRefused,
+    check_sent_by_own_page,
+)
+from relay.approvals.request import Right
+from relay.log_fields import log_extra
 
+if TYPE_CHECKING:
+    from relay.api.sign_in import SignIn
+
+_SIGN_IN = "/sign-in"
+_log = logging.getLogger(__name__)
 _DIRECTORY = resources.files("relay.api").joinpath("page")
 _FILES = frozenset(file.name for file in _DIRECTORY.iterdir())
 _CONTENT_TYPES = {
@@ -21,7 +42,7 @@ _CONTENT_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
 }
-_HEADERS = page_headers("'self'")
+_PAGE_HEADERS = page_headers("'self'")
 
 
 @get(
@@ -49,4 +70,145 @@ async def show_file(_call: Call, file: str) -> web.Response:
 
 async def _send(name: str) -> web.Response:
     content = await asyncio.to_thread(_DIRECTORY.joinpath(name).read_bytes)
-    return bytes_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _HEADERS)
+    return bytes_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _PAGE_HEADERS)
+
+
+class SessionInfo(TypedDict):
+    """Who calls, and whether people can sign in."""
+
+    signIn: str | None
+    """The path at which a sign-in begins, with the parameter `to`; null: it is not configured."""
+    principal: str | None
+    """The principal of the caller; null: the call has no good credentials."""
+    name: str | None
+    """What the person of a session is called. It can change, and is not unique."""
+    can: list[Right]
+    """What the caller may do."""
+
+
+def _read_target(request: web.Request) -> str:
+    values = request.query.getall("to", ["/"])
+    return values[0] if len(values) == 1 else ""
+
+
+_TO = Parameter(
+    name="to",
+    description="the path of this relay to which the browser goes afterwards; default: /",
+    pattern=r"^/",
+    read_request=_read_target,
+)
+
+
+@get(
+    "/v1/session",
+    "who calls, and whether people can sign in; never refused",
+    access="key or public",
+)
+async def show_session(call: Call) -> SessionInfo | web.Response:
+    session, caller, sign_in = call.request.get(SESSION), call.caller, call.server.sign_in
+    rights: tuple[Right, ...] = ("read", "approve", "hold", "operate")
+    info = SessionInfo(
+        signIn=None if sign_in is None else _SIGN_IN,
+        principal=None if caller is ANONYMOUS else caller.principal,
+        name=None if session is None else session.name,
+        can=[right for right in rights if right in caller.rights.can],
+    )
+    cookie = SESSION_COOKIE.read(call.request)
+    if cookie is None or sign_in is None or sign_in.sessions.find(cookie) is not None:
+        return info
+    response = json_response(200, info)
+    SESSION_COOKIE.give(response, None)
+    return response
+
+
+@get(
+    _SIGN_IN,
+    "begin to sign in: a browser goes on to Entra ID, and comes back to `to`",
+    status=303,
+    access="handler",
+    media_types=("text/html",),
+    shows_problems=True,
+    problems=(403, 404, 502),
+)
+async def begin(call: Call, to: Annotated[str, _TO]) -> web.Response:
+    sign_in = _sign_in_of(call)
+    site = call.request.headers.get("Sec-Fetch-Site", "none")
+    destination = call.request.headers.get("Sec-Fetch-Dest", "document")
+    if site not in ("same-origin", "none") or destination != "document":
+        text = "a page of another site sent you here to sign in. Begin on the relay's own page"
+        raise Problem(403, text, link=sign_in.url_of_path("/"))
+    try:
+        url, pending = await sign_in.begin(to)
+    except ValueError as error:
+        raise Problem(400, f"to: {error}") from None
+    except SignInRefused as error:
+        raise _refuse(call, error, sign_in) from None
+    response = _redirect(url)
+    PENDING_COOKIE.give(response, pending)
+    return response
+
+
+@get(
+    CALLBACK_PATH,
+    "end a sign-in: Entra ID sends the browser here",
+    status=303,
+    access="handler",
+    media_types=("text/html",),
+    shows_problems=True,
+    problems=(403, 404, 502),
+)
+async def finish(call: Call) -> web.Response:
+    sign_in, request = _sign_in_of(call), call.request
+    pending, old_session = PENDING_COOKIE.read(request), SESSION_COOKIE.read(request)
+    try:
+        cookie, target = await sign_in.finish(pending, request.rel_url, old_session)
+    except SignInRefused as error:
+        raise _refuse(call, error, sign_in) from None
+    _log_action(sign_in, cookie, "signed in")
+    response = _redirect(sign_in.url_of_path(target))
+    PENDING_COOKIE.give(response, None)
+    SESSION_COOKIE.give(response, cookie)
+    return response
+
+
+@post(
+    "/sign-out",
+    "end the session of the browser; only the relay's own pages may do so",
+    access="public",
+    problems=(403, 404),
+)
+async def sign_out(call: Call) -> SessionInfo | web.Response:
+    sign_in, cookie = _sign_in_of(call), SESSION_COOKIE.read(call.request)
+    check_sent_by_own_page(call.request, sign_in.origin)
+    if cookie is not None:
+        _log_action(sign_in, cookie, "signed out")
+        call.server.end_session(cookie)
+    response = json_response(200, SessionInfo(signIn=_SIGN_IN, principal=None, name=None, can=[]))
+    SESSION_COOKIE.give(response, None)
+    return response
+
+
+def _sign_in_of(call: Call) -> SignIn:
+    """Return what lets people sign in. Raises Problem 404 if it is not configured."""
+    if call.server.sign_in is None:
+        raise Problem(404, "nobody can sign in here: it is not configured")
+    return call.server.sign_in
+
+
+def _refuse(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
+    """Return the problem of a sign-in that failed, and log its reason."""
+    problem = Problem(error.status, error.advice, link=sign_in.url_of_path(error.target or "/"))
+    return call.server.rates.refuse(call.request, f"sign-in: {error}", problem)
+
+
+def _redirect(url: str) -> web.Response:
+    headers = {"Location": url, "Referrer-Policy": "no-referrer"}
+    return bytes_response(303, b"", "text/html; charset=utf-8", headers)
+
+
+def _log_action(sign_in: SignIn, cookie: str, action: str) -> None:
+    """Tell in the log what the person of an open session does."""
+    session = sign_in.sessions.find(cookie)
+    if session is not None:
+        principal = session.caller.principal
+        _log.info("%s %s", principal, action, extra=log_extra(principal=principal))

@@ -64,13 +64,14 @@ _LastEventId = Annotated[
 async def stream_events(call: Call, last_event_id: _LastEventId) -> web.StreamResponse:
     relay, limits, wakeups = call.relay, call.server.limits, call.server.stream_wakeups
     principal = call.caller.principal
-    own = sum(other == principal for other in wakeups.values())
+    own, maximum = sum(other == principal for other in wakeups.values()), ""
     if own >= limits.max_streams_per_principal:
-        raise _too_many_streams_problem(
-            f"{limits.max_streams_per_principal} streams of {principal}"
-        )
-    if len(wakeups) >= limits.max_streams:
-        raise _too_many_streams_problem(f"{limits.max_streams} streams")
+        maximum = f"{limits.max_streams_per_principal} streams of {principal}"
+    elif len(wakeups) >= limits.max_streams:
+        maximum = f"{limits.max_streams} streams"
+    if maximum:
+        text = f"the maximum of {maximum} is open"
+        raise Problem(429, text, headers={"Retry-After": "15"})
     response = web.StreamResponse(
         headers={**COMMON_HEADERS, "Content-Type": MEDIA_TYPE, "X-Accel-Buffering": "no"}
     )
@@ -95,9 +96,7 @@ async def stream_events(call: Call, last_event_id: _LastEventId) -> web.StreamRe
 
 
 async def _send_events(call: Call, response: web.StreamResponse, head: JournalHead) -> None:
-    """Send the events after this head until the relay stops or the reader disconnects.
-
-    A stream also ends with the session that opened it.
+    """Send the events after this head until the relay, the session or the connection ends.
 
     Raises TimeoutError if the reader is too slow.
     """
@@ -105,16 +104,14 @@ async def _send_events(call: Call, response: web.StreamResponse, head: JournalHe
     wakeup = connection_of(call.request).wakeup
     frames = _frame(head)  # no event, but from where the stream goes on
     streams = call.server.stream_wakeups
-    while (
-        call.server.relay is not None and call.request.transport is not None and wakeup in streams
-    ):
-        if call.has_ended_session:
+    while call.server.relay is not None and wakeup in streams and not call.has_ended_session:
+        if call.request.transport is None:
             return
         async with asyncio.timeout(limits.stream_send_timeout):
             await response.write(frames)
         wakeup.clear()
         async with call.server.long_reads:
-            events = await relay.store.read(partial(_read_events, position=head.position))
+            events = await relay.store.read(partial(_events_after, head.position))
         if events:
             frames = b"".join(_frame(head, event) for head, event in events)
             head = events[-1][0]
@@ -127,10 +124,6 @@ async def _send_events(call: Call, response: web.StreamResponse, head: JournalHe
             frames = b": still here\n\n"
 
 
-def _too_many_streams_problem(maximum: str) -> Problem:
-    return Problem(429, f"the maximum of {maximum} is open", headers={"Retry-After": "15"})
-
-
 def _start(tx: Transaction, last_event_id: str | None) -> JournalHead:
     """Return the head after which the stream begins; without an id, the end of the journal."""
     if last_event_id is None:
@@ -139,7 +132,7 @@ def _start(tx: Transaction, last_event_id: str | None) -> JournalHead:
     return tx.journal.head_at(int(position), digest)
 
 
-def _read_events(tx: Transaction, position: int) -> list[tuple[JournalHead, CloudEvent]]:
+def _events_after(position: int, tx: Transaction) -> list[tuple[JournalHead, CloudEvent]]:
     return tx.journal.events_after(position, _BATCH_SIZE, _BATCH_BYTES)
 
 
