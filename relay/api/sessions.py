@@ -32,15 +32,13 @@ MAX_SESSIONS_OF_PRINCIPAL = 10
 class SignInRefused(Exception):
     """The sign-in failed. The text is for the log, and contains no secret.
 
-    `advice` is for the person in front of the browser. `status` is that of the answer, and `target`
-    where the person can begin again, if the sign-in is known.
+    `advice` is for the person in front of the browser. `status` is that of the answer.
     """
 
     def __init__(self, reason: str, advice: str, *, status: int = 403) -> None:
         super().__init__(reason)
         self.advice = advice
         self.status = status
-        self.target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,13 +48,9 @@ from relay.api.sessions import PENDING_LIFETIME, Sessions, SignInRefused
 from relay.clock import Clock
 from relay.rate_limits import TokenBuckets
 
-MAX_TARGET_LENGTH = 512
 _MAX_CODE_LENGTH = 4096
 _MAX_REMEMBERED = 4096
 """Used states that are remembered. Entra ID, too, takes each code once."""
-_SEGMENT = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
-_TARGET = re.compile(rf"/(?:{_SEGMENT}(?:/{_SEGMENT})*/?)?(?:\?[A-Za-z0-9._~&=:/@+%-]*)?")
-"""A path of this relay: no other host (`//`, `\\`), no `..`, no control characters, no fragment."""
 _ERROR = re.compile(r"[a-z_]{1,64}")
 _ENTRA_ERROR = re.compile(r"AADSTS\d{1,10}")
 _BEGIN_AGAIN = (
@@ -72,8 +68,6 @@ class PendingSignIn:
     state: str = field(repr=False)
     nonce: str = field(repr=False)
     verifier: str = field(repr=False)
-    target: str
-    """The path to which the browser goes afterwards."""
 
     @property
     def challenge(self) -> str:
@@ -88,12 +82,9 @@ class PendingSignIns:
         self._key = secrets.token_bytes(32)
         self._unused = TokenBuckets(1 / PENDING_LIFETIME, 1, _MAX_REMEMBERED)
 
-    def begin(self, target: str, now: float) -> PendingSignIn:
-        """Begin a sign-in. Raises ValueError if the target is not a path of this relay."""
-        if len(target) > MAX_TARGET_LENGTH or _TARGET.fullmatch(target) is None:
-            raise ValueError("expected a path of this relay that starts with one /")
-        cookie = f"{int(now)}.{secrets.token_urlsafe(32)}.{_encode(target.encode())}"
-        return self._derive(cookie, target)
+    def begin(self, now: float) -> PendingSignIn:
+        """Begin a sign-in."""
+        return self._derive(f"{int(now)}.{secrets.token_urlsafe(32)}")
 
     def finish(self, cookie: str | None, state: str, now: float) -> PendingSignIn:
         """Return the sign-in of the browser with this cookie, once. Raises SignInRefused.
@@ -106,19 +97,15 @@ class PendingSignIns:
         if not hmac.compare_digest(expected.encode(), state.encode("utf-8", "surrogateescape")):
             raise SignInRefused("the state is not that of the browser's cookie", _BEGIN_AGAIN)
         # Only this process can have made a cookie with the right state.
-        began_at, _, target = cookie.split(".")
-        if now >= int(began_at) + PENDING_LIFETIME:
+        if now >= int(cookie.partition(".")[0]) + PENDING_LIFETIME:
             raise SignInRefused("the sign-in began too long ago", _BEGIN_AGAIN)
         if self._unused.take(expected, now):
             raise SignInRefused("the state was used before", _BEGIN_AGAIN)
-        padding = "=" * (-len(target) % 4)
-        return self._derive(cookie, base64.urlsafe_b64decode(target + padding).decode())
+        return self._derive(cookie)
 
-    def _derive(self, cookie: str, target: str) -> PendingSignIn:
-        state, nonce, verifier = (
-            self._mac(use, cookie) for use in ("state", "nonce", "code verifier")
-        )
-        return PendingSignIn(cookie, state, nonce, verifier, target)
+    def _derive(self, cookie: str) -> PendingSignIn:
+        macs = [self._mac(use, cookie) for use in ("state", "nonce", "code verifier")]
+        return PendingSignIn(cookie, *macs)
 
     def _mac(self, use: str, cookie: str) -> str:
         message = f"{use} {cookie}".encode("utf-8", "surrogateescape")
@@ -134,23 +121,21 @@ class SignIn:
         self.sessions = Sessions(clock)
         self.origin = str(URL(public_url).origin())
         """The origin of the relay's pages, as browsers write it."""
-        self._public_url = public_url
+        self.page = f"{public_url.rstrip('/')}/"
+        """The URL of the page, to which the browser goes afterwards."""
+        self._redirect_uri = redirect_uri(public_url)
         self._settings = settings
         self._tokens = tokens
         self._clock = clock
         self._endpoints = Kept(partial(fetch_endpoints, settings), clock)
         self._pending = PendingSignIns()
 
-    def url_of_path(self, target: str) -> str:
-        """Return the URL of a path of this relay."""
-        return f"{self._public_url.rstrip('/')}{target}"
-
-    async def begin(self, target: str) -> tuple[str, str]:
+    async def begin(self) -> tuple[str, str]:
         """Begin a sign-in. Return the URL at Entra ID to which the browser goes, and its cookie.
 
-        Raises ValueError for a target that is no path of this relay, and SignInRefused.
+        Raises SignInRefused.
         """
-        pending = self._pending.begin(target, self._clock.monotonic())
+        pending = self._pending.begin(self._clock.monotonic())
         try:
             authorization, _ = await self._endpoints.get()
         except EntraUnavailable as error:
@@ -159,7 +144,7 @@ class SignIn:
             client_id=self._settings.client_id,
             response_type="code",
             response_mode="query",
-            redirect_uri=redirect_uri(self._public_url),
+            redirect_uri=self._redirect_uri,
             scope="openid profile",  # profile: without it there is no oid
             state=pending.state,
             nonce=pending.nonce,
@@ -170,27 +155,21 @@ class SignIn:
         )
         return str(url), pending.cookie
 
-    async def finish(
-        self, cookie: str | None, answer: URL, old_session: str | None
-    ) -> tuple[str, str]:
-        """End a sign-in. Return the cookie of the new session, and the path to open next.
+    async def finish(self, cookie: str | None, answer: URL, old_session: str | None) -> str:
+        """End a sign-in, and return the cookie of the new session. Raises SignInRefused.
 
         `cookie` is that of the sign-in, and `answer` the URL that Entra ID made the browser open.
-        Raises SignInRefused. If the answer belongs to the cookie, the session that the browser had
-        is over, so nobody's session becomes that of another person.
+        If the answer belongs to the cookie, the session that the browser had is over, so nobody's
+        session becomes that of another person.
         """
         state = _only(answer, "state") or ""
         pending = self._pending.finish(cookie, state, self._clock.monotonic())
         if old_session is not None:
             self.sessions.end(old_session)
-        try:
-            person = await self._find_person(answer, pending)
-        except SignInRefused as error:
-            error.target = pending.target
-            raise
+        person = await self._find_person(answer, pending)
         # The token counts that long after its end, too, because clocks differ.
         lifetime = person.expires_at + CLOCK_TOLERANCE - self._clock.now().timestamp()
-        return self.sessions.begin(person.caller, person.name, lifetime), pending.target
+        return self.sessions.begin(person.caller, person.name, lifetime)
 
     async def _find_person(self, answer: URL, pending: PendingSignIn) -> Person:
         """Return who signed in, by the answer of Entra ID. Raises SignInRefused."""
@@ -223,7 +202,7 @@ class SignIn:
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": redirect_uri(self._public_url),
+            "redirect_uri": self._redirect_uri,
             "code_verifier": verifier,
             "client_id": self._settings.client_id,
             "client_secret": self._settings.sign_in.reveal("client_secret") or "",

@@ -68,9 +68,9 @@ class Browser:
                     self.cookies[name] = morsel.value
         return answer
 
-    async def begin(self, target: str = "/") -> dict[str, str]:
+    async def begin(self) -> dict[str, str]:
         """Begin to sign in, and return what the browser takes to Entra ID."""
-        answer = await self.call("GET", f"/sign-in?to={target}")
+        answer = await self.call("GET", "/sign-in")
         assert answer.status == 303, answer.body
         location = URL(answer.headers["Location"])
         assert str(location.origin()) == self.desk.entra.origin
@@ -81,9 +81,9 @@ class Browser:
         path = URL("/sign-in/callback").with_query(query)
         return await self.call("GET", str(path), headers={"Sec-Fetch-Site": "cross-site"})
 
-    async def sign_in(self, account: Account = ACCOUNTS[0], target: str = "/") -> Response:
+    async def sign_in(self, account: Account = ACCOUNTS[0]) -> Response:
         """Sign in with an account, and return the last answer."""
-        query = await self.begin(target)
+        query = await self.begin()
         code = self.desk.entra.issue_code(query, account)
         return await self.come_back(code=code, state=query["state"])
 

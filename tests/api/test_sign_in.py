@@ -148,7 +148,7 @@ async def test_answers_of_a_sign_in_are_kept_by_nobody_and_send_no_referrer(desk
     query = await browser.begin()
     code = desk.entra.issue_code(query)
     for answer in (
-        await browser.call("GET", "/sign-in?to=/"),
+        await browser.call("GET", "/sign-in"),
         await browser.come_back(code=code, state="wrong"),
         await browser.come_back(code=code, state=query["state"]),
     ):
@@ -162,7 +162,7 @@ async def test_below_a_path_the_public_url_says_where_the_browser_goes(tmp_path:
     async with run_desk(tmp_path, public_url=f"{url}/") as desk:
         desk.entra.redirect_uris = {f"{url}/sign-in/callback"}
         browser = desk.browser()
-        answer = await browser.sign_in(target="/")
+        answer = await browser.sign_in()
         assert answer.headers["Location"] == f"{url}/"
         assert (await browser.session())["principal"] == principal(ANN)
 
@@ -261,26 +261,7 @@ async def test_an_answer_without_exactly_one_code_is_refused(desk: Desk) -> None
         assert desk.entra.calls_of("token") == []
 
 
-# --- the target
-
-
-async def test_only_a_path_of_the_relay_is_a_target(desk: Desk) -> None:
-    """`tests/api/test_sign_in_state.py` shows which texts are one."""
-    for target in ("https://evil.example/", "//evil.example/", "/%5Cevil.example", ""):
-        answer = await desk.browser().call("GET", f"/sign-in?to={target}")
-        assert answer.status == 400, target
-        assert answer.headers["Content-Type"].startswith("text/html")
-        assert b"evil" not in answer.body
-    assert (await desk.browser().call("GET", "/sign-in?to=/&to=/approve")).status == 400
-
-
-@pytest.mark.parametrize("target", ["/", "/?event=C7061BAC&x=1"])
-async def test_the_browser_goes_to_the_path_that_it_named(desk: Desk, target: str) -> None:
-    browser = desk.browser()
-    query = await browser.begin(target.replace("&", "%26"))
-    code = desk.entra.issue_code(query)
-    answer = await browser.come_back(code=code, state=query["state"])
-    assert answer.headers["Location"] == f"{desk.public_url}{target}"
+# --- another site
 
 
 async def test_a_sign_in_that_another_site_begins_is_refused(desk: Desk) -> None:
@@ -290,10 +271,10 @@ async def test_a_sign_in_that_another_site_begins_is_refused(desk: Desk) -> None
         {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "iframe"},
     ):
         browser = desk.browser()
-        answer = await browser.call("GET", "/sign-in?to=/", headers=headers)
+        answer = await browser.call("GET", "/sign-in", headers=headers)
         assert (answer.status, browser.cookies) == (403, {})
     for headers in ({"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {}):
-        answer = await desk.browser().call("GET", "/sign-in?to=/", headers=headers)
+        answer = await desk.browser().call("GET", "/sign-in", headers=headers)
         assert answer.status == 303
 
 
@@ -404,7 +385,7 @@ async def test_an_unusable_answer_of_entra_is_502_and_nobody_is_signed_in(
 ) -> None:
     browser = desk.browser()
     desk.entra.answers["discovery"] = response()
-    answer = await browser.call("GET", "/sign-in?to=/")
+    answer = await browser.call("GET", "/sign-in")
     assert answer.status == 502
     assert "Try again, or use a key." in answer.body.decode()
     del desk.entra.answers["discovery"]
@@ -429,7 +410,7 @@ async def test_an_unusable_answer_of_entra_is_502_and_nobody_is_signed_in(
 )
 async def test_endpoints_of_others_are_not_used(desk: Desk, document: dict[str, Any]) -> None:
     desk.entra.document = document
-    assert (await desk.browser().call("GET", "/sign-in?to=/")).status == 502
+    assert (await desk.browser().call("GET", "/sign-in")).status == 502
 
 
 def test_a_page_of_a_problem_shows_the_texts_of_others_as_text() -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -19,13 +19,12 @@ from relay.api.sessions import (
     Sessions,
     SignInRefused,
 )
-from relay.api.sign_in import MAX_TARGET_LENGTH, PendingSignIn, PendingSignIns
+from relay.api.sign_in import PendingSignIn, PendingSignIns
 from relay.approvals.request import Caller, Rights
 from tests.clocks import ManualClock
 from tests.depth import depth
 
 BROWSERS = st.integers(0, 2)
-TARGETS = st.sampled_from(["/", "/approve", "/?event=x"])
 PEOPLE = st.integers(0, 2)
 
 
@@ -54,10 +53,10 @@ class SignInMachine(RuleBasedStateMachine):
         self.cookies: dict[int, str] = {}
         self.ended: set[str] = set()
 
-    @rule(target=begun, browser=BROWSERS, path=TARGETS)
-    def begin(self, browser: int, path: str) -> Begun:
+    @rule(target=begun, browser=BROWSERS)
+    def begin(self, browser: int) -> Begun:
         """Begin in a browser. Its older sign-in is replaced."""
-        pending = self.pending.begin(path, self.now)
+        pending = self.pending.begin(self.now)
         self.cookies[browser] = pending.cookie
         return Begun(browser, self.now, pending)
 
@@ -188,30 +187,6 @@ class SessionMachine(RuleBasedStateMachine):
 
 TestSessions = SessionMachine.TestCase
 TestSessions.settings = settings(max_examples=depth(40, 10), stateful_step_count=40)
-
-
-@given(target=st.text(max_size=40).map(lambda text: "/" + text) | st.text(max_size=40))
-def test_a_target_is_a_path_that_browsers_understand_as_one(target: str) -> None:
-    """Whatever is accepted stays on the host and below the path, as a browser reads it."""
-    try:
-        pending = PendingSignIns().begin(target, 0.0)
-    except ValueError:
-        return
-    path = pending.target.partition("?")[0]
-    assert pending.target == target
-    assert path.startswith("/")
-    assert not path.startswith("//")
-    assert not {*path.split("/")} & {".", ".."}
-    assert target.isascii()
-    assert target.isprintable()
-    assert not {*"\\#<>\"' "} & {*target}
-
-
-def test_a_target_has_a_maximum_length() -> None:
-    longest = "/" + "a" * (MAX_TARGET_LENGTH - 1)
-    assert PendingSignIns().begin(longest, 0.0).target == longest
-    with pytest.raises(ValueError, match="path of this relay"):
-        PendingSignIns().begin(longest + "a", 0.0)
 
 
 def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:

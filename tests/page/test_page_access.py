@@ -192,7 +192,7 @@ async def test_a_page_of_another_site_can_use_no_session(
                 }""",
                 [desk.origin, '{"eventId": "x", "decision": "hold", "revision": "x"}'],
             )
-            await page.evaluate(f"() => {{ location.href = '{desk.origin}/sign-in?to=/'; }}")
+            await page.evaluate(f"() => {{ location.href = '{desk.origin}/sign-in'; }}")
             await expect(page.get_by_role("heading", name="You are not signed in")).to_be_visible()
         assert await page.context.cookies() == before
         assert await desk.relay.recorded_events("approval.recorded") == []

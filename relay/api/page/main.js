@@ -171,7 +171,7 @@ async function enter(message = "") {
   $("key-summary").hidden = !canSignIn;
   if (canSignIn) {
     // A path: a proxy may serve the relay under a path of its own.
-    $("sign-in").setAttribute("href", `${signedIn.signIn.slice(1)}?to=/`);
+    $("sign-in").setAttribute("href", signedIn.signIn.slice(1));
     $("key-part").open = store.hadKey();
   }
   setText($("enter-wrong"), store.hadKey() ? "" : message);

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from typing_extensions import TypedDict
 
 from relay.api.callers import ANONYMOUS
-from relay.api.calls import Call, Parameter, get, post
+from relay.api.calls import Call, get, post
 from relay.api.entra_settings import CALLBACK_PATH
 from relay.api.responses import Problem, bytes_response, json_response, page_headers
 from relay.api.sessions import (
@@ -77,26 +77,13 @@ class SessionInfo(TypedDict):
     """Who calls, and whether people can sign in."""
 
     signIn: str | None
-    """The path at which a sign-in begins, with the parameter `to`; null: it is not configured."""
+    """The path at which a sign-in begins; null: it is not configured."""
     principal: str | None
     """The principal of the caller; null: the call has no good credentials."""
     name: str | None
     """What the person of a session is called. It can change, and is not unique."""
     can: list[Right]
     """What the caller may do."""
-
-
-def _read_target(request: web.Request) -> str:
-    values = request.query.getall("to", ["/"])
-    return values[0] if len(values) == 1 else ""
-
-
-_TO = Parameter(
-    name="to",
-    description="the path of this relay to which the browser goes afterwards; default: /",
-    pattern=r"^/",
-    read_request=_read_target,
-)
 
 
 @get(
@@ -123,24 +110,22 @@ async def show_session(call: Call) -> SessionInfo | web.Response:
 
 @get(
     _SIGN_IN,
-    "begin to sign in: a browser goes on to Entra ID, and comes back to `to`",
+    "begin to sign in: a browser goes on to Entra ID, and comes back to the page",
     status=303,
     access="handler",
     media_types=("text/html",),
     shows_problems=True,
     problems=(403, 404, 502),
 )
-async def begin(call: Call, to: Annotated[str, _TO]) -> web.Response:
+async def begin(call: Call) -> web.Response:
     sign_in = _sign_in_of(call)
     site = call.request.headers.get("Sec-Fetch-Site", "none")
     destination = call.request.headers.get("Sec-Fetch-Dest", "document")
     if site not in ("same-origin", "none") or destination != "document":
         text = "a page of another site sent you here to sign in. Begin on the relay's own page"
-        raise Problem(403, text, link=sign_in.url_of_path("/"))
+        raise Problem(403, text, link=sign_in.page)
     try:
-        url, pending = await sign_in.begin(to)
-    except ValueError as error:
-        raise Problem(400, f"to: {error}") from None
+        url, pending = await sign_in.begin()
     except SignInRefused as error:
         raise _refuse(call, error, sign_in) from None
     response = _redirect(url)
@@ -161,11 +146,11 @@ async def finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
     pending, old_session = PENDING_COOKIE.read(request), SESSION_COOKIE.read(request)
     try:
-        cookie, target = await sign_in.finish(pending, request.rel_url, old_session)
+        cookie = await sign_in.finish(pending, request.rel_url, old_session)
     except SignInRefused as error:
         raise _refuse(call, error, sign_in) from None
     _log_action(sign_in, cookie, "signed in")
-    response = _redirect(sign_in.url_of_path(target))
+    response = _redirect(sign_in.page)
     PENDING_COOKIE.give(response, None)
     SESSION_COOKIE.give(response, cookie)
     return response
@@ -197,7 +182,7 @@ def _sign_in_of(call: Call) -> SignIn:
 
 def _refuse(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
     """Return the problem of a sign-in that failed, and log its reason."""
-    problem = Problem(error.status, error.advice, link=sign_in.url_of_path(error.target or "/"))
+    problem = Problem(error.status, error.advice, link=sign_in.page)
     return call.server.rates.refuse(call.request, f"sign-in: {error}", problem)
 
 
