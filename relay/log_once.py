@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from relay.clock import Clock
 from relay.log_fields import log_extra
+from relay.rate_limits import TokenBuckets
 
 
 class LogOnce:
@@ -56,3 +57,40 @@ class ThrottledLog:
             self._logged_at[text] = now
             extra = log_extra(sink=self._sink_name)
             self._logger.warning("sink %s: %s", self._sink_name, text, extra=extra)
+
+
+_MAX_REJECTIONS = 1024
+"""Lines about all senders in an interval."""
+_MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
+
+
+class RejectionLog:
+    """Counts every rejection, and logs them at most once per interval for each sender.
+
+    They are calls without valid credentials, and AMQP messages that cannot be used; neither becomes
+    an event. `now` is monotonic seconds. No reason contains a secret.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.count = 0
+        self._logger = logger
+        self._senders = TokenBuckets(1 / LOG_INTERVAL, 1)
+        self._all = TokenBuckets(_MAX_REJECTIONS / LOG_INTERVAL, _MAX_REJECTIONS)
+
+    def record_unauthenticated_call(
+        self, address: str, reason: str, now: float, *, network: str
+    ) -> None:
+        """Record a call without valid credentials. All addresses of a network are one sender."""
+        text = f"a call from {address} without good credentials was refused: {reason}"
+        self._record(network, text, now)
+
+    def record_unusable_amqp_message(self, user: str | None, reason: str, now: float) -> None:
+        """Record an AMQP message that cannot be used. The broker validated the user."""
+        quoted = ascii(reason[:_MAX_REASON_LENGTH])
+        text = f"a message from {user or 'nobody'!r} was dead-lettered: {quoted}"
+        self._record(f"amqp {user}", text, now)
+
+    def _record(self, sender: str, text: str, now: float) -> None:
+        self.count += 1
+        if not self._senders.take(sender, now) and not self._all.take("", now):
+            self._logger.warning("%s", text)

@@ -1,4 +1,4 @@
-"""Finds out who makes a call: a program or a person, as a `Caller` with rights.
+"""Finds out who makes a call: a program or a person, as a `Caller` with rights; limits how often.
 
 A key or token counts first, then the cookie of a session, then the certificate. A call whose
 credentials are wrong is refused: other credentials are not tried after that. The user of the local
@@ -11,22 +11,27 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import logging
+import math
 import re
 import ssl
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import web
 
 from relay.api.connections import connection_of
-from relay.api.rates import CallRates
 from relay.api.responses import Problem
 from relay.api.sessions import SESSION, SESSION_COOKIE, Session, check_sent_by_own_page
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
 from relay.files import user_name
-from relay.signature import SignatureRefused, verify
+from relay.log_once import RejectionLog
+from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
+from relay.signature import MAX_AGE, MAX_AHEAD, SignatureRefused, verify
 
 if TYPE_CHECKING:
     from relay.api.entra import TokenVerifier
@@ -57,6 +62,8 @@ _ALL_RIGHTS = Rights(frozenset({"read", "approve", "hold", "operate"}))
 _LOOPBACK_READER = Caller("anonymous", "http", Rights(frozenset({"read"})))
 """A caller on this machine, for routes that it may read without credentials."""
 _BEARER = {"WWW-Authenticate": 'Bearer realm="imds-relay"'}
+_MAX_CALLBACKS = 4096
+_log = logging.getLogger(__name__)
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
 _PROXY_HEADER = re.compile(
     r"forwarded|via|x-real-ip|x-client-ip|x-cluster-client-ip|true-client-ip|cf-connecting-ip"
@@ -264,3 +271,67 @@ def _comparable_name(kind: str, value: str) -> tuple[str, str]:
     URI has a case (RFC 3986, section 6.2.2.1), and two SPIFFE IDs can differ by it.
     """
     return kind, value if kind == "URI" else value.lower()
+
+
+@dataclass(slots=True, kw_only=True)
+class CallRates:
+    """How often each address may fail, and each caller may call: token buckets.
+
+    A *failed* call takes a token of its address, a good one a token of its principal. So behind a
+    proxy, where all callers have one address, a call with good credentials costs that address
+    nothing, and is let through where strangers have used it up
+    (docs/decisions.md#who-gives-way-and-who-is-let-through).
+    """
+
+    clock: Clock
+    rejections: RejectionLog = field(default_factory=lambda: RejectionLog(_log))
+    addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
+    callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
+    _callbacks: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    """The callbacks that were charged to their client, and until when a signature can be valid."""
+
+    def refuse(self, request: web.Request, reason: str, problem: Problem) -> Problem:
+        """Charge the address for a call without valid credentials, and log the reason.
+
+        Return the problem, or a 429 if the address has no calls left.
+        """
+        if refused := self._charge_address(request):
+            return refused
+        peer, now = connection_of(request).peer, self.clock.monotonic()
+        self.rejections.record_unauthenticated_call(peer.address, reason, now, network=peer.network)
+        return problem
+
+    def charge(self, principal: str) -> None:
+        """Charge an identified caller for a call. Raises Problem 429."""
+        if wait := self.callers.take(principal, self.clock.monotonic()):
+            raise _too_many_calls(f"of {principal}", wait)
+
+    def charge_callback(self, request: web.Request, principal: str, content: bytes) -> None:
+        """Charge a client for its callback once, and the address for each copy: it may be stolen.
+
+        Raises Problem 429.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        callback = f"{principal} {request.headers['webhook-id']} {digest}"
+        now = self.clock.monotonic()
+        if now < self._callbacks.get(callback, now):
+            if refused := self._charge_address(request):
+                raise refused
+            return
+        self.charge(principal)
+        self._callbacks[callback] = now + MAX_AGE + MAX_AHEAD
+        self._callbacks.move_to_end(callback)
+        if len(self._callbacks) > _MAX_CALLBACKS:
+            self._callbacks.popitem(last=False)
+
+    def _charge_address(self, request: web.Request) -> Problem | None:
+        network = connection_of(request).peer.network
+        if wait := self.addresses.take(network, self.clock.monotonic()):
+            return _too_many_calls("from this address without valid credentials", wait)
+        return None
+
+
+def _too_many_calls(whose: str, wait: float) -> Problem:
+    seconds = math.ceil(wait)
+    text = f"too many calls {whose}; try again in {seconds} s"
+    return Problem(429, text, headers={"Retry-After": str(seconds)})

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 from weakref import WeakValueDictionary
 
+from relay.api.callers import Callers, CallRates
 from relay.api.connections import ServerLimits
-from relay.api.rates import CallRates, RejectionLog
 from relay.api.responses import Problem
 from relay.approvals.gate import DecisionHandler
 from relay.chat import ChatSink
@@ -23,13 +23,13 @@ from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.histogram import Histogram
+from relay.log_once import RejectionLog
 from relay.store import RecordedEvent
 from relay.store.sqlite import Store
 from relay.telemetry.event_counts import EventCounts
 
 if TYPE_CHECKING:  # a relay without them saves the memory of the AMQP and token libraries
     from relay.amqp.approval_consumer import ApprovalConsumer
-    from relay.api.callers import Callers
     from relay.api.sign_in import SignIn
     from relay.fleet.hub.hub import Hub
     from relay.fleet.hub.roster import Roster

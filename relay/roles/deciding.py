@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relay.api.callers import caller_for_client
-from relay.api.rates import RejectionLog
 from relay.api.server import Server
 from relay.api.settings import Client
 from relay.api.state import Relay
@@ -27,6 +26,7 @@ from relay.config import Config, sink_modules
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.fleet.settings import HubSettings
+from relay.log_once import RejectionLog
 from relay.roles.parts import DRAIN_TIMEOUT, drain, running
 from relay.sinks import SinkSettings
 from relay.store.sqlite import Store

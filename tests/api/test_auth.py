@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,9 +11,8 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from relay.api.connections import Peer
-from relay.api.rates import RejectionLog
 from relay.api.settings import ApiSettings
+from relay.log_once import RejectionLog
 from tests.api.running_relay import (
     EVENT_ID,
     OTHER_SECRET,
@@ -210,7 +210,7 @@ async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(
     for _ in range(5):
         await relay.call("GET", "/v1/events", by="s3cret-of-somebody")
         await relay.post_callback(b"{}", client="nobody")
-    lines = [record.getMessage() for record in caplog.records if record.name == "relay.api.rates"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "relay.api.callers"]
     assert lines == [
         "a call from 127.0.0.1 without good credentials was refused: the bearer key is no client's"
     ]
@@ -223,12 +223,12 @@ async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(
 def test_unauthenticated_calls_from_many_addresses_take_bounded_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rejections = RejectionLog()
+    rejections = RejectionLog(logging.getLogger("test"))
     for number in range(5000):
-        rejections.record_unauthenticated_call(Peer(f"2001:db8:{number:x}::1"), "no key", now=1.0)
+        rejections.record_unauthenticated_call("x", "no key", 1.0, network=f"2001:db8:{number:x}::")
     assert rejections.count == 5000
     assert len(caplog.records) == 1024
-    rejections.record_unauthenticated_call(Peer("192.0.2.1"), "no key", now=62.0)
+    rejections.record_unauthenticated_call("192.0.2.1", "no key", 62.0, network="192.0.2.1")
     assert len(caplog.records) == 1025
 
 

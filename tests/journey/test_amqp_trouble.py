@@ -18,13 +18,13 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp.approval_consumer import POLL_INTERVAL
 from relay.amqp.connection import HEARTBEAT
-from relay.api.rates import RejectionLog
 from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
+from relay.log_once import RejectionLog
 from relay.roles.deciding import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
@@ -312,7 +312,8 @@ async def _second_consumer(
 ) -> AsyncIterator[None]:
     """Another consumer of the same relay, with other intervals."""
     config = system.config
-    consumer = make_approval_consumer(config, system.running.relay, RejectionLog())
+    rejections = RejectionLog(logging.getLogger("test"))
+    consumer = make_approval_consumer(config, system.running.relay, rejections)
     assert consumer is not None
     async with asyncio.TaskGroup() as group:
         running = consumer.run(heartbeat=heartbeat, poll_interval=poll_interval)
