@@ -6,6 +6,7 @@ codes that count once. A person chooses an account on its page.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from base64 import urlsafe_b64encode
@@ -29,6 +30,12 @@ ANN = "0b1c2d3e-1111-2222-3333-444455556666"
 BEN = "0b1c2d3e-1111-2222-3333-44445555aaaa"
 EVE = "0b1c2d3e-1111-2222-3333-44445555eeee"
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def public(key: rsa.RSAPrivateKey, kid: str, **more: Any) -> dict[str, Any]:
+    """Return a key as a key set holds it."""
+    document: dict[str, Any] = orjson.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    return {**document, "kid": kid, "use": "sig", **more}
 
 
 def principal(object_id: str) -> str:
@@ -83,6 +90,13 @@ class Entra:
     issued: list[str] = field(default_factory=list)
     """The ID tokens so far."""
     codes: dict[str, Grant] = field(default_factory=dict)
+    keys: list[Any] = field(default_factory=lambda: [public(KEY, "k1")])
+    keys_status: int = 200
+    may_give_keys: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is not set, whoever asks for the keys waits."""
+
+    def __post_init__(self) -> None:
+        self.may_give_keys.set()
 
     @property
     def issuer(self) -> str:
@@ -211,10 +225,13 @@ class Entra:
 
     async def _keys(self, _request: web.Request) -> web.Response:
         self.calls.append(("keys", {}))
-        if "keys" in self.answers:
-            return self.answers["keys"]
-        document = orjson.loads(jwt.algorithms.RSAAlgorithm.to_jwk(KEY.public_key()))
-        return web.json_response({"keys": [{**document, "kid": "k1", "use": "sig"}]})
+        await self.may_give_keys.wait()
+        headers = {"Location": "/elsewhere"}
+        return web.json_response({"keys": self.keys}, status=self.keys_status, headers=headers)
+
+    async def _elsewhere(self, _request: web.Request) -> web.Response:
+        self.calls.append(("elsewhere", {}))
+        return web.json_response({"keys": self.keys})
 
     def application(self) -> web.Application:
         """Return its HTTP application."""
@@ -225,6 +242,7 @@ class Entra:
         application.router.add_get("/authorize", self._authorize)
         application.router.add_post("/token", self._token)
         application.router.add_get("/keys", self._keys)
+        application.router.add_get("/elsewhere", self._elsewhere)
         return application
 
 

@@ -11,18 +11,14 @@ import time
 import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import jwt
-import orjson
 import pytest
-from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -31,78 +27,35 @@ from pydantic import ValidationError
 
 from relay.api.entra import MAX_AGE, REFETCH_INTERVAL, RETRY_INTERVAL
 from relay.api.settings import ApiSettings
-from tests.api.running_relay import RunningRelay, make_event, run_relay
+from tests.api.entra import ANN, CLIENT_ID, KEY, TENANT, Entra, principal, public, run_entra
+from tests.api.running_relay import Response, RunningRelay, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 from tests.eventually import eventually
 
-TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
-PERSON = "0b1c2d3e-1111-2222-3333-444455556666"
-ISSUER = f"https://login.microsoftonline.com/{TENANT}/v2.0"
-AUDIENCE = "11111111-1111-1111-1111-111111111111"
 APPLICATION = "22222222-2222-2222-2222-22222222222a"
 OTHER_APPLICATION = "33333333-3333-3333-3333-333333333333"
-KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 VOTE = {
     "name": "all",
-    "approve": {"votes": 1, "from": [f"entra:{TENANT}/{PERSON}", "mtls:drain.internal"]},
+    "approve": {"votes": 1, "from": [principal(ANN), "mtls:drain.internal"]},
 }
 
 
-def public(key: rsa.RSAPrivateKey, kid: str, **more: Any) -> dict[str, Any]:
-    """A key as a key set holds it."""
-    key_document: dict[str, Any] = orjson.loads(
-        jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key())
-    )
-    return {**key_document, "kid": kid, "use": "sig", **more}
-
-
 @dataclass
-class Issuer:
-    """The server of the keys: counts how often it is asked."""
-
-    keys: list[dict[str, Any]] = field(default_factory=lambda: [public(KEY, "k1")])
-    status: int = 200
-    asked: int = 0
-    elsewhere: int = 0
-    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.may_answer.set()
-
-    def was_asked(self, times: int) -> bool:
-        """Whether the keys were asked for so often."""
-        return self.asked >= times
-
-    async def redirected(self, _request: web.Request) -> web.Response:
-        """Where nobody is to look."""
-        self.elsewhere += 1
-        return web.json_response({"keys": self.keys})
-
-    async def answer(self, _request: web.Request) -> web.Response:
-        """The handler."""
-        self.asked += 1
-        await self.may_answer.wait()
-        return web.json_response(
-            {"keys": self.keys}, status=self.status, headers={"Location": "/elsewhere"}
-        )
-
-
-@dataclass
-class Entra:
+class Bearers:
     """A relay that takes tokens, and the issuer behind them."""
 
     relay: RunningRelay
-    issuer: Issuer
+    issuer: Entra
 
     def claims(self, **changes: Any) -> dict[str, Any]:
         """What a good token says; None takes a claim away."""
         now = int(time.time())  # the library has no other clock
         usual = {
-            "iss": ISSUER,
-            "aud": AUDIENCE,
+            "iss": self.issuer.issuer,
+            "aud": CLIENT_ID,
             "tid": TENANT,
-            "oid": PERSON,
+            "oid": ANN,
             "roles": ["Approver"],
             "azp": APPLICATION,
             "iat": now,
@@ -115,78 +68,55 @@ class Entra:
         self, key: Any = KEY, algorithm: str = "RS256", kid: str | None = "k1", **changes: Any
     ) -> str:
         """A signed token."""
-        return jwt.encode(
-            self.claims(**changes),
-            key,
-            algorithm=algorithm,
-            headers={"kid": kid} if kid is not None else None,
-        )
+        headers = {"kid": kid} if kid is not None else None
+        return jwt.encode(self.claims(**changes), key, algorithm=algorithm, headers=headers)
 
-    async def status(self, token: str, path: str = "/v1/events") -> int:
+    async def call(
+        self, token: str, method: str = "GET", path: str = "/v1/events", body: Any = None
+    ) -> Response:
+        """A call with it."""
+        headers = {"Authorization": f"Bearer {token}"}
+        return await self.relay.call(method, path, body, by=None, headers=headers)
+
+    async def status(self, token: str) -> int:
         """What a call with it is answered."""
-        return (
-            await self.relay.call(
-                "GET", path, by=None, headers={"Authorization": f"Bearer {token}"}
-            )
-        ).status
+        return (await self.call(token)).status
+
+    def fetches(self) -> int:
+        """How often the keys were asked for."""
+        return len(self.issuer.calls_of("keys"))
 
 
-@asynccontextmanager
-async def issuing() -> AsyncIterator[tuple[Issuer, str]]:
-    """A server of keys on loopback."""
-    issuer, application = Issuer(), web.Application()
-    application.router.add_get("/keys", issuer.answer)
-    application.router.add_get("/elsewhere", issuer.redirected)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield issuer, f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
-    finally:
-        await runner.cleanup()
-
-
-def section(keys_url: str, **changes: Any) -> dict[str, Any]:
-    """``api.oidc``."""
+def section(issuer: Entra, /, **changes: Any) -> dict[str, Any]:
+    """``api.oidc`` for bearer tokens."""
     roles = {"Approver": ["read", "approve"], "Reader": ["read"]}
-    return {
-        "issuer": ISSUER,
-        "audience": AUDIENCE,
-        "tenant": TENANT,
-        "applications": [APPLICATION.upper()],
-        "keys_url": keys_url,
-        "roles": roles,
-    } | changes
+    tokens = {"sign_in": None, "applications": [APPLICATION.upper()], "roles": roles}
+    return issuer.section(**tokens | changes)
 
 
 @pytest.fixture
-async def entra(tmp_path: Path) -> AsyncIterator[Entra]:
+async def entra(tmp_path: Path) -> AsyncIterator[Bearers]:
     """A relay that takes tokens."""
     async with (
-        issuing() as (issuer, url),
-        run_relay(tmp_path, oidc=section(url), approvals={"rules": [VOTE]}) as relay,
+        run_entra() as issuer,
+        run_relay(tmp_path, oidc=section(issuer), approvals={"rules": [VOTE]}) as relay,
     ):
         await relay.observe(make_event())
         relay.clock.freeze_monotonic()
-        yield Entra(relay, issuer)
+        yield Bearers(relay, issuer)
 
 
-async def test_a_person_with_a_token_approves_under_their_own_name(entra: Entra) -> None:
-    answer = await entra.relay.call(
-        "POST",
-        "/v1/approvals",
-        entra.relay.decision_body(),
-        by=None,
-        headers={"Authorization": f"Bearer {entra.token()}"},
-    )
+async def test_a_person_with_a_token_approves_under_their_own_name(entra: Bearers) -> None:
+    body = entra.relay.decision_body()
+    answer = await entra.call(entra.token(), "POST", "/v1/approvals", body)
     assert (answer.status, answer.json["state"]) == (202, "granted")
     assert [
         event["data"]["principal"]
         for event in await entra.relay.recorded_events("approval.recorded")
-    ] == [f"entra:{TENANT}/{PERSON}"]
+    ] == [principal(ANN)]
 
 
-async def test_roles_determine_the_rights_of_a_person(entra: Entra) -> None:
+async def test_roles_determine_the_rights_of_a_person(entra: Bearers) -> None:
     for roles, expected in (
         (["Approver"], 403),
         (["Reader"], 403),
@@ -195,25 +125,20 @@ async def test_roles_determine_the_rights_of_a_person(entra: Entra) -> None:
         (None, 403),
         ("Approver", 403),
     ):
-        answer = await entra.relay.call(
-            "PUT",
-            "/v1/approvals/mode",
-            {"mode": "on"},
-            by=None,
-            headers={"Authorization": f"Bearer {entra.token(roles=roles)}"},
-        )
+        token = entra.token(roles=roles)
+        answer = await entra.call(token, "PUT", "/v1/approvals/mode", {"mode": "on"})
         assert answer.status == expected
         can_read = isinstance(roles, list) and bool({"Approver", "Reader"}.intersection(roles))
-        assert await entra.status(entra.token(roles=roles)) == (200 if can_read else 403)
+        assert await entra.status(token) == (200 if can_read else 403)
 
 
-async def test_a_token_with_wrong_claims_is_401(entra: Entra) -> None:
+async def test_a_token_with_wrong_claims_is_401(entra: Bearers) -> None:
     for changes in (
         {"iss": "https://login.microsoftonline.com/common/v2.0"},
-        {"iss": ISSUER + "/"},
+        {"iss": f"{entra.issuer.issuer}/"},
         {"iss": None},
         {"aud": "another"},
-        {"aud": [AUDIENCE, "another"]},
+        {"aud": [CLIENT_ID, "another"]},
         {"aud": None},
         {"tid": "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a12"},
         {"tid": None},
@@ -245,7 +170,7 @@ async def test_a_token_with_wrong_claims_is_401(entra: Entra) -> None:
         assert await entra.status(entra.token()) == 200
 
 
-async def test_a_token_of_the_older_endpoint_names_its_application_in_appid(entra: Entra) -> None:
+async def test_a_token_of_the_older_endpoint_names_its_application_in_appid(entra: Bearers) -> None:
     assert await entra.status(entra.token(azp=None, appid=APPLICATION, ver="1.0")) == 200
     assert await entra.status(entra.token(azp=APPLICATION.upper(), ver="2.0")) == 200
 
@@ -264,7 +189,7 @@ def base64(text: bytes) -> str:
     return urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
-async def test_a_token_with_another_algorithm_or_key_is_401(entra: Entra) -> None:
+async def test_a_token_with_another_algorithm_or_key_is_401(entra: Bearers) -> None:
     signed, body = entra.token(), entra.token().split(".")[1]
     pem = KEY.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -293,7 +218,7 @@ async def test_a_token_with_another_algorithm_or_key_is_401(entra: Entra) -> Non
     assert await entra.status(signed) == 200
 
 
-async def test_a_token_counts_within_its_times_and_a_minute_around_them(entra: Entra) -> None:
+async def test_a_token_counts_within_its_times_and_a_minute_around_them(entra: Bearers) -> None:
     now = int(time.time())
     cases: tuple[tuple[dict[str, Any], int], ...] = (
         ({"exp": now - 50}, 200),
@@ -308,78 +233,78 @@ async def test_a_token_counts_within_its_times_and_a_minute_around_them(entra: E
 
 
 async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_minutes(
-    entra: Entra,
+    entra: Bearers,
 ) -> None:
     for _ in range(3):
         assert await entra.status(entra.token()) == 200
         assert await entra.status(entra.token(kid="k2", key=OTHER)) == 401
-    assert entra.issuer.asked == 1
+    assert entra.fetches() == 1
     entra.issuer.keys.append(public(OTHER, "k2"))
     entra.relay.clock.offset = REFETCH_INTERVAL
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
-    assert entra.issuer.asked == 2
+    assert entra.fetches() == 2
 
 
 async def test_old_keys_hold_while_none_can_be_fetched_but_no_longer_than_a_day(
-    entra: Entra,
+    entra: Bearers,
 ) -> None:
     assert await entra.status(entra.token()) == 200
-    entra.issuer.status = 302  # not followed
+    entra.issuer.keys_status = 302  # not followed
     entra.relay.clock.offset = MAX_AGE
     assert await entra.status(entra.token()) == 200
     entra.relay.clock.offset = MAX_AGE + 2 * REFETCH_INTERVAL
     assert await entra.status(entra.token()) == 401
-    assert entra.issuer.elsewhere == 0
-    entra.issuer.status, entra.issuer.keys = 200, [public(OTHER, "k2")]
+    assert not entra.issuer.calls_of("elsewhere")
+    entra.issuer.keys_status, entra.issuer.keys = 200, [public(OTHER, "k2")]
     entra.relay.clock.offset = MAX_AGE + 3 * REFETCH_INTERVAL
     assert await entra.status(entra.token()) == 401
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
 
 
 async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
-    entra: Entra,
+    entra: Bearers,
 ) -> None:
     """Anybody can make the relay ask for keys, with a token that names an unknown one."""
     assert await entra.status(entra.token()) == 200
-    entra.issuer.may_answer.clear()
+    entra.issuer.may_give_keys.clear()
     for offset in (REFETCH_INTERVAL, MAX_AGE):
         entra.relay.clock.offset = offset
-        fetches = entra.issuer.asked + 1
+        fetches = entra.fetches()
         stranger = asyncio.create_task(entra.status(entra.token(kid="k2", key=OTHER)))
-        await eventually(partial(entra.issuer.was_asked, fetches))
+        await eventually(entra.fetches, fetches.__lt__)
         assert await entra.status(entra.token()) == 200
         assert not stranger.done()
-        entra.issuer.may_answer.set()
+        entra.issuer.may_give_keys.set()
         assert await stranger == 401
-        entra.issuer.may_answer.clear()
+        entra.issuer.may_give_keys.clear()
 
 
 async def test_a_token_that_waited_for_keys_over_a_reload_has_the_rights_of_the_newer_settings(
-    entra: Entra,
+    entra: Bearers,
 ) -> None:
-    entra.issuer.may_answer.clear()
+    entra.issuer.may_give_keys.clear()
     reading = asyncio.create_task(entra.status(entra.token()))
-    await eventually(partial(entra.issuer.was_asked, 1))
+    await eventually(entra.fetches, bool)
     settings = entra.relay.server.settings
     assert settings.oidc is not None
     oidc = settings.oidc.model_copy(update={"roles": {"Approver": ("hold",)}})
     entra.relay.server.prepare_reload(settings.model_copy(update={"oidc": oidc}))()
-    entra.issuer.may_answer.set()
+    entra.issuer.may_give_keys.set()
     assert await reading == 403
 
 
-async def test_after_a_failure_the_keys_are_fetched_again_soon(entra: Entra) -> None:
-    entra.issuer.status = 503
+async def test_after_a_failure_the_keys_are_fetched_again_soon(entra: Bearers) -> None:
+    entra.issuer.keys_status = 503
     for _ in range(3):
         assert await entra.status(entra.token()) == 401
-    assert entra.issuer.asked == 1
-    entra.issuer.status = 200
+    assert entra.fetches() == 1
+    entra.issuer.keys_status = 200
     entra.relay.clock.offset = RETRY_INTERVAL
     assert await entra.status(entra.token()) == 200
-    assert entra.issuer.asked == 2
+    assert entra.fetches() == 2
 
 
-async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
+async def test_a_weak_key_verifies_nothing(entra: Bearers) -> None:
     """1024 bits: others could compute the private key."""
     weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505
     entra.issuer.keys = [public(weak, "k1"), public(KEY, "k2")]
@@ -401,7 +326,7 @@ async def test_a_weak_key_verifies_nothing(entra: Entra) -> None:
         [7],
     ],
 )
-async def test_only_rsa_keys_for_signatures_verify_tokens(entra: Entra, keys: list[Any]) -> None:
+async def test_only_rsa_keys_for_signatures_verify_tokens(entra: Bearers, keys: list[Any]) -> None:
     entra.issuer.keys = keys
     assert await entra.status(entra.token()) == 401
 
@@ -422,7 +347,9 @@ async def test_only_rsa_keys_for_signatures_verify_tokens(entra: Entra, keys: li
 )
 def test_an_unsafe_oidc_section_is_an_error(words: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=words):
-        ApiSettings.model_validate({"oidc": {**section("https://keys.example.com/"), **changes}})
+        ApiSettings.model_validate(
+            {"oidc": section(Entra(origin="https://login.example.com"), **changes)}
+        )
 
 
 # --- certificates
