@@ -50,17 +50,12 @@ def test_listening_beyond_loopback_needs_tls_or_allow_http(listen: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"listen": "8080"}, "expected <host>:<port>"),
         ({"listen": "127.0.0.1:65536"}, "expected <host>:<port>"),
         ({"listen": "::1:8080"}, "expected <host>:<port>"),
         ({"listen": "127.0.0.1:"}, "expected <host>:<port>"),
         ({"public_url": "ftp://relay"}, "public_url"),
         ({"tls": {"cert_file": "cert.pem"}}, "key_file"),
-        ({"socket": "/" + "x" * 107}, "expected a path of at most 107 bytes"),
-        ({"more": 1}, "more"),
-        ({"clients": [{}]}, "name"),
         ({"clients": [{"name": "a b"}]}, "name"),
-        ({"clients": [{"name": "a", "can": ["everything"]}]}, "can"),
         ({"clients": [{"name": "a", "resources": []}]}, "resources"),
         ({"clients": [{"name": "a", "key_sha256": "abc"}]}, "expected 64 hexadecimal digits"),
         ({"clients": [{"name": "a", "key_sha256": [SHA256, "b" * 64, "c" * 64]}]}, "key_sha256"),
@@ -68,11 +63,6 @@ def test_listening_beyond_loopback_needs_tls_or_allow_http(listen: str) -> None:
         (
             {"clients": [{"name": "a", "key": "x", "key_file": "y"}]},
             "expected one of key and key_file",
-        ),
-        ({"clients": [{"name": "a"}, {"name": "a"}]}, "duplicate name: a"),
-        (
-            {"clients": [{"name": "a", "amqp_user": "u"}, {"name": "b", "amqp_user": "u"}]},
-            "duplicate amqp_user: u",
         ),
         (
             {
