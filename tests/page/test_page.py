@@ -11,6 +11,7 @@ from playwright.async_api import Page, Route, expect
 
 from relay.api.routes import events
 from relay.approvals.request import HOLD_NOTICE
+from relay.errors import Rejected
 from relay.events.timestamps import format_rfc3339
 from tests.api.message_links import message_links
 from tests.api.running_relay import EVENT_ID, SCOPE, TWO_VOTES, RunningRelay, make_event, run_relay
@@ -428,14 +429,15 @@ async def test_long_names_fit_on_a_phone_in_every_view(page: Page, tmp_path: Pat
         for number in range(60)
     )
     async with run_page_relay(tmp_path) as relay:
+        relay.sinks["drain"].failure = Rejected("the receiver answered 410: gone", status=410)
         await relay.observe(make_event(resources=names, description="x" * 1000))
         await relay.decide("hold", by="bob", revision=make_event(resources=names).revision)
         await show(page, relay)
         for view, ready in (
             ("", ".event"),
-            (f"event/{SCOPE}/{EVENT_ID}", "#history li"),
+            (f"event/{SCOPE}/{EVENT_ID}", "#open tr"),
             ("log", "#log li"),
-            ("sinks", ".sink"),
+            ("sinks", "#dead tr"),
         ):
             await page.goto(page_url(relay, view))
             await page.locator(ready).first.wait_for()
