@@ -1,12 +1,17 @@
-"""`/v1/deliveries`: what was sent and what waits, with the attempts of each delivery.
+"""`/v1/deliveries`, `/v1/dead-letters` and `/v1/sinks`: what was sent, what waits, and for whom.
 
 A delivery is one event for one sink. It waits, is delivered, or was given up (`parked`): then it is
-a dead letter, see `/v1/dead-letters`. People send one dead letter again, those of a sink, or all.
+a dead letter. People send one dead letter again, those of a sink, or all. They send a sink a test
+message, pause it and resume it.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -20,12 +25,20 @@ from relay.api.calls import (
     post,
 )
 from relay.api.responses import Problem
-from relay.store import EntryState
+from relay.delivery.sink_health import CircuitState
+from relay.delivery.worker import Worker
+from relay.errors import StoreUnavailable
+from relay.events.build import relay_event
+from relay.events.cloudevent import CloudEvent
+from relay.log_fields import log_extra
+from relay.store import EntryState, SinkState
 from relay.store.deliveries import DeliveryAttempt, DeliverySummary
+from relay.store.transaction import Transaction
 from relay.suggestions import describe_choices
 from relay.validation import RequestBody
 
 _DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
+_log = logging.getLogger(__name__)
 
 
 class DeliveryPage(TypedDict):
@@ -52,7 +65,7 @@ async def _page(call: Call, cursor: int | None, states: tuple[EntryState, ...]) 
     return DeliveryPage(items=page, next=str(page[-1]["id"]) if has_more else None)
 
 
-async def _find(call: Call, number: str) -> DeliverySummary | None:
+async def _find_delivery(call: Call, number: str) -> DeliverySummary | None:
     if _DELIVERY_ID.fullmatch(number) is None:
         return None
     return await call.relay.store.read(lambda tx: tx.deliveries.find(int(number)))
@@ -75,7 +88,7 @@ async def list_dead_letters(call: Call, cursor: Cursor) -> DeliveryPage:
     problems=(404,),
 )
 async def show_delivery(call: Call, id: str, cursor: Cursor) -> DeliveryDetails:  # noqa: A002  # its name in the path
-    delivery = await _find(call, id)
+    delivery = await _find_delivery(call, id)
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
     attempts = await call.run_long_read(
@@ -138,7 +151,7 @@ async def redeliver_all(call: Call, body: BulkRedeliveryRequest) -> BulkRedelive
     problems=(404, 409),
 )
 async def redeliver(call: Call, id: str) -> RedeliveredDeadLetter:  # noqa: A002  # its name in the path
-    relay, dead_letter = call.relay, await _find(call, id)
+    relay, dead_letter = call.relay, await _find_delivery(call, id)
     if dead_letter is None or dead_letter["state"] != "parked":
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     sink = dead_letter["sink"]
@@ -150,3 +163,134 @@ async def redeliver(call: Call, id: str) -> RedeliveredDeadLetter:  # noqa: A002
     ):
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     return RedeliveredDeadLetter(id=dead_letter["id"], sink=sink, state="waiting")
+
+
+class PingRecorded(TypedDict):
+    """The test message waits for delivery."""
+
+    sink: str
+    id: str
+    """The id of the CloudEvent."""
+
+
+class SinkDetails(TypedDict):
+    """The state of a sink."""
+
+    name: str
+    kind: str
+    state: SinkState
+    failing: bool
+    reason: str | None
+    """Why it is paused, disabled or failing."""
+    waiting: int
+    """The number of waiting deliveries."""
+
+
+class SinkSummary(SinkDetails):
+    """The state of a sink, and what waits for it."""
+
+    circuit: CircuitState
+    """closed: it is not failing. open: it is, and is tried later. half-open: it is tried now."""
+    oldestWaitingSeconds: float | None
+    """The age of the oldest delivery that waits; null: none waits."""
+    delivered: int
+    """The number of deliveries since the start of the relay or its last reload."""
+    deadLetters: int | None
+    """null: the state file cannot be read now."""
+
+
+class SinkList(TypedDict):
+    """All sinks, in the order of the configuration."""
+
+    items: list[SinkSummary]
+
+
+@get_page("/v1/sinks", "the sinks, what waits for each, and whether it takes it")
+async def list_sinks(call: Call) -> SinkList:
+    dead_letters: Mapping[str, int] | None = None
+    with suppress(StoreUnavailable):
+        dead_letters = await call.run_long_read(lambda tx: tx.deliveries.count_by_sink("parked"))
+    items = [
+        SinkSummary(
+            **_sink_details(sink),
+            circuit=sink.circuit_state,
+            oldestWaitingSeconds=sink.oldest_age(),
+            delivered=sink.ends["delivered"],
+            deadLetters=None if dead_letters is None else dead_letters.get(sink.name, 0),
+        )
+        for sink in call.relay.dispatcher.workers
+    ]
+    return SinkList(items=items)
+
+
+def _find_sink(call: Call, name: str) -> Worker:
+    sinks = {sink.name: sink for sink in call.relay.dispatcher.workers}
+    if name not in sinks:
+        choices = describe_choices(name, list(sinks))
+        raise Problem(404, f"no such sink in the configuration; {choices}")
+    return sinks[name]
+
+
+@post(
+    "/v1/sinks/{name}/ping",
+    "send a sink a test message",
+    status=202,
+    needs="operate",
+    problems=(404,),
+)
+async def ping(call: Call, name: str) -> PingRecorded:
+    relay, at = call.relay, call.relay.clock.now()
+    name = _find_sink(call, name).name
+    reason = f"a test message, asked for by {call.caller.principal}"
+
+    def record(tx: Transaction) -> CloudEvent:
+        event = relay_event(
+            "relay.ping", relay.origin, at, sink=name, reason=reason, count=1, head=str(tx.head())
+        )
+        tx.record(event, at, to=[name])
+        return event
+
+    event = await relay.store.transact(record)
+    return PingRecorded(sink=name, id=event.id)
+
+
+@post("/v1/sinks/{name}/pause", "let a sink's deliveries wait", needs="operate", problems=(404,))
+async def pause(call: Call, name: str) -> SinkDetails:
+    return await _set_state(call, name, "paused", f"paused by {call.caller.principal}")
+
+
+@post(
+    "/v1/sinks/{name}/resume",
+    "send a sink's deliveries again",
+    needs="operate",
+    problems=(404,),
+)
+async def resume(call: Call, name: str) -> SinkDetails:
+    return await _set_state(call, name, "on", None)
+
+
+async def _set_state(
+    call: Call, name: str, state: Literal["on", "paused"], reason: str | None
+) -> SinkDetails:
+    sink = _find_sink(call, name)
+    await call.relay.dispatcher.set_state(name, state, reason)
+    principal = call.caller.principal
+    _log.warning(
+        "sink %s was set to %s by %s",
+        name,
+        state,
+        principal,
+        extra=log_extra(sink=name, state=state, principal=principal),
+    )
+    return _sink_details(sink)
+
+
+def _sink_details(sink: Worker) -> SinkDetails:
+    return SinkDetails(
+        name=sink.name,
+        kind=sink.kind,
+        state=sink.state,
+        failing=sink.failing,
+        reason=sink.reason,
+        waiting=sink.waiting,
+    )
