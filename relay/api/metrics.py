@@ -133,11 +133,12 @@ async def read_metrics(relay: Relay, server: ServerState) -> Metrics:
         "Duration of transactions on the state file, with all work in them",
         relay.store.commit_seconds,
     )
+    # Before the file is read: what is counted is also stored.
+    _add_recorded(metrics, server.event_counts, relay.gate.engine.unrecorded_refusals)
     dead_letters: Mapping[str, int] | None = None
     with suppress(StoreUnavailable):
         async with server.long_reads:
             dead_letters = await relay.store.read(lambda tx: _add_stored(metrics, tx, relay, now))
-    _add_recorded(metrics, server.event_counts, relay.gate.engine.unrecorded_refusals)
     if relay.approvals_link is not None:
         metrics.gauge(
             "approvals_link_up",
