@@ -202,12 +202,8 @@ class Client(Section):
         Raises ValueError for an invalid secret.
         """
         yield from (("key", digest) for digest in self.key_digests())
-        yield from (("secret", key) for key in self.signing_keys())
-
-    def signing_keys(self) -> tuple[bytes, ...]:
-        """Return the keys in the client's secrets. Raises ValueError for an invalid secret."""
         try:
-            return tuple(decode_secret(secret) for secret in self.reveal_list("secrets"))
+            yield from (("secret", decode_secret(text)) for text in self.reveal_list("secrets"))
         except ValueError as error:
             field = "secrets" if self.secrets_file is None else "secrets_file"
             raise ValueError(f"clients: {self.name}: {field}: {error}") from None
@@ -263,12 +259,8 @@ class ApiSettings(Section):
     @property
     def resources_by_client_principal(self) -> dict[str, tuple[str, ...] | None]:
         """Resource patterns by the principal of each client that may approve. None: no limit."""
-        return {
-            principal: client.resources
-            for client in self.clients
-            if "approve" in client.can
-            for principal in client.principals
-        }
+        rights = self.rights_by_client_principal.items()
+        return {name: given.resources for name, given in rights if "approve" in given.can}
 
     @model_validator(mode="after")
     def _check_section(self) -> ApiSettings:
