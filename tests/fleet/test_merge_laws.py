@@ -192,21 +192,30 @@ class Network:
     def check(self) -> None:
         """Check the laws that hold at all times."""
         assert told_in_shape(self.fleet), "each occurrence appears, changes, starts and ends"
-        restored, history = map(
-            self.without_lost_times, (self.fleet.restored(), self.fleet.history)
-        )
-        assert restored == history, "the rows give the history back"
+        restored, history = self.fleet.restored(), self.fleet.history
+        assert (restored is None) == (history is None)
+        if restored is not None and history is not None:
+            of_rows, of_memory = map(self.without_lost_times, (restored, history))
+            assert of_rows == of_memory, "the rows give the history back"
         self.check_truth()
 
-    def is_time_lost(self, word: LastWord) -> bool:
-        """Whether the rows may give back another time: a pulse repeated that the event is gone."""
-        return word.state is None
+    def is_time_lost(self, name: str, word: LastWord) -> bool:
+        """Whether the rows may give back another time.
 
-    def without_lost_times(self, history: EventHistory | None) -> EventHistory | None:
-        if history is None:
-            return None
+        A pulse repeated that the event is gone. Or a report came again after a later document, from
+        an agent that was forgotten between: then a restart takes the time of the document, and an
+        end can come later.
+        """
+        agent = self.fleet.agents.get(name)
+        document_at = agent.document_at if agent is not None else None
+        return word.state is None or (document_at is not None and word.seen < document_at)
+
+    def without_lost_times(self, history: EventHistory) -> EventHistory:
+        known = self.fleet.history.words if self.fleet.history is not None else {}
         words = {
-            name: replace(word, seen=START) if self.is_time_lost(word) else word
+            name: replace(word, seen=START)
+            if name in known and self.is_time_lost(name, known[name])
+            else word
             for name, word in history.words.items()
         }
         return replace(history, words=words, end_due_at=None)  # that is only in memory
@@ -266,7 +275,7 @@ class BadClocks(Network):
         self._any_vm().gets_date = self.chance.random() < 0.5
 
     @override
-    def is_time_lost(self, word: LastWord) -> bool:
+    def is_time_lost(self, name: str, word: LastWord) -> bool:
         """A document that overtakes a report is later than the word of that."""
         return True
 
