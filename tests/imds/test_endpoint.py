@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.errors import SourceUnavailable
+from relay.errors import SourceError, SourceUnavailable
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discover import ALLOWED, DHCP_INTERVAL, Candidate, CandidateFinder
@@ -127,11 +127,13 @@ class OneCandidate(CandidateFinder):
         yield Candidate(IPv4Address("127.0.0.1"), self.port, "a test")
 
 
-async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures() -> None:
+@pytest.mark.parametrize("failing", [Answer(b"", 503), Answer(b"no document")], ids=["503", "200"])
+async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures(
+    failing: Answer,
+) -> None:
     """Failures that follow, and a 429, do not let the time begin anew."""
     clock = ManualClock()
     finder = OneCandidate(clock)
-    failing = Answer(b"", 503)
     async with (
         run_server(clock=clock) as server,
         ImdsClient(SourceSettings(url="discover"), clock, finder) as client,
@@ -141,7 +143,7 @@ async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures
         async def read(seconds: float, answer: Answer) -> int:
             clock.advance(seconds)
             server.answer = answer
-            with suppress(SourceUnavailable):
+            with suppress(SourceError):
                 await client.read_dated_document()
             return finder.searches
 
