@@ -193,7 +193,10 @@ class EventMerger:
         old, key = before.words if before is not None else {}, KEYS.make_key(scope, event_id)
         self._put(name, after)
         for relay, word in after.words.items():
-            is_new = relay not in old or replace(old[relay], seen=word.seen) != word
+            known = old.get(relay)
+            if known is word:
+                continue
+            is_new = known is None or replace(known, seen=word.seen) != word
             if is_new or relay == reporter:
                 batch.words[key, relay] = SightingRow(event_key=key, relay=relay, **asdict(word))
         if isinstance(news, ScheduledEvent):
