@@ -18,14 +18,6 @@ from tests.approvals.builders import (
 )
 from tests.clocks import NOON
 
-_NO_RULES = ApprovalsSettings()
-_ALL_AUTOMATIC = ApprovalsSettings.model_validate(
-    {"rules": [{"name": "all", "approve": "automatic"}]}
-)
-_ALL_VOTE = ApprovalsSettings.model_validate(
-    {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
-)
-
 
 def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT, build_event("E-2", event_type="Freeze", due=None))

@@ -1,8 +1,11 @@
-"""What somebody asks: the body as it may come, and what is wrong with others."""
+"""What somebody asks: the body as it may come, what is wrong with others, and messages."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
+from relay.approvals.amqp_handler import AmqpApprovalHandler
 from relay.approvals.request import (
     DecisionAnswer,
     InvalidField,
@@ -17,8 +22,10 @@ from relay.approvals.request import (
     read_json,
     validate_body,
 )
+from relay.approvals.standing_holds import StandingHoldBody
 from tests import hostile
-from tests.approvals.builders import build_caller
+from tests.approvals.builders import REDEPLOY, build_caller
+from tests.approvals.running_gate import GateHarness, running_gate
 from tests.clocks import NOON
 
 WHOLE: dict[str, Any] = {
@@ -104,3 +111,45 @@ def test_only_a_success_is_accepted() -> None:
         status for status in (200, 201, 202, 403, 503) if DecisionAnswer(status, {}).accepted
     ]
     assert accepted == [200, 201, 202]
+
+
+def damage(harness: GateHarness, kind: str) -> None:
+    """Write as another program does, while the relay runs."""
+    with contextlib.closing(sqlite3.connect(harness.path)) as file:
+        file.execute("DROP TRIGGER journal_is_append_only")
+        assert file.execute("UPDATE journal SET hash = 'x' WHERE kind = ?", (kind,)).rowcount == 1
+        file.commit()
+
+
+async def decide(harness: GateHarness) -> bool:
+    """Decide a message with a vote; return whether it is settled."""
+    handler = AmqpApprovalHandler(
+        callers={"drain": build_caller("alice", channel="amqp")},
+        gate=harness.gate,
+        store=harness.store,
+        clock=harness.clock,
+    )
+    vote = {"eventId": "E-1", "decision": "approve", "revision": REDEPLOY.revision}
+    message = UnparsedApprovalMessage("drain", None, "m", orjson.dumps(vote))
+    return await handler.read(message).decide()
+
+
+async def test_a_message_about_an_event_whose_rows_are_damaged_is_dead_lettered(
+    tmp_path: Path,
+) -> None:
+    async with running_gate(tmp_path, REDEPLOY) as harness:
+        assert (await harness.submit("hold", of=REDEPLOY)).accepted
+        damage(harness, "approval.recorded")
+        with pytest.raises(UnusableMessage, match=r"^journal: .* approvals of this event are off"):
+            await decide(harness)
+
+
+async def test_a_message_waits_while_damage_turns_all_approvals_off(tmp_path: Path) -> None:
+    """It was read before anybody saw the damage."""
+    async with running_gate(tmp_path, REDEPLOY) as harness:
+        body = StandingHoldBody.model_validate(
+            {"match": {}, "ends": "2026-04-12T12:00:00Z", "reason": "x"}
+        )
+        assert (await harness.hold_ahead(body)).accepted
+        damage(harness, "standing-hold.created")
+        assert await decide(harness) is False

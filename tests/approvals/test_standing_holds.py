@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,11 @@ from relay.approvals.request import HOLD_NOTICE, Caller
 from relay.approvals.standing_holds import (
     MAX_CONDITIONS,
     MAX_OPEN,
-    CreateRequest,
     StandingHoldBody,
-    next_hold_change,
 )
 from relay.approvals.status import approval_json_fields, approval_state
-from relay.events.timestamps import format_rfc3339
 from relay.store import StoreSettings
 from relay.store.retention import prune_all_tables
-from relay.store.rows import PageLimit
-from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     OPERATOR,
     REBOOT,
@@ -106,18 +100,6 @@ def test_an_event_is_granted_at_the_end_of_a_standing_hold_whatever_event_was_na
     now = approvals.clock.now()
     approvals.transact(lambda tx: approvals.engine.apply_due_transitions(tx, now, ["e-9"]))
     assert len(approvals.events("approval.granted")) == 1
-
-
-def test_a_standing_hold_that_holds_at_once_holds_after_the_clock_is_set_back(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    assert approvals.status().active_grant is not None
-    approvals.hold_ahead()
-    approvals.clock.set_wall_clock(NOON - timedelta(hours=1))
-    assert (held(approvals), approvals.claim()) == (True, [])
-    (hold,) = approvals.transact(lambda tx: tx.standing_holds.list_open())
-    assert next_hold_change(hold, approvals.clock.now()) == NOON + timedelta(minutes=10)
 
 
 def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:
@@ -271,16 +253,6 @@ def test_conditions_come_back_as_the_configuration_writes_them(approvals: Approv
 # --- repeats and bounds
 
 
-def test_a_repeat_gets_the_first_answer_and_makes_no_second_hold(approvals: ApprovalFile) -> None:
-    first = approvals.hold_ahead(request_id="r")
-    approvals.clock.advance(3600.0)  # its time is over, and the answer is still the first
-    second = approvals.hold_ahead(request_id="r")
-    assert (second.body, second.repeat) == (first.body, True)
-    assert len(approvals.events("standing-hold.created")) == 1
-    other = approvals.hold_ahead(request_id="r", digest="other")
-    assert (other.status, "another body" in other.body["detail"]) == (409, True)
-
-
 def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> None:
     answers = [approvals.hold_ahead().status for _ in range(MAX_OPEN + 1)]
     assert answers == [201] * MAX_OPEN + [409]
@@ -300,23 +272,6 @@ def test_a_pass_over_many_events_reads_and_verifies_the_standing_holds_once(
     reads = [text for text in statements if "standing-hold" in text and "body" in text]
     assert len(approvals.events("approval.granted")) == 50
     assert len(reads) <= 1
-
-
-def test_a_standing_hold_that_was_rolled_back_holds_nothing(approvals: ApprovalFile) -> None:
-    ends = format_rfc3339(approvals.clock.now() + timedelta(hours=1))
-    body = StandingHoldBody.model_validate({"match": {}, "ends": ends, "reason": "freeze"})
-    request = CreateRequest(caller=build_caller("eve"), at=approvals.clock.now(), body=body)
-
-    def fail_after_holding(tx: Transaction) -> None:
-        approvals.engine.decide(tx, request)
-        (occurrence,) = tx.occurrences.live_occurrences()
-        assert approvals.engine.status(tx, occurrence, approvals.clock.now()).standing_holds
-        raise LookupError
-
-    approvals.record_document(REBOOT)
-    with pytest.raises(LookupError):
-        approvals.transact(fail_after_holding)
-    assert not held(approvals)
 
 
 # --- what the answers say
@@ -387,29 +342,6 @@ def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
 # --- the gate
 
 
-def _match(*types: str) -> dict[str, Sequence[str]]:
-    return {"event_type": types}
-
-
-async def test_the_gate_sends_no_start_request_until_the_standing_hold_expires(
-    tmp_path: Path,
-) -> None:
-    approvals = ApprovalFile(tmp_path / "relay.db")
-    approvals.hold_ahead(match=_match("Reboot"), ends=60.0)
-    approvals.close()
-    settings = ApprovalsSettings.model_validate(
-        {"rules": [{"name": "all", "approve": "automatic"}], "tell_first": "0s"}
-    )
-    freeze = build_event("E-2", event_type="Freeze")
-    async with running_gate(tmp_path, REBOOT, freeze, settings=settings) as gate:
-        await gate.wait_for_start_requests(1)
-        gate.clock.advance(59.0)
-        await gate.settle()
-        assert gate.azure.sent == [("E-2",)]
-        gate.clock.advance(1.0)
-        await gate.wait_for_start_requests(2)
-
-
 async def test_a_standing_hold_that_comes_during_the_fresh_read_stops_the_start_request(
     tmp_path: Path,
 ) -> None:
@@ -459,34 +391,6 @@ def until(time: str) -> StandingHoldBody:
     return StandingHoldBody.model_validate(
         {"match": {}, "ends": f"2026-04-11T{time}Z", "reason": "freeze"}
     )
-
-
-async def test_standing_holds_are_listed_the_newest_first_and_found_by_their_ids(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path) as harness:
-        gate = harness.gate
-        ids = [
-            (await harness.hold_ahead(until(f"12:0{minute}:00"))).body["holdId"]
-            for minute in (5, 6, 7)
-        ]
-        assert (await harness.end_ahead(ids[1])).status == 200
-
-        async def listed(**changes: Any) -> tuple[list[str], bool]:
-            given = {"before": None, "limit": PageLimit(10), "only_open": False} | changes
-            holds, has_more = await gate.read_standing_holds(lambda holds: holds.page(**given))
-            return [hold.hold_id for hold in holds], has_more
-
-        assert await listed() == ([ids[2], ids[1], ids[0]], False)
-        assert await listed(only_open=True) == ([ids[2], ids[0]], False)
-        assert await listed(limit=PageLimit(1)) == ([ids[2]], True)
-        newest = await gate.read_standing_holds(lambda holds: holds.find(ids[2]))
-        assert newest is not None
-        assert await listed(before=newest.position) == ([ids[1], ids[0]], False)
-        ended = await gate.read_standing_holds(lambda holds: holds.find(ids[1]))
-        assert ended is not None
-        assert ended.ended_by == "client:eve"
-        assert await gate.read_standing_holds(lambda holds: holds.find("unknown")) is None
 
 
 async def test_a_standing_hold_expires_in_time_though_nothing_else_happens(tmp_path: Path) -> None:

@@ -1,19 +1,23 @@
-"""Who executes a StartRequest, how grants take turns, and how sending ends."""
+"""Who executes a StartRequest, how grants take turns, the scopes of a hub, and the end."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 
+from relay.errors import SourceUnavailable
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
 from tests.approvals.running_gate import (
     REFUSED,
     RETURNED,
     TIMEOUT,
     Azure,
+    ScopeOfFleet,
     running_gate,
+    running_hub,
     start_request_tasks,
 )
 from tests.clocks import ManualClock
@@ -177,3 +181,49 @@ async def test_a_relay_without_an_open_grant_has_no_task_for_start_requests_of_i
         harness.azure.may_answer.set()
         await harness.wait_for_events("startrequest.accepted")
         assert start_request_tasks() == []
+
+
+OTHER_REBOOT = build_event("E-2", event_source="User")
+
+
+# --- failures
+
+
+async def test_each_scope_has_pauses_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    often = ScopeOfFleet(clock, "a", USER_REBOOT, answers=[TIMEOUT] * 4)
+    slow = SourceUnavailable("expected 200, got 429", status=429, retry_after=20)
+    once = ScopeOfFleet(clock, "b", USER_REBOOT, answers=[slow])
+    fails_later = ScopeOfFleet(clock, "c", answers=[TIMEOUT])
+    with caplog.at_level(logging.WARNING):
+        async with running_hub(tmp_path, clock, often, once, fails_later) as harness:
+            for sent, pause in enumerate((1, 2, 4), 1):
+                await eventually(lambda sent=sent: len(often.sent) == sent)
+                await harness.settle()
+                clock.advance(pause - 0.1)
+                await harness.settle()
+                assert len(often.sent) == sent
+                clock.advance(0.1)
+            await eventually(lambda: len(often.sent) == 4)
+            fails_later.document = (USER_REBOOT,)
+            await fails_later.poll()
+            await eventually(lambda: len(fails_later.sent) == 1)
+            await harness.settle()
+            clock.advance(1)  # the first pause of this scope, in the pause of 8 s of another
+            (accepted,) = await harness.wait_for_events("startrequest.accepted")
+            assert accepted.attributes["scope"] == "c"
+            clock.advance(7)
+            await harness.wait_for_events("startrequest.accepted", 2)
+            assert (len(often.sent), len(once.sent)) == (5, 1)
+            clock.advance(4.9)
+            await harness.settle()
+            assert len(once.sent) == 1
+            clock.advance(0.1)
+            await harness.wait_for_events("startrequest.accepted", 3)
+    warnings = [text for text in caplog.messages if text.startswith("cannot send")]
+    assert [text.partition("in scope ")[2][0] for text in warnings] == ["a", "b", "c"]
+
+
+# --- the end

@@ -1,0 +1,311 @@
+"""How votes and holds are recorded, counted, voided and released, also in a dry run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import orjson
+import pytest
+
+from relay.approvals import ApprovalsSettings
+from relay.approvals.engine import effective_approvals_mode
+from relay.approvals.request import HOLD_NOTICE
+from relay.events.timestamps import format_rfc3339
+from relay.store import Mode
+from relay.store.chain import read_all_rows
+from tests.approvals.builders import (
+    OPERATOR,
+    REBOOT,
+    SETTINGS,
+    USER_REBOOT,
+    ApprovalFile,
+    build_event,
+    decide,
+)
+from tests.clocks import NOON
+
+
+def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
+    first = approvals.submit(reason="drained", ticket="CHG-7")
+    assert (first.status, first.body) == (
+        202,
+        {
+            "approvalId": first.body["approvalId"],
+            "eventId": "E-1",
+            "decision": "approve",
+            "state": "pending",
+            "votes": 1,
+            "required": 2,
+            "rule": "databases",
+        },
+    )
+    second = approvals.submit(by="bob")
+    assert second.body == {
+        **first.body,
+        "approvalId": second.body["approvalId"],
+        "state": "granted",
+        "votes": 2,
+    }
+    assert approvals.event_names() == ["approval.recorded", "approval.recorded", "approval.granted"]
+    recorded, completing = approvals.events("approval.recorded")
+    assert recorded.data == {
+        **approvals.status().occurrence.data,
+        "approvalId": first.body["approvalId"],
+        "decision": "approve",
+        "principal": "client:alice",
+        "channel": "http",
+        "reason": "drained",
+        "ticket": "CHG-7",
+        "expires": format_rfc3339(NOON + timedelta(minutes=5)),
+        "votes": 1,
+        "required": 2,
+        "rule": "databases",
+    }
+    granted = {**completing.data, "votes": 2}
+    del granted["expires"]  # that of a vote
+    assert approvals.data("approval.granted") == granted
+    assert recorded.attributes["causationid"] == approvals.events("event.scheduled")[0].id
+    assert approvals.cause("approval.granted") == completing.id
+    assert [grant.approval_id for grant in approvals.grants] == [second.body["approvalId"]]
+
+
+def test_an_automatic_rule_grants_in_its_own_name(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    details = approvals.data("approval.granted")
+    assert {
+        key: details[key]
+        for key in ("decision", "principal", "channel", "votes", "required", "rule")
+    } == {
+        "decision": "approve",
+        "principal": "rule:users",
+        "channel": "rule",
+        "votes": 0,
+        "required": 0,
+        "rule": "users",
+    }
+    assert approvals.cause("approval.granted") == approvals.events("event.scheduled")[0].id
+
+
+def test_approval_events_carry_the_head_of_the_journal_before_them(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    before, row = list(read_all_rows(approvals.connection))[-2:]
+    assert orjson.loads(row.body)["journalhead"] == f"{before.position}:{before.hash}"
+    assert "journalhead" not in approvals.events("event.scheduled")[0].attributes
+
+
+def test_the_event_id_is_compared_without_case_and_reported_as_azure_wrote_it(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
+    assert approvals.submit(event_id="e-1").body["eventId"] == "E-1"
+    assert approvals.events("approval.recorded")[0].subject == "E-1"
+
+
+def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    moment = approvals.apply_transitions()
+    assert moment == NOON + timedelta(minutes=5)
+    approvals.clock.advance(300)
+    for _ in range(3):
+        approvals.apply_transitions()
+    assert approvals.data("approval.voided")["why"] == "expired"
+    assert approvals.cause("approval.voided") == approvals.events("approval.recorded")[0].id
+    assert approvals.submit(by="bob").body["votes"] == 1
+
+
+def test_a_changed_event_voids_its_votes_once_even_if_it_changes_back(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.record_document(build_event(resources=("db-1", "db-2")))
+    voided = approvals.events("approval.voided")[0]
+    assert voided.data["why"] == "changed"
+    assert voided.data["resources"] == ["db-1", "db-2"]
+    assert "dryRun" not in voided.data
+    assert voided.attributes["causationid"] == approvals.events("event.updated")[0].id
+    approvals.record_document(REBOOT)
+    assert approvals.submit(by="bob").body["votes"] == 1
+    assert len(approvals.events("approval.voided")) == 1
+
+
+def test_votes_under_a_hold_are_recorded_and_grant_at_its_release(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
+    assert decide(approvals, "hold", "eve") == "held"
+    assert decide(approvals, "approve", "alice") == "held"
+    assert decide(approvals, "approve", "bob") == "held"
+    assert not approvals.events("approval.granted")
+    assert decide(approvals, "release", "eve", message_id="m") == "granted"
+    assert approvals.cause("approval.granted") == "m"
+    assert approvals.data("approval.granted")["principal"] == "client:bob"
+    assert [recorded.data["votes"] for recorded in approvals.events("approval.recorded")] == [
+        0,
+        1,
+        2,
+        2,
+    ]
+    assert [decision.decision for decision in approvals.status().decisions] == [
+        "approve",
+        "approve",
+    ]
+
+
+def test_the_state_in_the_answer_to_a_release(approvals: ApprovalFile) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit("hold", "eve")
+    assert decide(approvals, "release", "eve") == "released"
+    approvals.submit("hold", "eve")
+    approvals.submit()
+    assert decide(approvals, "release", "eve") == "pending"
+    approvals.submit("hold", "eve")
+    approvals.submit("hold", "mallory")
+    approvals.submit(by="bob")
+    assert decide(approvals, "release", "eve") == "held"
+    assert decide(approvals, "release", "mallory") == "granted"
+
+
+def test_an_operator_releases_every_hold(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.submit("hold", "mallory", USER_REBOOT)
+    assert decide(approvals, "release", OPERATOR, of=USER_REBOOT) == "granted"
+
+
+def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.close()
+    approvals.crash(SETTINGS.model_copy(update={"hold_expires": 60.0}))
+    approvals.record_document(REBOOT)
+    approvals.submit("hold", "eve")
+    approvals.submit()
+    approvals.submit(by="bob")
+    assert approvals.apply_transitions() == NOON + timedelta(seconds=60)
+    approvals.clock.advance(60)
+    for _ in range(3):
+        approvals.apply_transitions()
+    hold, release = (
+        approvals.events("approval.recorded")[0],
+        approvals.events("approval.recorded")[-1],
+    )
+    assert {key: release.data[key] for key in ("decision", "principal", "channel", "votes")} == {
+        "decision": "release",
+        "principal": "relay",
+        "channel": "relay",
+        "votes": 2,
+    }
+    assert HOLD_NOTICE in release.data["reason"]
+    assert release.attributes["causationid"] == hold.id
+    assert approvals.cause("approval.granted") == release.id
+    assert len(approvals.events("approval.recorded")) == 4
+    assert [decision.decision for decision in approvals.status().decisions] == [
+        "approve",
+        "approve",
+    ]
+
+
+def test_a_hold_stays_in_force_when_its_event_id_comes_back(approvals: ApprovalFile) -> None:
+    """A document that is empty once must not let an automatic rule start what somebody holds."""
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    approvals.record_document()
+    approvals.crash()
+    approvals.record_document(USER_REBOOT)
+    assert approvals.claim() == []
+    assert len(approvals.status().active_holds) == 1
+    assert approvals.submit("release", "eve", USER_REBOOT).body["state"] == "granted"
+    assert approvals.claim() != []
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_the_expiry_of_a_hold_is_recorded_only_if_its_event_is_back(
+    approvals: ApprovalFile, is_back: bool
+) -> None:
+    about = build_event(event_source="User", due=1e6)
+    approvals.record_document(about)
+    approvals.submit("hold", "eve", about)
+    approvals.record_document()
+    if is_back:
+        approvals.record_document(about)
+    recorded_before = len(approvals.events("approval.recorded"))
+    approvals.clock.advance(86401)
+    approvals.apply_transitions()
+    assert len(approvals.events("approval.recorded")) - recorded_before == int(is_back)
+    holds = approvals.transact(lambda tx: tx.approvals.of_key("e-1").decisions)
+    assert bool(holds) != is_back
+
+
+@pytest.mark.parametrize(
+    ("what", "expected", "configured", "switch", "trusted"),
+    [
+        ("on", "on", {}, "on", True),
+        ("configured as a dry run", "dry-run", {"dry_run": True}, "on", True),
+        ("switched to a dry run", "dry-run", {}, "dry-run", True),
+        ("disabled", "off", {"enabled": False}, "on", True),
+        ("disabled and a dry run", "off", {"enabled": False, "dry_run": True}, "dry-run", True),
+        ("dry run and off", "off", {"dry_run": True}, "off", True),
+        ("switched off", "off", {}, "off", True),
+        ("an untrusted store", "off", {}, "on", False),
+    ],
+)
+def test_the_stricter_of_configuration_and_switch_is_in_force(
+    what: str, expected: Mode, configured: dict[str, Any], switch: Mode, trusted: bool
+) -> None:
+    settings = ApprovalsSettings.model_validate(configured)
+    assert effective_approvals_mode(settings, switch, trusted=trusted) == expected, what
+
+
+def test_the_switch_survives_a_restart_and_stops_a_claim(approvals: ApprovalFile) -> None:
+    approvals.record_document(USER_REBOOT)
+    approvals.set_mode("off")
+    approvals.crash()
+    assert approvals.claim() == []
+    assert approvals.submit(by="eve", of=USER_REBOOT).status == 503
+    approvals.set_mode("on")
+    assert len(approvals.claim()) == 1
+
+
+def test_a_store_that_may_belong_to_another_vm_grants_nothing(approvals: ApprovalFile) -> None:
+    approvals.trusted = False
+    approvals.crash()
+    approvals.record_document(USER_REBOOT)
+    assert approvals.grants == []
+    assert approvals.submit(by="eve", of=USER_REBOOT).status == 503
+
+
+def test_a_dry_run_records_every_event_and_claims_nothing(approvals: ApprovalFile) -> None:
+    approvals.set_mode("dry-run")
+    approvals.record_document(REBOOT)
+    approvals.submit(by="mallory")
+    approvals.submit()
+    assert approvals.submit(by="bob").body["state"] == "granted"
+    assert approvals.claim() == []
+    approvals.record_document(build_event(event_status="Started", not_before=None))
+    assert approvals.event_names() == [
+        "approval.refused",
+        "approval.recorded",
+        "approval.recorded",
+        "approval.granted",
+        "approval.voided",
+    ]
+    assert all(
+        recorded.data["dryRun"] is True
+        for recorded in approvals.events()
+        if recorded.name.startswith("approval.")
+    )
+
+
+def test_a_hold_after_a_dry_run_is_not_the_one_of_the_dry_run(approvals: ApprovalFile) -> None:
+    """Which a later dry run can release."""
+    approvals.record_document(USER_REBOOT, step=False)
+    for mode in ("dry-run", "on"):
+        approvals.set_mode(mode)
+        assert approvals.submit("hold", "eve", USER_REBOOT).body["state"] == "held"
+    approvals.set_mode("dry-run")
+    approvals.submit("release", "eve", USER_REBOOT)
+    approvals.set_mode("on")
+    assert approvals.claim() == []
