@@ -7,13 +7,14 @@ asks it before it records a decision. Rules and quorums are counted elsewhere (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
-from relay.approvals.limits import shorten_name_list, waits_field
+from relay.approvals.limits import WaitingFor, shorten_name_list
 from relay.approvals.principals import is_machine, scope_of_machine
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, refuse
-from relay.approvals.standing_holds import latest_ending_holds, standing_holds_field
+from relay.approvals.standing_holds import hold_summaries, latest_ending_holds
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
@@ -305,17 +306,25 @@ def build_accepted_answer(
             "decision": request.decision,
             "state": _answer_state(request, status),
             **status.vote_count_fields,
-            **late_hold_field(request.decision, status),
-            **waits_field("waitingFor", status.waiting_for),
-            **standing_holds_field(status.active_standing_holds),
+            **told_of_decision(request.decision, status, status.waiting_for),
         },
     )
 
 
-def late_hold_field(decision: str, status: ApprovalStatus) -> dict[str, str]:
-    """Return ``notice`` for the answer to a hold, and for its event, if it may come too late."""
+def told_of_decision(
+    decision: str, status: ApprovalStatus, waiting_for: Iterable[WaitingFor]
+) -> dict[str, Any]:
+    """Return what answer and event of a decision say only where it is so.
+
+    ``notice`` is of a hold that may come too late.
+    """
     is_late = decision == "hold" and status.may_be_accepted_by_imds
-    return {"notice": SENT_BEFORE_NOTICE} if is_late else {}
+    fields = {
+        "notice": SENT_BEFORE_NOTICE if is_late else "",
+        "waitingFor": [wait.to_json() for wait in waiting_for],
+        "standingHolds": hold_summaries(status.active_standing_holds),
+    }
+    return {name: value for name, value in fields.items() if value}
 
 
 def _answer_state(request: DecisionRequest, status: ApprovalStatus) -> str:

@@ -266,12 +266,6 @@ def _fit(machines: frozenset[Machine], others: Collection[Machine], slots: int) 
 # --- what is said
 
 
-def waits_field(name: str, waits: Iterable[WaitingFor]) -> dict[str, Any]:
-    """Return a field of an event or answer that says for what an event waits; empty: nothing."""
-    values = [wait.to_json() for wait in waits]
-    return {name: values} if values else {}
-
-
 def describe_waits(waits: Iterable[WaitingFor]) -> str:
     """Return for what an event waits, for people. The notice that Azure proceeds follows it."""
     return "it waits for " + " and for ".join(map(_describe_wait, waits))

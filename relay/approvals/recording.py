@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from relay.approvals.admission import late_hold_field
-from relay.approvals.limits import WaitingFor, waits_field
+from relay.approvals.admission import told_of_decision
+from relay.approvals.limits import WaitingFor
 from relay.approvals.request import HOLD_NOTICE, DecisionRequest
-from relay.approvals.standing_holds import standing_holds_field
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import (
     CreateGrant,
@@ -84,11 +83,9 @@ class Recording:
             "channel": decision.channel,
             **decision.remarks,
             **after.vote_count_fields,
-            **late_hold_field(decision.decision, status),
             "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
             **_ended_field(ended),
-            **waits_field("waitingFor", waiting_for),
-            **standing_holds_field(status.active_standing_holds),
+            **told_of_decision(decision.decision, status, waiting_for),
         }
         event = self._event("approval.recorded", details, cause, dry_run=decision.dry_run)
         return replace(decision, recorded_event_id=event.id, position=event.position)
@@ -151,8 +148,9 @@ class Recording:
         details = {
             "why": reason,
             **_ended_field(votes),
-            **waits_field("waitedFor", waited_for),
         }
+        if waited_for:
+            details["waitedFor"] = [wait.to_json() for wait in waited_for]
         dry_run = all(vote.dry_run for vote in votes)
         self._event("approval.voided", details, cause, dry_run=dry_run)
 

@@ -279,9 +279,3 @@ def hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
         }
         for hold in latest_ending_holds(holds)
     ]
-
-
-def standing_holds_field(holds: Iterable[StandingHold]) -> dict[str, Any]:
-    """Return ``standingHolds`` of an answer or event about one event, if there are any."""
-    summaries = hold_summaries(holds)
-    return {"standingHolds": summaries} if summaries else {}

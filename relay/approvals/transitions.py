@@ -104,25 +104,23 @@ def _voided_votes(status: ApprovalStatus) -> Iterator[VoidVotes]:
 
 def open_grant_failure_reason(grant: Grant, status: ApprovalStatus) -> str | None:
     """Return why an open grant cannot be accepted any more, or None if it still can."""
-    problem = _open_grant_failure_cause(grant, status)
-    if problem is None or grant.state != "sent":
-        return problem
-    return f"{problem}; whether IMDS took the StartRequest is not known"
-
-
-def _open_grant_failure_cause(grant: Grant, status: ApprovalStatus) -> str | None:
     occurrence = status.occurrence
     if not occurrence.live:
-        return "the event ended before a StartRequest was accepted"
-    if occurrence.event.is_started:
-        return "the event started before a StartRequest was accepted"
-    if grant.revision != occurrence.revision:
-        return "the event changed before a StartRequest was accepted"
-    if status.is_past_not_before:
-        return "NotBefore passed before a StartRequest was accepted"
-    if not status.is_rule_satisfied:
-        return "the approval expired, or the rules changed, before a StartRequest was accepted"
-    return None
+        problem = "the event ended"
+    elif occurrence.event.is_started:
+        problem = "the event started"
+    elif grant.revision != occurrence.revision:
+        problem = "the event changed"
+    elif status.is_past_not_before:
+        problem = "NotBefore passed"
+    elif not status.is_rule_satisfied:
+        problem = "the approval expired, or the rules changed,"
+    else:
+        return None
+    problem += " before a StartRequest was accepted"
+    if grant.state != "sent":
+        return problem
+    return f"{problem}; whether IMDS took the StartRequest is not known"
 
 
 def remind_at(status: ApprovalStatus) -> datetime | None:

@@ -248,6 +248,16 @@ def test_a_pass_that_grants_says_when_the_grant_ends(tmp_path: Path) -> None:
         assert states(approvals, "A", "B") == {"A": "granted", "B": "waiting"}
 
 
+def test_a_canceled_event_has_no_rest(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        approvals.record_document(B)  # no StartRequest was sent for A
+        assert approvals.events("event.ended")[-1].data["outcome"] == "canceled"
+        assert states(approvals, "B") == {"B": "granted"}
+
+
 @pytest.mark.parametrize("back", [60.0, 3600.0])
 def test_a_clock_that_is_set_back_does_not_make_a_rest_endless(tmp_path: Path, back: float) -> None:
     with approvals_with(tmp_path, DATABASES) as approvals:
