@@ -145,10 +145,7 @@ class Recording:
         votes, reason = transition.decisions, transition.reason
         is_expired = reason == "expired"
         cause = votes[-1].recorded_event_id if is_expired else self.occurrence.last_event_id
-        details = {
-            "why": reason,
-            **_ended_field(votes),
-        }
+        details: dict[str, Any] = {"why": reason, **_ended_field(votes)}
         if waited_for:
             details["waitedFor"] = [wait.to_json() for wait in waited_for]
         dry_run = all(vote.dry_run for vote in votes)

@@ -31,6 +31,8 @@ MAX_AHEAD = timedelta(days=366)
 MAX_CONDITIONS = 65536
 """Characters in the conditions of all standing holds that are not over: each event is compared with
 all."""
+MAX_ENTRY_LENGTH = 256
+"""Characters of an entry in the lists of the conditions."""
 MAX_NAMED = 10
 """Patterns of a condition that a description names, and standing holds that an answer names."""
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
@@ -46,13 +48,26 @@ def _check_timestamp_syntax(text: str) -> str:
     return text
 
 
+def _check_entry_lengths(conditions: RuleConditions) -> RuleConditions:
+    """To compile a pattern takes more than its length says."""
+    for entries in (
+        conditions.event_type,
+        conditions.event_source,
+        conditions.resources,
+        conditions.scope,
+    ):
+        if any(len(entry) > MAX_ENTRY_LENGTH for entry in entries or ()):
+            raise ValueError(f"expected entries of at most {MAX_ENTRY_LENGTH} characters")
+    return conditions
+
+
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp_syntax)]
 
 
 class StandingHoldBody(RequestBody):
     """The body of ``POST /v1/standing-holds``."""
 
-    match: RuleConditions
+    match: Annotated[RuleConditions, AfterValidator(_check_entry_lengths)]
     """The conditions of a rule; ``{}`` holds every event. An event that can meet them is held: one
     matching resource is enough, and so is a type, source or duration that Azure does not say."""
     starts: Timestamp | None = None

@@ -223,6 +223,7 @@ def test_the_time_of_a_standing_hold_is_ahead_and_bounded(
     [
         {"match": {"colour": ["red"]}},
         {"match": {"resources": []}},
+        {"match": {"resources": ["x" * 257]}},
         {"ends": "tomorrow"},
         {"ends": "2026-04-11T12:10:00"},
         {"ends": "2026-02-30T12:10:00Z"},
@@ -278,7 +279,7 @@ def test_a_pass_over_many_events_reads_and_verifies_the_standing_holds_once(
 
 
 def test_the_conditions_of_all_standing_holds_together_are_bounded(approvals: ApprovalFile) -> None:
-    match = {"resources": ["x" * (MAX_CONDITIONS // 2 - 100)]}
+    match = {"resources": ["x" * 200] * (MAX_CONDITIONS // 2 // 210)}
     answers = [approvals.hold_ahead(match=match) for _ in range(3)]
     assert [answer.status for answer in answers] == [201, 201, 409]
     assert approvals.hold_ahead().status == 201
