@@ -9,7 +9,6 @@ the event does not meet, then the votes, holds and limits that count now.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import orjson
@@ -182,14 +181,12 @@ async def _read_event(
 async def list_events(
     call: Call, cursor: Cursor, scope: Scope, live: Annotated[bool | None, _LIVE]
 ) -> EventPage:
-    now = call.relay.clock.now()
-
     def read(tx: Transaction) -> EventPage:
         page, has_more = tx.occurrences.occurrence_page(
             cursor, PageLimit(PAGE_SIZE), scope=scope, live=live
         )
         return EventPage(
-            items=[_event_summary(tx, call, row, now) for row in page],
+            items=[_event_summary(tx, call, row) for row in page],
             next=str(page[-1].id) if has_more else None,
         )
 
@@ -204,15 +201,44 @@ async def list_events(
 async def show_event(
     call: Call, event: EventReference, cursor: Cursor, scope: Scope
 ) -> EventDetails:
-    return await _read_event(
-        call, event, scope, lambda tx, occurrence: _event_details(tx, call, occurrence, cursor)
-    )
+    def read(tx: Transaction, occurrence: TrackedEvent) -> EventDetails:
+        rows, has_more = tx.journal.history_page(
+            occurrence.key, occurrence.position, cursor, PageLimit(MAX_DETAIL_ROWS)
+        )
+        bodies = [row.body for row in reversed(rows)]
+        told = map(CloudEvent.parse, bodies)
+        in_force = {each.approval_id for each in tx.approvals.of_occurrence(occurrence).decisions}
+        return EventDetails(
+            **_event_summary(tx, call, occurrence),
+            # The stored JSON is sent unchanged.
+            history=[cast("CloudEventDocument", orjson.Fragment(body)) for body in bodies],
+            said=[said(event.name, event.data) for event in told],
+            votes=[
+                RecordedDecision(
+                    approvalId=decision.approval_id,
+                    decision=decision.decision,
+                    principal=decision.principal,
+                    channel=decision.channel,
+                    revision=decision.revision,
+                    **decision.remarks,
+                    at=format_rfc3339(decision.at),
+                    counts=decision.approval_id in in_force,
+                )
+                for decision in tx.approvals.decisions_about(occurrence, limit=MAX_DETAIL_ROWS)
+            ],
+            deliveries=[
+                delivery
+                for delivery in tx.deliveries.page(event_key=occurrence.key, limit=MAX_DETAIL_ROWS)
+                if delivery["recorded"] >= occurrence.first_seen
+            ],
+            next=str(rows[-1].position) if has_more else None,
+        )
+
+    return await _read_event(call, event, scope, read)
 
 
-def _event_summary(
-    tx: Transaction, call: Call, occurrence: TrackedEvent, now: datetime
-) -> EventSummary:
-    status = call.relay.gate.engine.status(tx, occurrence, now)
+def _event_summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSummary:
+    status = call.relay.gate.engine.status(tx, occurrence, call.relay.clock.now())
     decisions = decisions_available_to_caller(call.caller, status)
     approval = ApprovalSummary(**_approval_now(status), decisions=decisions)
     if not status.votes_missing:
@@ -251,41 +277,6 @@ def _approval_now(status: ApprovalStatus) -> ApprovalNow:
         "holds": in_force(status.active_holds),
     }
     return cast("ApprovalNow", approval_json_fields(status) | lists)
-
-
-def _event_details(
-    tx: Transaction, call: Call, occurrence: TrackedEvent, cursor: int | None
-) -> EventDetails:
-    rows, has_more = tx.journal.history_page(
-        occurrence.key, occurrence.position, cursor, PageLimit(MAX_DETAIL_ROWS)
-    )
-    told = [CloudEvent.parse(row.body) for row in reversed(rows)]
-    in_force = {each.approval_id for each in tx.approvals.of_occurrence(occurrence).decisions}
-    return EventDetails(
-        **_event_summary(tx, call, occurrence, call.relay.clock.now()),
-        # The stored JSON is sent unchanged.
-        history=[cast("CloudEventDocument", orjson.Fragment(row.body)) for row in reversed(rows)],
-        said=[said(event.name, event.data) for event in told],
-        votes=[
-            RecordedDecision(
-                approvalId=decision.approval_id,
-                decision=decision.decision,
-                principal=decision.principal,
-                channel=decision.channel,
-                revision=decision.revision,
-                **decision.remarks,
-                at=format_rfc3339(decision.at),
-                counts=decision.approval_id in in_force,
-            )
-            for decision in tx.approvals.decisions_about(occurrence, limit=MAX_DETAIL_ROWS)
-        ],
-        deliveries=[
-            delivery
-            for delivery in tx.deliveries.page(event_key=occurrence.key, limit=MAX_DETAIL_ROWS)
-            if delivery["recorded"] >= occurrence.first_seen
-        ],
-        next=str(rows[-1].position) if has_more else None,
-    )
 
 
 class EvaluatedRule(TypedDict):
