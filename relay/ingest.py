@@ -123,11 +123,8 @@ class Recorder:
             found = []
             for change in changes[first : first + CHANGES_PER_STEP]:
                 key = tx.keys.make_key(self.origin.scope, change.event.event_id)
-                incarnation = poll.document.incarnation
-                known = live.get(key)
-                found.append(
-                    _Found(key, known, change, self.origin, poll.at, incarnation, poll.gap)
-                )
+                about = key, live.get(key), change, self.origin, poll.at
+                found.append(_Found(*about, poll.document.incarnation, poll.gap))
             self._record_changes(tx, found, poll.at)
         for key, each in live.items():
             # An event can be the cause of a reboot if it has started, is due, or was approved.
@@ -146,11 +143,10 @@ class Recorder:
         changes = 0
         for step in _batch_distinct_events(tx.keys, news):
             live = {each.key: each for each in tx.occurrences.live_with_keys(list(step))}
-            found = [
-                change
-                for key, item in step.items()
-                if (change := _find_change(key, item, live.get(key), self.origin)) is not None
-            ]
+            all_found = (
+                _find_change(key, item, live.get(key), self.origin) for key, item in step.items()
+            )
+            found = [each for each in all_found if each is not None]
             self._record_changes(tx, found, now)
             changes += len(found)
         return changes
@@ -196,18 +192,17 @@ class Recorder:
             if item.before is not None:
                 occurrences.append(replace(item.before, **state))
                 continue
-            occurrences.append(
-                TrackedEvent(
-                    id=next(new_ids),
-                    scope=item.origin.scope,
-                    key=item.key,
-                    number=numbers.get(item.key, 0) + 1,
-                    position=position,
-                    boot_id=self.boot_id,
-                    first_seen=at,
-                    **state,
-                )
+            new = TrackedEvent(
+                id=next(new_ids),
+                scope=item.origin.scope,
+                key=item.key,
+                number=numbers.get(item.key, 0) + 1,
+                position=position,
+                boot_id=self.boot_id,
+                first_seen=at,
+                **state,
             )
+            occurrences.append(new)
         tx.occurrences.save(occurrences)
         tx.record_all(events, now)
 

@@ -287,9 +287,7 @@ class ApprovalEngine:
         tx.record(standing_hold_event(name, self.origin, at, data=data, head=str(tx.head())), at)
         live = tx.occurrences.live_occurrences()
         about = [occurrence.id for occurrence in live if is_about(hold, occurrence)]
-        shown = tx.messages.filter_shown_occurrences(about)
-        if shown:
-            tx.messages.refresh_about(shown, at)
+        tx.messages.refresh_about(about, at)
         return data
 
     # --- transitions
@@ -352,9 +350,8 @@ class ApprovalEngine:
             recording = Recording(tx, self.origin, occurrence, now)
             recording.transition(CreateGrant(status.rule), status, None)
             moments.append(status.not_before)
-        shown = tx.messages.filter_shown_occurrences(line.waiting) if line.waiting else []
-        if shown:
-            tx.messages.refresh_about(shown, now)
+        if line.waiting:
+            tx.messages.refresh_about(line.waiting, now)
         return [moment for moment in moments if moment is not None]
 
     def _apply_event_transitions(

@@ -246,7 +246,7 @@ async def _follow_one_event(
     )
     steps.print("Azure starts the event")
     await received("event.started")
-    await steps.wait("the event to end", azure.wait_until_ended(event_id, within=steps.patience))
+    await steps.wait("the event to end", azure.wait_for(event_id, "gone", within=steps.patience))
     steps.print("the event is over, Azure shows it no more")
     ended = await received("event.ended")
     if receiver.rejected_requests:

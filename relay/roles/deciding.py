@@ -95,7 +95,7 @@ async def deciding(
             server.state.settled.clear()
 
         # What was submitted before goes to the sinks of before. New ones get what is live.
-        store.use_route(partial(matching_sinks, sinks=config.sinks))
+        store.route = partial(matching_sinks, sinks=config.sinks)
         await dispatcher.begin()
         await stack.enter_async_context(running(delivery=dispatcher.run()))
         stack.enter_context(gate.in_force())

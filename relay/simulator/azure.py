@@ -8,13 +8,14 @@ API and tests drive it. `Simulator` in `relay.simulator.server` adds HTTP.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from relay.clock import Clock, SystemClock
-from relay.simulator.event import Event
+from relay.simulator.event import Event, EventState
 from relay.simulator.faults import Fault, Target
 from relay.simulator.scope import Scope
 from relay.simulator.setup import Setup
@@ -122,35 +123,26 @@ class SimulatedAzure(Scope):
 
     async def wait_until_approved(self, event: Event | str, *, within: float) -> Event:
         """Wait at most ``within`` real seconds until it is approved. Raises TimeoutError."""
-        return await self._wait_until(event, lambda now: now.approved, "approved", within)
+        now = await self.wait_for(event, "approved", within=within)
+        if not now.approved:  # it has started without
+            raise _timeout_error(now, "approved", within)
+        return now
 
     async def wait_until_started(self, event: Event | str, *, within: float) -> Event:
         """Wait until the event is no longer Scheduled. Raises TimeoutError."""
-        return await self._wait_until(
-            event, lambda now: now.status != "Scheduled", "started", within
-        )
+        return await self.wait_for(event, "started", within=within)
 
-    async def wait_until_ended(self, event: Event | str, *, within: float) -> Event:
-        """Wait until the event is gone. Raises TimeoutError."""
-        return await self._wait_until(event, lambda now: not now.is_live, "gone", within)
-
-    async def _wait_until(
-        self, event: Event | str, condition: Callable[[Event], bool], state: str, within: float
+    async def wait_for(
+        self, event: Event | str, state: EventState, *, within: float = math.inf
     ) -> Event:
+        """Wait until an event is in a state, or in a later one. Raises TimeoutError."""
         try:
-            await self.wait_until(lambda: condition(self.event(event)), within=within)
+            await self.wait_until(lambda: self.event(event).has_been(state), within=within)
         except TimeoutError as error:
-            now = self.event(event)
-            raise TimeoutError(
-                f"expected {event if isinstance(event, str) else event.event_id} to be {state} "
-                f"within {within:g} s, it is {now.status}, "
-                f"approved by {', '.join(now.approved_by) or 'nobody'}"
-            ) from error
+            raise _timeout_error(self.event(event), state, within) from error
         return self.event(event)
 
-    async def wait_until(
-        self, condition: Callable[[], bool], *, within: float | None = None
-    ) -> None:
+    async def wait_until(self, condition: Callable[[], bool], *, within: float = math.inf) -> None:
         """Wait until a condition holds. Each call and change checks it. Raises TimeoutError."""
         async with asyncio.timeout(within):
             while not condition():
@@ -189,3 +181,10 @@ class SimulatedAzure(Scope):
             text = f"{about} {text}".rstrip()
         self._report(f"{at:%H:%M:%S} {text}")
         self.wake_waiters()
+
+
+def _timeout_error(event: Event, state: EventState, within: float) -> TimeoutError:
+    return TimeoutError(
+        f"expected {event.event_id} to be {state} within {within:g} s, it is {event.status}, "
+        f"approved by {', '.join(event.approved_by) or 'nobody'}"
+    )

@@ -21,6 +21,8 @@ from relay.settings import Duration
 
 EventType = Literal["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]
 Status = Literal["Scheduled", "Started", "Completed", "Canceled"]
+EventState = Literal["approved", "started", "gone"]
+"""What a step or a test waits for."""
 
 _FIELD_SINCE: Final = {
     "Description": "2019-04-01",
@@ -105,6 +107,12 @@ class Event:
     def is_live(self) -> bool:
         """Whether the event is in the document."""
         return self.status in ("Scheduled", "Started")
+
+    def has_been(self, state: EventState) -> bool:
+        """Whether the event is in this state, or in a later one."""
+        if state == "gone":
+            return not self.is_live
+        return self.status != "Scheduled" or (state == "approved" and self.approved)
 
     @property
     def resources(self) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ Kind = Literal[
     "malformed",
     "no-events",
     "duplicate",
-    "oversize",
     "wrong-type",
 ]
 Target = Literal["document", "approval", "instance", "any"]
@@ -65,8 +64,6 @@ class Fault:
     """Of ``status``: the header ``Retry-After``, in whole seconds and at least one."""
     time: Duration = 5.0
     """Of ``delay``: before the answer."""
-    size: int = 5 * 1024 * 1024
-    """Of ``oversize``: how many bytes of white space are added."""
     location: str | None = None
     """Of ``redirect``: the target; None: the same address with ``redirected=true``."""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -127,6 +124,4 @@ def distort_answer(body: bytes, fault: Fault) -> web.Response:
             document = orjson.loads(body)
             pairs = ((event, event | dict(fault.fields)) for event in document.get("Events", ()))
             body = orjson.dumps(document | {"Events": list(chain.from_iterable(pairs))})
-        case "oversize":
-            body += b" " * fault.size
     return web.Response(body=body, content_type=content_type, charset="utf-8")

@@ -6,7 +6,6 @@ The control API takes the same actions. docs/simulator.md#playbooks lists the ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,7 @@ from ruamel.yaml.error import YAMLError
 from relay.errors import ConfigError
 from relay.settings import Duration, Section, format_path
 from relay.simulator.azure import SimulatedAzure
-from relay.simulator.event import Event, Plan
+from relay.simulator.event import Event, EventState, Plan
 from relay.simulator.faults import Fault
 from relay.simulator.scope import InvalidTransition
 from relay.simulator.setup import Setup
@@ -55,7 +54,7 @@ class AwaitedEventState(Section):
 
     event: str
     """EventId or name of an event that an earlier step scheduled."""
-    is_: Literal["approved", "started", "gone"] = Field(alias="is")
+    is_: EventState = Field(alias="is")
 
 
 class Action(Section):
@@ -232,7 +231,7 @@ async def play_playbook(azure: SimulatedAzure, playbook: Playbook) -> None:
                 await azure.clock.sleep(max((due - azure.clock.now()).total_seconds(), 0.0))
             else:
                 if step.when is not None:
-                    await azure.wait_until(partial(_is_met, azure, step.when))
+                    await azure.wait_for(step.when.event, step.when.is_)
                 await azure.clock.sleep(azure.scale_duration(step.after or 0.0).total_seconds())
             try:
                 perform_action(azure, step)
@@ -241,10 +240,3 @@ async def play_playbook(azure: SimulatedAzure, playbook: Playbook) -> None:
         await azure.wait_until(lambda: not azure.events)
         if not playbook.loop:
             return
-
-
-def _is_met(azure: SimulatedAzure, condition: AwaitedEventState) -> bool:
-    event = azure.event(condition.event)
-    if condition.is_ == "gone":
-        return not event.is_live
-    return event.status != "Scheduled" or (condition.is_ == "approved" and event.approved)

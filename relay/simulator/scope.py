@@ -3,9 +3,8 @@
 An event is Scheduled, then Started, then Completed, or it is Canceled before its start. What is due
 by time happens at the next call of any method (`tick`), at the time at which it was due.
 
-Azure's service is off until its first call, and again after a day without one. After that call it
-does not answer for a while (``first_call``), and does not show events for a while
-(``events_after``): `enable_by_call`.
+Azure's service is off until its first call, and again after a day without one (`disable`). It does
+not answer that call for a while (``first_call``): `enable_by_call`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MAX_PAST_EVENTS = 1000
 """How many events that are gone can still be found."""
 
 Transition = Callable[[datetime, str, Event | None, str], None]
-"""Is told what happened: when, a word such as scheduled or shown, the event, and more text."""
+"""Is told what happened: when, a word such as scheduled or reset, the event, and more text."""
 
 
 class UnknownEvent(RelayError):
@@ -54,8 +53,6 @@ class Scope:
         self._past_events: deque[Event] = deque(maxlen=_MAX_PAST_EVENTS)
         self._skipped_incarnations = 0
         self._on_since: datetime | None = None  # None: the service is off
-        self._hides_events = setup.events_after > 0
-        self._last_call_at: datetime | None = None
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -87,8 +84,7 @@ class Scope:
         entries = (
             event_fields(event, api_version)
             for event in self._live_events.values()
-            if not self._hides_events
-            and (self.setup.broadcast or vm is None or vm in event.resources)
+            if self.setup.broadcast or vm is None or vm in event.resources
         )
         return {
             "DocumentIncarnation": self.incarnation,
@@ -97,13 +93,8 @@ class Scope:
 
     def next_transition_at(self) -> datetime | None:
         """Return when the next thing happens by itself."""
-        times = [event.starts or event.ends for event in self._live_events.values()]
-        return min(filter(None, (*times, self._shows_events_at())), default=None)
-
-    def _shows_events_at(self) -> datetime | None:
-        if not self._hides_events or self._on_since is None:
-            return None
-        return self._on_since + self.scale_duration(self.setup.events_after)
+        times = (event.starts or event.ends for event in self._live_events.values())
+        return min(filter(None, times), default=None)
 
     def tick(self) -> datetime:
         """Let everything happen that is due, in order and each at its own time. Return the time.
@@ -113,11 +104,6 @@ class Scope:
         """
         now = self.clock.now()
         while (at := self.next_transition_at()) is not None and at <= now:
-            if self._shows_events_at() == at:
-                self._hides_events = False
-                self._count_change(changed=bool(self._live_events))
-                self._on_transition(at, "shown", None, "events are shown from now on")
-                continue
             events = self._live_events.values()
             event = next(event for event in events if (event.starts or event.ends) == at)
             if event.status == "Scheduled":
@@ -129,10 +115,6 @@ class Scope:
     def enable_by_call(self) -> timedelta:
         """Switch the service on, as each call does. Return how long the answer must wait."""
         now = self.tick()
-        disabled_after = self.scale_duration(self.setup.disabled_after)
-        if self._last_call_at is not None and now - self._last_call_at > disabled_after:
-            self.disable()
-        self._last_call_at = now
         self._on_since = self._on_since or now
         answers_at = self._on_since + self.scale_duration(self.setup.first_call)
         return max(answers_at - now, timedelta(0))
@@ -144,7 +126,6 @@ class Scope:
         """
         now = self.tick()
         self._on_since = None
-        self._hides_events = self.setup.events_after > 0
         self.incarnation = 1
         self._on_transition(now, "disabled", None, "the service is off until the next call")
 
@@ -276,7 +257,7 @@ class Scope:
         gone = replace(event, status=status, starts=None, ends=None)
         del self._live_events[event.event_id]
         self._past_events.append(gone)
-        self._count_change(changed=True)
+        self._count_change()
         self._on_transition(at, status.lower(), gone, "")
         return gone
 
@@ -284,11 +265,10 @@ class Scope:
         before = self._live_events.get(event.event_id)
         self._live_events[event.event_id] = event
         shown = [event_fields(each, NEWEST_API_VERSION) for each in (before, event) if each]
-        self._count_change(changed=len(shown) == 1 or shown[0] != shown[1])
+        if len(shown) == 1 or shown[0] != shown[1]:
+            self._count_change()
         self._on_transition(at, kind, event, detail)
 
-    def _count_change(self, *, changed: bool) -> None:
-        """Increase DocumentIncarnation if the document changed and shows events."""
-        if changed and not self._hides_events:
-            self.incarnation += 1 + self._skipped_incarnations
-            self._skipped_incarnations = 0
+    def _count_change(self) -> None:
+        self.incarnation += 1 + self._skipped_incarnations
+        self._skipped_incarnations = 0

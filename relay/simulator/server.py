@@ -120,7 +120,6 @@ class Simulator(SimulatedAzure):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End every call and stop listening."""
         self.run_timer(runs=False)
         await self._listeners.aclose()
 
@@ -138,9 +137,9 @@ class Simulator(SimulatedAzure):
             self.report_line_with_time(
                 f"{call.vm} called more than {self.setup.rate_limit} times in a second: 429"
             )
-            answer = _answer_of_imds(429, _error_body("Too many requests"))
-            answer.headers["Retry-After"] = "1"
-            return answer
+            body = _error_body("Too many requests")
+            headers = {"Retry-After": "1"}
+            return web.Response(status=429, body=body, headers=headers, content_type=JSON)
         fault = self.take_fault(_target(call), call.vm)
         if fault is not None:
             call.fault = fault.label
@@ -157,7 +156,9 @@ class Simulator(SimulatedAzure):
             self.report_line_with_time(f"{said} is refused: {call.status} {body.decode()}")
         self.wake_waiters()
         if fault is None or call.status != 200:
-            return _answer_of_imds(call.status, body)
+            answer = web.Response(status=call.status, body=body)
+            answer.content_type, answer.charset = JSON, "utf-8"
+            return answer
         if fault.kind == "delay":
             await self.clock.sleep(self.scale_duration(fault.time).total_seconds())
         return distort_answer(body, fault)
@@ -280,10 +281,6 @@ def _event_ids(body: bytes) -> tuple[str, ...]:
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return ()
     return tuple(event_ids) if all(isinstance(each, str) for each in event_ids) else ()
-
-
-def _answer_of_imds(status: int, body: bytes) -> web.Response:
-    return web.Response(status=status, body=body, content_type=JSON, charset="utf-8")
 
 
 def _error_body(text: str, **more: Any) -> bytes:

@@ -67,10 +67,6 @@ class Setup:
     """False: a VM sees only events that name it, as GPU VMs of a set with one fault domain do."""
     first_call: Duration = 0.0
     """How long the first call waits for its answer; Azure takes up to two minutes."""
-    events_after: Duration = 0.0
-    """From the first call until events are shown; Azure takes up to five minutes."""
-    disabled_after: Duration = 86400.0
-    """After so long without a call, the service is off and the next call is a first call."""
     rate_limit: int | None = 5
     """Calls that a VM may make within a second; None: no limit."""
     instance_metadata: bool = True

@@ -56,8 +56,7 @@ class ChatMessages:
         """Return the message in which a sink shows an event."""
         rows = self._connection.execute(
             "SELECT message.id, ref, times_shown, content_hash, is_due, history_position, "
-            "refresh_at "
-            "FROM message JOIN message_about ON message.id = message "
+            "refresh_at FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
         )
@@ -114,10 +113,7 @@ class ChatMessages:
         )
 
     def take_occurrences_due_for_refresh(self, sink: str, now: datetime) -> list[int]:
-        """Return one occurrence of each message that is due for refresh.
-
-        Each is returned only once.
-        """
+        """Return one occurrence of each message that is due for refresh, only once."""
         due = (sink, format_sortable(now))
         # The EventId of an ended occurrence may have come again, in a message of its own.
         rows = self._connection.execute(
@@ -140,15 +136,6 @@ class ChatMessages:
             "(SELECT id FROM occurrence INDEXED BY occurrence_live WHERE live))",
             (format_sortable(now),),
         )
-
-    def filter_shown_occurrences(self, occurrences: Sequence[int]) -> list[int]:
-        """Return those of these occurrences that a message shows."""
-        rows = self._connection.execute(
-            "SELECT DISTINCT occurrence FROM message_about "
-            "WHERE occurrence IN (SELECT value FROM json_each(?)) ORDER BY occurrence",
-            (orjson.dumps(occurrences).decode(),),
-        )
-        return [occurrence for (occurrence,) in rows]
 
     def refresh_about(self, occurrences: Sequence[int], now: datetime) -> None:
         """Make every message about these occurrences due for refresh."""

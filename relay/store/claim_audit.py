@@ -75,21 +75,11 @@ def _problem_of_claim(
 ) -> str | None:
     """Return why a claim does not follow from what came before it; None if it does.
 
-    `ApprovalEngine.claim_grants` writes these keys:
-
-    - ``eventId``: the EventId as Azure wrote it.
-    - ``revision``: the revision of the event that was approved.
-    - ``rule``: the name of the rule that granted.
-    - ``approvalId``: the id of the approval, as in ``approval.granted``.
-    - ``granted``: the position of the ``approval.granted``.
-    - ``attempt``: the number of the StartRequest for this grant, from 1.
-    - ``required``: how many votes the rule asked for at the claim.
-    - ``votes``: how many persons had voted then.
-    - ``recorded``: the positions of the ``approval.recorded`` of their votes; empty without a
-      quorum.
-    - ``agent``: who was to execute the StartRequest. Only where there was a choice.
-
-    Raises _PrunedError.
+    `ApprovalEngine.claim_grants` writes the ``eventId``, ``revision``, ``rule`` and ``approvalId``
+    of the grant, the position of its ``approval.granted`` as ``granted``, the number of the
+    StartRequest for it as ``attempt``, from 1, and where there was a choice who was to execute it
+    as ``agent``. ``required`` is how many votes the rule asked for, ``votes`` how many persons had
+    voted, and ``recorded`` the positions of their ``approval.recorded``; empty without a quorum.
     """
     grant = next((each for each in before.grants if each.id == note["granted"]), None)
     if grant is None:

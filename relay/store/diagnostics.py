@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import StoreError
 from relay.files import current_user, folder_may_exist, may_exist
 from relay.store import StoreSettings
-from relay.store.file import (
-    SCHEMA_VERSION,
-    find_file_read_problem,
-    lock_path,
-    open_for_reading,
-    result_code,
-)
+from relay.store.file import SCHEMA_VERSION, open_for_reading, read_problem
 
 FREE_BYTES_WARNING = 200 * 2**20
 MIN_FREE_BYTES = 2**20
 _TEMPORARY_DISK_MARKER = "DATALOSS_WARNING_README.txt"
 """Azure puts this file at the root of a temporary disk."""
-_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 _USER_REMEDY = "run doctor as the service's user, or give that user the right to read and write it"
 _SET_ASIDE_REMEDY = (
     "a relay that starts sets it aside and begins a fresh one, with approvals off; "
@@ -39,52 +32,37 @@ def diagnose(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -
     ``scope`` and ``vm_id`` are None if they are not known.
     """
     path = settings.path.absolute()
-    findings = [*_check_folder(path)]
     if may_exist(path):
-        findings += _check_file(path, scope, vm_id)
-    else:
-        findings.append(ok("state file", f"{path}: it does not exist yet, the relay creates it"))
-    return findings
+        return [*_check_folder(path), *_check_file(path, scope, vm_id)]
+    message = f"{path}: it does not exist yet, the relay creates it"
+    return [*_check_folder(path), ok("state file", message)]
 
 
 def _check_folder(path: Path) -> Iterator[Finding]:
     folder = next(parent for parent in path.parents if may_exist(parent))
-    read_only = [
-        place for place in (folder, path) if may_exist(place) and not os.access(place, os.W_OK)
-    ]
-    if read_only or not folder_may_exist(folder):
-        place = (read_only or [folder])[0]
-        yield failure(
-            "state folder", f"{place} cannot be written by {current_user()}", _USER_REMEDY
-        )
+    closed = [each for each in (folder, path) if may_exist(each) and not os.access(each, os.W_OK)]
+    if closed or not folder_may_exist(folder):
+        place = (closed or [folder])[0]
+        problem = f"{place} cannot be written by {current_user()}"
+        yield failure("state folder", problem, _USER_REMEDY)
     else:
         yield ok("state folder", f"{folder} can be written by {current_user()}")
-    yield from _check_free_space(folder)
-    if (problem := _volatile_disk_reason(folder)) is not None:
-        yield warning(
-            "disk",
-            f"{folder} is {problem}",
-            "set store.path to a disk that outlives the VM's next move",
-        )
-
-
-def _check_free_space(folder: Path) -> Iterator[Finding]:
-    try:
+    with contextlib.suppress(PermissionError):  # no right to enter a parent folder
         free = shutil.disk_usage(folder).free
-    except PermissionError:  # no right to enter a parent folder
-        return
-    message = f"{free / 2**20:,.0f} MiB free in {folder}"
-    remedy = "make room: on a full disk approvals are refused"
-    if free < MIN_FREE_BYTES:
-        yield failure("disk space", message, remedy)
-    elif free < FREE_BYTES_WARNING:
-        yield warning("disk space", message, remedy)
-    else:
-        yield ok("disk space", message)
+        message = f"{free / 2**20:,.0f} MiB free in {folder}"
+        remedy = "make room: on a full disk approvals are refused"
+        if free < MIN_FREE_BYTES:
+            yield failure("disk space", message, remedy)
+        elif free < FREE_BYTES_WARNING:
+            yield warning("disk space", message, remedy)
+        else:
+            yield ok("disk space", message)
+    if (reason := _volatile_disk_reason(folder)) is not None:
+        remedy = "set store.path to a disk that outlives the VM's next move"
+        yield warning("disk", f"{folder} is {reason}", remedy)
 
 
 def _volatile_disk_reason(folder: Path) -> str | None:
-    """Why a file in this folder will not last; None if it will."""
     try:
         root = next((place for place in (folder, *folder.parents) if place.is_mount()), folder)
         if (root / _TEMPORARY_DISK_MARKER).exists():
@@ -97,21 +75,17 @@ def _volatile_disk_reason(folder: Path) -> str | None:
         fields = line.split(" ")
         if len(fields) > 2 and fields[1] == str(root):
             mounted_type = fields[2]  # a later mount hides an earlier one
-    return "in memory" if mounted_type in _MEMORY_FILE_SYSTEMS else None
+    return "in memory" if mounted_type in ("tmpfs", "ramfs") else None
 
 
 def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]:
-    if (reason := find_file_read_problem(path)) is not None:
+    if (reason := read_problem(path)) is not None:
         yield failure("state file", f"{path} cannot be read: {reason}", _USER_REMEDY)
         return
     try:
-        with closing(open_for_reading(path)) as connection:
+        with contextlib.closing(open_for_reading(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            meta: dict[str, str] = dict(
-                connection.execute(
-                    "SELECT key, value FROM meta WHERE key IN ('scope', 'vm_id', 'mode')"
-                )
-            )
+            meta: dict[str, str] = dict(connection.execute("SELECT key, value FROM meta"))
     except (StoreError, sqlite3.Error) as error:
         yield failure("state file", str(error), _SET_ASIDE_REMEDY)
         return
@@ -131,24 +105,3 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
         yield warning(
             "approvals", f"an operator has set them to {meta['mode']}", "imds-relay approvals on"
         )
-    yield _check_lock(path)
-
-
-def _check_lock(path: Path) -> Finding:
-    """Whether a relay holds the file. To read the lock's database shows it.
-
-    A relay that starts in that instant waits for it: see `relay.store.file.LOCK_TIMEOUT`.
-    """
-    lock = lock_path(path.resolve())
-    if not may_exist(lock):
-        return ok("lock", "no relay holds the state file")
-    try:
-        with closing(
-            sqlite3.connect(f"{lock.as_uri()}?mode=ro", uri=True, timeout=0)
-        ) as connection:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error as error:
-        if result_code(error) == sqlite3.SQLITE_BUSY:
-            return ok("lock", "a running relay holds the state file")
-        return failure("lock", f"{lock} cannot be read: {error}", _USER_REMEDY)
-    return ok("lock", "no relay holds the state file")

@@ -31,13 +31,9 @@ from relay.store.rows import get_meta
 
 SCHEMA_VERSION = 1
 """That of ``schema.sql``. A file of another version is refused."""
-MIN_SQLITE_VERSION = (3, 33)
-"""The first with UPDATE … FROM. RHEL 9 has 3.34, so STRICT tables and RETURNING are not used."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
 _READ_SIZE = 2**20  # bytes
-LOCK_TIMEOUT = 1.0
-"""Seconds to wait for a lock: ``imds-relay doctor`` reads the lock's database for an instant."""
 _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE type != 'trigger' AND sql IS NOT NULL"
 _log = logging.getLogger(__name__)
 
@@ -64,14 +60,14 @@ class StateFile:
         create them again needs room on the disk, so a reader closes last and they stay. The log
         must be empty: otherwise it would spoil an older copy put in the place of the file.
         """
-        with contextlib.ExitStack() as after_connection:
-            with contextlib.suppress(sqlite3.Error, StoreError):
-                self.connection.execute("PRAGMA busy_timeout = 0")
-                is_busy = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-                if not is_busy:
-                    reader = open_for_reading(self.path)
-                    after_connection.enter_context(contextlib.closing(reader))
-            self.connection.close()
+        reader = None
+        with contextlib.suppress(sqlite3.Error, StoreError):
+            self.connection.execute("PRAGMA busy_timeout = 0")
+            if not self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                reader = open_for_reading(self.path)
+        self.connection.close()
+        if reader is not None:
+            reader.close()
         self.lock.close()
 
 
@@ -86,33 +82,28 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
     with approvals off. Raises StoreLocked if another relay holds the file, StoreError if its folder
     is open to others, another version wrote it, or it cannot be opened.
     """
-    if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
-        needed = ".".join(map(str, MIN_SQLITE_VERSION))
-        raise StoreError(
-            f"expected a Python with SQLite {needed} or newer, got {sqlite3.sqlite_version}: "
-            "run the relay with a newer Python"
-        )
     path = Path(os.path.realpath(path))  # one log and one lock, whatever link leads to it
     lock = _take_lock(path)
     try:
-        try:
-            return _open(path, lock, identity)
-        except _UnusableFileError:
+        problem: Exception | None = None
+        for _ in range(2):
+            try:
+                return _open(path, lock, identity)
+            except _UnusableFileError as error:
+                problem = error
             # SQLite calls a file corrupt if a page cannot be read: its disk can have failed for a
             # moment. If it still fails, this raises OSError.
             for part in (path, path.with_name(f"{path.name}-wal")):
                 with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
                     while file.read(_READ_SIZE):
                         pass
-        try:
-            return _open(path, lock, identity)
-        except _UnusableFileError as problem:
-            _log.warning(
-                "the state file %s %s. It was renamed to %s, and a fresh file begins",
-                path,
-                problem,
-                _set_aside(path, now),
-            )
+        aside = _set_aside(path, now)
+        _log.warning(
+            "the state file %s %s. It was renamed to %s, and a fresh file begins",
+            path,
+            problem,
+            aside,
+        )
         return _open(path, lock, identity)
     except Exception as error:
         lock.close()
@@ -136,13 +127,13 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is about a broken schema
         if connection is not None:
             connection.close()
-        reason = find_file_read_problem(path) or error
+        reason = read_problem(path) or error
         raise StoreError(f"store.path: expected a relay's state file, {path}: {reason}") from error
     return connection
 
 
-def find_file_read_problem(path: Path) -> str | None:
-    """Why the file cannot be read; SQLite does not say. None if it can be read."""
+def read_problem(path: Path) -> str | None:
+    """Why a file cannot be read; SQLite does not say. None if it can be read."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -151,12 +142,9 @@ def find_file_read_problem(path: Path) -> str | None:
 
 
 def _require_own_folder(folder: Path) -> None:
-    """Create the folder for this user alone, or check that nobody else can write in it.
-
-    Whoever can write there can put another file in the place of any. Windows has no such rights.
-    """
+    # Whoever can write there can put another file in the place of any.
     create_private_folder(folder)
-    if not hasattr(os, "geteuid"):
+    if not hasattr(os, "geteuid"):  # Windows has no such rights
         return
     status = folder.stat()
     if status.st_uid != os.geteuid():
@@ -185,7 +173,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
         _require_own_folder(path.parent)
         ensure_private_file(lock_path(path))
         lock = sqlite3.connect(
-            lock_path(path), isolation_level=None, timeout=LOCK_TIMEOUT, check_same_thread=False
+            lock_path(path), isolation_level=None, timeout=0, check_same_thread=False
         )
         if lock.execute("PRAGMA page_count").fetchone()[0] == 0:
             # With a first page, later locks write nothing and work on a full disk.
@@ -206,10 +194,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path, lock: sqlite3.Connection, identity: StateFileScopeAndVm) -> StateFile:
-    """Open the file and read what the relay needs of it, or create its tables.
-
-    Raises _UnusableFileError, StoreError, sqlite3.Error.
-    """
+    """Open the file and read what the relay needs of it, or create its tables."""
     ensure_private_file(path)
     keys = EventKeyFormat(with_scope=identity.is_hub)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -293,10 +278,8 @@ def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
 
 
 def _find_damage(connection: sqlite3.Connection) -> str | None:
-    """Verify the whole journal once, since later only rows that are looked for are verified.
-
-    A row can have been removed, or changed so that nobody looks for it. Whose it was is not known.
-    """
+    # Later only rows that are looked for are verified. A row can have been removed, or changed so
+    # that nobody looks for it. Whose it was is not known.
     try:
         verify_journal(connection)
     except StoreError as error:
@@ -306,7 +289,6 @@ def _find_damage(connection: sqlite3.Connection) -> str | None:
 
 
 def _check_owner(connection: sqlite3.Connection, identity: StateFileScopeAndVm) -> None:
-    """Raise _UnusableFileError or StoreError if the file is not this relay's, or is damaged."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise _UnusableFileError("is the database of another program")

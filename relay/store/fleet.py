@@ -51,10 +51,8 @@ class AgentRow:
 class SightingRow:
     """What an agent last said about an event: a `relay.fleet.hub.merge.LastWord`.
 
-    ``state`` is the digest of the state; None if the event is gone. ``seen`` is when the agent saw
-    this, by the clock of IMDS, and ``earlier`` whether it is about an earlier occurrence of the
-    event. ``gap`` and ``rebooted`` are as in
-    `relay.events.build.FactsAboutEndedEvent`.
+    ``state`` is the digest of the state; None if the event is gone. ``seen`` is by the clock of
+    IMDS. ``earlier``: it is about an earlier occurrence of the event.
     """
 
     event_key: str
@@ -78,15 +76,12 @@ class FleetTables:
 
     def agents(self) -> list[AgentRow]:
         """Return every agent, by scope and name."""
-        return list(
-            parse_rows(
-                _AGENT, self._connection.execute("SELECT * FROM agent ORDER BY scope, relay")
-            )
-        )
+        rows = self._connection.execute("SELECT * FROM agent ORDER BY scope, relay")
+        return list(parse_rows(_AGENT, rows))
 
     def save_agents(self, agents: Iterable[AgentRow]) -> None:
         """Store agents as they are now."""
-        save_rows(self._connection, "agent", list(agents), or_replace=True)
+        save_rows(self._connection, "agent", list(agents), verb="INSERT OR REPLACE")
 
     def forget_agent(self, scope: str, relay: str) -> None:
         """Delete an agent, and what it said about events."""
@@ -102,9 +97,9 @@ class FleetTables:
         found: list[SightingRow] = []
         for first in range(0, len(event_keys), MAX_KEYS):
             keys = event_keys[first : first + MAX_KEYS]
+            marks = ", ".join("?" * len(keys))
             rows = self._connection.execute(
-                "SELECT * FROM sighting "  # noqa: S608  # our own text
-                f"WHERE event_key IN ({', '.join('?' * len(keys))})",
+                f"SELECT * FROM sighting WHERE event_key IN ({marks})",  # noqa: S608  # our own text
                 keys,
             )
             found += parse_rows(_SIGHTING, rows)
@@ -112,7 +107,7 @@ class FleetTables:
 
     def save_sightings(self, sightings: Iterable[SightingRow]) -> None:
         """Store what agents last said."""
-        save_rows(self._connection, "sighting", list(sightings), or_replace=True)
+        save_rows(self._connection, "sighting", list(sightings), verb="INSERT OR REPLACE")
 
     def prune_orphaned_sightings(self) -> None:
         """Delete what was said about events that the state file does not hold any more."""

@@ -7,10 +7,11 @@ recorder compares the next document with them, also after a restart.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
 
+import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
@@ -32,7 +33,7 @@ class Occurrences:
 
     def live_occurrences(self) -> list[TrackedEvent]:
         """Return what the last recorded document held, in order of appearance."""
-        return self._select_occurrences("INDEXED BY occurrence_live WHERE live ORDER BY id")
+        return self._all("INDEXED BY occurrence_live WHERE live ORDER BY id")
 
     def count_live(self) -> list[tuple[str | None, str | None, int]]:
         """Return the EventTypes and EventStatuses of live events, and how many have both."""
@@ -43,7 +44,7 @@ class Occurrences:
 
     def live_scheduled_by_not_before(self, limit: int) -> list[TrackedEvent]:
         """Return the live Scheduled events with the earliest NotBefore, those without one last."""
-        return self._select_occurrences(
+        return self._all(
             "INDEXED BY occurrence_live WHERE live "
             "AND lower(json_extract(data, '$.eventStatus')) = 'scheduled' "
             "ORDER BY json_extract(data, '$.notBefore') IS NULL, "
@@ -53,7 +54,7 @@ class Occurrences:
 
     def ended_between(self, since: datetime, until: datetime) -> list[TrackedEvent]:
         """Return the occurrences that ended after ``since`` and before ``until``."""
-        return self._select_occurrences(
+        return self._all(
             "INDEXED BY occurrence_ended WHERE NOT live AND last_changed > ? AND last_changed < ?",
             format_sortable(since),
             format_sortable(until),
@@ -61,9 +62,7 @@ class Occurrences:
 
     def find_newest_occurrence(self, event_key: str) -> TrackedEvent | None:
         """Return the newest occurrence of an event."""
-        return self._select_occurrence_or_none(
-            "WHERE key = ? ORDER BY number DESC LIMIT 1", event_key
-        )
+        return self._one("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
 
     def find_occurrences_by_reference(
         self, reference: str, scope: str | None = None
@@ -82,7 +81,7 @@ class Occurrences:
         if scope is not None or not self._keys.with_scope:
             return []
         prefix = self._keys.key_prefix_of_event_id(reference)
-        newest = self._select_occurrences(
+        newest = self._all(
             "WHERE key > ? AND key < ? AND number = "
             "(SELECT max(number) FROM occurrence AS other WHERE other.key = occurrence.key) "
             "ORDER BY id DESC",
@@ -100,16 +99,10 @@ class Occurrences:
 
     def find_occurrence_at_time(self, event_key: str, moment: datetime) -> TrackedEvent | None:
         """Return the occurrence of an event at a moment."""
-        occurrence = self._select_occurrence_or_none(
-            "WHERE key = ? AND first_seen <= ? ORDER BY number DESC LIMIT 1",
-            event_key,
-            format_sortable(moment),
-        )
-        if occurrence is None:  # the clock was set back since it was first seen
-            return self._select_occurrence_or_none(
-                "WHERE key = ? ORDER BY number LIMIT 1", event_key
-            )
-        return occurrence
+        at, known = format_sortable(moment), self.all_of_key(event_key)
+        # If the clock was set back since it was first seen, none is as old.
+        first = known[0] if known else None
+        return next((each for each in reversed(known) if each.first_seen <= at), first)
 
     def live_with_keys(self, event_keys: Sequence[str] | None) -> list[TrackedEvent]:
         """Return the live occurrences with these keys, in order of appearance; None: all."""
@@ -117,7 +110,7 @@ class Occurrences:
             return self.live_occurrences()
         if not event_keys:  # SQLite finds no plan for an empty list
             return []
-        return self._select_occurrences(
+        return self._all(
             "INDEXED BY occurrence_live WHERE live "
             f"AND key IN ({', '.join('?' * len(event_keys))}) ORDER BY id",
             *event_keys,
@@ -125,11 +118,11 @@ class Occurrences:
 
     def all_of_key(self, event_key: str) -> list[TrackedEvent]:
         """Return every occurrence of an event, oldest first."""
-        return self._select_occurrences("WHERE key = ? ORDER BY number", event_key)
+        return self._all("WHERE key = ? ORDER BY number", event_key)
 
     def find_following_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
         """Return the next occurrence of the same event that was not pruned."""
-        return self._select_occurrence_or_none(
+        return self._one(
             "WHERE key = ? AND number > ? ORDER BY number LIMIT 1",
             occurrence.key,
             occurrence.number,
@@ -140,7 +133,7 @@ class Occurrences:
         # They were added one after the other, so those next to it are read up to the first other
         # one on both sides.
         first_other = "SELECT id FROM occurrence WHERE first_seen != ? AND id"
-        return self._select_occurrences(
+        return self._all(
             f"WHERE id > coalesce(({first_other} < ? ORDER BY id DESC LIMIT 1), 0) "
             f"AND id < coalesce(({first_other} > ? ORDER BY id LIMIT 1), 9e18) "
             "AND scope = ? ORDER BY id",
@@ -150,7 +143,7 @@ class Occurrences:
 
     def require_occurrence(self, occurrence_id: int) -> TrackedEvent:
         """Return one occurrence. Raises KeyError if there is none."""
-        occurrence = self._select_occurrence_or_none("WHERE id = ?", occurrence_id)
+        occurrence = self._one("WHERE id = ?", occurrence_id)
         if occurrence is None:
             raise KeyError(occurrence_id)
         return occurrence
@@ -168,19 +161,17 @@ class Occurrences:
         The second value says whether there are more. ``scope``: only those of this scope.
         ``live``: only those that are in the document now, or only those that are not.
         """
-        condition, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
+        of_scope, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
         among = {
             None: "WHERE ",
             True: "INDEXED BY occurrence_live WHERE live AND ",
             False: "WHERE NOT live AND ",
         }[live]
-        rows = self._select_occurrence_rows(
-            f"{among}{condition}id < coalesce(?, 9e18) ORDER BY id DESC", *values, before
-        )
         # Only the rows of the page are parsed.
-        rows.row_factory = sqlite3.Row
-        page, has_more = take_page(rows, lambda row: len(row["data"]), limit)
-        return [_OCCURRENCE.validate_python(dict(row)) for row in page], has_more
+        rows = self._rows(
+            f"{among}{of_scope}id < coalesce(?, 9e18) ORDER BY id DESC", (*values, before)
+        )
+        return take_page(rows, lambda row: len(orjson.dumps(row.data)), limit)
 
     def next_id(self) -> int:
         """Return the id of the next new occurrence."""
@@ -201,13 +192,12 @@ class Occurrences:
     def newest_occurrence_numbers(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the number of the newest occurrence of each event that is known."""
         # The keys are not passed as JSON: json_each cuts a text at a NUL.
-        return dict(
-            self._connection.execute(
-                "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
-                f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
-                keys,
-            ).fetchall()
+        rows = self._connection.execute(
+            "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
+            f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
+            keys,
         )
+        return dict(rows.fetchall())
 
     def set_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
         """Store the boot id with which later ones are compared."""
@@ -226,14 +216,12 @@ class Occurrences:
             {"before": format_sortable(before)},
         )
 
-    def _select_occurrence_or_none(self, where: str, *values: object) -> TrackedEvent | None:
-        return next(iter(self._select_occurrences(where, *values)), None)
+    def _one(self, where: str, *values: object) -> TrackedEvent | None:
+        return next(self._rows(where, values), None)
 
-    def _select_occurrences(self, where: str, *values: object) -> list[TrackedEvent]:
-        return list(parse_rows(_OCCURRENCE, self._select_occurrence_rows(where, *values)))
+    def _all(self, where: str, *values: object) -> list[TrackedEvent]:
+        return list(self._rows(where, values))
 
-    def _select_occurrence_rows(self, where: str, *values: object) -> sqlite3.Cursor:
-        return self._connection.execute(
-            f"SELECT {_COLUMNS} FROM occurrence {where}",  # noqa: S608  # our own text
-            values,
-        )
+    def _rows(self, where: str, values: Sequence[object]) -> Iterator[TrackedEvent]:
+        query = f"SELECT {_COLUMNS} FROM occurrence {where}"  # noqa: S608  # our own text
+        return parse_rows(_OCCURRENCE, self._connection.execute(query, values))

@@ -71,8 +71,8 @@ def save_rows(
     table: str,
     rows: Sequence[Any],
     *,
+    verb: str = "INSERT",
     upsert: str = "",
-    or_replace: bool = False,
 ) -> None:
     """Insert dataclasses whose fields are named like the columns; see `bulk_insert`."""
     if rows:
@@ -82,18 +82,13 @@ def save_rows(
             [make(value) if (make := _STORED.get(type(value))) else value for value in columns(row)]
             for row in rows
         ]
-        verb = "INSERT OR REPLACE" if or_replace else "INSERT"
         bulk_insert(connection, f"{table} ({', '.join(names)})", values, verb=verb, upsert=upsert)
-
-
-def _as_json(value: object) -> str:
-    return orjson.dumps(value).decode()
 
 
 _STORED: Mapping[type, Callable[[Any], str]] = {
     datetime: format_sortable,
-    dict: _as_json,
-    tuple: _as_json,
+    dict: lambda value: orjson.dumps(value).decode(),
+    tuple: lambda value: orjson.dumps(value).decode(),
 }
 """How values are stored that are no texts and numbers."""
 

@@ -9,7 +9,7 @@ store with `open_store`. While the file cannot be written, three kinds of work d
   open: SQLite keeps the pages that it changes in memory, and reads all others from the file. Its
   results go out at once, and nothing follows from them yet. The transaction is committed once the
   file can be written again.
-- Work that only *reads* (`Store.read`, `Store.submit_read`) sees what is in that transaction.
+- Work that only *reads* (`Store.read`) sees what is in that transaction.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ Work = Callable[[Transaction], T]
 So what else it changes must be right after a rollback, too, as a cache is, a count of refusals
 that may be too high, or rules by which earlier work is then judged as well.
 """
+FailMode = Literal["open", "closed", "read"]
+"""What happens to work while the file cannot be written."""
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
 """Seconds between two tries to write a file that could not be written."""
@@ -89,13 +91,13 @@ def listening(listeners: list[T], listener: T) -> Iterator[None]:
 class _Job:
     """One piece of work that waits or ran. Its route is that of the moment of submission.
 
-    ``fail_mode`` says what happens to it while the file cannot be written. After it ran, either
-    ``error`` or ``result`` is set, and the listeners must get ``recorded`` and ``redelivered``.
+    After it ran, either ``error`` or ``result`` is set, and the listeners must get ``recorded`` and
+    ``redelivered``.
     """
 
     work: Work[Any]
     route: Route
-    fail_mode: Literal["open", "closed", "read"]
+    fail_mode: FailMode
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: Exception | None = None
@@ -103,10 +105,7 @@ class _Job:
     redelivered: Sequence[Entry] = ()
 
     def run(self, transaction: Transaction) -> bool:
-        """Do the work. Return False if it raised its own error; the caller must undo the work.
-
-        Raises sqlite3.Error if the file is at fault.
-        """
+        """Do the work. Return False if it raised its own error: the caller must undo the work."""
         transaction.route = self.route
         try:
             self.result = self.work(transaction)
@@ -137,7 +136,8 @@ class Store:
         """Records in each transaction on the file what follows from what was recorded there. It is
         left out while the file cannot be written: approvals fail closed."""
         self._state_file = state_file
-        self._route = route
+        self.route = route
+        """Says which sinks want an event, for all work submitted from now on."""
         self._loop = asyncio.get_running_loop()
         self._fold_cache = FoldCache(state_file.damage)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -147,10 +147,6 @@ class Store:
         self._recover_at = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="store", daemon=True)
         self._thread.start()
-
-    def use_route(self, route: Route) -> None:
-        """Let this function say which sinks want an event, for all work submitted from now on."""
-        self._route = route
 
     def submit(self, work: Work[T], *, fail_open: bool = False) -> asyncio.Future[T]:
         """Queue work; jobs run in the order of submission.
@@ -166,22 +162,16 @@ class Store:
         return await asyncio.shield(self.submit(work, fail_open=fail_open))
 
     async def read(self, work: Work[T]) -> T:
-        """Run work that writes nothing; see `submit_read`."""
-        return await asyncio.shield(self.submit_read(work))
+        """Run work that writes nothing. To cancel the wait does not stop it."""
+        return await asyncio.shield(self._enqueue(work, "read"))
 
-    def submit_read(self, work: Work[T]) -> asyncio.Future[T]:
-        """Queue work that writes nothing. The future holds what it returned or raised."""
-        return self._enqueue(work, "read")
-
-    def _enqueue(
-        self, work: Work[T], fail_mode: Literal["open", "closed", "read"]
-    ) -> asyncio.Future[T]:
+    def _enqueue(self, work: Work[T], fail_mode: FailMode) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
         if self._is_closed:
             error = StoreUnavailable("the state file was closed: the relay is stopping")
             future.set_exception(error)
         else:
-            self._jobs.put(_Job(work, self._route, fail_mode, future))
+            self._jobs.put(_Job(work, self.route, fail_mode, future))
         return future
 
     async def close(self) -> None:
@@ -222,10 +212,7 @@ class Store:
         self._state_file.close()
 
     def _dequeue(self, *, may_recover: bool) -> tuple[list[_Job], bool]:
-        """Wait for jobs and return all that are queued, up to a limit.
-
-        The second value is False if they are the last ones.
-        """
+        """Wait for jobs and return those that are queued; False: they are the last ones."""
         jobs: list[_Job] = []
         seconds: float | None = None
         if self.write_error is not None and may_recover:
@@ -249,10 +236,7 @@ class Store:
             self._run_without_commit(jobs)
 
     def _try_to_recover(self) -> None:
-        """Write to the file what is not in it yet.
-
-        A commit that fails rolls back, and all work must be repeated: so not too often.
-        """
+        # A commit that fails rolls back, and all work must be repeated: so not too often.
         file = self._state_file.connection
         began = time.monotonic()
         try:
@@ -319,21 +303,13 @@ class Store:
     def _make_transaction(
         self, connection: sqlite3.Connection, follow_up: FollowUp | None = None
     ) -> Transaction:
-        return Transaction(
-            connection,
-            self._route,
-            self._state_file.keys,
-            cache=self._fold_cache,
-            follow_up=follow_up,
-        )
+        keys, cache = self._state_file.keys, self._fold_cache
+        return Transaction(connection, self.route, keys, cache=cache, follow_up=follow_up)
 
     def _run_in_savepoint(
         self, job: _Job, connection: sqlite3.Connection, follow_up: FollowUp | None = None
     ) -> None:
-        """Do the work of a job, so that its own error undoes only this work.
-
-        Raises sqlite3.Error if the file is at fault.
-        """
+        """Do the work of a job, so that its own error undoes only this work."""
         connection.execute("SAVEPOINT work")
         is_done = False
         try:
@@ -377,12 +353,19 @@ class Store:
         try:
             self._begin_on_file()
         except sqlite3.Error:
-            connection = self._copy_to_temporary_file()
+            connection = sqlite3.connect("", isolation_level=None)  # a temporary file
+            try:
+                self._state_file.connection.backup(connection)
+                connection.execute("PRAGMA foreign_keys = ON")
+                connection.execute("BEGIN")
+            except sqlite3.Error:
+                connection.close()
+                raise
         self._repeat_uncommitted_work(connection)
         return connection
 
     def _begin_on_file(self) -> None:
-        """Begin a transaction. Raises sqlite3.Error, at once if another program holds the lock."""
+        """Begin a transaction; fail at once if another program holds the lock."""
         file = self._state_file.connection
         timeout = file.execute("PRAGMA busy_timeout").fetchone()[0]
         file.execute("PRAGMA busy_timeout = 0")
@@ -395,17 +378,6 @@ class Store:
             raise
         finally:
             file.execute(f"PRAGMA busy_timeout = {timeout}")
-
-    def _copy_to_temporary_file(self) -> sqlite3.Connection:
-        copy = sqlite3.connect("", isolation_level=None)
-        try:
-            self._state_file.connection.backup(copy)
-            copy.execute("PRAGMA foreign_keys = ON")
-            copy.execute("BEGIN")
-        except sqlite3.Error:
-            copy.close()
-            raise
-        return copy
 
     def _set_write_error(self, reason: str | None) -> None:
         was_writable, self.write_error = self.write_error is None, reason
@@ -448,10 +420,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 async def open_store(
     settings: StoreSettings, identity: StateFileScopeAndVm, clock: Clock, route: Route
 ) -> AsyncIterator[Store]:
-    """Open the state file for the time of this context.
-
-    Raises what `relay.store.file.open_state_file` raises.
-    """
+    """Open the state file for the time of this context; see `open_state_file` for errors."""
     state_file = await asyncio.to_thread(open_state_file, settings.path, identity, clock.now())
     store = Store(state_file, route, settings)
     try:

@@ -14,10 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import orjson
+from pydantic import TypeAdapter
+
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.events.timestamps import format_sortable, parse_timestamp
-from relay.store import SINGLE_SCOPE, Entry, EventKeyFormat, JournalHead, Mode, RecordedEvent
-from relay.store.answers import Answers
+from relay.store import (
+    SINGLE_SCOPE,
+    Entry,
+    EventKeyFormat,
+    FirstAnswer,
+    JournalHead,
+    Mode,
+    RecordedEvent,
+)
 from relay.store.approvals import Approvals, FoldCache
 from relay.store.chain import read_pruning_checkpoint
 from relay.store.chat_messages import ChatMessages
@@ -25,7 +35,7 @@ from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables
 from relay.store.journal import Journal
 from relay.store.occurrences import Occurrences
-from relay.store.rows import get_meta
+from relay.store.rows import get_meta, parse_rows
 from relay.store.standing_holds import StandingHolds
 
 _log = logging.getLogger(__name__)
@@ -38,6 +48,44 @@ MAX_EVENTS_IN_RESULTS = 1000
 
 Those of the other entries are read from the journal when they are sent.
 """
+
+
+_FIRST_ANSWER = TypeAdapter(FirstAnswer)
+
+
+class Answers:
+    """The first answers: an accepted request that comes again gets the same answer."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def find(self, principal: str, request_id: str) -> FirstAnswer | None:
+        """Return the first answer to a request with this id."""
+        rows = self._connection.execute(
+            "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?",
+            (principal, request_id),
+        )
+        return next(parse_rows(_FIRST_ANSWER, rows), None)
+
+    def add(
+        self,
+        principal: str,
+        request_id: str,
+        digest: str,
+        status: int,
+        body: dict[str, Any],
+        at: datetime,
+    ) -> None:
+        """Store a first answer."""
+        text, time = orjson.dumps(body).decode(), format_sortable(at)
+        self._connection.execute(
+            "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
+            (principal, request_id, digest, status, text, time),
+        )
+
+    def prune(self, before: datetime) -> None:
+        """Delete the first answers from before that moment."""
+        self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
 
 
 class Transaction:
@@ -84,34 +132,30 @@ class Transaction:
         return self._connection.total_changes
 
     def finish(self) -> tuple[list[RecordedEvent], list[Entry]]:
-        """Record what follows from the piece of work that has ended; return its results."""
+        """Record what follows from the piece of work that has ended; return its results.
+
+        If that fails, the work stays: approvals can stop, notices go out.
+        """
         if self.changed != set() and self._follow_up is not None:
-            self._record_what_follows(self._follow_up)
+            recorded = len(self.recorded)
+            self._connection.execute("SAVEPOINT follow_up")
+            try:
+                self._follow_up(self)
+            except sqlite3.Error:
+                raise
+            except Exception:  # noqa: BLE001  # a fault in approvals must not cost a notice
+                _log.exception("cannot record what follows from a change")
+                self._connection.execute("ROLLBACK TO follow_up")
+                del self.recorded[recorded:]
+                self.journal.look_again()
+                self.deliveries.look_again()
+            self._connection.execute("RELEASE follow_up")
         results = self.recorded, self.deliveries.redelivered
         self.recorded, self.deliveries.redelivered, self.changed = [], [], set()
         return results
 
-    def _record_what_follows(self, follow_up: FollowUp) -> None:
-        """If that fails, the work stays: approvals can stop, notices go out."""
-        recorded = len(self.recorded)
-        self._connection.execute("SAVEPOINT follow_up")
-        try:
-            follow_up(self)
-        except sqlite3.Error:
-            raise
-        except Exception:  # noqa: BLE001  # a fault in approvals must not cost a notice
-            _log.exception("cannot record what follows from a change")
-            self._connection.execute("ROLLBACK TO follow_up")
-            del self.recorded[recorded:]
-            self.journal.look_again()
-            self.deliveries.look_again()
-        self._connection.execute("RELEASE follow_up")
-
     def forget_what_was_read(self) -> None:
-        """Read all about approvals again when it is asked for: rows of the journal were deleted.
-
-        Otherwise the memory would grow with each event, too.
-        """
+        """Read all about approvals again when it is asked for: rows of the journal were deleted."""
         self._cache.clear()
         self._cache.pruned_to = read_pruning_checkpoint(self._connection).position
 
@@ -161,9 +205,8 @@ class Transaction:
                 self.changed.add(key)
             kept = event if len(self.recorded) < MAX_EVENTS_IN_RESULTS else None
             sinks = self.route(event) if to is None else to
-            entries = tuple(
-                self._build_entries(first_id + len(new), event, key, position, sinks, at, kept)
-            )
+            entry_id = first_id + len(new)
+            entries = tuple(self._build_entries(entry_id, event, key, position, sinks, at, kept))
             new += entries
             self.recorded.append(
                 RecordedEvent(position, event.id, name, key, event.scope, kept, entries)
@@ -190,7 +233,15 @@ class Transaction:
     ) -> Iterator[Entry]:
         """Yield an entry for each sink. ``kept`` is the event if it stays in memory."""
         name, not_before = event.name, parse_timestamp(event.data.get("notBefore"))
-        ordering_key = key if key is not None else self._ordering_key_without_event(event)
+        ordering_key = key
+        if ordering_key is None:
+            # A ``relay.*`` with the same key replaces an older one. Those about a standing hold
+            # keep their order.
+            is_of_relay = name.startswith("relay.")
+            ordering_key = name if is_of_relay else name.partition(".")[0]
+            if is_of_relay and self.keys.with_scope:  # a hub records what many relays say
+                ordering_key += f"/{event.attributes['source']}"
+            ordering_key += f"/{event.subject or ''}"
         for entry_id, sink in enumerate(sinks, first_id):
             yield Entry(
                 id=entry_id,
@@ -211,19 +262,6 @@ class Transaction:
         if not is_about_event(event.name):
             return None
         return self.keys.make_key(event.scope, event.subject or "")
-
-    def _ordering_key_without_event(self, event: CloudEvent) -> str:
-        """Return the ordering key of a CloudEvent that is about no event.
-
-        A ``relay.*`` with the same key replaces an older one. Those about a standing hold keep
-        their order.
-        """
-        prefix = event.name
-        if not prefix.startswith("relay."):
-            prefix = prefix.partition(".")[0]
-        elif self.keys.with_scope:  # a hub records what many relays say about themselves
-            prefix = f"{prefix}/{event.attributes['source']}"
-        return f"{prefix}/{event.subject or ''}"
 
     def stored_approval_mode(self) -> Mode:
         """Return whether approvals are on, off, or a dry run."""

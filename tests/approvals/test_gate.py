@@ -375,12 +375,12 @@ async def test_a_stop_waits_until_the_answer_is_on_disk(tmp_path: Path) -> None:
         harness.azure.may_answer.clear()
         await eventually(lambda: bool(harness.azure.sent))
         stop = asyncio.create_task(harness.gate.stop_start_requests(1000))
-        harness.store.submit_read(lambda _: before.wait(30))
+        harness.store.submit(lambda _: before.wait(30))
         queued = harness.store._jobs.qsize  # noqa: SLF001
         await eventually(lambda: queued() == 0)
         harness.azure.may_answer.set()
         await eventually(lambda: queued() == 1)  # the answer
-        harness.store.submit_read(lambda _: after.wait(30))  # in the same transaction
+        harness.store.submit(lambda _: after.wait(30))  # in the same transaction
         before.set()
         await eventually(lambda: not harness.gate.engine.in_flight)
         for _ in range(10):  # turns of the loop for who would stop now

@@ -49,9 +49,9 @@ async def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         await harness.wait_for_events("startrequest.accepted")
         may_go_on = threading.Event()
-        harness.store.submit_read(lambda _: may_go_on.wait(30))
+        harness.store.submit(lambda _: may_go_on.wait(30))
         await eventually(lambda: harness.store._jobs.qsize() == 0)  # noqa: SLF001
-        harness.store.submit_read(lambda tx: tx.approvals.open_grants())
+        harness.store.submit(lambda tx: tx.approvals.open_grants())
         prune(harness)
         vote = asyncio.create_task(harness.submit("approve", "alice", USER_REBOOT))
         await asyncio.sleep(0)
@@ -73,7 +73,7 @@ async def test_a_claim_that_shares_a_commit_with_pruning_obeys_a_standing_hold(
 
         def prune_with_claim() -> None:
             harness.azure.after_read = lambda: None
-            harness.store.submit_read(lambda _: may_go_on.wait(30))
+            harness.store.submit(lambda _: may_go_on.wait(30))
             prune(harness)
             asyncio.get_running_loop().call_later(0.05, may_go_on.set)
 
@@ -114,7 +114,7 @@ async def test_an_answer_about_damaged_rows_keeps_no_notice_from_its_sinks(
         await eventually(lambda: len(harness.azure.sent) == 1)
         await harness.store.transact(partial(spoil, rows="kind = 'claim'"))
         may_go_on = threading.Event()
-        harness.store.submit_read(lambda _: may_go_on.wait(30))
+        harness.store.submit(lambda _: may_go_on.wait(30))
         harness.azure.may_answer.set()
         await eventually(lambda: harness.store._jobs.qsize() == 1)  # noqa: SLF001  # the answer
         harness.azure.document = (REDEPLOY, build_event("E-9", event_type="Freeze"))

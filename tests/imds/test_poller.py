@@ -188,7 +188,6 @@ async def test_a_large_document_is_read_as_a_small_one(tmp_path: Path) -> None:
                 "truncated",
                 "malformed",
                 "no-events",
-                "oversize",
                 "reset",
                 "redirect",
             )
@@ -342,7 +341,7 @@ async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing
     async with simulated(tmp_path) as (running, sim):
         event = sim.schedule(Plan(lasts=None))
         await running.until(lambda: "event.scheduled" in running.recorded_names)
-        sim.add_fault(Fault(kind="oversize", size=5_000_000, lasts=10_000.0))
+        sim.update_event(event, description="x" * 5_000_000)
         before = running.clock.monotonic()
         await running.until(lambda: running.poller.lost)
         assert running.clock.monotonic() - before < 5

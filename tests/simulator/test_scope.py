@@ -173,30 +173,16 @@ def test_waits_and_notice_run_as_many_times_faster_as_asked() -> None:
     assert moments == [16.0, 26.0]
 
 
-def test_the_first_call_waits_and_events_come_later_still() -> None:
-    machine = scope(first_call=120.0, events_after=300.0)
-    machine.schedule(Plan(id="A"))
-    assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
+def test_the_first_call_waits_until_the_service_is_on() -> None:
+    machine = scope(first_call=120.0)
     assert machine.at(later(10)).enable_by_call() == timedelta(seconds=120)
     assert machine.at(later(70)).enable_by_call() == timedelta(seconds=60)
     assert machine.at(later(140)).enable_by_call() == timedelta(0)
-    machine.at(later(309)).tick()
-    assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
-    machine.at(later(310)).tick()
-    assert machine.document()["DocumentIncarnation"] == 2
-    assert statuses(machine) == {"A": "Scheduled"}
-
-
-def test_a_day_without_a_call_switches_the_service_off() -> None:
-    machine = scope(first_call=120.0)
-    machine.enable_by_call()
-    machine.schedule(Plan(id="A", started=True, lasts=None))
-    machine.skip_incarnations(10)
-    machine.at(later(1)).end("A")
-    assert machine.at(later(86400)).enable_by_call() == timedelta(0)
-    assert machine.incarnation == 13
-    assert machine.at(later(2 * 86400 + 1)).enable_by_call() == timedelta(seconds=120)
+    machine.schedule(Plan(id="A"))
+    machine.disable()
     assert machine.incarnation == 1
+    assert machine.at(later(200)).enable_by_call() == timedelta(seconds=120)
+    assert statuses(machine) == {"A": "Scheduled"}
 
 
 def test_without_broadcast_a_vm_sees_what_names_it() -> None:

@@ -30,7 +30,6 @@ from tests.store.open_store import (
     NOW,
     add_occurrence,
     append_row,
-    file_names,
     numbered_event,
     open_file_in,
     read_column,
@@ -376,10 +375,7 @@ def test_a_file_is_set_aside_if_the_relay_cannot_read_what_it_needs_at_its_start
     assert (mode(path), len(set_aside(path))) == ("off", 1)
 
 
-def test_a_second_relay_of_the_same_process_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.store.file.LOCK_TIMEOUT", 0.05)
+def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     (tmp_path / "by-another-name.db").symlink_to(path)
     with open_file_in(path) as file:
@@ -446,16 +442,6 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
         StoreError, match=r"store\.path: expected a (file|folder) that can be written"
     ):
         open_state_file(path, IDENTITY, NOW)
-
-
-def test_a_python_with_an_old_sqlite_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error does not call the file corrupt. No file changes."""
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
-    with pytest.raises(StoreError, match=r"expected a Python with SQLite 3\.33 or newer"):
-        open_state_file(tmp_path / "relay.db", IDENTITY, NOW)
-    assert file_names(tmp_path) == []
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace lets reads fail")

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import sqlite3
 import stat
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,35 +88,3 @@ def test_a_link_of_this_user_leads_to_the_file(tmp_path: Path) -> None:
     with open_file_in(link) as file:
         assert file.path == tmp_path / "relay.db"
     assert read_column(tmp_path / "relay.db", "SELECT value FROM meta WHERE key = 'mode'") == ["on"]
-
-
-def wait_until_locked(file: Path, *, by: int | None = None) -> None:
-    deadline = time.monotonic() + 30
-    owner = "" if by is None else rf" {by} \S+"
-    pattern = re.compile(rf"{owner}:{file.stat().st_ino} ")
-    while pattern.search(Path("/proc/locks").read_text()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_relay_that_starts_waits_for_a_doctor_who_reads_the_lock(tmp_path: Path) -> None:
-    path = tmp_path / "relay.db"
-    with open_file_in(path):
-        pass
-    start = """
-import sys
-from pathlib import Path
-from relay.store import file
-from tests.store.open_store import open_file_in
-file.LOCK_TIMEOUT = 60
-with open_file_in(Path(sys.argv[1])):
-    pass
-"""
-    lock = lock_path(path)
-    with contextlib.closing(sqlite3.connect(lock, isolation_level=None)) as doctor:
-        doctor.execute("BEGIN")
-        doctor.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        with subprocess.Popen([sys.executable, "-c", start, path]) as starting:
-            wait_until_locked(lock, by=starting.pid)
-            doctor.execute("ROLLBACK")
-    assert starting.returncode == 0

@@ -251,9 +251,9 @@ async def test_work_goes_to_the_sinks_of_its_submission_also_if_it_runs_again(
 
     async with open_store_in(tmp_path) as store:
         release = threading.Event()
-        store.submit_read(lambda _: release.wait(10))
+        store.submit(lambda _: release.wait(10))
         before = store.submit(record_event(1))
-        store.use_route(lambda _: ("other",))
+        store.route = lambda _: ("other",)
         failing = store.submit(fail)  # so that all run again
         after = store.submit(record_event(2))
         release.set()
