@@ -135,23 +135,6 @@ def test_every_generated_file_is_up_to_date() -> None:
     assert generate.stale() == []
 
 
-@EACH_TYPE
-def test_the_page_names_each_type_with_every_field(kind: EventDefinition) -> None:
-    page = generate.EVENTS_PAGE.read_text(encoding="utf-8")
-    section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
-    assert kind.type in section
-    assert kind.when in section
-    shared = (
-        set(cloudevent_schema(CATALOG[0])["properties"]["data"]["properties"])
-        if kind is not CATALOG[0]
-        else set()
-    )
-    if "all of [`" in section:  # then the fields are those of an earlier type
-        return
-    for name in set(cloudevent_schema(kind)["properties"]["data"]["properties"]) - shared:
-        assert f"`{name}`" in section
-
-
 def assert_the_sdk_reads(said: CloudEvent) -> None:
     """Attribute by attribute and field by field, as the SDK sees it."""
     read = JSONFormat().read(None, said.body)

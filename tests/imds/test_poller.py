@@ -355,7 +355,7 @@ async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing
         with pytest.raises(SourceError, match="4 MiB"):
             await reading
         assert await running.names() == ["event.scheduled"]
-        sim.clear_faults()
+        sim.update_event(event, description="x")
         await running.until(lambda: not running.poller.lost)
         assert [report[0] for report in running.reports] == [
             "relay.source-lost",

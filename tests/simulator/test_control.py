@@ -76,15 +76,6 @@ async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
     [
         (
             "schedule",
-            {"type": "Rebot"},
-            400,
-            (
-                "schedule.type: expected 'Freeze', 'Reboot', 'Redeploy', 'Preempt' or "
-                "'Terminate', got 'Rebot'"
-            ),
-        ),
-        (
-            "schedule",
             {"notice": 15},
             400,
             "schedule.notice: expected a duration such as 500ms, 1s, 5m, 2h or 7d, got 15",

@@ -70,14 +70,6 @@ def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
         (VM("flex_ab12", scale_set="flex"), "flex", "flex_ab12"),
         (VM("set_18", computer_name="other"), "set", "other"),
     ],
-    ids=[
-        "uniform set",
-        "first of a set",
-        "single VM",
-        "name like a set",
-        "flexible set",
-        "own computer name",
-    ],
 )
 def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer_name: str) -> None:
     about = compute_document(vm)

@@ -30,13 +30,10 @@ async def ask(client: aiohttp.ClientSession, sim: Simulator, **more: float) -> t
         return response.status, await response.read()
 
 
-@pytest.mark.parametrize("status", [404, 410, 429, 500, 503])
-async def test_a_status_is_answered_as_often_as_asked(
-    client: aiohttp.ClientSession, status: int
-) -> None:
+async def test_a_status_is_answered_as_often_as_asked(client: aiohttp.ClientSession) -> None:
     async with Simulator(FREE) as sim:
-        sim.add_fault(Fault(status=status, calls=2))
-        assert [(await ask(client, sim))[0] for _ in range(3)] == [status, status, 200]
+        sim.add_fault(Fault(status=410, calls=2))
+        assert [(await ask(client, sim))[0] for _ in range(3)] == [410, 410, 200]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +111,7 @@ async def test_a_hang_does_not_keep_the_simulator_from_ending(
         await sim.wait_until(lambda: bool(sim.calls), within=60)
 
 
-@pytest.mark.parametrize(
-    ("processed", "approved_by"),
-    [(True, ("vm-0",)), (False, ())],
-    ids=["processed", "not processed"],
-)
+@pytest.mark.parametrize(("processed", "approved_by"), [(True, ("vm-0",)), (False, ())])
 async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
     client: aiohttp.ClientSession, processed: bool, approved_by: tuple[str, ...]
 ) -> None:

@@ -133,7 +133,6 @@ def test_a_hardware_failure_is_first_seen_as_started() -> None:
 @pytest.mark.parametrize(
     ("started", "move"),
     [(True, "cancel"), (True, "start"), (False, "end")],
-    ids=["cancel a started event", "start a started event", "end a scheduled event"],
 )
 def test_what_cannot_happen_in_a_state_is_refused(started: bool, move: str) -> None:
     machine = scope()

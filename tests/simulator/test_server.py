@@ -74,15 +74,6 @@ async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_wi
         b'{"StartRequests": [{}]}',
         b'{"StartRequests": "A"}',
     ],
-    ids=[
-        "empty",
-        "open brace",
-        "list",
-        "no requests",
-        "empty requests",
-        "no EventId",
-        "requests are text",
-    ],
 )
 async def test_a_malformed_start_request_is_refused(
     client: aiohttp.ClientSession, body: bytes
@@ -114,15 +105,10 @@ async def test_without_the_metadata_header_nothing_is_answered(path: str) -> Non
 async def test_a_forwarded_request_is_refused(client: aiohttp.ClientSession) -> None:
     async with Simulator() as sim:
         status, problem = await get(client, sim.url, headers={"X-Forwarded-For": "10.0.0.1"})
-        assert status == 400
-        assert "X-Forwarded-For" in problem["error"]
+        assert (status, "X-Forwarded-For" in problem["error"]) == (400, True)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [{}, {"api-version": ""}, {"api-version": "latest"}, {"api-version": "2020-07-02"}],
-    ids=["none", "empty", "word", "unknown date"],
-)
+@pytest.mark.parametrize("params", [{}, {"api-version": ""}, {"api-version": "2020-07-02"}])
 async def test_an_api_version_that_is_not_known_is_refused_with_the_newest(
     client: aiohttp.ClientSession, params: dict[str, str]
 ) -> None:
@@ -154,14 +140,7 @@ async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSess
     """Five calls a second for each VM, of events and instance metadata together."""
     clock = ManualClock()
     async with Simulator(Setup(vms=PAIR.vms), clock=clock) as sim:
-        paths = [
-            EVENTS,
-            "/metadata/instance?api-version=2021-02-01",
-            EVENTS,
-            EVENTS,
-            EVENTS,
-            EVENTS,
-        ]
+        paths = [EVENTS, "/metadata/instance?api-version=2021-02-01", *[EVENTS] * 4]
         answers = []
         for path in paths:
             params = {} if "?" in path else {"api-version": NEWEST_API_VERSION}
@@ -177,18 +156,13 @@ async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(
     client: aiohttp.ClientSession,
 ) -> None:
     clock = ManualClock()
-    async with (
-        Simulator(Setup(first_call=120.0, rate_limit=None), clock=clock) as sim,
-        clock.ticking(0.5),
-    ):
-        began = sim.clock.monotonic()
-        assert [
-            answer[0] for answer in await asyncio.gather(*(get(client, sim.url) for _ in range(3)))
-        ] == [200] * 3
-        took = sim.clock.monotonic() - began
-        assert 120 <= took < 160
+    setup = Setup(first_call=120.0, rate_limit=None)
+    async with Simulator(setup, clock=clock) as sim, clock.ticking(0.5):
+        answers = await asyncio.gather(*(get(client, sim.url) for _ in range(3)))
+        assert [status for status, _ in answers] == [200] * 3
+        assert 120 <= (took := clock.monotonic()) < 160
         await get(client, sim.url)
-        assert sim.clock.monotonic() - began - took < 40
+        assert clock.monotonic() - took < 40
 
 
 @pytest.mark.parametrize(
@@ -198,7 +172,6 @@ async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(
         b"GET / HTTP/9.9\r\n\r\n",
         b"POST /sim/say HTTP/1.1\r\nContent-Length: x\r\n\r\n",
     ],
-    ids=["no HTTP", "unknown version", "invalid length"],
 )
 async def test_what_is_not_http_is_answered_400_without_a_traceback(
     garbage: bytes, caplog: pytest.LogCaptureFixture

@@ -357,20 +357,3 @@ def test_many_bodies_are_read_byte_for_byte_though_one_is_broken(
         assert bodies.pop(2) == (broken if isinstance(broken, bytes) else broken.encode())
         assert bodies == {1: numbered_event(0).body, 4: numbered_event(3).body}
         assert Journal(connection).bodies_at_positions([ROWS + 1]) == {}
-
-
-def test_a_journal_on_broken_pages_is_named_as_one_that_cannot_be_read(tmp_path: Path) -> None:
-    """SQLite fails at the end of the reading again, when it gives up the view of the file."""
-    path = tmp_path / "relay.db"
-    with open_file_in(path) as file:
-        for _ in range(100):
-            append_row(Journal(file.connection), body=bytes(1000))
-    content = bytearray(path.read_bytes())
-    for page in range(len(content) // 4096 - 3, len(content) // 4096):
-        content[page * 4096 : page * 4096 + 100] = b"\xff" * 100
-    path.write_bytes(content)
-    with (
-        contextlib.closing(open_for_reading(path)) as connection,
-        pytest.raises(StoreError, match="it cannot be read: database disk image is malformed"),
-    ):
-        verify_journal(connection)
