@@ -107,8 +107,8 @@ async def test_a_sink_that_fails_and_recovers_is_told_with_its_reason(
         assert "got 500" in failing["reason"]
         relay.receiver.status = 204
         assert (await told.wait("relay.sink-recovered"))["sink"] == "drain"
-        await relay.run("pause", "drain")
-        await relay.run("resume", "drain")
+        await relay.run("sink", "pause", "drain")
+        await relay.run("sink", "resume", "drain")
     states = [(f["state"], f["principal"]) for f in told.fields() if "state" in f]
     assert states == [("paused", LOCAL_PRINCIPAL), ("on", LOCAL_PRINCIPAL)]
 
