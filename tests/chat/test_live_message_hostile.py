@@ -80,7 +80,9 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
         monkeypatch.setattr(MessagePlanner, "next_refresh_at", fail_once)
         await relay.deliver_document(build_event())
         await eventually(lambda: "internal error" in caplog.text)
-        await clock.advance_until(lambda: relay.wall.cards["m1"].buttons == (), within=10**6)
+        await clock.advance_until(
+            lambda: relay.wall.cards["m1"].buttons == (), step=30, within=10**6
+        )
 
 
 async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats_the_message(
