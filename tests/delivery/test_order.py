@@ -65,21 +65,6 @@ async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
         assert [delivery.waiting for delivery in relay.dispatcher.workers] == [50, 0]
 
 
-async def test_one_event_that_waits_holds_back_no_other_event(tmp_path: Path) -> None:
-    async def not_the_first(event: CloudEvent) -> Receipt:
-        if event.subject == "E-0":
-            raise Deferred("not this one")
-        return Receipt()
-
-    far = ScriptedSink(not_the_first, longest_pause=300.0)
-    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        for number in range(3):
-            await relay.record_event(f"E-{number}")
-            await relay.record_event(f"E-{number}", "event.started")
-        await eventually(lambda: len(far.delivered) == 4)
-        assert {event.subject for event in far.delivered} == {"E-1", "E-2"}
-
-
 @pytest.mark.parametrize("most", [1, 3])
 async def test_a_sinks_own_limit_is_used_and_kept(tmp_path: Path, most: int) -> None:
     release = asyncio.Event()

@@ -23,7 +23,7 @@ from relay.simulator.faults import Fault
 from relay.sinks import Receipt, SinkSettings
 from tests.eventually import eventually
 from tests.journey.relay_process import after_polls, client, inbox, name_of, webhook
-from tests.roles.reloadable_relay import OTHER_KEYS, ReloadableRelay, reloadable_relay, voter
+from tests.roles.reloadable_relay import ReloadableRelay, reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}
 OPERATOR = client("operator")
@@ -92,27 +92,6 @@ async def test_a_grant_of_a_rule_that_is_gone_is_not_sent(tmp_path: Path) -> Non
         assert relay.starts(event) == 1
 
 
-async def test_the_vote_of_a_client_that_is_gone_does_not_count(tmp_path: Path) -> None:
-    rule = by_votes(2, "alice", "bob", "carol")
-    clients = api(voter("alice"), voter("bob"), voter("carol"))
-    async with reloadable_relay(
-        tmp_path, approvals={"tell_first": "0s", "rules": [rule]}, api=clients
-    ) as relay:
-        event = relay.schedule()
-        await eventually(lambda: _is(relay.state(event), "pending"))
-        assert (await relay.vote(event, "alice"))[0] == 202
-        await relay.reload(
-            api=api(voter("bob"), voter("carol")),
-            approvals={"tell_first": "0s", "rules": [by_votes(2, "bob", "carol")]},
-        )
-        assert (await relay.call("GET", "/v1/events", key=OTHER_KEYS["alice"]))[0] == 401
-        status, answer = await relay.vote(event, "bob")
-        assert (status, answer["state"], answer["votes"]) == (202, "pending", 1)
-        assert relay.starts(event) == 0
-        assert (await relay.vote(event, "carol"))[1]["state"] == "granted"
-        await eventually(lambda: relay.starts(event) == 1)
-
-
 async def test_a_new_rule_grants_what_waits_for_it_once_new_sinks_know_of_it(
     tmp_path: Path,
 ) -> None:
@@ -145,8 +124,11 @@ async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> No
         await eventually(lambda: relay.starts(event) == 1)
 
 
-async def test_a_reload_waits_for_the_answer_to_a_start_request(tmp_path: Path) -> None:
-    """No second one is sent while the first can be executed."""
+async def test_a_reload_waits_for_the_answer_to_a_start_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No second one is sent while the first can be executed, however long sinks may still send."""
+    monkeypatch.setattr("relay.roles.deciding.DRAIN_TIMEOUT", 0.2)
     rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
     async with (
         inbox() as drain,
@@ -211,27 +193,6 @@ async def test_a_decision_during_a_reload_waits_for_the_new_configuration(
 # --- sinks
 
 
-async def test_what_waits_for_a_changed_sink_goes_to_its_new_address_in_order(
-    tmp_path: Path,
-) -> None:
-    async with (
-        inbox() as old,
-        inbox() as new,
-        reloadable_relay(tmp_path, sinks=[webhook(old.url)]) as relay,
-    ):
-        old.status = 503
-        events = [relay.schedule() for _ in range(3)]
-        await eventually(lambda: relay.running.relay.dispatcher.workers[0].waiting == 3)
-        relay.azure.start(events[0])
-        await eventually(lambda: relay.running.relay.dispatcher.workers[0].waiting == 4)
-        assert await relay.reload(sinks=[webhook(new.url)]) == [("sinks.drain", "changed")]
-        await eventually(lambda: len(new.events) == 4)
-        assert new.types_of(events[0].event_id) == ["event.scheduled", "event.started"]
-        relay.azure.end(events[0])
-        await eventually(lambda: len(new.events) == 5)
-        assert old.events == []
-
-
 async def test_what_cannot_be_sent_at_once_goes_to_where_the_new_settings_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,54 +217,6 @@ async def test_what_cannot_be_sent_at_once_goes_to_where_the_new_settings_say(
         assert new.types_of(second.event_id) == ["event.scheduled"]
         assert old.events[0]["id"] in [event["id"] for event in new.events]
         assert old.types_of(first.event_id) == ["event.scheduled"]
-
-
-async def test_a_sink_that_its_receiver_disables_during_a_reload_is_disabled_as_after_a_restart(
-    tmp_path: Path,
-) -> None:
-    """Else it would work until the next restart, and tell nobody anything from then on."""
-    async with (
-        inbox() as gone,
-        inbox() as other,
-        reloadable_relay(tmp_path, sinks=[webhook(gone.url)]) as relay,
-    ):
-        gone.status = 410
-        gone.may_answer.clear()
-        relay.schedule()
-        worker = relay.running.relay.dispatcher.get_worker("drain")
-        await eventually(lambda: worker.waiting == 1 and not worker.is_idle)
-        reload = asyncio.create_task(relay.reload(sinks=[webhook(other.url)]))
-        await eventually(lambda: len(relay.loads) == 1)
-        gone.may_answer.set()
-        await reload
-        stored = await relay.running.relay.store.read(lambda tx: tx.deliveries.sink_states())
-        (status,) = relay.running.relay.dispatcher.workers
-        assert stored == {"drain": (status.state, status.reason)}
-        assert status.state == "disabled"
-
-
-async def test_a_removed_sink_leaves_dead_letters_that_it_can_get_when_it_is_back(
-    tmp_path: Path,
-) -> None:
-    async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
-        drain.status = 503
-        event = relay.schedule()
-        await eventually(lambda: relay.running.relay.dispatcher.workers[0].failing)
-        assert await relay.reload(sinks=[]) == [("sinks.drain", "removed")]
-        _, page = await relay.call("GET", "/v1/deliveries")
-        assert [(each["state"], each["reason"]) for each in page["items"]] == [
-            ("parked", "the sink drain is not in the configuration any more")
-        ]
-        assert (await relay.call("POST", "/v1/sinks/drain/ping"))[0] == 404
-        drain.status = 204
-        relay.azure.start(event)
-        await eventually(lambda: _has(relay.told("event.started"), 1))
-        await relay.reload(sinks=[webhook(drain.url)])
-        # A new sink gets the newest state of what is live.
-        await eventually(lambda: drain.types_of(event.event_id) == ["event.started"])
-        dead = page["items"][0]["id"]
-        assert (await relay.call("POST", f"/v1/dead-letters/{dead}/redeliver"))[0] == 202
-        await eventually(lambda: len(drain.events) == 2)
 
 
 async def test_no_event_misses_a_sink_or_reaches_it_twice_while_reloads_come_and_go(

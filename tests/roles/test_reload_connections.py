@@ -20,43 +20,13 @@ from relay.errors import ReloadRefused
 from relay.roles.reload import Reloader
 from relay.simulator import Plan
 from tests.certificates import Authority
-from tests.chat.slack_server import ALICE, BOB, TEAM, running_slack
 from tests.counting_proxy import counting_proxy
 from tests.eventually import eventually
 from tests.fleet.running_fleet import DOMAINS, running_fleet
 from tests.journey.bus import Bus, define_users, unused_exchange
-from tests.journey.relay_process import client, inbox, webhook
+from tests.journey.relay_process import client
 from tests.rabbitmq import Broker
 from tests.roles.reloadable_relay import reloadable_relay
-
-
-async def test_slack_takes_clicks_of_those_whom_the_new_rules_name(
-    tmp_path: Path,
-) -> None:
-    def approvals(*people: str) -> dict[str, Any]:
-        voters = [f"slack:{TEAM}/{person}" for person in people]
-        rule = {"name": "reboots", "approve": {"votes": 1, "from": voters}}
-        return {"tell_first": "0s", "rules": [rule]}
-
-    async with running_slack() as slack, inbox() as drain:
-        ops = slack.settings(approve_in_chat=True)
-        async with reloadable_relay(tmp_path, sinks=[ops], approvals=approvals(ALICE)) as relay:
-            event = relay.schedule()
-            await eventually(lambda: len(slack.sockets) == 1 and len(slack.messages) == 1)
-            await relay.reload(
-                sinks=[ops, webhook(drain.url)],
-                approvals=approvals(BOB),
-                source={**relay.document["source"], "interval": "600ms"},
-            )
-            await eventually(lambda: len(slack.sockets) == 1)
-            message = slack.channel_messages()[0]
-            await slack.send_envelope(slack.click_payload(message, "Approve", ALICE))
-            await eventually(lambda: len(slack.private_replies) == 1)
-            assert "Nothing was decided" in str(slack.private_replies[0])
-            await slack.send_envelope(slack.click_payload(message, "Approve", BOB))
-            await eventually(lambda: relay.starts(event) == 1)
-            await eventually(lambda: len(slack.sockets) == 1)
-            assert slack.opened_sockets == 2
 
 
 async def test_approvals_from_rabbitmq_follow_the_clients(
