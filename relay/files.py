@@ -1,11 +1,11 @@
 """What the standard library lacks for files of the relay and of its users.
 
-`may_exist` and its like answer whether something is there. From Python 3.14 on, `Path.exists` and
-its like return False if the user may not look. These return False only if nothing of that kind is
-there for certain, so that whoever opens the path gets the reason.
+`may_exist` answers whether something is there. From Python 3.14 on, `Path.exists` and its like
+return False if the user may not look. This returns False only if nothing of that kind is there for
+certain, so that whoever opens the path gets the reason.
 
-`open_private_file` and its like make files and folders that this user alone can read, such as the
-state file and its locks. `is_planted` finds what a stranger may have put into a folder that others
+`ensure_private_file` and `create_private_folder` make what this user alone can read, such as the
+state file and its lock. `is_planted` finds what a stranger may have put into a folder that others
 can write. `FileBackedValue` is made of files, such as secrets, and made again when they change.
 """
 
@@ -28,24 +28,10 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
-def may_exist(path: Path) -> bool:
-    """Return whether something is there, or may be."""
-    return _may_be(path, lambda _: True)
-
-
-def file_may_exist(path: Path) -> bool:
-    """Return whether a file is there, or may be."""
-    return _may_be(path, stat.S_ISREG)
-
-
-def folder_may_exist(path: Path) -> bool:
-    """Return whether a folder is there, or may be."""
-    return _may_be(path, stat.S_ISDIR)
-
-
-def _may_be(path: Path, matches_mode: Callable[[int], bool]) -> bool:
+def may_exist(path: Path, is_meant: Callable[[int], bool] = lambda _: True) -> bool:
+    """Return whether something is there, or may be. ``is_meant`` looks at its mode."""
     try:
-        return matches_mode(path.stat().st_mode)
+        return is_meant(path.stat().st_mode)
     except OSError as error:
         return error.errno not in _ABSENT
 
@@ -91,23 +77,6 @@ def user_name(uid: int) -> str:
 
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-
-
-def open_private_file(path: Path) -> int:
-    """Open a file for this user alone, and create it if it is not there; return its descriptor.
-
-    Raises OSError, also if it is a link or belongs to another user.
-    """
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(path, flags, PRIVATE_FILE)
-    try:
-        if hasattr(os, "geteuid") and os.fstat(descriptor).st_uid != os.geteuid():
-            raise FileExistsError(errno.EEXIST, f"{path} belongs to another user", str(path))
-        path.chmod(PRIVATE_FILE)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def ensure_private_file(path: Path) -> None:

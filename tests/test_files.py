@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,14 +12,14 @@ import pytest
 
 from relay.config import load
 from relay.errors import ConfigError, StoreError
-from relay.files import current_user, file_may_exist, folder_may_exist, may_exist
+from relay.files import current_user, may_exist
 from relay.store import StoreSettings
 from relay.store.diagnostics import diagnose
 from relay.store.file import open_for_reading
 from tests.cli.command import run_async, run_command
 
 NOBODY = 65534
-CHECKS: tuple[Callable[[Path], bool], ...] = (may_exist, file_may_exist, folder_may_exist)
+KINDS: tuple[Callable[[int], bool], ...] = (lambda _: True, stat.S_ISREG, stat.S_ISDIR)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
     file.touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     results = {
-        path: [check(path) for check in CHECKS]
+        path: [may_exist(path, kind) for kind in KINDS]
         for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")
     }
     assert list(results.values()) == [
@@ -58,7 +59,7 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
-    assert [checks(closed / "relay.yaml") for checks in CHECKS] == [True] * 3
+    assert all(may_exist(closed / "relay.yaml", kind) for kind in KINDS)
 
 
 def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:

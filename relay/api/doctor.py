@@ -7,6 +7,7 @@ certificate and asks Entra ID. `static_findings` asks nobody.
 
 from __future__ import annotations
 
+import stat
 from asyncio import get_running_loop
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from relay.api.settings import ApiSettings, automatic_socket, supports_local_soc
 from relay.api.sockets import make_server_context, open_tcp_sockets
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import ConfigError
-from relay.files import folder_may_exist, may_exist
+from relay.files import may_exist
 from relay.net.http import read_body_start
 
 _TIMEOUT = 5.0
@@ -57,7 +58,7 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
             yield warning(
                 "local socket", str(error), "set api.socket to a shorter path, or to null"
             )
-    elif settings.socket is not None and not folder_may_exist(settings.socket.parent):
+    elif settings.socket is not None and not may_exist(settings.socket.parent, stat.S_ISDIR):
         yield warning(
             "local socket",
             f"there is no folder {settings.socket.parent} for {settings.socket}, "

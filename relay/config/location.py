@@ -12,6 +12,7 @@ somebody edits the configuration.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from relay.config.document import expand_variables, override_from_environment, read_document
 from relay.errors import ConfigError
-from relay.files import file_may_exist, is_planted, may_exist
+from relay.files import is_planted, may_exist
 
 SYSTEM_FILE = Path("/etc/imds-relay/relay.yaml")
 """The configuration of the service of a machine."""
@@ -36,7 +37,7 @@ def find_file(
         return path
     if environment.get("IMDS_RELAY_CONFIG"):
         return Path(environment["IMDS_RELAY_CONFIG"])
-    return next((place for place in default_paths if file_may_exist(place)), None)
+    return next((place for place in default_paths if may_exist(place, stat.S_ISREG)), None)
 
 
 def find_trusted_file(

@@ -3,9 +3,9 @@
 There is one function for each family: `change_event` for the recorder of documents,
 `approval_or_startrequest_event` and `standing_hold_event` for approvals, and `relay_event` for the
 relay's own state. Each id is a digest of what the event says, so a relay that restarts gives a
-change the same id again. ``head`` is the position and hash of the journal before the event: it is a
-part of the id, because a relay can say the same twice. `determine_outcome` says how an event of
-Azure ended.
+change the same id again. ``head`` is the position and hash of the journal before the event, as
+``<position>:<hash>``: it is a part of the id, because a relay can say the same twice.
+`determine_outcome` says how an event of Azure ended.
 """
 
 from __future__ import annotations
@@ -173,11 +173,9 @@ def approval_or_startrequest_event(
     cause: str | None,
     head: str,
 ) -> CloudEvent:
-    """Build an ``approval.*`` or ``startrequest.*`` CloudEvent.
+    """Build an ``approval.*`` or ``startrequest.*`` CloudEvent; ``cause`` is its ``causationid``.
 
-    Its data is that of the ``event`` at that time, and what ``added`` holds. ``cause`` becomes
-    ``causationid``. ``head`` is the position and hash of the journal before this event, as
-    ``<position>:<hash>``.
+    Its data is that of the ``event`` at that time, and what ``added`` holds.
     """
     return _build(
         name,
@@ -195,10 +193,7 @@ def approval_or_startrequest_event(
 def standing_hold_event(
     name: str, origin: Origin, at: datetime, *, data: Mapping[str, Any], head: str
 ) -> CloudEvent:
-    """Build a ``standing-hold.*`` CloudEvent.
-
-    ``head`` is as for `approval_or_startrequest_event`.
-    """
+    """Build a ``standing-hold.*`` CloudEvent."""
     id_ = digest_id(origin.relay_source, name, data, head)
     return _build(name, origin, at, data, id=id_, subject=data["holdId"], journalhead=head)
 

@@ -25,27 +25,26 @@ _MAX_CALLS = 10_000
 
 @dataclass(slots=True, kw_only=True)
 class RecordedCall:
-    """One HTTP call to the simulator. The control API is not counted."""
+    """One HTTP call to the simulator. The control API is not counted.
+
+    ``vm`` is the VM whose address was called, ``peer`` address and port of the caller. Names of
+    ``headers`` are in lower case. ``event_ids`` are those of a StartRequest, as sent. ``status`` is
+    None before the answer, and for a connection that was reset. ``ended_at`` is when the answer was
+    sent or the connection was lost.
+    """
 
     at: datetime
     vm: str
-    """The VM whose address was called."""
     method: str
     path: str
     query: str
     peer: str
-    """Address and port of the caller."""
     headers: Mapping[str, str]
-    """Names in lower case."""
     body: bytes
     event_ids: tuple[str, ...] = ()
-    """The EventIds of a StartRequest, as sent."""
     status: int | None = None
-    """The status of the answer; None before the answer, and for a connection that was reset."""
     fault: str | None = None
-    """The simulated fault."""
     ended_at: datetime | None = None
-    """When the answer was sent or the connection was lost; None until then."""
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ _USER_ACTIONS: Final[Mapping[EventType, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What Azure will do to some VMs.
+    """What Azure will do to some VMs. docs/simulator.md#playbooks has a row for each field.
 
     Durations are seconds, in YAML and JSON text such as ``15m``. They pass ``scale`` times faster.
     """
@@ -62,28 +62,17 @@ class Plan:
 
     type: EventType = "Reboot"
     resources: tuple[str, ...] | None = None
-    """The affected VMs; None: the first VM of the scope."""
     notice: Duration | None = None
-    """From now to NotBefore; None: `DEFAULT_NOTICE` of the type."""
     duration: int = -1
-    """DurationInSeconds, never scaled; -1: unknown."""
     source: Literal["Platform", "User"] = "Platform"
     description: str | None = None
-    """None: Azure's text for this type and source."""
     id: str | None = None
-    """The EventId, used as given; None: a new one, in upper case."""
     name: str | None = None
-    """Another name of the event in playbooks and the control API."""
     starts_after: Duration = 1.0
-    """From approval, or from NotBefore, to Started."""
     lasts: Duration | None = 600.0
-    """From Started until the event is gone; None: until a call of `end`."""
     approvals: Literal["any", "all", "ignored"] = "any"
-    """Who can start the event early: any VM, all VMs of ``resources`` together, or nobody."""
     started: bool = False
-    """The event appears as Started, as after a hardware failure."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that replace those of the document, to imitate anomalies; None removes a field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

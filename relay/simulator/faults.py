@@ -42,6 +42,8 @@ JSON: Final = "application/json"
 class Fault:
     """A fault of some calls; without ``calls`` and ``lasts`` of the next one.
 
+    docs/simulator.md#faults has a row for each kind and field.
+
     Durations are seconds, and pass ``scale`` times faster.
     """
 
@@ -49,25 +51,17 @@ class Fault:
 
     kind: Kind = "status"
     on: Target = "document"
-    """``document``: GET of the events; ``approval``: POST; ``instance``: instance metadata."""
     vm: str | None = None
-    """Only calls of this VM."""
     calls: int | None = None
-    """How many calls fail."""
     lasts: Duration | None = None
-    """How long calls fail; with ``calls``, whichever ends first."""
+    """With ``calls``, whichever ends first."""
     processed: bool = False
-    """Of status, hang, reset, redirect: Azure accepts the StartRequest, only its answer is lost."""
     status: int = 500
-    """Of ``status``: the HTTP status."""
     retry_after: Duration | None = None
-    """Of ``status``: the header ``Retry-After``, in whole seconds and at least one."""
+    """Sent in whole seconds, and at least one."""
     time: Duration = 5.0
-    """Of ``delay``: before the answer."""
     location: str | None = None
-    """Of ``redirect``: the target; None: the same address with ``redirected=true``."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``duplicate``: what differs in the second copy of every event."""
 
     @property
     def replaces_answer(self) -> bool:

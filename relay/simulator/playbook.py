@@ -31,9 +31,7 @@ class EventUpdate(Section):
     """The changes of ``update`` to a live event. A key that is left out changes nothing."""
 
     event: str
-    """EventId or name."""
     notice: Duration | None = None
-    """From now to the new NotBefore."""
     resources: tuple[str, ...] | None = None
     description: str | None = None
     duration: int | None = None
@@ -44,16 +42,13 @@ class OtherApproval(Section):
     """An approval by another VM or an operator."""
 
     event: str
-    """EventId or name."""
     vm: str
-    """The VM that approves."""
 
 
 class AwaitedEventState(Section):
     """The state of an event that a step waits for. A later state counts too."""
 
     event: str
-    """EventId or name of an event that an earlier step scheduled."""
     is_: EventState = Field(alias="is")
 
 
@@ -92,9 +87,7 @@ class Step(Action):
     """An action and its time. Times are Azure's, and pass ``scale`` times faster."""
 
     at: Duration | None = None
-    """Since the start of the playbook."""
     after: Duration | None = None
-    """Since the previous step, or since ``when`` came true."""
     when: AwaitedEventState | None = None
 
     @model_validator(mode="after")
@@ -113,16 +106,12 @@ def _vm_names_to_mappings(setup: object) -> object:
 
 
 class Playbook(Section):
-    """One case of maintenance, from its start to its end."""
+    """One case of maintenance, from its start to its end: docs/simulator.md#playbooks."""
 
     description: str
-    """A line for ``simulate --list``."""
     source: str = ""
-    """The page that describes the case."""
     azure: Annotated[Setup, BeforeValidator(_vm_names_to_mappings)] = Setup()
-    """The VMs and the behavior of this Azure."""
     loop: bool = False
-    """Start again when every step is done and every event is gone."""
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
 
     @model_validator(mode="after")

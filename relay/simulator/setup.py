@@ -50,7 +50,7 @@ class VM:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The VMs and the behavior of the simulated Azure.
+    """The VMs and the behavior of the simulated Azure: docs/simulator.md#playbooks.
 
     Durations are seconds, in YAML text such as ``2m``. They pass ``scale`` times faster. Raises
     ValueError without VMs, for two VMs of one name, and for numbers out of range.
@@ -60,17 +60,11 @@ class Setup:
 
     vms: tuple[VM, ...] = (VM("vm-0"),)
     scale: float = 1.0
-    """How many times faster than Azure all waits and notices pass."""
     incarnation: int = 1
-    """The first DocumentIncarnation."""
     broadcast: bool = True
-    """False: a VM sees only events that name it, as GPU VMs of a set with one fault domain do."""
     first_call: Duration = 0.0
-    """How long the first call waits for its answer; Azure takes up to two minutes."""
     rate_limit: int | None = 5
-    """Calls that a VM may make within a second; None: no limit."""
     instance_metadata: bool = True
-    """False: instance metadata is answered 404."""
 
     def __post_init__(self) -> None:
         names = [vm.name for vm in self.vms]

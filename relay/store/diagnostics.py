@@ -6,12 +6,13 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import StoreError
-from relay.files import current_user, folder_may_exist, may_exist
+from relay.files import current_user, may_exist
 from relay.store import StoreSettings
 from relay.store.file import SCHEMA_VERSION, open_for_reading, read_problem
 
@@ -41,7 +42,7 @@ def diagnose(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -
 def _check_folder(path: Path) -> Iterator[Finding]:
     folder = next(parent for parent in path.parents if may_exist(parent))
     closed = [each for each in (folder, path) if may_exist(each) and not os.access(each, os.W_OK)]
-    if closed or not folder_may_exist(folder):
+    if closed or not may_exist(folder, stat.S_ISDIR):
         place = (closed or [folder])[0]
         problem = f"{place} cannot be written by {current_user()}"
         yield failure("state folder", problem, _USER_REMEDY)

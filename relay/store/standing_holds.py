@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import orjson
+from pydantic import TypeAdapter
 
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
@@ -22,6 +23,7 @@ CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "
 """The names of the events about a standing hold."""
 MAX_OVER = 1000
 """Standing holds that are over and still listed; the journal has all of them."""
+_STANDING_HOLD = TypeAdapter(StandingHold)
 _log = logging.getLogger(__name__)
 
 
@@ -118,20 +120,10 @@ class StandingHolds:
 
 
 def _hold_of(position: int, event: CloudEvent) -> StandingHold:
-    """Return the standing hold that a ``standing-hold.created`` tells of."""
     data = event.data
-    starts, ends, created = (parse_timestamp(data[key]) for key in ("starts", "ends", "created"))
-    assert starts is not None  # noqa: S101  # `relay.approvals` wrote these times
-    assert ends is not None  # noqa: S101
-    assert created is not None  # noqa: S101
-    return StandingHold(
-        hold_id=data["holdId"],
-        conditions=orjson.dumps(data["match"]).decode(),
-        starts=starts,
-        ends=ends,
-        principal=data["principal"],
-        channel=data["channel"],
-        reason=data["reason"],
-        created=created,
-        position=position,
-    )
+    fields = {
+        "hold_id": data["holdId"],
+        "conditions": orjson.dumps(data["match"]).decode(),
+        "position": position,
+    }
+    return _STANDING_HOLD.validate_python({**data, **fields})
