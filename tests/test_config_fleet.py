@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.config import load
 from relay.errors import ConfigError
-from relay.fleet.settings import AgentSettings, HubSettings, TrustDomain, overlapping_scopes
-from tests.test_config import error_of, file, fleet_example, load_text
+from relay.fleet.settings import TrustDomain, overlapping_scopes
+from tests.test_config import error_of, file, load_text
 
 __all__ = ["file"]
 
@@ -23,33 +22,11 @@ fleet: {role: hub, url: "amqp://imds-hub:x@127.0.0.1/", domains: [{user: a, scop
 """
 
 
-def test_the_examples_of_the_shipped_document_are_an_agent_and_a_hub(file: Path) -> None:
-    agent = load_text(file, fleet_example("agent")).fleet
-    assert isinstance(agent, AgentSettings)
-    assert (agent.exchange, agent.hub_user, agent.url_user) == (
-        "azure.scheduledevents",
-        "imds-hub",
-        "vmss-a",
-    )
-    hub = load_text(file, fleet_example("hub")).fleet
-    assert isinstance(hub, HubSettings)
-    assert (hub.exchange, hub.declare, hub.url_user) == ("azure.scheduledevents", True, "imds-hub")
-    assert hub.domains == (TrustDomain(user="vmss-a", scopes=("vmss-a-????????",), relays=("*",)),)
-
-
 def test_a_share_of_the_machines_is_for_a_hub(file: Path) -> None:
     text = "approvals: {limits: [{name: tenth, max: 10%}]}"
     assert load_text(file, f"{HUB}{text}").approvals.limits[0].is_share
     with pytest.raises(ConfigError, match="a share such as 10% needs a hub"):
         load_text(file, text)
-
-
-def test_an_agent_may_have_the_empty_lists_of_the_shipped_document(file: Path) -> None:
-    text = (
-        f"{AGENT}sinks: []\napprovals: {{enabled: true, dry_run: false, amqp: null, rules: [], "
-        "limits: [], groups: {}, people: {}}\napi: {clients: [], oidc: null, public_url: null}"
-    )
-    assert isinstance(load_text(file, text).fleet, AgentSettings)
 
 
 def test_a_source_of_a_variable_is_an_error_on_a_hub_that_names_the_variable(file: Path) -> None:
@@ -58,40 +35,9 @@ def test_a_source_of_a_variable_is_an_error_on_a_hub_that_names_the_variable(fil
     )
 
 
-def test_a_hub_needs_no_document() -> None:
-    variables = {
-        "IMDS_RELAY_FLEET__ROLE": "hub",
-        "IMDS_RELAY_FLEET__URL": "amqp://imds-hub:x@127.0.0.1/",
-        "IMDS_RELAY_FLEET__DOMAINS": '[{"user": "a", "scopes": ["a-*"]}]',
-    }
-    assert isinstance(load(environment=variables, default_paths=()).config.fleet, HubSettings)
-
-
 def test_only_an_agent_leaves_the_rule_for_user_events_to_its_hub(file: Path) -> None:
     assert not load_text(file, AGENT).has_no_rule_for_user_events
     assert load_text(file, HUB).has_no_rule_for_user_events
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "overlap"),
-    [
-        (("vmss-a-*",), ("vmss-a-2-*",), ("vmss-a-*", "vmss-a-2-*")),
-        (("vmss-a-????????",), ("vmss-a-2-????????",), None),
-        (("x", "vmss-a-????????"), ("y", "vmss-*"), ("vmss-a-????????", "vmss-*")),
-        (("*-a",), ("b-*",), ("*-a", "b-*")),
-        (("a*b*c",), ("ab*d",), None),
-        (("one",), ("two",), None),
-        (("one",), ("one",), ("one", "one")),
-        (("?",), ("",), None),
-    ],
-)
-def test_two_domains_overlap_if_a_scope_can_match_both(
-    one: tuple[str, ...], other: tuple[str, ...], overlap: tuple[str, str] | None
-) -> None:
-    first = TrustDomain(user="a", scopes=one)
-    second = TrustDomain.model_construct(user="b", scopes=other, relays=("*",))
-    assert overlapping_scopes(first, second) == overlap
-    assert overlapping_scopes(second, first) == (overlap and overlap[::-1])
 
 
 def test_domains_of_different_relays_do_not_overlap() -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from relay.config import load
-from relay.config.warnings import config_warnings, start_warnings
+from relay.config.warnings import config_warnings
 from relay.errors import ConfigError
-from tests.cli.command import run_command
-from tests.cli.running_relay import running_relay
 
 
 def warnings_of(tmp_path: Path, text: str) -> list[str]:
@@ -46,21 +44,6 @@ approvals:
             "nothing"
         ),
     ]
-
-
-async def test_the_warning_is_in_check_and_in_the_log_of_the_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rule = {"name": "typo", "match": {"event_type": ["Rebot"]}, "approve": "automatic"}
-    async with running_relay(tmp_path, rules=[rule]) as relay:
-        config = load(Path(relay.config), {}).config
-        expected = [warning for warning in start_warnings(config) if "Rebot" in warning]
-        assert len(expected) == 1
-        assert expected == [
-            record.getMessage() for record in caplog.records if "Rebot" in record.getMessage()
-        ]
-    result = run_command("check", "-c", relay.config)
-    assert f"warning: {expected[0]}\n" in result.err
 
 
 # --- names that nobody knows, and names that come twice

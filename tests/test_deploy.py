@@ -7,9 +7,7 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -21,8 +19,6 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import (
     ChannelNotFoundEntity,
-    ChannelPreconditionFailed,
-    ProbableAuthenticationError,
 )
 from aiormq.exceptions import ChannelAccessRefused
 from ruamel.yaml import YAML
@@ -126,32 +122,6 @@ def _named(definitions: dict[str, Any], kind: str, vhost: str) -> list[dict[str,
     )
 
 
-async def test_the_relay_may_publish_and_take_approvals_and_nothing_else(defined: Broker) -> None:
-    """With `declare: passive` it finds no fault with what it may not look at."""
-    async with channel_of(defined, "relay") as channel:
-        await channel.declare_exchange(MAIN, "topic", passive=True)
-        await channel.declare_queue(APPROVALS, passive=True)
-        there = await channel.get_exchange(MAIN, ensure=False)
-        await there.publish(aio_pika.Message(b"told"), "event.scheduled.reboot.compose", timeout=60)
-        with pytest.raises(ChannelAccessRefused):
-            await channel.declare_exchange("another", "topic", durable=True)
-    connection = GuardedConnection(URL(url_of(defined, "relay")), "test")
-    await connection.connect()
-    async with connection:
-        unseen = await declare_topology(
-            connection,
-            (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)),
-            declare="passive",
-        )
-    assert not {MAIN, APPROVALS} & {part.name for part in unseen}
-    async with channel_of(defined, "relay") as channel:
-        queue = await channel.get_queue(EXAMPLE_QUEUE, ensure=False)
-        with pytest.raises(ChannelAccessRefused):
-            await queue.get(timeout=60)
-    async with channel_of(defined, "admin") as channel:
-        await (await channel.get_queue(EXAMPLE_QUEUE)).purge()
-
-
 async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for_this_scope_alone(
     defined: Broker,
 ) -> None:
@@ -193,65 +163,6 @@ async def _taken(queue: AbstractQueue) -> AbstractIncomingMessage:
     return message
 
 
-async def test_nobody_may_speak_for_anybody_else(defined: Broker) -> None:
-    """No user has the tag `impersonator`, and the broker refuses another's name."""
-    assert "impersonator" not in await asyncio.to_thread(defined.ctl, "list_users")
-    async with channel_of(defined, "drain") as channel:
-        there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
-        with pytest.raises(ChannelPreconditionFailed, match="user_id property set to 'admin'"):
-            await there.publish(
-                aio_pika.Message(b"{}", user_id="admin"), f"approve.{SCOPE}", timeout=60
-            )
-
-
-async def test_what_is_rejected_too_often_or_too_much_does_not_stay_for_ever(
-    defined: Broker,
-) -> None:
-    """The policies limit waiting approvals, and keep what a consumer rejects."""
-    output = await asyncio.to_thread(defined.ctl, "list_queues", "--vhost", VHOST, "name", "policy")
-    policies = dict(line.split("\t") for line in output.splitlines())
-    assert (policies[APPROVALS], policies[EXAMPLE_QUEUE], policies[f"{MAIN}.unrouted"]) == (
-        "approvals",
-        "consumers",
-        "",
-    )
-    async with channel_of(defined, "admin") as channel:
-        await channel.default_exchange.publish(
-            aio_pika.Message(b"no event"), EXAMPLE_QUEUE, timeout=60
-        )
-        await (await _got(await channel.get_queue(EXAMPLE_QUEUE))).reject(requeue=False)
-        assert (await _taken(await channel.get_queue(f"{MAIN}.dead"))).body == b"no event"
-
-
-async def _got(queue: AbstractQueue) -> AbstractIncomingMessage:
-    message = await queue.get(timeout=60)
-    assert message is not None
-    return message
-
-
-async def test_guest_is_not_let_in(defined: Broker) -> None:
-    with pytest.raises(ProbableAuthenticationError):
-        await aio_pika.connect(defined.amqp_url("guest"), timeout=60)
-
-
-def event(number: int, change: str = "event.scheduled", **data: object) -> dict[str, object]:
-    """Make a structured CloudEvent as it lies on the queue."""
-    return {
-        "specversion": "1.0",
-        "id": f"{number:032x}",
-        "source": "imds://compose",
-        "type": f"io.imdsrelay.{change}.v1",
-        "subject": "C7061BAC",
-        "time": "2026-04-11T22:11:58Z",
-        "data": {
-            "eventType": "Reboot",
-            "resources": ["vm-0", "vm-1"],
-            "eventSource": "Platform",
-            **data,
-        },
-    }
-
-
 @asynccontextmanager
 async def program(path: str, environment: dict[str, str]) -> AsyncIterator[asyncio.StreamReader]:
     """An example that runs; what it prints. At the end SIGTERM ends it in order."""
@@ -268,39 +179,6 @@ async def program(path: str, environment: dict[str, str]) -> AsyncIterator[async
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-async def test_the_example_consumer_prints_each_event_once(defined: Broker) -> None:
-    """Repeats are dropped, what cannot be read is left out, and SIGTERM ends it in order."""
-    environment = {**os.environ, "AMQP_URL": url_of(defined, "example")}
-    async with (
-        program("examples/consumer.py", environment) as output,
-        asyncio.timeout(60),
-        channel_of(defined, "relay") as channel,
-    ):
-        assert await output.readline() == f"consuming {EXAMPLE_QUEUE}\n".encode()
-        there = await channel.get_exchange(MAIN, ensure=False)
-        ended = json.dumps(event(2, "event.ended", outcome="completed")).encode()
-        scheduled = json.dumps(event(1, notBefore="2026-04-11T22:26:58Z")).encode()
-        malformed = (
-            b"not JSON",
-            b"[1]",
-            b"{}",
-            *(json.dumps(event(3, resources=names)).encode() for names in ("vm-0", {"vm-0": 0}, 0)),
-            *(json.dumps(event(3) | {"id": wrong}).encode() for wrong in (5, "x" * 300)),
-        )
-        for body in (scheduled, *malformed, scheduled, ended):
-            await there.publish(
-                aio_pika.Message(body), "event.scheduled.reboot.compose", timeout=60
-            )
-        assert (await output.readline()).decode() == (
-            "2026-04-11T22:11:58Z event.scheduled Reboot of vm-0, vm-1 started by Platform "
-            "not before 2026-04-11T22:26:58Z [C7061BAC]\n"
-        )
-        assert (await output.readline()).decode() == (
-            "2026-04-11T22:11:58Z event.ended Reboot of vm-0, vm-1 started by Platform "
-            "outcome: completed [C7061BAC]\n"
-        )
 
 
 async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_file(
@@ -433,15 +311,6 @@ def test_the_unit_has_the_places_of_the_service_and_stops_before_what_the_relay_
     } <= set(unit)
     needs = {"network.target", "network-online.target", "nss-lookup.target"}
     assert needs | {"rabbitmq-server.service"} <= {*dict(unit)["After"].split()}
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_the_unit_is_exposed_as_little_as_a_service_with_a_network_can_be() -> None:
-    """1.5 of 10 at most: 0.5 are the network, 0.3 the sockets, 0.2 the callers' user ids."""
-    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=15"]
-    result = subprocess.run([*command, str(UNIT)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "Overall exposure level for imds-relay.service" in result.stdout
 
 
 async def test_the_relay_is_healthy_where_it_listens_and_not_elsewhere(

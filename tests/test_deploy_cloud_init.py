@@ -140,14 +140,6 @@ async def test_the_secret_is_fetched_as_the_vm_and_only_its_owner_can_read_it(
     assert stat.S_IMODE(file.stat().st_mode) == 0o400
 
 
-async def test_an_identity_that_comes_after_the_boot_is_waited_for(
-    azure: Azure, tmp_path: Path
-) -> None:
-    azure.unready = 1
-    assert await fetch(azure, tmp_path, "agent-broker-url", "60") == (0, "")
-    assert len(azure.calls) == 3
-
-
 async def test_a_secret_that_is_not_there_ends_the_setup_and_leaves_the_old_one(
     azure: Azure, tmp_path: Path
 ) -> None:

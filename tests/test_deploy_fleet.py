@@ -17,15 +17,11 @@ import pytest
 from ruamel.yaml import YAML
 from yarl import URL
 
-from relay.approvals.principals import machine_principal, matches_principal
-from relay.approvals.rules import Quorum
 from relay.config import Config, load
-from relay.fleet.settings import TrustDomain
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.playbook import load_playbook
 from tests.certificates import Authority
 from tests.cli.command import run_process
-from tests.documented import blocks
 from tests.eventually import eventually
 from tests.journey.relay_process import client, inbox, relay, webhook
 from tests.rabbitmq import Broker
@@ -140,27 +136,6 @@ def url_of(name: str, services: dict[str, Any]) -> URL:
 
 
 # --- the page
-
-
-SECTIONS = blocks("docs/fleet.md", "yaml")
-
-
-def test_the_documented_rule_lets_each_machine_vote_for_itself(tmp_path: Path) -> None:
-    (hub,) = (text for text in SECTIONS if "role: hub" in text)
-    (rule,) = (text for text in SECTIONS if "each_resource" in text)
-    (tmp_path / "broker-url").write_text("amqps://imds-hub:secret@broker.example.com/prod")
-    (tmp_path / "relay.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)) + rule)
-    (drained,) = load(tmp_path / "relay.yaml", {}).config.approvals.rules
-    assert isinstance(drained.approve, Quorum)
-    assert drained.approve.each_resource
-    machine = machine_principal("vmss-web-1f0c33ab", "vmss-web_0")
-    assert any(matches_principal(entry, machine) for entry in drained.approve.from_)
-
-
-def test_the_documented_pattern_of_scopes_takes_no_scale_set_with_a_longer_name() -> None:
-    domain = TrustDomain(user="vmss-web", scopes=("vmss-web-????????",))
-    assert domain.may_speak_for_relay("vmss-web-1f0c33ab", "vmss-web_0")
-    assert not domain.may_speak_for_relay("vmss-web-2-1f0c33ab", "vmss-web-2_0")
 
 
 # --- all of it

@@ -201,13 +201,6 @@ def test_the_chat_of_the_page_is_opened_like_the_one_that_tests_run() -> None:
     assert ast.unparse(shown) == ast.unparse(run)
 
 
-def test_the_line_of_the_log_on_the_page_has_fields_that_the_page_names() -> None:
-    line = json.loads(block("docs/log.md", "json"))
-    page = (ROOT / "docs/log.md").read_text()
-    assert {"time", "level", "logger", "message"} < line.keys()
-    assert [name for name in line if f"`{name}`" not in page] == []
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_the_private_authority_of_the_page_is_one_that_strict_clients_accept(
     tmp_path: Path,

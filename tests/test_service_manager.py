@@ -157,15 +157,6 @@ async def test_without_a_watchdog_for_this_process_there_is_no_sign_of_life(
         assert ["WATCHDOG=1"] not in [*messages, manager.pending()]
 
 
-async def test_a_name_in_the_abstract_namespace_is_found(tmp_path: Path) -> None:
-    name = f"imds-relay-test-{os.getpid()}"
-    listener = Listener(f"\0{name}")
-    with listener.socket:
-        async with reporting(tmp_path, environment={"NOTIFY_SOCKET": f"@{name}"}) as (is_up, _):
-            is_up.set()
-            assert await listener.receive() == ["READY=1", "STATUS=Running"]
-
-
 @pytest.mark.parametrize("name", ["notify", "vsock:2:1234", "relative/path"])
 async def test_a_socket_that_cannot_be_reached_is_named_in_the_log_and_changes_nothing(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -177,27 +168,3 @@ async def test_a_socket_that_cannot_be_reached_is_named_in_the_log_and_changes_n
             while not caplog.records:  # noqa: ASYNC110  # a log has no event
                 await asyncio.sleep(0.02)
     assert "service manager cannot be told" in caplog.text
-
-
-async def test_without_a_service_manager_nothing_runs(tmp_path: Path) -> None:
-    before = asyncio.all_tasks()
-    async with reporting(tmp_path, environment={"NOTIFY_SOCKET": ""}):
-        assert asyncio.all_tasks() == before
-
-
-async def test_a_full_socket_is_waited_for_and_holds_up_nothing_else(
-    manager: Listener, tmp_path: Path
-) -> None:
-    """Systemd may be busy for a while. A start that it never hears of would be a failed start."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as filler:
-        filler.setblocking(False)
-        filler.connect(str(tmp_path / "notify"))
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                filler.send(b"FILLED=1")
-    async with reporting(tmp_path) as (is_up, _):
-        is_up.set()
-        for _ in range(10):
-            await asyncio.sleep(0)  # the loop goes on
-        messages = await manager.receive_until("READY=1")
-    assert {line for message in messages[:-1] for line in message} == {"FILLED=1"}

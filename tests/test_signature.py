@@ -12,7 +12,6 @@ from multidict import CIMultiDict
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from relay import signature
-from relay.errors import RelayError
 from relay.signature import SignatureRefused
 
 NOW = datetime(2026, 4, 11, 22, 26, 58, 900_000, UTC)
@@ -89,23 +88,6 @@ def test_the_reference_library_verifies_what_we_sign_with_either_secret_of_a_rot
         Webhook(STRANGE).verify(BODY, headers)
 
 
-@given(body=st.binary(max_size=200), seconds=st.integers(0, 2**33), length=st.integers(24, 64))
-def test_our_signature_is_the_one_of_the_reference_library(
-    body: bytes, seconds: int, length: int
-) -> None:
-    text = body.decode("latin-1")  # the library signs text only
-    secret = secret_of(length)
-    theirs = Webhook(secret).sign(MESSAGE_ID, datetime.fromtimestamp(seconds, UTC), text)
-    assert signature.sign([secret], MESSAGE_ID, seconds, text.encode()) == theirs
-
-
-def test_signing_needs_a_secret_and_an_id_that_cannot_be_cut_elsewhere() -> None:
-    with pytest.raises(ValueError, match="at least one secret"):
-        signature.sign([], MESSAGE_ID, 0, BODY)
-    with pytest.raises(ValueError, match="without a full stop"):
-        signature.sign([NEW], "a.b", 0, BODY)
-
-
 # --- verifying
 
 
@@ -133,14 +115,6 @@ def test_signatures_of_other_versions_stand_beside_ours_and_count_for_nothing() 
         signature.verify(
             [NEW], {**headers, "webhook-signature": ours.replace("v1,", "v1a,")}, BODY, NOW
         )
-
-
-def test_headers_are_found_without_case_and_in_a_multidict() -> None:
-    headers = headers_for()
-    assert signature.verify(
-        [NEW], {name.upper(): value for name, value in headers.items()}, BODY, NOW
-    )
-    assert signature.verify([NEW], CIMultiDict(headers), BODY, NOW)
 
 
 @pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
@@ -204,12 +178,6 @@ def test_a_malformed_header_is_a_refusal_and_not_a_traceback(name: str, value: s
         signature.verify([NEW], {**headers_for(), name: value}, BODY, NOW)
 
 
-def test_a_refusal_is_an_error_of_the_relay_and_holds_no_secret() -> None:
-    with pytest.raises(RelayError) as caught:
-        signature.verify([STRANGE, OLD], headers_for(), BODY, NOW)
-    assert STRANGE[6:] not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "secrets",
     [[], ["not a secret"], [NEW, "whsec_broken"]],
@@ -235,19 +203,6 @@ def test_a_change_of_any_byte_of_body_id_or_timestamp_is_refused(data: st.DataOb
         headers[part] = text[:place] + other + text[place + 1 :]
     with pytest.raises(SignatureRefused):
         signature.verify([NEW], headers, bytes(body), NOW)
-
-
-def test_the_end_of_a_part_cannot_be_moved_over_a_full_stop() -> None:
-    """``id.timestamp.body`` is signed. Another split of the text must not be valid."""
-    later = int(NOW.timestamp()) + 30
-    headers = headers_for(f"{later}.{{}}".encode())
-    moved = {
-        **headers,
-        "webhook-id": f"{headers['webhook-id']}.{headers['webhook-timestamp']}",
-        "webhook-timestamp": str(later),
-    }
-    with pytest.raises(SignatureRefused, match="webhook-id"):
-        signature.verify([NEW], moved, b"{}", NOW)
 
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()), max_size=60)

@@ -16,7 +16,6 @@ from relay.api.settings import Client, ServerTlsSettings
 from relay.api.sockets import file_backed_server_context, make_server_context
 from relay.errors import ConfigError
 from relay.files import MAX_FILE_BYTES
-from relay.net.tls import ClientTlsSettings
 from tests.certificates import LOCALHOST, Authority
 
 KEY = "bearer-test-key-of-alice"
@@ -71,19 +70,3 @@ def test_certificates_stay_while_their_file_is_no_file(
     assert contexts.get() is first
     with pytest.raises(ConfigError, match=r"no regular file|larger than"):
         make_server_context(settings)
-
-
-@unusable
-@pytest.mark.parametrize("field", ["cert_file", "key_file", "ca_file"])
-def test_certificates_for_a_receiver_are_files(
-    tmp_path: Path, field: str, put_unusable_file: Callable[[Path], None]
-) -> None:
-    content = Authority("authority").issue("localhost", LOCALHOST)
-    files = {name: tmp_path / name for name in ("cert_file", "key_file", "ca_file")}
-    for file in files.values():
-        file.write_bytes(content)
-    ClientTlsSettings.model_validate(files)
-    files[field].unlink()
-    put_unusable_file(files[field])
-    with pytest.raises(ValidationError, match=r"no regular file|larger than"):
-        ClientTlsSettings.model_validate(files)
