@@ -20,7 +20,6 @@ from chaos import report as proof
 from docs.reference import (
     api,
     commands,
-    configuration,
     log,
     pretty,
     slack,
@@ -51,7 +50,6 @@ AGENT_CONFIGURATION = ROOT / "config" / "agent.yaml"
 
 
 PAGES = {
-    ROOT / "docs" / "configuration.md": configuration,
     ROOT / "docs" / "cli.md": commands,
     ROOT / "docs" / "api.md": api,
     ROOT / "docs" / "log.md": log,
@@ -110,20 +108,42 @@ def examples() -> list[CloudEvent]:
 def catalog() -> str:
     """Return the part of docs/events.md that lists each type with its data and an example.
 
-    The first type of a family has a whole one. The others show the data that differs.
+    Types whose data has no field of its own share a table at the end.
     """
     first: dict[str, CloudEvent] = {}
     told: dict[str, dict[str, str]] = {}
-    sections = []
+    sections: list[str] = []
+    alike: list[str] = []
     for definition, example in zip(CATALOG, examples(), strict=True):
         family = definition.name.partition(".")[0]
-        shown = orjson.loads(example.body)
-        if family in first:
-            known = first["event" if "eventId" in example.data else family].data
-            shown = dict(item for item in example.data.items() if item not in known.items())
+        whole = orjson.loads(example.body)
+        known = first.get("event" if "eventId" in example.data else family)
+        shown = whole if not first else _difference(example, known)
+        section, has_new_fields = _section(definition, shown, told)
+        if family in first and not has_new_fields:
+            difference = orjson.dumps(_difference(example, first[family])).decode()
+            alike.append(
+                f"| `{definition.name}` | {definition.when} | `{first[family].name}` | "
+                f"`{difference}` |"
+            )
+        else:
+            sections.append(section)
         first.setdefault(family, example)
-        sections.append(_section(definition, shown, told))
+    sections += [
+        "## Other types",
+        "",
+        "| type | when | its data has fields of | example of what differs |",
+        "| --- | --- | --- | --- |",
+        *alike,
+        "",
+    ]
     return "\n".join(sections)
+
+
+def _difference(example: CloudEvent, known: CloudEvent | None) -> dict[str, Any]:
+    """Return the data of an example that another one has not."""
+    others = known.data if known is not None else {}
+    return dict(item for item in example.data.items() if item not in others.items())
 
 
 def main(arguments: list[str]) -> int:
@@ -297,8 +317,8 @@ def _head(position: int) -> str:
 
 def _section(
     definition: EventDefinition, example: Mapping[str, Any], told: dict[str, dict[str, str]]
-) -> str:
-    """Return the section of a type. A field that an earlier type has too is told there."""
+) -> tuple[str, bool]:
+    """Return the section of a type, and whether it has fields that no earlier type has."""
     schema = TypeAdapter(definition.data).json_schema()
     definitions = schema.get("$defs", {})
     of_event = TypeAdapter(EventData).json_schema()["properties"]
@@ -318,21 +338,20 @@ def _section(
     told[definition.name] = new
     introduction = f"`data`{' is ' if parts else ''}{', and '.join(parts)}"
     introduction += (", and" if parts else " has") + ":" if new else "."
-    return "\n".join(
-        [
-            f"## {definition.name}",
-            "",
-            f"`{definition.type}`: {definition.when}. {schema['description']}",
-            introduction,
-            "",
-            *new.values(),
-            *([""] if new else []),
-            "```json",
-            pretty(example),
-            "```",
-            "",
-        ]
-    )
+    lines = [
+        f"## {definition.name}",
+        "",
+        f"`{definition.type}`: {definition.when}. {schema['description']}",
+        introduction,
+        "",
+        *new.values(),
+        *([""] if new else []),
+        "```json",
+        pretty(example),
+        "```",
+        "",
+    ]
+    return "\n".join(lines), bool(new)
 
 
 def _type(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:

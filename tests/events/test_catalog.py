@@ -56,17 +56,11 @@ def written(said: CloudEvent) -> dict[str, Any]:
 
 
 def test_the_examples_of_the_page_are_valid() -> None:
-    """The first of a family is whole; the others show the data that differs."""
-    shown = [orjson.loads(text) for text in blocks("docs/events.md", "json")]
-    whole = {event["type"].split(".")[2]: event for event in shown if "type" in event}
-    assert whole.keys() == {kind.name.partition(".")[0] for kind in CATALOG}
-    for block, kind in zip(shown, CATALOG, strict=True):
-        event = block
-        if "type" not in block:
-            about = "event" if "eventId" in EXAMPLES[kind.name].data else kind.name.split(".")[0]
-            event = written(EXAMPLES[kind.name]) | {"data": whole[about]["data"] | block}
-        assert event["type"] == kind.type
-        STRICT[kind.name].validate(event)
+    """The first is whole; the others show the data that differs."""
+    whole, *others = [orjson.loads(text) for text in blocks("docs/events.md", "json")]
+    STRICT["event.scheduled"].validate(whole)
+    for shown in others:
+        assert any(shown.items() <= example.data.items() for example in EXAMPLES.values())
 
 
 @EACH_TYPE
