@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import jsonschema
+import pytest
 from pydantic import BaseModel, SecretStr
 from ruamel.yaml import YAML
 
@@ -16,6 +19,32 @@ from relay.config import Config
 CHART = Path(__file__).parents[1] / "deploy/helm/imds-relay"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 ROLES = ("agent", "plain", "hub")
+needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+
+
+def run(*command: str, given: str = "") -> str:
+    """Run a program that must succeed, and return what it printed."""
+    done = subprocess.run(command, input=given, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def render(role: str, *arguments: str) -> dict[str, Any]:
+    """Return the manifests of the example of a role by kind, for the oldest Kubernetes."""
+    values = f"--values={CHART}/examples/{role}.yaml"
+    run("helm", "lint", "--strict", str(CHART), values, *arguments)
+    options = ("--namespace=imds", "--kube-version=1.27.0", values, *arguments)
+    text = run("helm", "template", f"imds-{role}", str(CHART), *options)
+    if shutil.which("kubeconform"):
+        run("kubeconform", "-strict", "-ignore-missing-schemas", given=text)
+    documents = YAML(typ="safe", pure=True).load_all(text)
+    return {document["kind"]: document for document in documents if document}
+
+
+def pod_of(manifests: dict[str, Any]) -> Any:
+    """Return the specification of the pods."""
+    kind = "StatefulSet" if "StatefulSet" in manifests else "DaemonSet"
+    return manifests[kind]["spec"]["template"]["spec"]
 
 
 def merged(base: Any, changes: Any) -> Any:
