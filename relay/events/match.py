@@ -24,7 +24,9 @@ EVENT_SOURCES = ("Platform", "User")
 """The EventSources that Azure documents. It may add others."""
 
 
-def _format_duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str | None:
+    if math.isinf(seconds):
+        return None  # no bound
     milliseconds = round(seconds * 1000)
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
