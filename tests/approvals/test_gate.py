@@ -6,7 +6,6 @@ import asyncio
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceUnavailable, StoreUnavailable
-from relay.events.model import ScheduledEvent
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
@@ -272,72 +270,7 @@ async def test_notices_from_the_fresh_read_come_first_too(tmp_path: Path) -> Non
         await harness.wait_for_events("startrequest.accepted")
 
 
-async def test_a_hold_during_tell_first_stops_the_grant_until_its_release(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
-        await harness.wait_for_events("approval.granted")
-        assert (await harness.submit("hold", "eve", USER_REBOOT)).body["state"] == "held"
-        harness.clock.advance(6)
-        await harness.settle()
-        assert (harness.azure.reads, harness.azure.sent) == (0, [])
-        assert (await harness.submit("release", "eve", USER_REBOOT)).body["state"] == "granted"
-        await harness.wait_for_events("startrequest.accepted")
-        assert len(harness.events("approval.granted")) == 1
-
-
-@pytest.mark.parametrize("mode", ["off", "dry-run"])
-async def test_the_switch_during_tell_first_stops_the_grant(tmp_path: Path, mode: Any) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
-        await harness.wait_for_events("approval.granted")
-        assert (
-            await harness.gate.set_approval_mode(mode, "local:root")
-            == await harness.gate.approval_mode()
-            == mode
-        )
-        harness.clock.advance(6)
-        await harness.settle()
-        assert (harness.azure.reads, harness.azure.sent) == (0, [])
-        await harness.gate.set_approval_mode("on", "local:root")
-        await harness.wait_for_events("startrequest.accepted")
-
-
 # --- between the fresh read and the claim
-
-
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        ((), "ended"),
-        ((STARTED,), "started"),
-        ((build_event(event_source="User", resources=("db-1", "db-2")),), "changed"),
-        ((build_event(event_source="User", due=30),), "changed"),
-    ],
-    ids=["ended", "started", "other resources", "another NotBefore"],
-)
-async def test_an_event_that_the_fresh_read_shows_changed_is_not_sent(
-    tmp_path: Path, document: tuple[ScheduledEvent, ...], words: str
-) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, sinks=("bus",)) as harness:
-        await harness.wait_for_events("approval.granted")
-        await harness.settle()
-        harness.azure.document = document
-        harness.azure.may_read.clear()
-        harness.clock.advance(5)
-        await eventually(lambda: harness.azure.reads == 1)
-        harness.azure.may_read.set()
-        (failed_event,) = await harness.wait_for_events("startrequest.failed")
-        assert words in failed_event.data["reason"]
-        assert harness.azure.sent == []
-
-
-async def test_a_hold_during_the_fresh_read_is_in_time(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, REDEPLOY) as harness:
-        harness.azure.may_read.clear()
-        await harness.submit(of=REDEPLOY)
-        await eventually(lambda: harness.azure.reads == 1)
-        assert (await harness.submit("hold", "eve", REDEPLOY)).status == 202
-        harness.azure.may_read.set()
-        await harness.settle()
-        assert harness.azure.sent == []
 
 
 async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_disk(
@@ -356,16 +289,6 @@ async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_
 
 
 # --- in flight
-
-
-async def test_a_hold_after_the_claim_is_too_late(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, USER_REBOOT) as harness:
-        harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
-        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
-        harness.azure.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted")
-        assert (await harness.submit("hold", "eve", USER_REBOOT)).status == 409
 
 
 async def test_a_stop_waits_until_the_answer_is_on_disk(tmp_path: Path) -> None:

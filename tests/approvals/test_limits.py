@@ -273,18 +273,6 @@ def test_a_clock_that_is_set_back_does_not_make_a_rest_endless(tmp_path: Path, b
 # --- who is first
 
 
-def test_a_tie_goes_to_the_event_that_was_seen_first(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}) as approvals:
-        busy = started(event("X", "db-9"))
-        approvals.record_document(busy, C)
-        approvals.clock.advance(1)
-        approvals.record_document(busy, B, C)
-        for one in (B, C):
-            decide(approvals, "approve", "alice", of=one)
-        approvals.record_document(B, C)
-        assert states(approvals, "B", "C") == {"B": "waiting", "C": "granted"}
-
-
 @pytest.mark.parametrize("rule", [_VOTE, _AT_ONCE])
 def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
     tmp_path: Path, rule: dict[str, Any]

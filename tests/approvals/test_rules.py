@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -176,36 +175,6 @@ def test_a_rule_applies_if_no_condition_is_unmet(
     assert rule.applies_to(data, scope, now) == (not unmet)
 
 
-@pytest.fixture
-def timed(tmp_path: Path) -> Iterator[ApprovalFile]:
-    """A state file at noon, with a rule that is automatic from 12:01 to 12:03 UTC."""
-    approvals_file = ApprovalFile(
-        tmp_path / "relay.db",
-        of("automatic", rule={"match": {"time": {"from": "12:01", "to": "12:03"}}}),
-    )
-    yield approvals_file
-    approvals_file.close()
-
-
-def test_a_rule_grants_when_its_hours_begin(timed: ApprovalFile) -> None:
-    timed.record_document(build_event())
-    assert timed.event_names() == []
-    moment = timed.apply_transitions()
-    assert moment == NOON + timedelta(minutes=1)
-    timed.clock.advance(60)
-    timed.apply_transitions()
-    assert timed.event_names() == ["approval.granted"]
-
-
-def test_a_grant_is_not_claimed_after_the_hours(timed: ApprovalFile) -> None:
-    timed.clock.advance(60)
-    timed.record_document(build_event())
-    timed.clock.advance(120)
-    assert timed.claim() == []
-    timed.apply_transitions()
-    assert timed.event_names() == ["approval.granted", "startrequest.failed"]
-
-
 # --- each_resource
 
 EACH = of(
@@ -271,22 +240,6 @@ def test_nobody_may_vote_with_each_resource_for_an_event_without_resources() -> 
     about = build_event(resources=())
     refusal = find_decision_refusal(build_request(of=about), build_status(about, settings=EACH))
     assert refusal == refuse(403, "you may not decide for an event that names no resource")
-
-
-def test_a_rule_can_need_votes_and_coverage(tmp_path: Path) -> None:
-    approvals = ApprovalFile(
-        tmp_path / "relay.db",
-        of(
-            {"each_resource": True, "votes": 2, "from": ["client:db", "client:web", "client:alice"]}
-        ),
-    )
-    approvals.record_document(BOTH)
-    assert approvals.submit(by="alice", of=BOTH).body["state"] == "pending"
-    assert (
-        approvals.submit(by=build_caller("db", resources=("db-*",)), of=BOTH).body["state"]
-        == "granted"
-    )
-    approvals.close()
 
 
 # --- people

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from relay.approvals.transitions import (
     can_claim_grant,
     can_unsent_grant_keep_slot,
     due_transitions,
-    next_change_at,
     open_grant_failure_reason,
 )
 from relay.events.model import ScheduledEvent
@@ -34,7 +32,6 @@ from tests.approvals.builders import (
     build_grant,
     build_status,
 )
-from tests.clocks import NOON
 
 UNKNOWN_STATUS = build_event(event_source="User", event_status="Paused")
 NO_STATUS = build_event(event_source="User", event_status=None)
@@ -298,34 +295,6 @@ def test_the_last_check_repeats_every_condition(
 
 
 # --- when time changes something
-
-
-@pytest.mark.parametrize(
-    ("what", "seconds", "status"),
-    [
-        ("nothing was decided", None, build_status()),
-        ("a vote expires by the current rule", 300, one(VOTE)),
-        ("NotBefore with a vote", 900, build_status(REDEPLOY, build_decision(of=REDEPLOY))),
-        ("a vote expires", 5, one(SHORT)),
-        ("a hold expires before a vote", 5, build_status(None, BRIEF, build_decision(expires=7))),
-        ("a vote after a hold", 7, build_status(None, BRIEF, build_decision(expires=7), now=5)),
-        ("NotBefore with a grant", 900, build_status(grants=granted())),
-        ("NotBefore with a claim", 900, build_status(grants=granted(state="sent"))),
-        ("accepted", None, build_status(grants=granted(state="accepted"))),
-        ("after NotBefore", None, one(VOTE, now=900)),
-        ("a vote without NotBefore", 300, build_status(NO_NOT_BEFORE, VOTE)),
-        (
-            "neither expiry nor NotBefore",
-            None,
-            build_status(replace(REDEPLOY, not_before=None), build_decision(of=REDEPLOY)),
-        ),
-    ],
-)
-def test_when_time_alone_changes_something(
-    what: str, seconds: float | None, status: ApprovalStatus
-) -> None:
-    expected = NOON + timedelta(seconds=seconds) if seconds is not None else None
-    assert next_change_at(status) == expected, what
 
 
 def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() -> None:
