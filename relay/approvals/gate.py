@@ -202,7 +202,7 @@ class Gate:
                     self._must_check_all = True
                     await wait_for_event(self._wake, self._clock, RETRY_DELAY)
                     continue
-                self._sender.check_known()
+                self._sender.check_waiting()
                 due = self.engine.next_change
             timeout: float | None = None
             if due is not None:

@@ -44,6 +44,8 @@ class _OpenGrant(NamedTuple):
     grant: Grant
     may_go: bool
     """Whether neither the mode nor a hold nor a limit keeps the StartRequest back."""
+    can_be_freed: bool
+    """Whether a limit or a standing hold keeps it back, so that it can go without a decision."""
     has_waiting_notices: bool
 
 
@@ -54,6 +56,8 @@ class _Scope:
     name: str
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a StartRequest may be due."""
+    can_be_freed: bool = False
+    """Whether a grant waited for a limit or a standing hold when the task looked last."""
     first_seen: dict[int, float] = field(default_factory=dict)
     """When each open grant was seen first, by the monotonic clock."""
     last_turn: dict[int, int] = field(default_factory=dict)
@@ -127,20 +131,24 @@ class StartRequestSender:
 
     def check_all(self) -> None:
         """Look for open grants in all scopes: something has changed."""
-        self.check_known()
-        self._must_read_all.set()
-
-    def check_known(self) -> None:
-        """Let the scopes with open grants look again: what stopped one may be over."""
         for scope in self._scopes.values():
             scope.wake.set()
+        self._must_read_all.set()
+
+    def check_waiting(self) -> None:
+        """Let the scopes look again where a grant waits for a limit or a standing hold."""
+        for scope in self._scopes.values():
+            if scope.can_be_freed:
+                scope.wake.set()
 
     def on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Send what was granted, and look again at what waits."""
-        self.check_known()
         for recorded in events:
-            if recorded.name == "approval.granted" and recorded.scope not in self._scopes:
+            if recorded.event_key is not None and recorded.scope in self._scopes:
+                self._scopes[recorded.scope].wake.set()
+            elif recorded.name == "approval.granted":
                 self._begin(recorded.scope)
+        self.check_waiting()
 
     def _begin(self, name: str) -> None:
         if self._group is not None:  # otherwise `run` reads what is open first
@@ -194,6 +202,7 @@ class StartRequestSender:
             if not found and not scope.wake.is_set():
                 del self._scopes[scope.name]
                 return
+            scope.can_be_freed = any(each.can_be_freed for each in found)
             now = self._clock.monotonic()
             known = scope.first_seen
             scope.first_seen = {each.grant.id: known.get(each.grant.id, now) for each in found}
@@ -216,10 +225,11 @@ class StartRequestSender:
         now, found = self._clock.now(), []
         for grant, occurrence in tx.approvals.open_grants(scope):
             status = self._engine.status(tx, occurrence, now)
-            # The mode is off for an event whose rows are damaged.
-            may_go = status.mode == "on" and not status.is_held and not status.waiting_for
+            is_on = status.mode == "on"  # it is off for an event whose rows are damaged
+            can_be_freed = is_on and bool(status.waiting_for or status.active_standing_holds)
+            may_go = is_on and not can_be_freed and not status.active_holds
             has_waiting = may_go and self._has_undelivered_notices(tx, occurrence)
-            found.append(_OpenGrant(grant, may_go, has_waiting))
+            found.append(_OpenGrant(grant, may_go, can_be_freed, has_waiting))
         return found
 
     def _has_undelivered_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
