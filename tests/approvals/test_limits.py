@@ -363,6 +363,18 @@ def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_pat
         assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
 
 
+def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path: Path) -> None:
+    with approvals_with(tmp_path, DATABASES) as approvals:
+        approvals.record_document(A, B)
+        decide(approvals, "approve", "alice", of=A)
+        decide(approvals, "approve", "alice", of=B)
+        decide(approvals, "hold", "eve", of=A)
+        approvals.apply_transitions()
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        assert decide(approvals, "release", "eve", of=A) == "waiting"
+        assert go(approvals) == ["B"]
+
+
 # --- what is said
 
 

@@ -16,7 +16,6 @@ from relay.approvals.principals import (
     declare_chat_principal_form,
     expected_form,
     is_chat_principal,
-    is_pattern,
     is_principal,
     machine_principal,
     matches_principal,
@@ -130,16 +129,6 @@ def test_a_pattern_matches_nobody_but_machines(
     scope: str, relay: str, prefix: str, name: str
 ) -> None:
     assert not matches_principal(f"vm:{scope}/{relay}", f"{prefix}:{name}")
-
-
-@given(_scopes, _relays, OTHERS, st.sampled_from(["*", "*/*", "?", "a/*"]))
-def test_no_other_entry_means_a_machine(
-    scope: str, relay: str, prefix: str, wildcards: str
-) -> None:
-    machine = machine_principal(scope, relay)
-    assert not matches_principal(f"{prefix}:{wildcards}", machine)
-    assert not matches_principal(wildcards, machine)
-    assert not is_pattern(f"{prefix}:{wildcards}")
 
 
 @pytest.mark.parametrize("parts", [("a/b", "c"), ("a", "b/c"), ("a", "*"), ("*", "a"), ("", "a")])

@@ -94,30 +94,11 @@ def test_each_state_of_an_event_has_one_reminder(approvals: ApprovalFile) -> Non
     assert reminders(approvals, 3600.0 - 900.0) == 3
 
 
-def test_an_event_that_comes_late_has_its_reminder_at_once(tmp_path: Path) -> None:
-    file = ApprovalFile(tmp_path / "late.db", settings())
-    file.record_document(build_event(due=300.0), build_event("E-2", due=None))
-    assert [event.subject for event in file.events("approval.reminder")] == ["E-1"]
-    file.close()
-
-
 def test_nobody_is_reminded_while_approvals_are_off(approvals: ApprovalFile) -> None:
     approvals.set_mode("off")
     assert reminders(approvals, 400.0) == 0
     approvals.set_mode("dry-run")
     assert approvals.data("approval.reminder")["dryRun"] is True
-
-
-def test_nobody_is_reminded_when_voting_is_closed_or_not_before_has_passed(
-    tmp_path: Path,
-) -> None:
-    file = ApprovalFile(tmp_path / "closed.db", settings(close_before="5m"))
-    file.record_document(build_event())
-    file.close()
-    file.crash()
-    assert reminders(file, 601.0) == 0
-    assert reminders(file, 900.0) == 0
-    file.close()
 
 
 def test_no_reminder_is_sent_without_the_key(tmp_path: Path) -> None:
@@ -191,6 +172,8 @@ async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path
         (build_status(None, *VOTES[:1], settings=settings()), True),
         (build_status(None, build_decision("hold", "eve"), settings=settings()), False),
         (build_status(None, settings=settings(), mode="off"), False),
+        (build_status(None, settings=settings(close_before="5m"), now=601.0), False),
+        (build_status(None, settings=settings(), now=900.0), False),
     ],
     ids=[
         "nobody has voted",
@@ -203,6 +186,8 @@ async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path
         "a vote is missing",
         "it is held",
         "approvals are off",
+        "voting is closed",
+        "NotBefore has passed",
     ],
 )
 def test_people_are_reminded_only_where_a_vote_would_help(

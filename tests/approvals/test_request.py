@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
 from relay.approvals.amqp_handler import AmqpApprovalHandler
 from relay.approvals.request import (
-    DecisionAnswer,
     InvalidField,
     MalformedJsonBody,
     read_json,
@@ -104,13 +103,6 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
 def test_any_other_json_raises_one_of_the_two_errors(anything: Any) -> None:
     with pytest.raises((MalformedJsonBody, InvalidField)):
         validate_body(anything)
-
-
-def test_only_a_success_is_accepted() -> None:
-    accepted = [
-        status for status in (200, 201, 202, 403, 503) if DecisionAnswer(status, {}).accepted
-    ]
-    assert accepted == [200, 201, 202]
 
 
 def damage(harness: GateHarness, kind: str) -> None:

@@ -71,27 +71,6 @@ def test_a_section_that_can_never_work_is_an_error(words: str, section: dict[str
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "seconds"),
-    [
-        ("expires", "1ms", 0.001),
-        ("expires", "1s", 1.0),
-        ("expires", "3650d", 315_360_000.0),
-        ("close_before", "0s", 0.0),
-        ("close_before", "3650d", 315_360_000.0),
-    ],
-)
-def test_a_time_of_a_quorum_is_taken_as_it_is_written(key: str, text: str, seconds: float) -> None:
-    quorum = Quorum.model_validate({"votes": 1, "from": ["client:a"], key: text})
-    assert getattr(quorum, key) == seconds
-
-
-@pytest.mark.parametrize("key", ["expires", "close_before"])
-def test_a_second_more_than_ten_years_is_too_long(key: str) -> None:
-    with pytest.raises(ValidationError, match="expected at most 3650d"):
-        Quorum.model_validate({"votes": 1, "from": ["client:a"], key: "315360001s"})
-
-
 def test_as_many_votes_as_there_are_principals_can_be_met() -> None:
     section = {
         "rules": [_rule(votes=2, **{"from": ["group:g"]})],
