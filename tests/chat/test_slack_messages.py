@@ -1,7 +1,8 @@
-"""Messages in a Slack channel: what is sent, and what every answer of Slack means."""
+"""Slack: what is posted, what every answer means, the app's manifest, and what doctor reports."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
+from relay.chat.platforms import slack as slack_platform
 from relay.chat.platforms.slack.api import REMEDIES, Settings, WebApi
+from relay.chat.platforms.slack.manifest import SCOPES, manifest
 from relay.chat.platforms.slack.members import Members
 from relay.chat.platforms.slack.messages import Channel
 from relay.clock import SystemClock
@@ -20,6 +23,7 @@ from relay.net.http import open_session
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import (
     CHANNEL,
+    TEAM,
     TOKEN,
     FailureHandler,
     SlackServer,
@@ -29,6 +33,7 @@ from tests.chat.slack_server import (
     responds,
     running_slack,
 )
+from tests.documented import blocks
 from tests.eventually import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
@@ -132,3 +137,49 @@ async def test_a_message_that_is_invalid_is_given_up_and_one_that_is_gone_is_kno
                 await channel.edit(f"{CHANNEL}/1.1", CARD)
             with pytest.raises(error, match=code):
                 await channel.reply_in_thread(f"{CHANNEL}/1.1", [("x",)])
+
+
+def test_the_app_requests_only_what_it_uses() -> None:
+    """chat:write posts and edits, commands brings the command, users:read allows users.info."""
+    assert set(SCOPES) == {"chat:write", "commands", "users:read"}
+    assert manifest("socket")["oauth_config"]["scopes"] == {"bot": list(SCOPES)}
+    app = manifest("none")
+    assert app["oauth_config"]["scopes"] == {"bot": ["chat:write"]}
+    assert "slash_commands" not in app["features"]
+    assert "interactivity" not in app["settings"]
+
+
+@pytest.mark.parametrize(
+    ("method", "failure_handler", "message"),
+    [
+        ("", responds(200), f"Slack accepts the tokens, for the workspace {TEAM}"),
+        ("auth.test", api_error("invalid_auth"), "Slack answered invalid_auth: token does not"),
+        ("auth.test", responds(200, body="<html>"), "is api_url correct?"),
+        ("auth.test", never_answers, "expected an answer within 0.5 s"),
+        ("auth.test", responds(200, {"ok": True}), "expected team_id in Slack's answer"),
+        (
+            "users.info",
+            api_error("missing_scope", needed="users:read"),
+            "lacks the scope users:read",
+        ),
+        ("apps.connections.open", api_error("not_allowed_token_type"), "app_token with xapp-"),
+    ],
+)
+async def test_doctor_reports_whether_slack_accepts_the_tokens(
+    method: str, failure_handler: FailureHandler, message: str
+) -> None:
+    async with running_slack() as slack:
+        slack.failures[method] = failure_handler
+        timeout = "500ms" if failure_handler is never_answers else "30s"
+        settings = Settings.model_validate(slack.settings(timeout=timeout))
+        (finding,) = await slack_platform.diagnose(settings, SystemClock(), "prod")
+        state = "failed" if method else "ok"
+        assert (finding.subject, finding.state) == ("sink ops", state)
+        assert message in finding.message
+        assert TOKEN not in finding.message
+        assert slack.channel_messages() == []
+
+
+def test_the_manifest_on_the_page_is_the_one_that_the_command_prints() -> None:
+    (printed,) = map(json.loads, blocks("docs/chat/slack.md", "json"))
+    assert printed == manifest("socket")

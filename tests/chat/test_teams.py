@@ -1,26 +1,48 @@
-"""The Teams sink: errors of a workflow, its configuration, and a reboot from start to end."""
+"""Teams: what a workflow's answers mean, and cards that are complete, without markup, and small."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
+from relay.chat.cards.card import Card
+from relay.chat.cards.event_card import event_card, grouped_card
+from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms import teams
 from relay.chat.platforms.teams import Settings, WorkflowWebhook
+from relay.chat.platforms.teams.card import (
+    card_message,
+    escape_markdown,
+    follow_up_message,
+    format_time,
+    render_markdown,
+)
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
+from relay.sentences import PrincipalRef
+from tests.approvals.builders import build_decision, build_event, build_status
 from tests.chat.teams_server import (
     PATH,
     QUERY,
     SIGNATURE,
     State,
     TeamsWorkflow,
+    card_actions,
+    card_lines,
+    displayed_text,
     running_workflow,
+    schema_errors,
 )
+from tests.clocks import NOON
 
 
 def section(url: str) -> dict[str, Any]:
@@ -121,3 +143,188 @@ async def test_doctor_connects_to_the_workflow_and_posts_nothing() -> None:
         (finding,) = await teams.diagnose(settings, SystemClock(), "prod")
         assert finding.state == "ok"
         assert workflow.calls == []
+
+
+NOT_BEFORE = NOON + timedelta(seconds=900)
+HOSTILE_TEXT = (
+    "<at>everyone</at> @all [click](https://evil.example) **Approved** _by_ `rule` "
+    "{{DATE(2026-01-01T00:00:00Z)}} www.evil.example ~~not~~"
+)
+GAP = "\N{ZERO WIDTH SPACE}"
+
+
+def link(*_: Any) -> str:
+    """Return the link of every button."""
+    return "https://relay.example.com/#/event/s/E-1/approve/r"
+
+
+def waiting_card(**changes: Any) -> Card:
+    """Return the card of an event that waits for votes."""
+    return event_card(build_status(build_event(**changes)), link=link)
+
+
+def adaptive_card(card: Card) -> dict[str, Any]:
+    """Return the valid Adaptive Card in a card's message."""
+    message = card_message(card)
+    assert message["type"] == "message"
+    (attachment,) = message["attachments"]
+    assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
+    content: dict[str, Any] = attachment["content"]
+    assert list(schema_errors(content)) == []
+    return content
+
+
+def displayed_lines(card: Card) -> str:
+    """Return what a reader sees of a card."""
+    return "\n".join(card_lines(adaptive_card(card)))
+
+
+def workflow_after(message: dict[str, Any]) -> TeamsWorkflow:
+    """Return a workflow that has run with a message."""
+    workflow = TeamsWorkflow()
+    workflow.run(message)
+    return workflow
+
+
+def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
+    card = event_card(
+        build_status(build_event(description="Host maintenance"), build_decision(by="bob")),
+        link=link,
+    )
+    voting_closes = NOT_BEFORE - timedelta(seconds=60)
+    summary = (
+        f"Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} or soon after, "
+        "whether or not anybody answers; earlier only when it is approved. "
+        "There are at most 16 min left."
+    )
+    votes = (
+        "Votes: 1 of 2: client:bob; 1 missing, from client:alice, client:drain, "
+        f"until {voting_closes:%Y-%m-%d %H:%M} (at most 15 min left)"
+    )
+    assert displayed_lines(card).splitlines() == [
+        "Reboot of db-1",
+        summary,
+        "Machines: db-1",
+        "What happens: The machine is rebooted: what is in memory is lost.",
+        "Who started it: Azure itself",
+        "Azure says: Host maintenance",
+        "Rule: databases: 2 votes from group:oncall, client:drain",
+        votes,
+        WHAT_HOLD_DOES,
+        "Azure proceeds at NotBefore regardless.",
+        "E-1 · prod",
+        "[Approve]",
+        "[Hold]",
+    ]
+
+
+def test_the_tone_has_a_style_and_buttons_open_the_page_in_that_of_their_decision() -> None:
+    content = adaptive_card(waiting_card())
+    assert content["body"][0]["style"] == "warning"
+    assert card_actions(content) == [
+        {"type": "Action.OpenUrl", "title": "Approve", "style": "positive", "url": link()},
+        {"type": "Action.OpenUrl", "title": "Hold", "style": "destructive", "url": link()},
+    ]
+
+
+def test_a_time_has_the_notation_that_clients_convert() -> None:
+    """Whole seconds and Z, capitals, and no blanks inside the braces."""
+    east = timezone(timedelta(hours=1))
+    timestamp = "2026-02-14T06:08:00Z"
+    for time in (
+        datetime(2026, 2, 14, 6, 8, 0, 999_999, tzinfo=UTC),
+        datetime(2026, 2, 14, 7, 8, 0, tzinfo=east),
+    ):
+        assert format_time(time) == f"{{{{DATE({timestamp}, SHORT)}}}} {{{{TIME({timestamp})}}}}"
+
+
+def test_times_are_in_text_blocks_only() -> None:
+    """Only a TextBlock is documented to show times in the reader's time zone."""
+    card = adaptive_card(
+        event_card(build_status(build_event(), build_decision("hold", expires=600)), link=link)
+    )
+    facts = [
+        fact["value"]
+        for element in card["body"]
+        if element["type"] == "FactSet"
+        for fact in element["facts"]
+    ]
+    assert facts
+    assert not any("{{" in value for value in facts)
+    assert any(
+        "Held by:" in element.get("text", "") and "{{TIME(" in element["text"]
+        for element in card["body"]
+    )
+
+
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=200)
+    | st.text("*_[]()<>@{}$&`~#-+.! \\:/wW1\n", max_size=40)
+)
+@example(HOSTILE_TEXT)
+@example("# a heading")
+@example("1. a list")
+@example("- a list")
+@example("MailTo:a@b.example")
+def test_escaped_words_are_only_text(words: str) -> None:
+    """The oracle is a CommonMark parser."""
+    markdown = render_markdown((words,), 1000)
+    parser = MarkdownIt("commonmark", {"html": False}).enable("strikethrough")
+    types = {
+        token.type for block in parser.parse(markdown) for token in (block, *(block.children or ()))
+    }
+    assert types <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+    assert "{{" not in markdown
+    assert "://" not in markdown
+    assert "@" not in markdown.rstrip("@").replace(f"@{GAP}", "").replace("@ ", "")
+    assert "\n" not in markdown
+    assert "mailto:" not in markdown.lower()
+
+
+@given(st.text("ab*_[]`~\\@<{:/w.", max_size=60))
+def test_escapes_are_invisible(words: str) -> None:
+    assert displayed_text(escape_markdown(words)) == words
+
+
+def test_a_grouped_card_fits_with_all_its_buttons() -> None:
+    letter, statuses = "\N{PILE OF POO}", []
+    for number in range(50):
+        names = tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100))
+        status = build_status(build_event(f"E-{number}", resources=names))
+        statuses.append(replace(status, occurrence=replace(status.occurrence, id=number)))
+    card = grouped_card(
+        statuses,
+        link=lambda *_: (
+            f"https://relay.example.com/#/event/{'s' * 100}/{'e' * 40}/approve/{'r' * 20}"
+        ),
+    )
+    workflow = workflow_after(card_message(card))
+    assert workflow.failed_runs == []
+    assert len(card_actions(workflow.cards[0])) == 20
+    assert "50 maintenance events at once" in workflow.card_texts[0]
+    assert "And 40 more" in workflow.card_texts[0]
+
+
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=2000), min_size=1, max_size=22
+    )
+)
+def test_every_follow_up_fits(lines: list[str]) -> None:
+    workflow = workflow_after(follow_up_message([(line,) for line in lines]))
+    assert [error for error in workflow.failed_runs if "empty" not in error] == []
+
+
+def test_the_first_line_of_a_follow_up_is_its_heading() -> None:
+    workflow = workflow_after(
+        follow_up_message(
+            [
+                ("Reboot of db-1 (C7061BAC)",),
+                (NOON, ": ", PrincipalRef("client:alice"), " voted to approve, 1 of 2."),
+            ]
+        )
+    )
+    assert workflow.card_texts == [
+        f"Reboot of db-1 (C7061BAC)\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."
+    ]
+    assert workflow.cards[0]["body"][0]["weight"] == "Bolder"
