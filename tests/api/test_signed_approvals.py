@@ -51,17 +51,8 @@ async def test_the_webhook_id_identifies_a_repeat_over_http_too(relay: RunningRe
         {"client": "nobody"},
         {"client": "bob"},  # has no secret
         {"webhook_id": "msg_2"},
-        {"webhook_id": None},
-        {"webhook_id": ""},
         {"webhook_signature": None},
-        {"webhook_signature": "v1,"},
-        {"webhook_signature": "v1a,AAAA v1,%%% v1"},
-        {"webhook_signature": "x" * 8000},
-        {"webhook_timestamp": None},
         {"webhook_timestamp": "0"},
-        {"webhook_timestamp": "-1"},
-        {"webhook_timestamp": "9" * 12},
-        {"webhook_timestamp": "soon"},
     ],
     ids=str,
 )
@@ -76,21 +67,6 @@ async def test_any_fault_of_the_signature_is_401_without_a_reason(
     )
     assert await relay.recorded_events("approval.recorded") == []
     assert await relay.recorded_events("approval.refused") == []
-
-
-async def test_a_signature_is_valid_for_five_minutes(
-    relay: RunningRelay,
-) -> None:
-    for age, status in ((290, 202), (310, 401), (-50, 202), (-70, 401)):
-        at = _now() - timedelta(seconds=age)
-        signed = Webhook(SECRET).sign(f"msg{age}", at, _body(relay).decode())
-        answer = await relay.post_callback(
-            _body(relay),
-            webhook_id=f"msg{age}",
-            webhook_timestamp=str(int(at.timestamp())),
-            webhook_signature=signed,
-        )
-        assert answer.status == status, age
 
 
 async def test_a_key_is_no_signature_and_a_signature_is_no_key(relay: RunningRelay) -> None:
