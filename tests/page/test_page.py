@@ -90,9 +90,10 @@ async def test_events_appear_change_and_end_without_a_reload(
     await expect(page.locator("#recent li")).to_have_count(2)
 
 
-async def test_a_limit_for_which_an_event_waits_is_named(page: Page, tmp_path: Path) -> None:
-    limits = [{"name": "one-database", "max": 1}]
-    async with run_relay(tmp_path, approvals={"limits": limits}) as relay:
+async def test_a_card_names_the_limit_and_leads_to_the_runbook(page: Page, tmp_path: Path) -> None:
+    limits, runbook = [{"name": "one-database", "max": 1}], "https://wiki.example.com/reboots"
+    rules = [{**TWO_VOTES, "runbook": runbook}]
+    async with run_relay(tmp_path, approvals={"limits": limits, "rules": rules}) as relay:
         busy = make_event(event_id="E-2", event_status="Started", resources=("db-1",))
         await relay.observe(make_event(), busy)
         for client in ("alice", "bob"):
@@ -101,6 +102,9 @@ async def test_a_limit_for_which_an_event_waits_is_named(page: Page, tmp_path: P
         card = page.get_by_role("article", name="Reboot of WestNO_0, WestNO_1")
         await expect(card).to_contain_text("approved, waits for limit one-database")
         await expect(card).to_contain_text("1 machine at once, taken by db-1")
+        link = card.get_by_role("link", name=runbook)
+        await expect(link).to_have_attribute("href", runbook)
+        await expect(link).to_have_attribute("rel", "noopener noreferrer")
 
 
 # --- decisions
@@ -206,17 +210,6 @@ async def test_a_standing_hold_is_shown_and_ended_by_its_author(
         "client:bob ended the standing hold of client:bob on "
         "event_type Reboot; resources WestNO* (“it is over”)"
     )
-
-
-async def test_a_card_leads_to_the_runbook_of_its_rule(page: Page, tmp_path: Path) -> None:
-    runbook = "https://wiki.example.com/reboots"
-    rules = [{**TWO_VOTES, "runbook": runbook}]
-    async with run_relay(tmp_path, approvals={"rules": rules}) as relay:
-        await relay.observe(make_event())
-        await show(page, relay)
-        link = page.locator(".event").get_by_role("link", name=runbook)
-        assert await link.get_attribute("href") == runbook
-        assert await link.get_attribute("rel") == "noopener noreferrer"
 
 
 async def test_an_event_that_changes_while_somebody_decides_is_not_approved(
