@@ -322,7 +322,7 @@ def _add_sink(metrics: Metrics, worker: Worker) -> None:
 def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
     roster, hub = relay.roster, relay.hub
     if roster is not None:
-        states = Counter[str](roster.classify_agent_freshness(agent, now) for agent in roster)
+        states = Counter[str](roster.freshness(agent, now) for agent in roster)
         agents = {state: states[state] for state in ("fresh", "silent", "unknown")}
         metrics.gauges("hub_agents", "Agents of the fleet", "state", agents)
         metrics.gauge(

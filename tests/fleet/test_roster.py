@@ -85,21 +85,22 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
 def test_silence_counts_only_while_the_hub_listens() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0)
-    assert not roster.is_silent(agent, at(10_000)), "the hub has not listened"
+    assert roster.freshness(agent, at(10_000)) == "unknown", "the hub has not listened"
     roster.note_listening(at(10_000))
-    assert not roster.is_silent(agent, at(10_000))
+    assert roster.freshness(agent, at(10_000)) != "silent"
     listening(roster, 10_150, since=10_000)
-    assert not roster.is_silent(agent, at(10_150))
-    assert [roster.is_fresh(agent, at(seconds)) for seconds in (150, 150.001)] == [True, False]
+    assert roster.freshness(agent, at(10_150)) != "silent"
+    assert roster.freshness(agent, at(150)) == "fresh"
+    assert roster.freshness(agent, at(150.001)) == "unknown"
     roster.note_listening(at(10_151))
-    assert roster.is_silent(agent, at(10_151))
+    assert roster.freshness(agent, at(10_151)) == "silent"
     assert [roster.has_listened(at(10_151 + more)) for more in (60, 60.001, -1)] == [
         True,
         False,
         False,
     ]
     roster.note_connection_lost()
-    assert not roster.is_silent(agent, at(10_151))
+    assert roster.freshness(agent, at(10_151)) != "silent"
     assert not roster.has_listened(at(10_151))
 
 
@@ -109,7 +110,7 @@ def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
     assert roster.note_listening(at(0))
     assert not roster.note_listening(at(60))
     # The machine of the hub was frozen for two days. What is asked first must not be wrong either.
-    assert not roster.is_silent(agent, at(200_000))
+    assert roster.freshness(agent, at(200_000)) != "silent"
     assert roster.agents_to_forget(at(200_000)) == []
     assert roster.note_listening(at(200_000))
     assert roster.agents_to_forget(at(200_000)) == []
@@ -124,7 +125,7 @@ def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -
     assert agent is not None
     assert agent.last_heard == at(0)
     listening(roster, 151)
-    assert roster.is_silent(agent, at(151))
+    assert roster.freshness(agent, at(151)) == "silent"
 
 
 def test_a_scope_is_silent_when_all_of_its_agents_are() -> None:

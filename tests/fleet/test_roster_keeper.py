@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from relay.events.build import Origin
-from relay.fleet.hub.roster import Agent
-from relay.fleet.hub.roster_keeper import UPKEEP_INTERVAL, RosterKeeper
+from relay.fleet.hub.hub import UPKEEP_INTERVAL
+from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
 from relay.store import RecordedEvent, StateFileScopeAndVm
@@ -36,25 +35,20 @@ class Rig:
     keeper: RosterKeeper = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keeper = RosterKeeper(
-            Origin("hub", "hub-0"),
-            self.store,
-            self.clock,
-            on_upkeep=self.listen,
-            forget=self.lose,
-        )
+        self.keeper = RosterKeeper(Origin("hub", "hub-0"), self.store)
 
-    async def listen(self) -> None:
+    def listen(self) -> None:
         """Do what the hub does at each look at the roster."""
+        now, roster = self.clock.now(), self.keeper.roster
         if self.is_connected:
-            self.keeper.roster.note_listening(self.clock.now())
+            roster.note_listening(now)
         else:
-            self.keeper.roster.note_connection_lost()
-
-    async def lose(self, agent: Agent) -> None:
-        """Forget an agent, as the hub does."""
-        self.lost.append(agent.relay)
-        self.keeper.roster.forget(agent)
+            roster.note_connection_lost()
+        self.keeper.tell(now)
+        for agent in roster.agents_to_forget(now):
+            self.lost.append(agent.relay)
+            roster.forget(agent)
+        self.keeper.save()
 
     def hear(self, clock_offset: float = 0.0) -> None:
         """Hear the agent."""
@@ -65,8 +59,7 @@ class Rig:
         """Let the keeper look at the roster for so long."""
         for _ in range(int(seconds / UPKEEP_INTERVAL)):
             self.clock.advance(UPKEEP_INTERVAL)
-            for _ in range(5):
-                await asyncio.sleep(0)
+            self.listen()
         await self.store.read(lambda _: None)  # what was submitted before is recorded
 
 
@@ -85,12 +78,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         clock = ManualClock()
         made = Rig(clock, store, told)
         await made.keeper.load()
-        await made.listen()
+        made.listen()
         made.hear()
-        running = asyncio.create_task(made.keeper.run())
-        await asyncio.sleep(0)
         yield made
-        running.cancel()
 
 
 async def test_a_silent_scope_is_told_once_and_so_is_its_return(rig: Rig) -> None:
@@ -131,8 +121,6 @@ async def test_a_wrong_clock_is_told_once_until_it_is_right_again(rig: Rig) -> N
 
 async def test_the_agents_are_known_after_a_restart(rig: Rig) -> None:
     await rig.pass_time(UPKEEP_INTERVAL)
-    again = RosterKeeper(
-        Origin("hub", "hub-0"), rig.store, rig.clock, on_upkeep=rig.listen, forget=rig.lose
-    )
+    again = RosterKeeper(Origin("hub", "hub-0"), rig.store)
     await again.load()
     assert [agent.relay for agent in again.roster] == ["vm-0"]

@@ -230,7 +230,7 @@ async def show_fleet(call: Call, scope: Scope) -> FleetRoster:
             relay=agent.relay,
             name=agent.name,
             user=agent.user,
-            state=roster.classify_agent_freshness(agent, now),
+            state=roster.freshness(agent, now),
             version=agent.version,
             zone=agent.zone,
             vmId=agent.vm_id,

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import NoReturn
 
 from aiormq.abc import DeliveredMessage
 
@@ -42,6 +43,8 @@ from relay.fleet.settings import HubSettings, TrustDomain
 from relay.rate_limits import TokenBuckets
 from relay.store.sqlite import Store
 
+UPKEEP_INTERVAL = 5.0
+"""Seconds between two looks at the agents."""
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two events about unusable messages of one agent."""
 MAX_VOTES_AT_ONCE = 200
@@ -70,9 +73,7 @@ class Hub:
         """Reports about events that were read, copies included."""
         self.pulses = 0
         """Pulses that were read."""
-        self._keeper = RosterKeeper(
-            origin, store, clock, on_upkeep=self._look_after, forget=self.forget
-        )
+        self._keeper = RosterKeeper(origin, store)
         self.roster = self._keeper.roster
         """The agents."""
         self.link = HubLink(
@@ -102,6 +103,7 @@ class Hub:
         self._report = report
         self._on_unusable = on_unusable
         self._complaints = TokenBuckets(1 / COMPLAINT_INTERVAL, 1)
+        self._on_agents_changed: Callable[[], None] = lambda: None
         self._on_result: Callable[[AuthorizedSender, StartResult], None] | None = None
         self._votes: MachineVotes | None = None
         self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
@@ -128,7 +130,7 @@ class Hub:
         """
         self._on_result = on_result
         self._votes = votes
-        self._keeper.on_agents_changed = on_agents_changed
+        self._on_agents_changed = on_agents_changed
 
     def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str]:
         """Return the agents whose last word is the current state of an event."""
@@ -147,7 +149,7 @@ class Hub:
             group.create_task(self.link.run(), name="hub: link")
             group.create_task(self.link.watch(), name="hub: source")
             group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
-            group.create_task(self._keeper.run(), name="hub: roster")
+            group.create_task(self._keep_up(), name="hub: roster")
 
     def save_roster(self) -> None:
         """Have the store write what is known about agents. Do this at the end."""
@@ -155,12 +157,30 @@ class Hub:
 
     # --- agents that come and go
 
+    async def _keep_up(self) -> NoReturn:
+        known: frozenset[tuple[str, str]] = frozenset()
+        while True:
+            await self._clock.sleep(UPKEEP_INTERVAL)
+            await self._look_after()
+            agents = frozenset((agent.scope, agent.relay) for agent in self.roster)
+            if agents != known:
+                known = agents
+                self._on_agents_changed()
+
     async def _look_after(self) -> None:
         """Do what is due every few seconds."""
         await self.link.acknowledge()  # what was only in memory may be on disk now
         now = self._clock.now()
         if await self.link.has_read_all() and self.roster.note_listening(now):
             self._merger.restart_end_waits()  # agents that disagree may have said what nobody heard
+        await self._forget_terminated_agents()
+        now = self._clock.now()
+        self._keeper.tell(now)
+        for agent in self.roster.agents_to_forget(now):
+            await self.forget(agent)
+        self._keeper.save()
+
+    async def _forget_terminated_agents(self) -> None:
         ended, self._merger.ended = self._merger.ended, []
         if not ended:
             return

@@ -182,24 +182,14 @@ class Roster:
         """Return the agents of a scope."""
         return list(self._agents.get(scope, {}).values())
 
-    def is_fresh(self, agent: Agent, now: datetime) -> bool:
-        """Whether the hub has heard of the agent lately."""
-        return now - agent.last_heard <= FRESH_FOR
-
-    def is_silent(self, agent: Agent, now: datetime) -> bool:
-        """Whether the hub has listened long enough to know that the agent says nothing."""
-        return self._silence_duration(agent, now) > FRESH_FOR
-
-    def classify_agent_freshness(
-        self, agent: Agent, now: datetime
-    ) -> Literal["fresh", "silent", "unknown"]:
+    def freshness(self, agent: Agent, now: datetime) -> Literal["fresh", "silent", "unknown"]:
         """Return whether an agent is fresh or silent.
 
         unknown: the hub has not listened for long enough to say that it is silent.
         """
-        if self.is_fresh(agent, now):
+        if now - agent.last_heard <= FRESH_FOR:
             return "fresh"
-        return "silent" if self.is_silent(agent, now) else "unknown"
+        return "silent" if self._silence_duration(agent, now) > FRESH_FOR else "unknown"
 
     def hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
         """Return the test of freshness for `merge`: whether an agent is known and not silent.
@@ -209,7 +199,7 @@ class Roster:
 
         def is_heard(relay: str) -> bool:
             agent = self.agent(scope, relay)
-            return agent is not None and not self.is_silent(agent, now)
+            return agent is not None and self.freshness(agent, now) != "silent"
 
         return is_heard
 
@@ -218,7 +208,7 @@ class Roster:
         return frozenset(
             scope
             for scope, agents in self._agents.items()
-            if all(self.is_silent(agent, now) for agent in agents.values())
+            if all(self.freshness(agent, now) == "silent" for agent in agents.values())
         )
 
     def agents_to_forget(self, now: datetime) -> list[Agent]:
@@ -235,7 +225,8 @@ class Roster:
 
     def agents_with_wrong_clocks(self, now: datetime) -> list[Agent]:
         """Return the fresh agents whose clocks are wrong."""
-        return [agent for agent in self if self.is_fresh(agent, now) and agent.is_clock_wrong]
+        fresh = (agent for agent in self if self.freshness(agent, now) == "fresh")
+        return [agent for agent in fresh if agent.is_clock_wrong]
 
     def can_agent_execute_order(self, agent: Agent, now: datetime) -> bool:
         """Whether an agent can execute an order: it pulses and reads, and its clock is right."""

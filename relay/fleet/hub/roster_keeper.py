@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import NoReturn
 
 from relay.approvals.limits import Limit, count_selected_machines
 from relay.clock import Clock
@@ -12,37 +10,17 @@ from relay.events.build import Origin, relay_event
 from relay.fleet.hub.roster import FRESH_FOR, Agent, Roster
 from relay.store.sqlite import Store, Work
 
-UPKEEP_INTERVAL = 5.0
-"""Seconds between two looks at the roster."""
 COUNT_INTERVAL = 60.0
 """Seconds until the machines of a limit are counted again: a fleet can have many."""
 
 
 class RosterKeeper:
-    """Looks after the roster, into which `Hub` writes what it hears.
+    """Stores the roster, into which `Hub` writes what it hears, and tells what follows from it."""
 
-    ``on_upkeep`` is called each `UPKEEP_INTERVAL`. ``forget`` gets each agent that was silent for
-    `FORGOTTEN_AFTER`. It removes the agent from the roster and the state file.
-    """
-
-    def __init__(
-        self,
-        origin: Origin,
-        store: Store,
-        clock: Clock,
-        *,
-        on_upkeep: Callable[[], Awaitable[None]],
-        forget: Callable[[Agent], Awaitable[None]],
-    ) -> None:
+    def __init__(self, origin: Origin, store: Store) -> None:
         self.roster = Roster()
-        self.on_agents_changed: Callable[[], None] = lambda: None
-        """Called when agents came or went. `Hub` sets it once there is a gate."""
         self._origin = origin
         self._store = store
-        self._clock = clock
-        self._on_upkeep = on_upkeep
-        self._forget = forget
-        self._known: frozenset[tuple[str, str]] = frozenset()
         self._silent_scopes: frozenset[str] = frozenset()
         self._wrong_clocks: frozenset[tuple[str, str]] = frozenset()
 
@@ -51,21 +29,10 @@ class RosterKeeper:
         for row in await self._store.read(lambda tx: tx.fleet.agents()):
             self.roster.put(Agent(**{name: getattr(row, name) for name in row.__slots__}))
 
-    async def run(self) -> NoReturn:
-        """Report who is silent and whose clock is wrong, and forget who is gone."""
-        while True:
-            await self._clock.sleep(UPKEEP_INTERVAL)
-            await self._on_upkeep()
-            now = self._clock.now()
-            self._tell_of_silent_scopes(now)
-            self._report_wrong_clocks(now)
-            for agent in self.roster.agents_to_forget(now):
-                await self._forget(agent)
-            known = frozenset((agent.scope, agent.relay) for agent in self.roster)
-            if known != self._known:
-                self._known = known
-                self.on_agents_changed()
-            self.save()
+    def tell(self, now: datetime) -> None:
+        """Report which scopes are silent or heard of again, and whose clock is wrong."""
+        self._tell_of_silent_scopes(now)
+        self._report_wrong_clocks(now)
 
     def save(self) -> None:
         """Have the store write the agents that have changed."""
@@ -88,7 +55,10 @@ class RosterKeeper:
         heard = {
             scope
             for scope in self._silent_scopes - silent
-            if any(self.roster.is_fresh(each, now) for each in self.roster.agents_of_scope(scope))
+            if any(
+                self.roster.freshness(each, now) == "fresh"
+                for each in self.roster.agents_of_scope(scope)
+            )
         }
         for scope in sorted(heard):
             reason = f"an agent of scope {scope} is heard of again"
