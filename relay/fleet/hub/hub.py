@@ -20,7 +20,7 @@ from aiormq.abc import DeliveredMessage
 
 from relay.amqp.message_verification import UnusableMessage
 from relay.clock import Clock
-from relay.errors import DeliveryError, StoreUnavailable
+from relay.errors import DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
@@ -173,29 +173,16 @@ class Hub:
         now = self._clock.now()
         if await self.link.has_read_all() and self.roster.note_listening(now):
             self._merger.restart_end_waits()  # agents that disagree may have said what nobody heard
-        await self._forget_terminated_agents()
+        completed, self._merger.completed = self._merger.completed, []
+        for event in completed:
+            # Azure has deleted the VMs of a Terminate. An agent that is heard again comes back.
+            for agent in self.roster.agents_terminated_by(event.scope, event.event):
+                await self.forget(agent)
         now = self._clock.now()
         self._keeper.tell(now)
         for agent in self.roster.agents_to_forget(now):
             await self.forget(agent)
         self._keeper.save()
-
-    async def _forget_terminated_agents(self) -> None:
-        ended, self._merger.ended = self._merger.ended, []
-        if not ended:
-            return
-        keys = {KEYS.make_key(*name): name[0] for name in ended}
-        try:
-            over = await self._store.read(
-                lambda tx: [tx.occurrences.find_newest_occurrence(key) for key in keys]
-            )
-        except StoreUnavailable:
-            return  # the agents are forgotten after they were silent for long
-        for scope, occurrence in zip(keys.values(), over, strict=True):
-            if occurrence is not None and occurrence.outcome == "completed":
-                # Azure has deleted these VMs. One that is heard again comes back.
-                for agent in self.roster.agents_terminated_by(scope, occurrence.event):
-                    await self.forget(agent)
 
     async def forget(self, agent: Agent) -> None:
         """Remove an agent that is gone for good."""

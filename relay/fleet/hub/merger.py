@@ -39,7 +39,7 @@ from relay.fleet.hub.merge import (
     words_of_pulse,
 )
 from relay.ingest import EventDeparture, EventSighting, Recorder
-from relay.store import EventKeyFormat
+from relay.store import EventKeyFormat, TrackedEvent
 from relay.store.fleet import AgentRow, SightingRow
 from relay.store.rows import PageLimit
 from relay.store.sqlite import Store
@@ -84,6 +84,8 @@ class _Batch:
     """What is to be written because of a merge."""
 
     news: list[EventSighting | EventDeparture] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    """The keys of events that end."""
     words: dict[tuple[str, str], SightingRow] = field(default_factory=dict)
     """By the key of the event and the agent: what it said last, if that is new or a report."""
 
@@ -109,8 +111,8 @@ class EventMerger:
     ) -> None:
         self.copies = 0
         """Reports that said nothing new."""
-        self.ended: list[EventName] = []
-        """Events that have ended. `Hub` takes them out."""
+        self.completed: list[TrackedEvent] = []
+        """Events that Azure has carried out and that have ended. `Hub` takes them out."""
         self._by_scope: dict[str, dict[str, EventHistory]] = {}
         self._over: dict[EventName, None] = {}
         """Those of them that have ended, the longest unused first."""
@@ -205,7 +207,7 @@ class EventMerger:
             batch.news.append(
                 EventDeparture(scope, after.ended_at, event_id, news.gap, news.rebooted)
             )
-            self.ended.append(name)
+            batch.ended.append(key)
 
     async def forget_agent(
         self, scope: str, relay: str, on_forgotten: Callable[[], None], *, is_last: bool
@@ -324,7 +326,7 @@ class EventMerger:
         """
         now = self._clock.now()
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Transaction) -> list[TrackedEvent | None]:
             self._recorder.record_observations(tx, batch.news, now)
             for event in relay_events:
                 attributes = {**event.attributes, "journalhead": str(tx.head())}
@@ -332,11 +334,13 @@ class EventMerger:
             tx.fleet.save_sightings(batch.words.values())
             if forgotten is not None:
                 tx.fleet.forget_agent(*forgotten)
+            return [tx.occurrences.find_newest_occurrence(key) for key in batch.ended]
 
         if batch.words or batch.news or relay_events or forgotten:
             while True:
                 try:
-                    await self._store.transact(work, fail_open=True)
+                    ended = await self._store.transact(work, fail_open=True)
+                    self.completed += [it for it in ended if it and it.outcome == "completed"]
                     break
                 except StoreUnavailable:
                     await self._clock.sleep(RETRY_DELAY)
