@@ -159,9 +159,11 @@ class Fleet:
 
     def hear(self, vm: Vm, report: Report) -> None:
         self.heard[vm.name] = self.now
+        before = self.history.words.get(vm.name) if self.history is not None else None
         self._apply(vm.name, report.word, report.at)
-        if self.history is not None and vm.name in self.history.words:
-            self.rows[vm.name] = _row(vm.name, self.history.words[vm.name])
+        word = self.history.words.get(vm.name) if self.history is not None else None
+        if word is not None and word is not before:
+            self.rows[vm.name] = _row(vm.name, word)
 
     def deliver_pulse(self, vm: Vm) -> None:
         """Deliver the oldest pulse of a VM, if it is not too old."""

@@ -140,7 +140,9 @@ class StartOrders:
                     await self._publish(result)
             except (TimeoutError, DeliveryError) as error:
                 reason = f": {error.reason}" if isinstance(error, DeliveryError) else " in time"
-                _log.warning("fleet: the result of grant %d was not told%s", result.grant, reason)
+                _log.warning(
+                    "fleet: the result of grant %d could not be told%s", result.grant, reason
+                )
             self._waiting.task_done()
 
     async def stop(self, within: float) -> None:
