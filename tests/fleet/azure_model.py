@@ -151,7 +151,6 @@ class Fleet:
         return self.now - max(self.heard[agent], self.listening_since) <= SILENT_AFTER
 
     def deliver(self, vm: Vm) -> None:
-        """Deliver the oldest report of a VM."""
         if vm.is_up and vm.queue:
             report = vm.queue.popleft()
             vm.sent.append(report)
@@ -166,7 +165,6 @@ class Fleet:
             self.rows[vm.name] = _row(vm.name, word)
 
     def deliver_pulse(self, vm: Vm) -> None:
-        """Deliver the oldest pulse of a VM, if it is not too old."""
         if not vm.pulses:
             return
         message = vm.pulses.popleft()
@@ -201,7 +199,6 @@ class Fleet:
             self._apply_timer()
 
     def restart_hub(self) -> None:
-        """Lose what is only in memory."""
         self.listening_since = self.now
         if (history := self.restored()) is not None:
             self.history = wait_again(history, self.now - self.hub_behind)

@@ -54,7 +54,6 @@ Mode = Literal["prompt", "frozen", "mute", "twice", "liar", "stale", "blind"]
 
 
 def user_event(event_id: str = "E-1", **changes: Any) -> ScheduledEvent:
-    """An event that a rule grants."""
     fields: dict[str, Any] = {"event_source": "User", "resources": ("vm-9",), "due": None}
     return build_event(event_id, **fields | changes)
 
@@ -158,11 +157,9 @@ class Fleet:
         return self.agents[scope, relay]
 
     def azure_now(self) -> datetime:
-        """The clock of Azure."""
         return NOON + timedelta(seconds=self.clock.monotonic() - self._began)
 
     def azure_says(self, scope: str, *events: ScheduledEvent) -> None:
-        """Add events to the document of a scope, or change them."""
         self.documents[scope].update({event.lowercase_event_id: event for event in events})
 
     # --- the hub's side of RabbitMQ
@@ -189,11 +186,9 @@ class Fleet:
         return True
 
     def is_executable(self, sent: PublishedOrder) -> bool:
-        """Whether the agent can still carry out an order."""
         return not sent.done and self.azure_now() < sent.order.deadline
 
     def _others(self, sent: PublishedOrder) -> list[PublishedOrder]:
-        """Return the other orders about the same event."""
         about = sent.scope, sent.order.event_id
         return [
             other
@@ -274,24 +269,20 @@ class Fleet:
         return build_result(order, outcomes.get(self.status, "failed"), self.status or None)
 
     def start_event(self, scope: str, event_id: str) -> None:
-        """Azure starts an event."""
         key = event_id.lower()
         event = self.documents[scope][key]
         self.documents[scope][key] = replace(event, event_status="Started")
 
     def wake_up(self, agent: FakeAgent, mode: Mode = "prompt") -> None:
-        """Let a frozen agent go on."""
         agent.mode = mode
         pending, agent.pending = agent.pending, []
         for sent in pending:
             self._receive(agent, sent)
 
     def answer(self, agent: FakeAgent, result: StartResult) -> None:
-        """Publish a result."""
         self.inbox.put_nowait((agent, result))
 
     def send_late_answers(self, agent: FakeAgent) -> None:
-        """Publish the answers that wait."""
         unsent, agent.unsent = agent.unsent, []
         for result in unsent:
             self.answer(agent, result)
@@ -305,7 +296,6 @@ class Fleet:
             self.inbox.put_nowait((agent, SentPulse(pulse, self._sent_at)))
 
     def send_pulses(self) -> None:
-        """Publish a pulse of every agent."""
         for agent in self.agents.values():
             self.send_pulse(agent)
 
@@ -313,7 +303,6 @@ class Fleet:
 def build_result(
     order: StartOrder, outcome: StartOutcome, status: int | None = None
 ) -> StartResult:
-    """Return the result of an order."""
     return StartResult(
         grant=order.grant,
         attempt=order.attempt,
@@ -353,7 +342,6 @@ class Hub:
         fleet.hub = self
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
-        """Return who shows the event as the hub knows it."""
         event_id, _, of = event_key.rpartition("@")
         assert of == scope
         history = self.merger.history(scope, event_id)
@@ -362,7 +350,6 @@ class Hub:
     task: asyncio.Task[None]
 
     async def run(self) -> None:
-        """Run the gate and the intake."""
         with self.gate.in_force():
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.gate.run())
@@ -378,7 +365,6 @@ class Hub:
                 await self._record(agent, message)
 
     async def _record(self, agent: FakeAgent, sent: SentPulse) -> None:
-        """Merge and record what an agent sees."""
         self.roster.note_message(agent.sender, agent.relay, self.fleet.clock.now(), sent.pulse)
         words = {event.lowercase_event_id: event for event in sent.pulse.events or ()}
         document = Heard(
@@ -399,7 +385,6 @@ class Hub:
             return list(read_all_rows(reader))
 
     def claim_notes(self) -> list[dict[str, Any]]:
-        """The claims in the journal."""
         return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
 
     def event_names(self, prefix: str = "startrequest.") -> list[str]:
@@ -414,7 +399,6 @@ class Hub:
         return event.scope, row.event_key.rpartition("@")[0], event.data["revision"]
 
     def grant_states(self) -> list[tuple[str, str, int]]:
-        """Return the scope, state and attempts of each grant."""
         folded: dict[str, EventApprovals] = {}
         for row in self.journal():
             if row.event_key is not None and not row.kind.startswith("event."):
@@ -439,7 +423,6 @@ class Hub:
                 await asyncio.sleep(0)
 
     async def advance(self, seconds: float, *, step: float = 0.25) -> None:
-        """Let time pass, in steps."""
         left = seconds
         while left > 1e-9:
             self.fleet.clock.advance(min(step, left))

@@ -101,7 +101,6 @@ def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) 
 
 
 def agent_document(broker: Broker, exchange: str, **more: Any) -> dict[str, Any]:
-    """Return the YAML document of an agent."""
     return {
         "scope": SCOPE,
         "relay": "vm-0",
@@ -151,27 +150,22 @@ class HubSide:
 
     @property
     def reports(self) -> list[Received]:
-        """Events, votes and results."""
         return [each for each in self.received if not isinstance(each.content, Pulse)]
 
     @property
     def pulses(self) -> list[Received]:
-        """Pulses."""
         return [each for each in self.received if isinstance(each.content, Pulse)]
 
     def contents(self, kind: type[M]) -> list[M]:
-        """Return what arrived of one kind of message."""
         everything = (received.content for received in self.received)
         return [content for content in everything if isinstance(content, kind)]
 
     @property
     def results(self) -> list[StartResult]:
-        """The results of orders."""
         return self.contents(StartResult)
 
     @property
     def event_names(self) -> list[str]:
-        """The names of the events that agents reported."""
         return [event.name for event in self.contents(CloudEvent)]
 
     async def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
@@ -205,7 +199,6 @@ class HubSide:
         exchange: str | None = None,
         **properties: Any,
     ) -> None:
-        """Publish bytes as a user, on a connection of its own."""
         header = Basic.Properties(
             **{"message_id": "m", "user_id": user, "content_type": "application/json", **properties}
         )
@@ -216,7 +209,6 @@ class HubSide:
     async def answer_vote(
         self, vote: VoteMessage, status: int, body: dict[str, Any], *, relay: str = "vm-0"
     ) -> None:
-        """Answer a vote."""
         await self.send(
             VoteAnswer(request_id=vote.request_id, status=status, body=body), relay=relay
         )
@@ -235,7 +227,6 @@ def make_order(event_id: str, revision: str, *, seconds: float = 5.0, **changes:
 
 
 async def carry_out(hub: HubSide, order: StartOrder, relay: str = "vm-0") -> StartResult:
-    """Send an order and return its first result."""
     await hub.send(order, relay=relay)
     results: list[StartResult] = []
 

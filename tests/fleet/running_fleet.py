@@ -54,13 +54,11 @@ class RunningFleet:
 
     @property
     def running_hub(self) -> RunningRelay:
-        """The hub, which runs."""
         assert self.hub is not None
         return self.hub
 
     @property
     def roster(self) -> Roster:
-        """The agents that the hub knows."""
         roster = self.running_hub.relay.roster
         assert roster is not None
         return roster
@@ -73,11 +71,9 @@ class RunningFleet:
         return self.hub
 
     def hub_config(self, state_file: Path) -> Config:
-        """Return the configuration of the hub, with a state file."""
         return Config.model_validate(self.hub_document(state_file))
 
     def hub_document(self, state_file: Path) -> dict[str, Any]:
-        """Return the YAML document of the hub, with a state file."""
         return {
             "relay": "hub-0",
             "fleet": {
@@ -106,7 +102,6 @@ class RunningFleet:
         }
 
     async def stop_hub(self) -> None:
-        """Stop the hub in order."""
         await self.hub_stack.aclose()
         self.hub = None
 
@@ -120,7 +115,6 @@ class RunningFleet:
         return agent
 
     def agent_document(self, scope: str, relay: str) -> dict[str, Any]:
-        """Return the YAML document of an agent."""
         return {
             "scope": scope,
             "relay": relay,
@@ -165,19 +159,15 @@ class RunningFleet:
         await eventually(is_reported, every=0.2, what="all reports")
 
     async def stop_agent(self, scope: str, relay: str) -> None:
-        """Stop the agent of a VM in order."""
         del self.relays[scope, relay]
         await self.agents.pop((scope, relay)).aclose()
 
     async def wait_until_connected(self) -> None:
-        """Wait until the hub has made its queues and hears agents."""
         source = self.running_hub.relay.source
         assert isinstance(source, HubLink)
         await eventually(lambda: source.is_connected, what="the hub is connected")
 
     async def wait_until_heard(self) -> None:
-        """Wait until the hub has a pulse of every agent, and every agent hears the hub."""
-
         def is_heard() -> bool:
             heard = {
                 (agent.scope, agent.relay) for agent in self.roster if agent.last_pulse is not None
@@ -189,7 +179,6 @@ class RunningFleet:
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> tuple[int, Any]:
-        """Call the API of the hub; return the status and the JSON of the answer."""
         url = f"http://127.0.0.1:{self.running_hub.api_port}{path}"
         headers = {"Authorization": f"Bearer {KEY}"}
         async with (
@@ -199,7 +188,6 @@ class RunningFleet:
             return answer.status, await answer.json(content_type=None)
 
     async def approve(self, scope: str, event_id: str) -> tuple[int, Any]:
-        """Vote for an event as it is now."""
         _, event = await self.call("GET", f"/v1/events/{event_id}?scope={scope}")
         return await self.call(
             "POST",
@@ -249,14 +237,12 @@ class RunningFleet:
             await channel.publish(name, key, body, header)
 
     async def count_waiting(self, queue: str) -> int:
-        """Return how many messages wait in a queue."""
         connection = await aio_pika.connect(self.broker.amqp_url())
         async with connection, connection.channel() as channel:
             declared = await channel.declare_queue(queue, passive=True)
             return declared.declaration_result.message_count or 0
 
     async def count_dead(self) -> int:
-        """Return how many messages were dead-lettered."""
         return await self.count_waiting(f"{self.exchange}.dead")
 
     def told(self, event_id: str) -> list[str]:

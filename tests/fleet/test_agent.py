@@ -36,20 +36,17 @@ KEY = command_key(SCOPE, "vm-0")
 
 @pytest.fixture
 async def hub(own_broker: Broker) -> AsyncIterator[HubSide]:
-    """The broker's side of the hub."""
     async with hub_side(own_broker) as side:
         yield side
 
 
 @pytest.fixture
 async def azure() -> AsyncIterator[Simulator]:
-    """Azure with two VMs."""
     async with Simulator(Setup(vms=VMS)) as sim:
         yield sim
 
 
 def live_ids(pulse: Pulse) -> list[str]:
-    """Return the EventIds in a pulse."""
     return [event["eventId"] for event in pulse.live or ()]
 
 
@@ -204,7 +201,6 @@ class Target:
         return make_order(self.event_id, self.revision)
 
     def body(self) -> bytes:
-        """Return the body of such an order."""
         return self.order().to_event(HUB, datetime.now(UTC)).body
 
     async def assert_unmoved(self, orders: int = 0) -> None:

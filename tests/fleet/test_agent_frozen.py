@@ -67,7 +67,6 @@ class Imds:
     reads: int = 0
 
     def answer(self, request: ReceivedRequest) -> Answer:
-        """Answer a call."""
         now = datetime.now(UTC)
         headers = {"Date": format_datetime(now, usegmt=True)}
         if request.target.startswith("/metadata/instance"):
@@ -91,16 +90,13 @@ class Rig:
     """The reads of the document before the test."""
 
     def order(self, seconds: float = 5.0) -> StartOrder:
-        """Return an order for the event."""
         return make_order(str(EVENT["EventId"]), self.revision, seconds=seconds)
 
     def stop(self) -> float:
-        """Let the process stand still."""
         self._signal(signal.SIGSTOP)
         return 0.0
 
     def go_on(self) -> None:
-        """Let the process go on."""
         self._signal(signal.SIGCONT)
 
     async def go_on_after(self, order: StartOrder) -> None:
@@ -120,7 +116,6 @@ class Rig:
 
 @pytest.fixture
 async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
-    """Run an agent that has run for a while."""
     async with _run(own_broker, tmp_path) as rig:
         yield rig
 
@@ -149,7 +144,6 @@ async def _run(broker: Broker, folder: Path) -> AsyncIterator[Rig]:
 
 
 def results_of(rig: Rig, order: StartOrder) -> list[str]:
-    """Return the results of an order that have arrived."""
     return [result.result for result in rig.hub.results if result.grant == order.grant]
 
 

@@ -58,7 +58,6 @@ class Handler:
     fails: bool = False
 
     def on_listening(self) -> None:
-        """Count it."""
         self.listens += 1
 
     def take(self, content: Content) -> None:
@@ -101,7 +100,6 @@ async def linked(
 
 
 async def published(link: AgentLink, *, times: int = 1) -> None:
-    """Publish an event until the broker has it."""
     for number in range(times):
         event = cloudevent(id=f"{number:032x}", source=f"imds://{SCOPE}", scope=SCOPE, relay="vm-0")
 
@@ -132,7 +130,6 @@ async def failure_of(link: AgentLink, part: str) -> Deferred:
 
 
 async def connections(broker: Broker) -> list[str]:
-    """Return the user of each connection to the broker."""
     listed = await asyncio.to_thread(broker.ctl, "list_connections", "user")
     return listed.split()
 

@@ -42,20 +42,17 @@ class Rig:
     async def call(
         self, method: str, path: str, body: Any, request_id: str | None = None
     ) -> tuple[int, Any]:
-        """Call the agent; return the status and the JSON of the answer."""
         headers = {"Idempotency-Key": request_id} if request_id is not None else {}
         url = f"http://agent{path}"
         async with self.session.request(method, url, json=body, headers=headers) as response:
             return response.status, orjson.loads(await response.read())
 
     async def vote(self, request_id: str | None = "id-1", **changes: Any) -> tuple[int, Any]:
-        """Approve an event."""
         return await self.call("POST", "/v1/approvals", {**BODY, **changes}, request_id)
 
 
 @pytest.fixture
 async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
-    """Run an agent."""
     folder, socket = tmp_path, tmp_path / "api.sock"
     async with hub_side(own_broker) as hub, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
         api = {"listen": "127.0.0.1:0", "socket": str(socket)}

@@ -45,7 +45,6 @@ class Ordered:
 
 
 def orders_in(log: pytest.LogCaptureFixture) -> list[Ordered]:
-    """Return the orders of the hub, oldest first."""
     return [
         Ordered(record.created, str(record.args[0]), str(record.args[2]))
         for record in log.records
@@ -104,7 +103,6 @@ async def test_frozen_and_killed_agents_never_leave_two_start_requests_in_flight
 
 
 async def start_process(stack: AsyncExitStack, fleet: RunningFleet, vm: str) -> RelayProcess:
-    """Start an agent in a process of its own."""
     document = fleet.agent_document(SCOPE, vm)
     del document["store"], document["api"]
     process = await stack.enter_async_context(relay(fleet.directory / vm, document))

@@ -102,7 +102,6 @@ async def wait_until_agents_obey() -> None:
 
 
 async def approve_when_told(fleet: RunningFleet, event_id: str) -> None:
-    """Vote for an event as soon as it was told."""
     await eventually(lambda: fleet.told(event_id) == ["event.scheduled"])
     status, answer = await fleet.approve(SCOPE, event_id)
     assert (status, answer["state"]) == (202, "granted")

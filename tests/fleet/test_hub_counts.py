@@ -70,7 +70,6 @@ def ignore(*_: Any, **__: Any) -> None:
 def report(
     event: ScheduledEvent, origin: Origin, *, is_gone: bool = False, at: datetime = NOON
 ) -> DeliveredMessage:
-    """The report of an agent that it sees a new event, or that it sees it no more."""
     before, after = ((event,), ()) if is_gone else ((), (event,))
     (change,) = diff_events_with_document(before, Document(1, after))
     evidence = FactsAboutEndedEvent(start_sent=False, gap=False, rebooted=False)

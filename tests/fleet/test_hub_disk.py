@@ -27,7 +27,6 @@ RULE = {
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk with room for a small state file."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     folder = tmp_path / "disk"

@@ -78,7 +78,6 @@ PULSE = Pulse(
 
 
 async def scheduled(fleet: RunningFleet) -> Event:
-    """Return an event that the hub has told."""
     event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
     await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
     return event
@@ -112,7 +111,6 @@ async def test_what_cannot_be_used_is_dead_lettered_counted_and_told(fleet: Runn
 
 
 def complaints(fleet: RunningFleet, relay: str) -> int:
-    """Return how often the hub told of unusable messages of an agent."""
     told = [
         each["data"]["reason"] for each in fleet.inbox.events if "dead-lettered" in each["type"]
     ]
@@ -120,7 +118,6 @@ def complaints(fleet: RunningFleet, relay: str) -> int:
 
 
 async def has_dead(fleet: RunningFleet, number: int) -> bool:
-    """Whether so many messages were dead-lettered."""
     return await fleet.count_dead() == number
 
 
@@ -150,7 +147,6 @@ def report_of(event: Event, name: str, scope: str = SCOPE, **changes: Any) -> by
 
 
 def vote_for(event: Event, scope: str = SCOPE, relay: str = "vm-0") -> bytes:
-    """Return the vote of a machine for an event."""
     vote = VoteMessage(
         request_id=secrets.token_hex(8),
         user="local:root",

@@ -34,7 +34,6 @@ class Handler:
         self.may_take.set()
 
     async def take(self, messages: Sequence[DeliveredMessage]) -> set[int]:
-        """Take what is usable."""
         self.begun += len(messages)
         await self.may_take.wait()
         if any(message.body == BUG for message in messages):
@@ -79,7 +78,6 @@ async def connected(
 
 
 async def publish(broker: Broker, exchange: str, *bodies: bytes) -> None:
-    """Publish messages of an agent, one after the other."""
     async with RawChannel(broker.amqp_url(HUB_USER)) as channel:
         for body in bodies:
             key, properties = f"vote.{SCOPE}.vm-0", Basic.Properties(message_id="m")

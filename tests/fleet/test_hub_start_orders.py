@@ -38,7 +38,6 @@ async def show_event(hub: Hub, scope: str = "a", event: ScheduledEvent = EVENT) 
 
 
 def ordered(hub: Hub) -> list[str]:
-    """Return which agents got an order, in order."""
     return [sent.agent for sent in hub.fleet.orders]
 
 

@@ -46,7 +46,6 @@ class VotingHub:
     clock: ManualClock
 
     async def observe(self, scope: str, event: ScheduledEvent) -> None:
-        """Record what the document of a scope shows."""
         now, recorder = self.clock.now(), Recorder(HUB, None, None)
         news = [EventSighting(scope, now, event, 1)]
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
@@ -62,7 +61,6 @@ class VotingHub:
         request_id: str = "one",
         **changes: Any,
     ) -> VoteAnswer:
-        """Decide a vote of a machine."""
         fields = {"eventId": event.event_id, "decision": decision, "revision": event.revision}
         vote = VoteMessage(request_id=request_id, user="local:root", body=fields | changes)
         answer = await self.votes.answer(AuthorizedSender(sender_scope, relay, user), vote)
@@ -70,8 +68,6 @@ class VotingHub:
         return answer
 
     async def status(self, event: ScheduledEvent, scope: str = A) -> ApprovalStatus:
-        """Return how the approval of an event stands."""
-
         def read(tx: Any) -> ApprovalStatus:
             (found,) = tx.occurrences.find_occurrences_by_reference(event.event_id, scope)
             return self.gate.engine.status(tx, found, self.clock.now())
@@ -79,13 +75,11 @@ class VotingHub:
         return await self.store.read(read)
 
     def recorded(self, name: str) -> list[dict[str, Any]]:
-        """Return the CloudEvents of this name in the journal."""
         with contextlib.closing(open_for_reading(self.path)) as reader:
             return [orjson.loads(row.body) for row in read_all_rows(reader) if row.kind == name]
 
 
 def reboot(*resources: str) -> ScheduledEvent:
-    """A reboot of these machines."""
     return build_event("E-1", resources=resources)
 
 

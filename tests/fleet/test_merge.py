@@ -63,7 +63,6 @@ class Hub:
             self.hear(agent, word, seen)
 
     def wait_until(self, now: float) -> Word | None:
-        """Let time pass."""
         return self._take(*end_if_still_gone(self.known, at(now), self._is_fresh))
 
     def forget(self, agent: str, now: float, *, is_last: bool = False) -> Word | None:

@@ -50,7 +50,6 @@ class Network:
 
     @property
     def steps(self) -> Mapping[Callable[[], None], float]:
-        """What can happen, and how often."""
         return {
             self.change: 5.0,
             self.end: 2.0,

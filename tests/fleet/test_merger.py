@@ -59,7 +59,6 @@ class Rig:
         return Heard(scope=SCOPE, relay=relay, seen=at, words=words, is_document=True)
 
     async def told(self, event_id: str = "e-1") -> list[str]:
-        """Return the names of the events in the journal about an event, oldest first."""
         key = KEYS.make_key(SCOPE, event_id)
         return await self.store.read(
             lambda tx: [event.name for event in tx.journal.newest_changes(key, PageLimit(1000))]
@@ -260,7 +259,6 @@ async def test_a_pulse_speaks_of_what_reports_before_it_in_the_same_batch_told(
 
 
 def has_ended(rig: Rig) -> bool:
-    """Whether the merger knows that the event has ended."""
     history = rig.merger.history(SCOPE, "e-1")
     return history is not None and history.ended_at is not None
 

@@ -82,14 +82,12 @@ def names(message: Message) -> str:
 
 
 def unusable(body: bytes) -> str:
-    """The reason why a message is unusable."""
     with pytest.raises(UnusableMessage) as refused:
         read_message(body)
     return str(refused.value)
 
 
 def changed(body: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """A message after a change of its JSON."""
     fields = orjson.loads(body)
     change(fields)
     return orjson.dumps(fields)

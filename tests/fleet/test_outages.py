@@ -76,8 +76,6 @@ async def test_what_happens_while_the_broker_is_gone_is_told_afterwards_in_order
 
 
 async def until_agents_have_recorded(fleet: RunningFleet, event: Event, name: str) -> None:
-    """Wait until every agent has seen a change."""
-
     async def have_recorded() -> bool:
         for agent in fleet.relays.values():
             events = await agent.relay.store.read(
@@ -133,7 +131,6 @@ async def drive(fleet: RunningFleet, events: list[Event], stop: asyncio.Event) -
 
 
 def unfinished(fleet: RunningFleet, events: list[Event]) -> list[Event]:
-    """Return the events whose end was not told."""
     return [event for event in events if "event.ended" not in fleet.told(event.event_id)]
 
 

@@ -18,7 +18,6 @@ class Hub:
         self.published: list[tuple[str, str]] = []
 
     async def publish(self, event: CloudEvent, key: str) -> None:
-        """Take an event."""
         self.published.append((event.name, key))
 
 

@@ -106,7 +106,6 @@ def node(own_broker: Broker) -> Iterator[Broker]:
 
 @asynccontextmanager
 async def channel_of(node: Broker, user: str) -> AsyncIterator[AbstractChannel]:
-    """A channel of a user of the fleet, with confirms."""
     async with await aio_pika.connect(url_of(node, user)) as connection:
         yield await connection.channel(on_return_raises=True)
 
@@ -124,7 +123,6 @@ async def publish(
     body: bytes = b"{}",
     headers: dict[str, Any] | None = None,
 ) -> None:
-    """Publish a message, and return when the broker has confirmed it."""
     there = await channel.get_exchange(exchange, ensure=False)
     await there.publish(
         aio_pika.Message(body, user_id=user, message_id="m", headers=headers),
@@ -184,7 +182,6 @@ async def test_an_agent_publishes_everything_that_it_has_to(node: Broker, user: 
 
 
 async def agent_queue(channel: AbstractChannel, *keys: str, **more: Any) -> AbstractQueue:
-    """The queue of an agent, bound with these keys."""
     arguments = {**AGENT_QUEUE_ARGUMENTS, **more}
     queue = await channel.declare_queue(exclusive=True, arguments=arguments)
     for key in keys:
@@ -270,7 +267,6 @@ async def test_a_pulse_that_nobody_reads_expires_and_is_no_dead_letter(node: Bro
 
 
 async def until(node: Broker, queue: str, length: int) -> None:
-    """Wait until a queue has so many messages."""
     async with asyncio.timeout(WITHIN):
         while length != await asyncio.to_thread(length_of, node, queue):  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.1)
@@ -412,7 +408,6 @@ def declaring(name: str, exclusive: bool) -> Attempt:
 
 
 def refused_attempts() -> Iterator[tuple[str, str, Attempt]]:
-    """Yield each user with what it may not do."""
     for user, exchange, key in PUBLISHED:
         yield user, f"publish to {exchange!r} with {key!r}", publishing(user, exchange, key)
     for user, exchange, key in BOUND:
@@ -567,5 +562,4 @@ async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue
 
 
 async def bind_fleet_exchange(key: str, channel: AbstractChannel) -> None:
-    """Bind the fleet exchange to the commands."""
     await (await channel.get_exchange(FLEET, ensure=False)).bind(COMMANDS, key)

@@ -51,12 +51,10 @@ class Rig:
         self.keeper.save()
 
     def hear(self, clock_offset: float = 0.0) -> None:
-        """Hear the agent."""
         pulse = Pulse(version="1", names=(), live=(), clock_offset=clock_offset)
         self.keeper.roster.note_message(SENDER, "vm-0", self.clock.now(), pulse)
 
     async def pass_time(self, seconds: float) -> None:
-        """Let the keeper look at the roster for so long."""
         for _ in range(int(seconds / UPKEEP_INTERVAL)):
             self.clock.advance(UPKEEP_INTERVAL)
             self.listen()

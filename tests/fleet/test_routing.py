@@ -47,7 +47,6 @@ _relays = st.text(min_size=1, max_size=100)
 
 
 def delivery(exchange: str, key: str, **properties: Any) -> DeliveredMessage:
-    """A message as the broker delivers it."""
     header = Basic.Properties(**properties)
     deliver = Basic.Deliver("tag", 1, redelivered=False, exchange=exchange, routing_key=key)
     return DeliveredMessage(

@@ -67,7 +67,6 @@ class Imds:
 
     @property
     def event(self) -> ScheduledEvent:
-        """The event as the document has it."""
         return parse_document(self._body()).events[0]
 
     def _body(self) -> bytes:
@@ -75,7 +74,6 @@ class Imds:
         return orjson.dumps({"DocumentIncarnation": 1, "Events": events})
 
     def answer(self, request: ReceivedRequest) -> Answer:
-        """Answer a call."""
         if request.method == "POST":
             requests = orjson.loads(request.body)["StartRequests"]
             ids = tuple(each["EventId"] for each in requests)
@@ -100,11 +98,9 @@ class Rig:
     results: list[StartResult]
 
     def order(self, *, seconds: float = 5.0, **changes: Any) -> StartOrder:
-        """Return an order for the event as it is now."""
         return make_order(EVENT_ID, self.imds.event.revision, seconds=seconds, **changes)
 
     async def carry_out(self, order: StartOrder | None = None, **changes: Any) -> StartResult:
-        """Give an order and return its result."""
         order = order or self.order(**changes)
         count = len(self.results)
         self.orders.take(order)

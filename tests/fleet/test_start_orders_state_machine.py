@@ -157,7 +157,6 @@ class Orders(RuleBasedStateMachine):
 
     @rule(name=_agent, offset=st.sampled_from([0.0, 1.9, 2.1, -30.0]))
     def clock_of_agent(self, name: str, offset: float) -> None:
-        """The clock of an agent is set."""
         self.fleet.agent(name).clock_offset = offset
         self.fleet.send_pulse(self.fleet.agent(name))
 
@@ -173,7 +172,6 @@ class Orders(RuleBasedStateMachine):
 
     @rule(names=st.sets(_agent))
     def pulses(self, names: set[str]) -> None:
-        """Some agents send pulses."""
         for name in sorted(names):
             self.fleet.send_pulse(self.fleet.agent(name))
 
@@ -194,7 +192,6 @@ class Orders(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 1.0, 3.0, 5.0, 8.0, 8.25, 20.0, 160.0]))
     def time_passes(self, seconds: float) -> None:
-        """Time passes."""
         self._run(self.hub.advance(seconds, step=max(0.25, seconds / 20)))
 
     @rule(names=st.sets(_agent, max_size=2))
@@ -205,7 +202,6 @@ class Orders(RuleBasedStateMachine):
 
     @rule(skew=st.sampled_from([0.0, 1.9, -1.9]))
     def clock_of_the_hub(self, skew: float) -> None:
-        """The wall clock of the hub is set."""
         self.clock.set_wall_clock(self.fleet.azure_now() + timedelta(seconds=skew))
 
     @rule(down=st.sampled_from([0.0, 0.0, 2.0, 6.0, 30.0]))

@@ -50,7 +50,6 @@ async def test_a_second_hub_tells_nothing_and_starts_nothing_until_the_first_is_
 
 
 def names(fleet: RunningFleet) -> list[str]:
-    """Return the names of all events that the webhook got."""
     return [each["type"].split(".", 2)[2][:-3] for each in fleet.inbox.events]
 
 

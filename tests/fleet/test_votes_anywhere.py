@@ -56,13 +56,11 @@ def hub_with(fleet_broker: Broker, rule: dict[str, object]) -> dict[str, object]
 
 
 async def revision_of(fleet: RunningFleet, event: Event, scope: str = SCOPE) -> str:
-    """Return the revision of an event as the hub knows it."""
     _, found = await fleet.call("GET", f"/v1/events/{event.event_id}?scope={scope}")
     return str(found["revision"])
 
 
 async def vote_by_callback(fleet: RunningFleet, event: Event) -> None:
-    """Vote with a signature."""
     vote = {
         "eventId": event.event_id,
         "decision": "approve",

@@ -66,7 +66,6 @@ async def run_dhcp_server(
     address: tuple[str, int] = ("127.0.0.1", 0),
     client: tuple[str, int] | None = None,
 ) -> AsyncIterator[tuple[DhcpServer, tuple[str, int]]]:
-    """Run the server, and yield it with its address."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     bound.bind(address)

@@ -35,7 +35,6 @@ COMMANDS = (
 
 
 async def delivery_reasons(config: Path) -> list[str]:
-    """Return why deliveries of the running relay failed so far."""
     command = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "relay", "deliveries", "--config", str(config), "--json"),
         env=environment(),
@@ -91,7 +90,6 @@ async def whole_relay(folder: Path) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Show it."""
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write(json.dumps(await whole_relay(Path(folder))))
 

@@ -53,7 +53,6 @@ class Answer:
     then: Literal["keep", "close", "reset", "hang"] = "keep"
 
     def head(self) -> bytes:
-        """Status line and headers."""
         headers: CIMultiDict[str] = CIMultiDict(self.headers)
         if "Transfer-Encoding" not in headers:
             headers.setdefault("Content-Length", str(len(self.body)))
@@ -111,12 +110,10 @@ class ScriptedServer:
         return answer.then == "keep"
 
     async def wait_for_request(self) -> None:
-        """Wait for one more request."""
         self.request_arrived.clear()
         await self.request_arrived.wait()
 
     async def end(self) -> None:
-        """End every connection that is still open."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -52,7 +52,6 @@ async def client_of(
 
 
 async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  # noqa: ASYNC109 - the settings' own name
-    """Return the error that ``read`` raises for a response."""
     async with (
         run_server(answer) as server,
         client_of(server.url, timeout=timeout, first_timeout=timeout) as client,

@@ -45,7 +45,6 @@ ENTRIES = st.fixed_dictionaries(
 
 
 def parse_one_event(**changes: Any) -> ScheduledEvent:
-    """Parse a document with one event that has these changes. Return the event."""
     (parsed,) = parse_document(document_body(azure_event(**changes))).events
     return parsed
 

@@ -49,13 +49,11 @@ class Rig:
     """The names of all recorded events, including those in memory."""
 
     async def recorded_events(self) -> list[CloudEvent]:
-        """Return the events of the journal."""
         return await self.store.read(
             lambda tx: [event for _, event in tx.journal.events_after(0, 10_000)]
         )
 
     async def names(self) -> list[str]:
-        """Return the names of the events of the journal."""
         return [event.name for event in await self.recorded_events()]
 
     async def polled(self, times: int = 1) -> None:
@@ -74,7 +72,6 @@ class Rig:
     async def until(
         self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0
     ) -> None:
-        """Advance the clock until the condition holds."""
         await self.clock.advance_until(condition, step=step, within=within)
 
 
@@ -139,7 +136,6 @@ async def rig(
 
 @asynccontextmanager
 async def simulated(folder: Path, **given: Any) -> AsyncIterator[tuple[Rig, Simulator]]:
-    """Run a poller against the simulator."""
     clock = ManualClock()
     async with (
         Simulator(Setup(vms=(VM("vm-0"),), rate_limit=None), clock=clock) as sim,
@@ -381,7 +377,6 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
 
 
 async def outcome(running: Rig) -> tuple[str, str]:
-    """Return outcome and evidence of the only event that ended."""
     (ended,) = [event for event in await running.recorded_events() if event.name == "event.ended"]
     return ended.data["outcome"], ended.data["evidence"]
 
