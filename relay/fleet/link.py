@@ -89,7 +89,6 @@ class Link:
         )
 
     async def _serve(self, connection: GuardedConnection) -> NoReturn:
-        """Use a connection until it is over, which raises."""
         tasks = [
             asyncio.create_task(self._keep_publishing(connection)),
             asyncio.create_task(self._keep_listening(connection)),

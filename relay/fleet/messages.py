@@ -73,7 +73,6 @@ def _parse_time(value: object) -> object:
 
 
 def _require_small_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError if a value is large, or nested too deep to be written again."""
     try:
         size = len(orjson.dumps(value))
     except orjson.JSONEncodeError as error:

@@ -246,7 +246,6 @@ class Agent:
             await self._clock.sleep(MIN_INTERVAL)
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
-        """Return a pulse about the present, and the time of IMDS."""
         machine, source = self._machine, self._source
         live: tuple[dict[str, Any], ...] | None = None
         age, at = None, self._clock.now()

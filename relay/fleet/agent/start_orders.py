@@ -155,7 +155,6 @@ class StartOrders:
     # --- orders
 
     async def _carry_out(self, received: _ReceivedOrder) -> StartResult:
-        """Send a StartRequest if the order still holds; return what came of it."""
         if reason := self._early_refusal(received):
             return _result(received, "stale", reason)
         try:
@@ -206,7 +205,6 @@ class StartOrders:
         return _result(received, "accepted", None, status=200)
 
     def _early_refusal(self, received: _ReceivedOrder) -> str | None:
-        """Return why an order is refused unread; None if it is not."""
         if self._is_stopping:
             return "the agent is being stopped"
         if received.monotonic - self._started < RESTART_PAUSE:
@@ -225,7 +223,6 @@ class StartOrders:
 
 
 def _difference(order: StartOrder, event: ScheduledEvent) -> str | None:
-    """Return why the order is not for the event as it is now; None if it is."""
     if not is_scheduled(event):
         return f"the event is {event.event_status}, not Scheduled"
     if event.revision != order.revision:

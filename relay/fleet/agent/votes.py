@@ -92,7 +92,6 @@ class VoteForwarder:
 
 
 def _approvals_request_body(request: DecisionRequest) -> dict[str, Any]:
-    """Return the body of ``POST /v1/approvals`` that made this request."""
     body = {
         "eventId": request.event_id,
         "decision": request.decision,

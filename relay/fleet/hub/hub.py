@@ -168,7 +168,6 @@ class Hub:
                 self._on_agents_changed()
 
     async def _look_after(self) -> None:
-        """Do what is due every few seconds."""
         await self.link.acknowledge()  # what was only in memory may be on disk now
         now = self._clock.now()
         if await self.link.has_read_all() and self.roster.note_listening(now):
@@ -197,7 +196,6 @@ class Hub:
         )
 
     async def _ask(self, scope: str, event_ids: Sequence[str]) -> None:
-        """Ask the agents of a scope whether these events are still there."""
         request = PulseRequest(event_ids=tuple(event_ids[:MAX_ASKED]))
         try:
             await self.link.send(

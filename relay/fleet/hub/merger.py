@@ -299,7 +299,6 @@ class EventMerger:
             self._over[name] = None
 
     async def _load_missing(self, names: Collection[EventName]) -> None:
-        """Have these events in memory, and all that have not ended."""
         while True:
             try:
                 if self._must_load:
