@@ -128,6 +128,15 @@ async def running_agent(
         yield running
 
 
+async def publish_as(
+    broker: Broker, user: str, exchange: str, key: str, body: bytes, **more: Any
+) -> None:
+    """Publish bytes as a user, on a connection of its own. Raises RefusedError."""
+    usual = {"message_id": "m", "user_id": user, "content_type": "application/json"}
+    async with RawChannel(broker.amqp_url(user)) as channel:
+        await channel.publish(exchange, key, body, Basic.Properties(**usual | more))
+
+
 @dataclass(slots=True)
 class Received:
     """A message of an agent."""
@@ -190,21 +199,9 @@ class HubSide:
             mandatory=False,
         )
 
-    async def publish(
-        self,
-        body: bytes,
-        key: str,
-        *,
-        user: str = HUB_USER,
-        exchange: str | None = None,
-        **properties: Any,
-    ) -> None:
-        header = Basic.Properties(
-            **{"message_id": "m", "user_id": user, "content_type": "application/json", **properties}
-        )
-        async with RawChannel(self.broker.amqp_url(user)) as channel:
-            name = command_exchange_name(self.exchange) if exchange is None else exchange
-            await channel.publish(name, key, body, header)
+    async def publish(self, body: bytes, key: str, *, user: str = HUB_USER) -> None:
+        exchange = command_exchange_name(self.exchange)
+        await publish_as(self.broker, user, exchange, key, body)
 
     async def answer_vote(
         self, vote: VoteMessage, status: int, body: dict[str, Any], *, relay: str = "vm-0"

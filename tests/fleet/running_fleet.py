@@ -11,7 +11,6 @@ from typing import Any
 
 import aio_pika
 import aiohttp
-from pamqp.commands import Basic
 
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
@@ -21,10 +20,15 @@ from relay.fleet.hub.roster import Roster
 from relay.fleet.routing import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Setup, Simulator
 from tests.eventually import eventually
-from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, unused_exchange
+from tests.fleet.hub_side import (
+    AGENT_USER,
+    HUB_USER,
+    define_users,
+    publish_as,
+    unused_exchange,
+)
 from tests.journey.relay_process import KEY, Inbox, inbox, webhook
 from tests.rabbitmq import Broker
-from tests.raw_amqp import RawChannel
 
 DOMAINS = ({"user": AGENT_USER, "scopes": ["vmss-a-*"]},)
 """The trust domains of the hub, unless a test names others."""
@@ -229,12 +233,8 @@ class RunningFleet:
         **more: Any,
     ) -> None:
         """Publish bytes to the fleet exchange as a user. Raises RefusedError."""
-        header = Basic.Properties(
-            **{"message_id": "m", "user_id": user, "content_type": "application/json", **more}
-        )
-        async with RawChannel(self.broker.amqp_url(user)) as channel:
-            name = agent_publish_exchange_name(self.exchange) if exchange is None else exchange
-            await channel.publish(name, key, body, header)
+        name = agent_publish_exchange_name(self.exchange) if exchange is None else exchange
+        await publish_as(self.broker, user, name, key, body, **more)
 
     async def count_waiting(self, queue: str) -> int:
         connection = await aio_pika.connect(self.broker.amqp_url())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -116,22 +115,16 @@ class Rig:
 
 @pytest.fixture
 async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
-    async with _run(own_broker, tmp_path) as rig:
-        yield rig
-
-
-@asynccontextmanager
-async def _run(broker: Broker, folder: Path) -> AsyncIterator[Rig]:
     imds = Imds()
-    async with hub_side(broker) as hub, run_server(imds.answer) as server:
+    async with hub_side(own_broker) as hub, run_server(imds.answer) as server:
         document: dict[str, Any] = agent_document(
-            broker,
+            own_broker,
             hub.exchange,
             # It reads the document once. All other reads are for orders.
             source={"url": server.url, "interval": "1h"},
             api={},
         )
-        async with relay(folder, document) as process:
+        async with relay(tmp_path, document) as process:
             await process.start()
             (reported,) = await hub.wait_for(CloudEvent)
             await hub.wait_for_listener()
