@@ -96,7 +96,6 @@ class ApprovalEngine:
         self._holds_about: dict[tuple[int, str], tuple[StandingHold, ...]] = {}
         """Those of ``_compared_holds`` that are about an occurrence in a state."""
         self._trusted = trusted
-        self._count_machines = count_machines
         self.settings = settings
         self._client_resources = client_resources
         self.acts_unasked = any(
@@ -105,7 +104,10 @@ class ApprovalEngine:
         """Whether something can follow for an event about which nobody has decided anything: by an
         automatic rule, or a reminder."""
         self._limits = LimitSlots(
-            settings.limits, self._status_without_limits, self._count_machines
+            settings.limits,
+            self._status_without_limits,
+            count_machines,
+            has_automatic_rule=any(rule.approve == "automatic" for rule in settings.rules),
         )
         conditions = [rule.match for rule in settings.rules]
         conditions += [limit.match for limit in settings.limits]

@@ -68,9 +68,15 @@ class LimitSlots:
         limits: Sequence[Limit],
         status_of: Callable[[Transaction, TrackedEvent, datetime], ApprovalStatus],
         count_machines: CountMachines | None = None,
+        *,
+        has_automatic_rule: bool,
     ) -> None:
-        """``status_of`` returns the status of an event without the limits."""
+        """``status_of`` returns the status of an event without the limits.
+
+        ``has_automatic_rule``: an event can be granted about which nobody has decided.
+        """
         self._limits = limits
+        self._has_automatic_rule = has_automatic_rule
         self._status_of = status_of
         self._count_machines = count_machines
         self._newest: tuple[object, Line] | None = None
@@ -111,9 +117,11 @@ class LimitSlots:
         for event in tx.occurrences.live_occurrences() if sizes else ():
             if not (needs := self._needs_of(event, now)):
                 continue
-            has_begun = event.event.is_started
-            if has_begun or tx.approvals.of_occurrence(event).may_have_been_accepted:
+            approvals = tx.approvals.of_occurrence(event)
+            if event.event.is_started or approvals.may_have_been_accepted:
                 going += [Taking(limit, event.id, needs[limit]) for limit in needs]
+            if not (self._has_automatic_rule or approvals.decisions or approvals.grants):
+                continue
             if (place := _place_in_line(self._status_of(tx, event, now))) is not None:
                 places.append((place, event, needs))
         places.sort(key=lambda each: each[0])
