@@ -35,8 +35,7 @@ class ClaimAuditResult:
     problems: tuple[str, ...]
 
 
-class _PrunedError(Exception):
-    """The row is older than the kept journal."""
+_PRUNED = "follows from rows that are older than the kept journal"
 
 
 def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
@@ -55,11 +54,10 @@ def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
         try:
             if row.kind == "claim":
                 claims += 1
-                try:
-                    problem = _problem_of_claim(before, orjson.loads(row.body), pruned_until)
-                except _PrunedError:
-                    pruned, problem = pruned + 1, None
-                if problem is not None:
+                problem = _problem_of_claim(before, orjson.loads(row.body), pruned_until)
+                if problem == _PRUNED:
+                    pruned += 1
+                elif problem is not None:
                     problems.append(f"the claim at position {row.position} ({key}) {problem}")
             known[key] = fold(before, row)
         except VALUE_ERRORS as error:
@@ -83,9 +81,7 @@ def _problem_of_claim(
     """
     grant = next((each for each in before.grants if each.id == note["granted"]), None)
     if grant is None:
-        if note["granted"] <= pruned_until:
-            raise _PrunedError
-        return "follows from no approval.granted"
+        return _PRUNED if note["granted"] <= pruned_until else "follows from no approval.granted"
     claimed = (note["approvalId"], note["revision"], note["rule"], note["attempt"])
     if not grant.is_open or grant.dry_run:
         return f"follows from a grant that was over (position {grant.id})"
@@ -99,7 +95,7 @@ def _problem_of_claim(
     for position in note["recorded"]:
         if position not in votes:
             if position <= pruned_until:
-                raise _PrunedError
+                return _PRUNED
             return f"counts a vote at position {position}, where there is none in force"
     voters = {votes[position] for position in note["recorded"]}
     if not note["required"] <= note["votes"] <= len(voters) and note["required"]:
