@@ -74,32 +74,20 @@ class FreshReadResult:
 
 
 @dataclass(frozen=True, slots=True)
-class EventSighting:
-    """A state of an event of a scope was seen. ``incarnation`` is that of the document."""
+class EventNews:
+    """What was seen of an event of a scope. ``event`` is None if it has left all documents.
 
-    scope: str
-    at: datetime
-    event: ScheduledEvent
-    incarnation: int | None
-
-    @property
-    def lowercase_event_id(self) -> str:
-        """The EventId in lower case."""
-        return self.event.lowercase_event_id
-
-
-@dataclass(frozen=True, slots=True)
-class EventDeparture:
-    """An event has left the documents of all VMs of a scope.
-
-    ``gap`` and ``rebooted`` are as in `FactsAboutEndedEvent`.
+    ``incarnation`` is that of the document. ``gap`` and ``rebooted`` are as in
+    `FactsAboutEndedEvent`.
     """
 
     scope: str
     at: datetime
-    lowercase_event_id: str
-    gap: bool
-    rebooted: bool
+    event_id: str
+    event: ScheduledEvent | None = None
+    incarnation: int | None = None
+    gap: bool = False
+    rebooted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +124,7 @@ class Recorder:
                 tx.occurrences.set_boot_id(each.id, self.boot_id)
         return len(changes)
 
-    def record_observations(
-        self, tx: Transaction, news: Sequence[EventSighting | EventDeparture], now: datetime
-    ) -> int:
+    def record_observations(self, tx: Transaction, news: Sequence[EventNews], now: datetime) -> int:
         """Work for the store: record news of events in their order. Return the change count."""
         changes = 0
         for step in _batch_distinct_events(tx.keys, news):
@@ -242,12 +228,12 @@ class _Found:
 
 
 def _batch_distinct_events(
-    keys: EventKeyFormat, news: Sequence[EventSighting | EventDeparture]
-) -> Iterator[dict[str, EventSighting | EventDeparture]]:
+    keys: EventKeyFormat, news: Sequence[EventNews]
+) -> Iterator[dict[str, EventNews]]:
     """Yield the news by event key, in steps that hold each event at most once."""
-    step: dict[str, EventSighting | EventDeparture] = {}
+    step: dict[str, EventNews] = {}
     for item in news:
-        key = keys.make_key(item.scope, item.lowercase_event_id)
+        key = keys.make_key(item.scope, item.event_id)
         if key in step or len(step) == CHANGES_PER_STEP:
             yield step
             step = {}
@@ -257,20 +243,19 @@ def _batch_distinct_events(
 
 
 def _find_change(
-    key: str, news: EventSighting | EventDeparture, known: TrackedEvent | None, origin: Origin
+    key: str, news: EventNews, known: TrackedEvent | None, origin: Origin
 ) -> _Found | None:
     """Return what news changes; None if the snapshot says the same already."""
     origin = origin.copy_for_scope(news.scope)
     before = known.event if known is not None else None
-    if isinstance(news, EventSighting):
+    if news.event is not None:
         change = compare_event(before, news.event)
-        if change is None:
-            return None
-        return _Found(key, known, change, origin, news.at, news.incarnation)
-    if before is None:
+    else:
+        change = None if before is None else Change("ended", before, {})
+    if change is None:
         return None
-    ended = Change("ended", before, {})
-    return _Found(key, known, ended, origin, news.at, gap=news.gap, rebooted=news.rebooted)
+    more = news.incarnation, news.gap, news.rebooted
+    return _Found(key, known, change, origin, news.at, *more)
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | None) -> bool:

@@ -32,7 +32,7 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
-from relay.ingest import EventSighting, Recorder, SuccessfulPoll
+from relay.ingest import EventNews, Recorder, SuccessfulPoll
 from relay.roles.parts import make_relay_event_recorder
 from relay.sinks import Receipt, SinkSettings
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
@@ -270,7 +270,7 @@ class RunningRelay:
     async def observe_in(self, scope: str, *events: ScheduledEvent) -> None:
         """Let a hub record that a scope shows these events."""
         now = self.clock.now()
-        news = [EventSighting(scope, now, event, 1) for event in events]
+        news = [EventNews(scope, now, event.event_id, event, 1) for event in events]
         recorder = Recorder(ORIGIN, None, None)
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 

@@ -26,7 +26,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.events.remarks import NO_REMARKS, remarks_in
 from relay.events.timestamps import format_rfc3339
-from relay.ingest import EventSighting, Recorder, SuccessfulPoll
+from relay.ingest import EventNews, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
 from relay.store.approvals import FoldCache
 from relay.store.chain import read_all_rows, verify_journal
@@ -334,7 +334,7 @@ class ApprovalFile:
     def record_in_scopes(self, event: ScheduledEvent, *scopes: str) -> None:
         """Record that a hub sees an event in some scopes."""
         now = self.clock.now()
-        news = [EventSighting(scope, now, event, 1) for scope in scopes]
+        news = [EventNews(scope, now, event.event_id, event, 1) for scope in scopes]
         self.transact(lambda tx: self.recorder.record_observations(tx, news, now))
         self.apply_transitions()
 

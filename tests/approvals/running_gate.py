@@ -24,8 +24,7 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest import (
-    EventDeparture,
-    EventSighting,
+    EventNews,
     Recorder,
     SuccessfulPoll,
 )
@@ -139,12 +138,9 @@ class ScopeOfFleet(Azure):
     async def poll(self) -> None:
         """Record the document as the hub does from the reports of its agents."""
         keys, now = {event.lowercase_event_id for event in self.document}, self._clock.now()
-        news: list[EventSighting | EventDeparture] = [
-            *(EventSighting(self.scope, now, event, 1) for event in self.document),
-            *(
-                EventDeparture(self.scope, now, key, gap=False, rebooted=False)
-                for key in sorted(self._live_keys - keys)
-            ),
+        news: list[EventNews] = [
+            *(EventNews(self.scope, now, event.event_id, event, 1) for event in self.document),
+            *(EventNews(self.scope, now, key) for key in sorted(self._live_keys - keys)),
         ]
         self._live_keys = keys
         await self.store.transact(

@@ -20,7 +20,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.votes import USER_BURST, MachineVotes
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
-from relay.ingest import EventSighting, Recorder
+from relay.ingest import EventNews, Recorder
 from relay.rate_limits import CALLER_BURST
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.chain import read_all_rows
@@ -47,7 +47,7 @@ class VotingHub:
 
     async def observe(self, scope: str, event: ScheduledEvent) -> None:
         now, recorder = self.clock.now(), Recorder(HUB, None, None)
-        news = [EventSighting(scope, now, event, 1)]
+        news = [EventNews(scope, now, event.event_id, event, 1)]
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
     async def vote(

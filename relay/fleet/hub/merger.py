@@ -1,7 +1,7 @@
 """Merges what agents say about events, and records what is new.
 
 `relay.fleet.hub.merge` makes the history of an event of a word, and says whether the word is news.
-News become an `EventSighting` or `EventDeparture`, from which `Recorder` records an ``event.*``, as
+News become `EventNews`, from which `Recorder` records an ``event.*``, as
 it does for what a poller sees.
 
 The histories of the events that have not ended are in memory. The state file has what each agent
@@ -38,7 +38,7 @@ from relay.fleet.hub.merge import (
     wait_again,
     words_of_pulse,
 )
-from relay.ingest import EventDeparture, EventSighting, Recorder
+from relay.ingest import EventNews, Recorder
 from relay.store import EventKeyFormat, TrackedEvent
 from relay.store.fleet import AgentRow, SightingRow
 from relay.store.rows import PageLimit
@@ -83,7 +83,7 @@ class Heard:
 class _Batch:
     """What is to be written because of a merge."""
 
-    news: list[EventSighting | EventDeparture] = field(default_factory=list)
+    news: list[EventNews] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     """The keys of events that end."""
     words: dict[tuple[str, str], SightingRow] = field(default_factory=dict)
@@ -202,10 +202,10 @@ class EventMerger:
             if is_new or relay == reporter:
                 batch.words[key, relay] = SightingRow(event_key=key, relay=relay, **asdict(word))
         if isinstance(news, ScheduledEvent):
-            batch.news.append(EventSighting(scope, after.told_at, news, incarnation))
+            batch.news.append(EventNews(scope, after.told_at, event_id, news, incarnation))
         elif news is not None and after.ended_at is not None:
             batch.news.append(
-                EventDeparture(scope, after.ended_at, event_id, news.gap, news.rebooted)
+                EventNews(scope, after.ended_at, event_id, gap=news.gap, rebooted=news.rebooted)
             )
             batch.ended.append(key)
 
