@@ -193,6 +193,8 @@ class ServerState:
         Nothing happens if no relay is attached.
         """
         if self.relay is not None:
+            # Counted by the engine that is gone: the counter of the metrics must not go back.
+            self.event_counts.refusals.update(self.relay.gate.engine.unrecorded_refusals)
             self.relay = relay
 
     def end_streams(self, is_over: Callable[[str], bool]) -> None:

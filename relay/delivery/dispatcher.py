@@ -83,6 +83,13 @@ class Dispatcher:
         # Listen first: sinks are connected already, and a chat can request a redelivery.
         self._store.listeners.recorded.append(self._on_recorded)
         self._store.listeners.redelivered.append(self._on_redelivered)
+        try:
+            await self._take_what_waits()
+        except BaseException:
+            self._stop_listening()
+            raise
+
+    async def _take_what_waits(self) -> None:
         now = self._clock.now()
         states = await self._store.transact(lambda tx: self._reconcile(tx, now), fail_open=True)
         for name, worker in self._workers.items():
@@ -118,10 +125,13 @@ class Dispatcher:
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    self._store.listeners.recorded.remove(self._on_recorded)
-                    self._store.listeners.redelivered.remove(self._on_redelivered)
+                    self._stop_listening()
         finally:
             self.submit()
+
+    def _stop_listening(self) -> None:
+        self._store.listeners.recorded.remove(self._on_recorded)
+        self._store.listeners.redelivered.remove(self._on_redelivered)
 
     # --- what operators and the API ask
 

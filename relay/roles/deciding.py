@@ -7,6 +7,7 @@ goes the other way: what can be sent is sent while the gate still decides.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -33,6 +34,9 @@ from relay.store.sqlite import Store
 
 if TYPE_CHECKING:
     from relay.amqp.approval_consumer import ApprovalConsumer
+
+CONNECT_TIMEOUT = 30.0
+"""Seconds for a sink to connect. It need not reach its destination."""
 
 
 @asynccontextmanager
@@ -68,8 +72,9 @@ async def deciding(
         return connection
 
     async with AsyncExitStack() as stack:
+        # Nothing has changed yet if this fails.
         sinks: dict[str, tuple[SinkSettings, Any]] = {
-            settings.name: (settings, await stack.enter_async_context(connect(settings)))
+            settings.name: (settings, await _enter_in_time(stack, connect(settings)))
             for settings in config.sinks
         }
         dispatcher = Dispatcher(sinks, store, clock, report)
@@ -103,6 +108,27 @@ async def deciding(
         stack.push_async_callback(finish)
         await stack.enter_async_context(running(approvals=take_approvals()))
         yield relay
+
+
+async def _enter_in_time(
+    stack: AsyncExitStack, connection: AbstractAsyncContextManager[Any]
+) -> Any:
+    """Connect a sink. Raises what it raises, TimeoutError, and CancelledError of the caller alone.
+
+    Its code, or a library of it, can cancel this task, or drop the cancellation of the caller.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101  # this is a coroutine
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            sink = await stack.enter_async_context(connection)
+    except asyncio.CancelledError as error:
+        if not task.cancelling():
+            raise RuntimeError("a sink cancels its own connection") from error
+        raise
+    if task.cancelling():
+        raise asyncio.CancelledError
+    return sink
 
 
 def make_approval_consumer(

@@ -32,8 +32,6 @@ from relay.roles.parts import running
 from relay.store.retention import prune_forever
 from relay.store.sqlite import Store
 
-ENTER_TIMEOUT = 30.0
-"""Seconds for a reload to enter the new half. A sink need not reach its destination."""
 LEAVE_TIMEOUT = 10.0
 """Seconds for a reload to leave a half: to give sinks time to send, and to cancel their tries."""
 _log = logging.getLogger(__name__)
@@ -98,8 +96,7 @@ class RunningRelay:
             await self.relay.gate.stop_start_requests(within=math.inf)
         await self._leave()
         try:
-            async with asyncio.timeout(ENTER_TIMEOUT):
-                await self._enter(config)
+            await self._enter(config)
         except Exception:
             await self._enter(before, is_last_resort=True)
             raise
@@ -125,7 +122,8 @@ class RunningRelay:
             name="inner half",
         )
         try:
-            self.relay = await asyncio.shield(entered)
+            await asyncio.wait({entered, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            self.relay = entered.result()
         except BaseException:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=LEAVE_TIMEOUT)
@@ -154,7 +152,10 @@ class RunningRelay:
             is_entered = entered.done()
             if not is_entered:
                 entered.set_exception(error)
-            if is_entered or is_last_resort:
+            if must_leave.is_set():
+                # Nothing depends on it any more. A sink can raise anything while it disconnects.
+                _log.exception("a part of the relay ended with an error while it was left")
+            elif is_entered or is_last_resort:
                 raise
 
     async def _leave(self) -> None:

@@ -22,7 +22,7 @@ from relay.errors import ReloadRefused
 from relay.simulator.faults import Fault
 from relay.sinks import Receipt, SinkSettings
 from tests.eventually import eventually
-from tests.journey.relay_process import after_polls, client, inbox, name_of, webhook
+from tests.journey.relay_process import KEY, after_polls, client, inbox, name_of, webhook
 from tests.roles.reloadable_relay import ReloadableRelay, reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}
@@ -250,11 +250,17 @@ async def connect(settings: BreakingSettings, _clock: object) -> AsyncIterator[B
     """Make a box, unless its name says otherwise."""
     if settings.name == "broken":
         raise LookupError("it cannot be made")
+    if settings.name == "hanging":
+        await asyncio.Event().wait()
+    if settings.name == "canceling":
+        raise asyncio.CancelledError
     Box.open_boxes += 1
     try:
         yield Box()
     finally:
         Box.open_boxes -= 1
+    if settings.name == "ending-badly":
+        raise LookupError("it cannot be ended")
 
 
 async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
@@ -262,15 +268,23 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
 ) -> None:
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
     monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
         config = relay.running.config
-        good, bad = BreakingSettings(name="good"), BreakingSettings(name="broken")
-        broken = config.model_copy(update={"sinks": (good, bad)})
-        with pytest.raises(LookupError):
-            await relay.running.change(broken)
-        assert Box.open_boxes == 0
-        assert relay.running.config is config
-        assert [sink.name for sink in relay.running.relay.dispatcher.workers] == ["drain"]
+        good = BreakingSettings(name="good")
+        for name, error in (
+            ("broken", LookupError),
+            ("hanging", TimeoutError),
+            ("canceling", RuntimeError),
+        ):
+            bad = config.model_copy(update={"sinks": (good, BreakingSettings(name=name))})
+            with pytest.raises(error):
+                await relay.running.change(bad)
+            assert Box.open_boxes == 0
+            assert relay.running.config is config
+            assert [sink.name for sink in relay.running.relay.dispatcher.workers] == ["drain"]
+        _, page = await relay.call("GET", "/v1/dead-letters")
+        assert page["items"] == []
         event = relay.schedule()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
@@ -278,6 +292,22 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
         assert Box.open_boxes == 1
         await relay.running.change(config)
         assert Box.open_boxes == 0
+
+
+async def test_a_sink_that_raises_while_it_disconnects_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
+    monkeypatch.setitem(sink_modules(), "breaking", module)
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        bad = (BreakingSettings(name="ending-badly"),)
+        config = relay.running.config.model_copy(update={"sinks": bad})
+        await relay.running.change(config)
+        await relay.reload(sinks=[webhook(drain.url)])
+        assert "it cannot be ended" in caplog.text
+        event = relay.schedule()
+        await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
+        await relay.running.change(config)  # and at the end of the relay
 
 
 async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
@@ -378,20 +408,75 @@ async def test_a_certificate_that_cannot_be_read_changes_nothing(tmp_path: Path)
         assert (await relay.call("GET", "/readyz"))[1]["configuration"] == "refused"
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 async def test_a_relay_that_can_enter_neither_half_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """It is never half of each: the service manager starts it with the new configuration."""
+    is_broken = False
 
-    async def fail(*_: object) -> None:
-        raise LookupError("a fault in the code")
+    @asynccontextmanager
+    async def connect_once(_settings: object, _clock: object) -> AsyncIterator[Box]:
+        if is_broken and hangs:
+            await asyncio.Event().wait()
+        if is_broken:
+            raise TimeoutError
+        yield Box()
 
-    with pytest.RaisesGroup(LookupError, flatten_subgroups=True, allow_unwrapped=True):
-        async with inbox() as drain, reloadable_relay(tmp_path) as relay:
-            monkeypatch.setattr(Dispatcher, "begin", fail)
-            with pytest.raises(ReloadRefused):
-                await relay.reload(sinks=[webhook(drain.url)])
-            await asyncio.sleep(60)
+    module = SimpleNamespace(Settings=BreakingSettings, connect=connect_once)
+    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
+    has_ended = False
+    with pytest.RaisesGroup(TimeoutError, flatten_subgroups=True, allow_unwrapped=True):
+        async with reloadable_relay(tmp_path) as relay:
+            sinks = (BreakingSettings(name="once"),)
+            config = relay.running.config.model_copy(update={"sinks": sinks})
+            await relay.running.change(config)
+            is_broken = True
+            try:
+                with pytest.raises(TimeoutError):
+                    await relay.running.change(config)
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                has_ended = True
+                raise
+    assert has_ended
+
+
+async def test_what_cannot_begin_leaves_no_listener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Dispatcher._reconcile  # noqa: SLF001  # no other way to make the store refuse it
+
+    def fail_with_sinks(dispatcher: Dispatcher, *given: Any) -> Any:
+        if dispatcher.workers:
+            raise LookupError("a row that cannot be read")
+        return begin(dispatcher, *given)
+
+    monkeypatch.setattr(Dispatcher, "_reconcile", fail_with_sinks)
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+        listeners = relay.running.store.listeners
+        before = len(listeners.recorded), len(listeners.redelivered)
+        await relay.refuse(sinks=[webhook(drain.url)])
+        assert (len(listeners.recorded), len(listeners.redelivered)) == before
+
+
+async def test_reloads_leave_no_listener_task_or_file_open(tmp_path: Path) -> None:
+    async with inbox() as drain, reloadable_relay(tmp_path) as relay:
+
+        async def reload_and_count(number: int) -> tuple[int, ...]:
+            await relay.reload(sinks=[webhook(drain.url, f"drain{number}")])
+            listeners = relay.running.store.listeners
+            return (
+                len(listeners.recorded),
+                len(listeners.redelivered),
+                len(listeners.write_error_changed),
+                len(asyncio.all_tasks()),
+                len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # only how many
+            )
+
+        counts = [await reload_and_count(number) for number in range(12)]
+        assert max(counts[6:]) <= max(counts[:6])
 
 
 async def _is(state: Any, wanted: str) -> bool:
@@ -457,3 +542,28 @@ async def _reloads(relay: ReloadableRelay) -> bool:
     except ReloadRefused:
         return False
     return True
+
+
+async def test_a_reload_does_not_set_the_counter_of_refusals_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To Prometheus a counter that goes back has begun anew, and all of it would be new."""
+    monkeypatch.setattr("relay.approvals.engine.MAX_REFUSALS", 1)
+    async with inbox() as drain, reloadable_relay(tmp_path, api=api(voter("alice"))) as relay:
+
+        async def refusals() -> str:
+            headers = {"Authorization": f"Bearer {KEY}"}
+            url = f"http://127.0.0.1:{relay.running.api_port}/metrics"
+            async with relay.session.get(url, headers=headers) as response:
+                lines = (await response.text()).splitlines()
+            return next(line for line in lines if line.startswith("imds_relay_refusals_total{"))
+
+        event = relay.schedule()
+        await eventually(lambda: _is(relay.state(event), "none"))
+        await relay.reload(sinks=[webhook(drain.url)])  # its engine records one refusal
+        for _ in range(3):
+            assert (await relay.vote(event, "alice"))[0] == 403
+        before = await refusals()
+        assert before.endswith(" 3.0")
+        await relay.reload(sinks=[])
+        assert await refusals() == before
