@@ -31,7 +31,7 @@ class AmqpApprovalHandler:
     """Submits each message to the gate as the decision of the client that sent it."""
 
     callers: Mapping[str, Caller]
-    """The known clients by their RabbitMQ user. A reload changes what it holds."""
+    """The known clients by their RabbitMQ user."""
     gate: DecisionHandler
     store: Store
     clock: Clock
@@ -49,15 +49,13 @@ class AmqpApprovalHandler:
     def read(self, message: UnparsedApprovalMessage) -> ReceivedDecision:
         """Return the decision in a message. A refused decision is recorded too.
 
-        Raises UnusableMessage, as the decision does if its client is gone by then, or if the rows
-        of its event alone are damaged.
+        Raises UnusableMessage, as the decision does if the rows of its event alone are damaged.
         """
         request = read_request(message, self.callers, self.clock.now())
 
         async def decide() -> bool:
             # The message can have waited; an approval counts when it is decided.
-            caller = find_caller(message, self.callers)
-            answer = await self.gate.submit(replace(request, caller=caller, at=self.clock.now()))
+            answer = await self.gate.submit(replace(request, at=self.clock.now()))
             if answer.status != 503:  # HTTP
                 return True
             if answer.is_transient or await self.blocking_reason() is not None:
@@ -74,7 +72,11 @@ def read_request(
 
     Only the RabbitMQ user says who sent it, and on a hub only the routing key says for which scope.
     """
-    caller = find_caller(message, callers)
+    caller = callers.get(message.user)
+    if caller is None:
+        raise UnusableMessage("its user_id is no client's amqp_user")
+    if caller.rights.can <= {"read"}:
+        raise UnusableMessage("its client may decide nothing: it has neither approve nor hold")
     try:
         fields = read_json(message.body)
         if isinstance(fields, dict) and "specversion" in fields and "data" in fields:
@@ -90,13 +92,3 @@ def read_request(
         request_id=message.message_id,
         message_id=message.message_id,
     )
-
-
-def find_caller(message: UnparsedApprovalMessage, callers: Mapping[str, Caller]) -> Caller:
-    """Return the client that sent a message. Raises UnusableMessage if it may decide nothing."""
-    caller = callers.get(message.user)
-    if caller is None:
-        raise UnusableMessage("its user_id is no client's amqp_user")
-    if caller.rights.can <= {"read"}:
-        raise UnusableMessage("its client may decide nothing: it has neither approve nor hold")
-    return caller

@@ -213,6 +213,8 @@ async def send(
     A slow, broken or long body does not matter: the response then has the start of it.
     ``body_timeout`` is how many of the seconds the body may take; None allows all of them.
     """
+    if session.closed:  # a click can still be answered while a reload disconnects its chat
+        raise Deferred("the relay is stopping, or reloads its configuration")
     loop = get_running_loop()
     start = loop.time()
     deadline = start + seconds

@@ -122,8 +122,7 @@ class RunningRelay:
             name="inner half",
         )
         try:
-            await asyncio.wait({entered, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            self.relay = entered.result()
+            self.relay = await asyncio.shield(entered)
         except BaseException:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=LEAVE_TIMEOUT)

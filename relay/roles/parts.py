@@ -2,10 +2,8 @@
 
 - Who the relay is: `identify_relay` asks the metadata service of the VM.
 - What it records: `open_store_with_log` opens the state file.
-- What it reads: `make_poller` and `remember_last_read`, at the start and at the end of polling.
-- Approvals over AMQP: `make_approval_consumer`.
-- What runs: `running_parts` holds the tasks of all parts, and ends them in
-  the right order.
+- What it reads: `make_poller` and `polling`.
+- What runs: `running` holds tasks, and `drain` gives sinks time to send at the end.
 """
 
 from __future__ import annotations
@@ -13,15 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import (
-    AsyncIterator,
-    Coroutine,
-    Iterable,
-)
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relay.clock import Clock
 from relay.config import Config
@@ -42,9 +36,6 @@ from relay.store import JournalHead, StateFileScopeAndVm
 from relay.store.chain import GENESIS
 from relay.store.sqlite import Store, open_store
 from relay.telemetry.lines import log_cloud_event, log_recorded_events
-
-if TYPE_CHECKING:
-    pass
 
 DRAIN_TIMEOUT = 5.0
 """How long sinks may still send when the relay stops."""

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from yarl import URL
 
 from relay.errors import Deferred
-from relay.net.http import Response, interpret_response, measure_clock_skew
+from relay.net.http import (
+    Request,
+    Response,
+    interpret_response,
+    measure_clock_skew,
+    open_session,
+    send,
+)
 from tests.sinks.webhook_sink import NOW
 
 TRANSIENT = {408, 409, 425, 429, *range(500, 600)}
@@ -112,3 +120,12 @@ def test_the_clock_skew_follows_from_the_date_of_a_response() -> None:
     assert skew(-60, elapsed=15.0) == pytest.approx(-44.9)
     for text in ("yesterday", None):
         assert measure_clock_skew(text, NOW, elapsed=0.0) is None
+
+
+async def test_a_call_after_its_session_was_closed_can_be_tried_again() -> None:
+    """A click in a chat may be on its way while a reload disconnects the chat."""
+    async with open_session() as session:
+        pass
+    request = Request(url=URL("http://127.0.0.1:1"), headers={}, body=b"")
+    with pytest.raises(Deferred, match="reloads"):
+        await send(session, "GET", request, seconds=1)
