@@ -236,7 +236,8 @@ class TokenVerifier:
             raise NotAuthenticated("the bearer is neither a client's key nor a token") from None
         key_id = header.get("kid")
         if header.get("alg") != "RS256" or not isinstance(key_id, str):
-            raise NotAuthenticated("the token's header: expected alg RS256 and a kid")
+            text = "the token's header: expected alg RS256 and a kid, got something else"
+            raise NotAuthenticated(text)
         try:
             keys = await self._keys.get(lambda keys: key_id in keys)
         except EntraUnavailable:

@@ -286,18 +286,17 @@ class ApiSettings(Section):
 
 def _check_public_url_for_sign_in(public_url: str | None) -> None:
     """Raise ValueError for a URL at which a browser would not keep the cookie of a session."""
-    problem = "got none" if public_url is None else ""
+    found = ", got none" if public_url is None else ""
     try:
         check_https_or_loopback_url(public_url or "https://relay.example.com")
     except ValueError:
-        problem = "without user, fragment and spaces, got another"
-    if "?" in (public_url or ""):
-        problem = "without a query, got one with it"
-    if problem:
+        found = " (http only on this machine), without user, fragment and spaces, got another"
+    if not found and "?" in (public_url or ""):
+        found = ", without a query, got one with it"
+    if found:
         raise ValueError(
-            "public_url: expected the https URL at which browsers reach this relay (http only on "
-            f"this machine), {problem}; oidc.sign_in sends people back there, and its cookies are "
-            "for https alone"
+            f"public_url: expected the https URL at which browsers reach this relay{found}; "
+            "oidc.sign_in sends people back there, and its cookies are for https alone"
         )
 
 
