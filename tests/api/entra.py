@@ -33,13 +33,11 @@ KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def public(key: rsa.RSAPrivateKey, kid: str, **more: Any) -> dict[str, Any]:
-    """Return a key as a key set holds it."""
     document: dict[str, Any] = orjson.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
     return {**document, "kid": kid, "use": "sig", **more}
 
 
 def principal(object_id: str) -> str:
-    """Return the principal of an account."""
     return f"entra:{TENANT}/{object_id}"
 
 
@@ -100,11 +98,9 @@ class Entra:
 
     @property
     def issuer(self) -> str:
-        """The issuer of its tokens."""
         return f"{self.origin}/{TENANT}/v2.0"
 
     def section(self, **changes: Any) -> dict[str, Any]:
-        """Return `api.oidc` for this tenant."""
         return {
             "issuer": self.issuer,
             "audience": CLIENT_ID,
@@ -115,7 +111,6 @@ class Entra:
         } | changes
 
     def calls_of(self, name: str) -> list[Mapping[str, str]]:
-        """Return the parameters of each call of an endpoint."""
         return [parameters for endpoint, parameters in self.calls if endpoint == name]
 
     def issue_code(self, query: Mapping[str, str], account: Account = ACCOUNTS[0]) -> str:
@@ -127,7 +122,6 @@ class Entra:
         return code
 
     def claims(self, grant: Grant) -> dict[str, Any]:
-        """Return the claims of an ID token."""
         now = int(self.now().timestamp())
         claims: dict[str, Any] = {
             "aud": CLIENT_ID,
@@ -234,7 +228,6 @@ class Entra:
         return web.json_response({"keys": self.keys})
 
     def application(self) -> web.Application:
-        """Return its HTTP application."""
         application = web.Application()
         application.router.add_get(
             f"/{TENANT}/v2.0/.well-known/openid-configuration", self._discovery
@@ -247,12 +240,10 @@ class Entra:
 
 
 def sign(claims: Mapping[str, Any], key: Any = KEY, algorithm: str = "RS256") -> str:
-    """Return a signed token."""
     return jwt.encode(dict(claims), key, algorithm=algorithm, headers={"kid": "k1"})
 
 
 def _to(query: Mapping[str, str], **parameters: str) -> web.Response:
-    """Send the browser back to the application."""
     location = f"{query['redirect_uri']}?{urlencode({**parameters, 'state': query['state']})}"
     return web.Response(status=302, headers={"Location": location})
 

@@ -100,7 +100,6 @@ class DocumentedMetric:
 
 
 def documented_metrics() -> dict[str, DocumentedMetric]:
-    """Return the metrics of the page by name."""
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| `(imds_relay_\w+)` \| (\w+) \| (\w*) ?\| (.*?) \| (.*) \|$", page, re.MULTILINE
@@ -114,14 +113,12 @@ def documented_metrics() -> dict[str, DocumentedMetric]:
 
 
 async def scrape(relay: RunningRelay) -> list[Family]:
-    """Return what /metrics gives."""
     scraped = await relay.call("GET", "/metrics", by=None)
     assert scraped.status == 200
     return list(text_string_to_metric_families(scraped.body.decode()))
 
 
 def values_of(families: list[Family]) -> Values:
-    """Return every value."""
     return {
         (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
         for family in families

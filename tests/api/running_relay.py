@@ -106,7 +106,6 @@ class ScriptedAzure:
 
     @property
     def max_events_per_start_request(self) -> int:
-        """As many as IMDS gets."""
         return 100
 
     async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
@@ -116,7 +115,6 @@ class ScriptedAzure:
         """IMDS itself executes each StartRequest."""
 
     async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
-        """Accept a StartRequest."""
         self.started_in.append(scope)
         self.started.append(tuple(claim.event_id for claim in claims))
         await self.may_answer.wait()
@@ -139,14 +137,12 @@ class RecordingSink:
     give_up_after: float = 86400.0
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Record the event."""
         if self.failure is not None:
             raise self.failure
         self.delivered.append(event)
         return Receipt(204)
 
     def delivered_names(self) -> list[str]:
-        """Return the names of the delivered events, in order."""
         return [event.name for event in self.delivered]
 
 
@@ -160,7 +156,6 @@ class Response:
 
     @property
     def json(self) -> Any:
-        """The parsed body."""
         return orjson.loads(self.body)
 
 
@@ -229,7 +224,6 @@ class RunningRelay:
         )
 
     def decision_body(self, decision: str = "approve", **changes: Any) -> dict[str, Any]:
-        """Return the body of a decision about `make_event()`."""
         body = {
             "eventId": EVENT_ID,
             "decision": decision,
@@ -262,7 +256,6 @@ class RunningRelay:
         connection.execute("PRAGMA query_only = ON")
 
     async def observe(self, *events: ScheduledEvent) -> None:
-        """Let the relay record a document with these events."""
         recorder = Recorder(ORIGIN, "boot", frozenset({"westno-0"}))
         sighting = SuccessfulPoll(Document(1, events), self.clock.now(), gap=False)
         await self.store.transact(lambda tx: recorder.record(tx, sighting))
@@ -275,7 +268,6 @@ class RunningRelay:
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
     async def recorded_events(self, name: str) -> list[dict[str, Any]]:
-        """Return the CloudEvents of this name in the journal, oldest first."""
         events = await self.store.read(lambda tx: tx.journal.events_after(0, 10_000))
         return [orjson.loads(event.body) for _, event in events if event.name == name]
 

@@ -34,11 +34,9 @@ class Desk:
 
     @property
     def origin(self) -> str:
-        """The origin of the relay's pages."""
         return str(URL(self.public_url).origin())
 
     def browser(self) -> Browser:
-        """Return a browser without cookies."""
         return Browser(self)
 
 
@@ -69,7 +67,6 @@ class Browser:
         return answer
 
     async def begin(self) -> dict[str, str]:
-        """Begin to sign in, and return what the browser takes to Entra ID."""
         answer = await self.call("GET", "/sign-in")
         assert answer.status == 303, answer.body
         location = URL(answer.headers["Location"])
@@ -82,13 +79,11 @@ class Browser:
         return await self.call("GET", str(path), headers={"Sec-Fetch-Site": "cross-site"})
 
     async def sign_in(self, account: Account = ACCOUNTS[0]) -> Response:
-        """Sign in with an account, and return the last answer."""
         query = await self.begin()
         code = self.desk.entra.issue_code(query, account)
         return await self.come_back(code=code, state=query["state"])
 
     async def session(self) -> dict[str, Any]:
-        """Return GET /v1/session."""
         answer = await self.call("GET", "/v1/session", headers={"Sec-Fetch-Site": "same-origin"})
         assert answer.status == 200
         info: dict[str, Any] = orjson.loads(answer.body)
@@ -96,12 +91,10 @@ class Browser:
 
     @property
     def has_session_cookie(self) -> bool:
-        """Whether the browser keeps the cookie of a session."""
         return SESSION_COOKIE in self.cookies
 
     @property
     def has_pending_cookie(self) -> bool:
-        """Whether the browser keeps the cookie of a sign-in that has begun."""
         return PENDING_COOKIE in self.cookies
 
 

@@ -25,11 +25,9 @@ class Wall:
     give_up_after: float = 86400.0
 
     async def deliver(self, _event: CloudEvent) -> Receipt:
-        """Nothing is shown."""
         return Receipt()
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Answer the platform."""
         if headers.get("x-proof") != "good":
             raise CallbackRefused("the header X-Proof is not good")
         if body == b"unreadable":
@@ -52,7 +50,6 @@ async def wall() -> Wall:
 
 @pytest.fixture
 async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[RunningRelay]:
-    """A relay with the chat sink ops."""
     async with run_relay(tmp_path) as running_relay:
         running_relay.server.state.attach_relay(replace(running_relay.relay, chats={"ops": wall}))
         yield running_relay

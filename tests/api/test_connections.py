@@ -48,7 +48,6 @@ class RawConnection:
         more: bytes = b"",
         fields: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Send a request with a key, without reading its response."""
         lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: relay"]
         if key:
             lines.append(f"Authorization: Bearer bearer-test-key-of-{key}")
@@ -65,7 +64,6 @@ class RawConnection:
         body: bytes = b"",
         fields: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[int, bool]:
-        """Return the status, and whether the server closes the connection."""
         await self.send(path, key, body, fields=fields)
         head, status = await self.read_head()
         length = re.search(rb"Content-Length: (\d+)", head)
@@ -74,20 +72,17 @@ class RawConnection:
         return status, b"Connection: close" in head
 
     async def read_head(self) -> tuple[bytes, int]:
-        """Return the head of the next response, and its status."""
         async with asyncio.timeout(DEADLINE):
             head = await self.reader.readuntil(b"\r\n\r\n")
         return head, int(head.split(b" ", 2)[1])
 
     async def is_open(self) -> bool:
-        """Whether a call gets a response."""
         try:
             return (await self.call("/healthz"))[0] == 200
         except (OSError, asyncio.IncompleteReadError):
             return False
 
     async def wait_until_closed(self) -> None:
-        """Wait until the server has closed the connection."""
         async with asyncio.timeout(DEADLINE):
             try:
                 while await self.reader.read(65536):
@@ -105,7 +100,6 @@ class Crowd:
     path: Path
 
     async def connect(self, *, local: bool = False) -> RawConnection:
-        """Open a connection."""
         if local:
             reader, writer = await asyncio.open_unix_connection(str(self.path))
         else:
@@ -129,7 +123,6 @@ class Crowd:
 
 @asynccontextmanager
 async def crowd(folder: Path, limits: ServerLimits = CROWDED) -> AsyncIterator[Crowd]:
-    """Run a relay with room for few connections."""
     path = folder / "relay.sock"
     async with (
         run_relay(folder, limits=limits, socket=path) as relay,

@@ -78,7 +78,6 @@ def _answers(wire: bytes) -> Iterator[RawResponse]:
 
 
 def refused(answers: list[RawResponse], *statuses: int) -> None:
-    """Check that the last response is a problem with one of these statuses."""
     assert answers, "no answer came"
     last = answers[-1]
     assert last.status in statuses, last
@@ -440,7 +439,6 @@ async def test_hundreds_of_hostile_requests_leak_no_memory(relay: RunningRelay) 
 
 
 def _resident() -> int:
-    """Bytes of memory that this process holds."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()

@@ -49,7 +49,6 @@ class Bearers:
     issuer: Entra
 
     def claims(self, **changes: Any) -> dict[str, Any]:
-        """What a good token says; None takes a claim away."""
         now = int(time.time())  # the library has no other clock
         usual = {
             "iss": self.issuer.issuer,
@@ -67,23 +66,19 @@ class Bearers:
     def token(
         self, key: Any = KEY, algorithm: str = "RS256", kid: str | None = "k1", **changes: Any
     ) -> str:
-        """A signed token."""
         headers = {"kid": kid} if kid is not None else None
         return jwt.encode(self.claims(**changes), key, algorithm=algorithm, headers=headers)
 
     async def call(
         self, token: str, method: str = "GET", path: str = "/v1/events", body: Any = None
     ) -> Response:
-        """A call with it."""
         headers = {"Authorization": f"Bearer {token}"}
         return await self.relay.call(method, path, body, by=None, headers=headers)
 
     async def status(self, token: str) -> int:
-        """What a call with it is answered."""
         return (await self.call(token)).status
 
     def fetches(self) -> int:
-        """How often the keys were asked for."""
         return len(self.issuer.calls_of("keys"))
 
 
@@ -96,7 +91,6 @@ def section(issuer: Entra, /, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def entra(tmp_path: Path) -> AsyncIterator[Bearers]:
-    """A relay that takes tokens."""
     async with (
         run_entra() as issuer,
         run_relay(tmp_path, oidc=section(issuer), approvals={"rules": [VOTE]}) as relay,
@@ -185,7 +179,6 @@ def lenient_json(claims: dict[str, Any]) -> bytes:
 
 
 def base64(text: bytes) -> str:
-    """As in a token (RFC 7515, section 2)."""
     return urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
@@ -372,7 +365,6 @@ class Certified:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
-        """A call with a certificate of these names."""
         file = self.folder / "client.pem"
         file.write_bytes(self.authority.issue("drain.internal", sans))
         context = ssl.create_default_context(cafile=self.folder / "authority.pem")
@@ -392,7 +384,6 @@ class Certified:
 
 @pytest.fixture
 async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
-    """A relay that asks for certificates."""
     authority = Authority("authority")
     (tmp_path / "authority.pem").write_bytes(authority.pem)
     (tmp_path / "server.pem").write_bytes(authority.issue("localhost", LOCALHOST))

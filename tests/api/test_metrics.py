@@ -22,7 +22,6 @@ from tests.eventually import eventually
 
 
 async def values(relay: RunningRelay) -> Values:
-    """Scrape the relay."""
     return values_of(await scrape(relay))
 
 

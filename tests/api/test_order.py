@@ -26,7 +26,6 @@ class Attempt:
     flooded: tuple[str, ...] = ()
 
     def sent(self) -> bytes:
-        """The body's bytes."""
         return self.body if isinstance(self.body, bytes) else orjson.dumps(self.body)
 
 

@@ -13,8 +13,6 @@ from tests.eventually import eventually
 
 
 async def _parked(relay: RunningRelay, count: int) -> list[dict[str, Any]]:
-    """The dead letters, once there are so many."""
-
     async def read_dead_letters() -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = (await relay.call("GET", "/v1/dead-letters")).json["items"]
         return items

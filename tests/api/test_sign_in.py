@@ -49,13 +49,11 @@ NOBODY: dict[str, Any] = {"signIn": "/sign-in", "principal": None, "name": None,
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    """A relay at which people sign in."""
     async with run_desk(tmp_path) as running:
         yield running
 
 
 async def voters(relay: RunningRelay) -> list[str]:
-    """Return whose votes were recorded."""
     return [
         event["data"]["principal"] for event in await relay.recorded_events("approval.recorded")
     ]
@@ -693,7 +691,6 @@ URL = "https://relay.example.com"
 def api_settings(
     sign_in: dict[str, Any] | None, public_url: str | None = URL, **changes: Any
 ) -> ApiSettings:
-    """Return a section `api` with sign-in."""
     section = {**SECTION, "sign_in": sign_in, **changes}
     return ApiSettings.model_validate({"public_url": public_url, "oidc": section})
 

@@ -55,14 +55,12 @@ class SignInMachine(RuleBasedStateMachine):
 
     @rule(target=begun, browser=BROWSERS)
     def begin(self, browser: int) -> Begun:
-        """Begin in a browser. Its older sign-in is replaced."""
         pending = self.pending.begin(self.now)
         self.cookies[browser] = pending.cookie
         return Begun(browser, self.now, pending)
 
     @rule(seconds=st.sampled_from([1.0, 299.0, PENDING_LIFETIME - 1, PENDING_LIFETIME]))
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds
 
     @rule(browser=BROWSERS, sign_in=begun, other=begun, part=st.sampled_from(["", "x", None]))
@@ -73,7 +71,6 @@ class SignInMachine(RuleBasedStateMachine):
 
     @rule(sign_in=begun, other=begun)
     def replay(self, sign_in: Begun, other: Begun) -> None:
-        """Show a cookie that somebody copied."""
         self._finish(sign_in.pending.cookie, other.pending.state)
         self._finish(f"{sign_in.pending.cookie}x", sign_in.pending.state)
 
@@ -144,7 +141,6 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(target=cookies, person=PEOPLE, seconds=st.sampled_from([0.0, 300.0, 9999.0]))
     def begin(self, person: int, seconds: float) -> str:
-        """Sign in."""
         principal = f"entra:{person}"
         cookie = self.sessions.begin(Caller(principal, "http", Rights(frozenset())), None, seconds)
         self._forget()
@@ -157,12 +153,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 299.0, 300.0, SESSION_LIFETIME]))
     def wait(self, seconds: float) -> None:
-        """Let time pass by both clocks."""
         self.clock.advance(seconds)
 
     @rule(cookie=cookies)
     def sign_out(self, cookie: str) -> None:
-        """End a session, also one that has ended."""
         self.sessions.end(cookie)
         self.open.pop(cookie, None)
 

@@ -31,7 +31,6 @@ class Message:
 
     @property
     def event(self) -> Any:
-        """The CloudEvent."""
         return orjson.loads(self.fields["data"])
 
 
@@ -63,7 +62,6 @@ async def _messages(response: aiohttp.ClientResponse) -> AsyncIterator[Message]:
 
 
 async def _take(messages: AsyncIterator[Message], count: int) -> list[Message]:
-    """So many events."""
     messages_taken: list[Message] = []
     async with asyncio.timeout(60):
         while len(messages_taken) < count:

@@ -32,7 +32,6 @@ NO_RULE = "9D2E7C11-55AA-4F31-8E0C-3A9B7D6C2F10"
 
 
 def in_minutes(relay: RunningRelay, minutes: float) -> str:
-    """Return a NotBefore by the clock of the relay."""
     return format_rfc3339(relay.clock.now() + timedelta(minutes=minutes))
 
 
@@ -60,19 +59,16 @@ def attach_parts(relay: RunningRelay, **parts: Any) -> None:
 
 @asynccontextmanager
 async def run_page_relay(folder: Path, **settings: Any) -> AsyncIterator[RunningRelay]:
-    """Run a relay with a broker, a webhook and a chat as sinks."""
     async with run_relay(folder, **{"sinks": tuple(KINDS), "kinds": KINDS} | settings) as relay:
         attach_parts(relay, approvals_link=Link(), polling=Polling())
         yield relay
 
 
 async def all_delivered(relay: RunningRelay) -> None:
-    """Wait until no sink has anything to do."""
     await eventually(lambda: all(not sink.waiting for sink in relay.dispatcher.workers))
 
 
 def reboot(relay: RunningRelay, minutes: float, **changes: Any) -> ScheduledEvent:
-    """Return a reboot of two machines."""
     fields = {
         "event_id": REBOOT,
         "not_before": in_minutes(relay, minutes),
@@ -163,7 +159,6 @@ async def live_through(relay: RunningRelay) -> None:
 
 
 async def break_sinks(relay: RunningRelay) -> None:
-    """Let one sink fail, one be paused, and one refuse events."""
     relay.sinks["drain"].failure = Rejected("the receiver answered 404: no such path", status=404)
     await relay.observe(
         make_event(event_id="DEAD-1"), make_event(event_id="DEAD-2", resources=("db-9",))
@@ -224,7 +219,6 @@ def make_roster(relay: RunningRelay) -> Roster:
 
 
 async def make_scopes(relay: RunningRelay) -> None:
-    """Let two scopes of a hub show an event each."""
     await relay.observe_in(WEB, reboot(relay, 40, resources=("web_1",)))
     redeploy = reboot(relay, 14, event_id=HELD, event_type="Redeploy", resources=("db_0",))
     await relay.observe_in(DB, redeploy)
@@ -249,7 +243,6 @@ async def give_key(tab: BrowserContext | Page, by: str) -> None:
 
 
 def page_url(relay: RunningRelay, view: str = "") -> str:
-    """Return the address of the page, or of one of its views."""
     return f"http://127.0.0.1:{relay.server.port}/#/{view}"
 
 

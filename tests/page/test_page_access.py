@@ -23,7 +23,6 @@ KEPT = "() => JSON.stringify([localStorage, document.cookie, location.href, hist
 
 
 async def enter(page: Page, key: str) -> None:
-    """Enter a key."""
     await page.get_by_label("Your key or token").fill(key)
     await page.get_by_role("button", name="Continue").click()
 
