@@ -204,8 +204,6 @@ class Route:
 def _route(
     method: Method, path: str, summary: str, **options: Any
 ) -> Callable[[HandlerT], HandlerT]:
-    """Make the function the handler of a route. `Route` has the options."""
-
     def add(function: HandlerT) -> HandlerT:
         ROUTES.append(
             Route(method=method, path=path, summary=summary, function=function, **options)

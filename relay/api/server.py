@@ -174,7 +174,6 @@ class Server:
 
 
 def _make_sign_in(settings: ApiSettings, callers: Callers, clock: Clock) -> SignIn | None:
-    """Return what lets people sign in; None if that is not configured."""
     oidc, public_url = settings.oidc, settings.public_url
     if oidc is None or oidc.sign_in is None or public_url is None or callers.tokens is None:
         return None
@@ -185,8 +184,6 @@ def _make_sign_in(settings: ApiSettings, callers: Callers, clock: Clock) -> Sign
 
 
 def _error_middleware(state: ServerState) -> Middleware:
-    """Return the middleware that turns errors into problems and counts responses."""
-
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = state.clock.monotonic()
@@ -211,7 +208,6 @@ def _error_middleware(state: ServerState) -> Middleware:
 
 
 async def _run_handler(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return the response of the handler, or the problem that it raises."""
     try:
         check_content_length(request)
         return await handler(request)

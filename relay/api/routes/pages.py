@@ -181,7 +181,6 @@ def _sign_in_of(call: Call) -> SignIn:
 
 
 def _refuse(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
-    """Return the problem of a sign-in that failed, and log its reason."""
     problem = Problem(error.status, error.advice, link=sign_in.page)
     return call.server.rates.refuse(call.request, f"sign-in: {error}", problem)
 
@@ -192,7 +191,6 @@ def _redirect(url: str) -> web.Response:
 
 
 def _log_action(sign_in: SignIn, cookie: str, action: str) -> None:
-    """Tell in the log what the person of an open session does."""
     session = sign_in.sessions.find(cookie)
     if session is not None:
         principal = session.caller.principal
