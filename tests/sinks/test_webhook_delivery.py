@@ -107,11 +107,20 @@ async def test_an_answer_that_repeats_the_url_is_kept_without_it() -> None:
         assert (await failure(receiver.url)).response == " ".join(["no … here"] * 3)
 
 
-async def test_one_connection_is_used_again_and_again() -> None:
-    async with listening(good) as receiver, sink(url=receiver.url) as webhook:
+async def test_one_connection_is_used_again_and_again_and_cookies_are_not_kept() -> None:
+    async def cookie(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.answer(204, {"Set-Cookie": "session=1; Path=/"})
+
+    async with (
+        listening(cookie) as receiver,
+        sink(url=receiver.url.replace("127.0.0.1", "localhost")) as webhook,
+    ):
         for _ in range(20):
             await webhook.deliver(cloudevent())
     assert (receiver.connections, len(receiver.requests)) == (1, 20)
+    assert not any("Cookie" in request.headers for request in receiver.requests)
 
 
 async def test_a_redirect_is_a_failure_and_never_followed() -> None:
