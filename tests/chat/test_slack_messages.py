@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,7 +32,6 @@ from tests.chat.slack_server import (
     responds,
     running_slack,
 )
-from tests.documented import blocks
 from tests.eventually import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
@@ -142,7 +140,12 @@ async def test_a_message_that_is_invalid_is_given_up_and_one_that_is_gone_is_kno
 def test_the_app_requests_only_what_it_uses() -> None:
     """chat:write posts and edits, commands brings the command, users:read allows users.info."""
     assert set(SCOPES) == {"chat:write", "commands", "users:read"}
-    assert manifest("socket")["oauth_config"]["scopes"] == {"bot": list(SCOPES)}
+    app = manifest("socket")
+    assert app["oauth_config"]["scopes"] == {"bot": list(SCOPES)}
+    assert app["settings"]["socket_mode_enabled"] is True
+    assert app["settings"]["interactivity"] == {"is_enabled": True}
+    (command,) = app["features"]["slash_commands"]
+    assert (command["command"], "url" in command) == ("/azmaint", False)
     app = manifest("none")
     assert app["oauth_config"]["scopes"] == {"bot": ["chat:write"]}
     assert "slash_commands" not in app["features"]
@@ -178,8 +181,3 @@ async def test_doctor_reports_whether_slack_accepts_the_tokens(
         assert message in finding.message
         assert TOKEN not in finding.message
         assert slack.channel_messages() == []
-
-
-def test_the_manifest_on_the_page_is_the_one_that_the_command_prints() -> None:
-    (printed,) = map(json.loads, blocks("docs/chat/slack.md", "json"))
-    assert printed == manifest("socket")
