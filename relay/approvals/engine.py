@@ -371,7 +371,7 @@ class ApprovalEngine:
         ``in_pass``: what a limit counts is granted afterwards, all events in their order.
         """
         recording = Recording(tx, self.origin, occurrence, now)
-        is_granted_later = in_pass and self._limits.count(occurrence, now)
+        is_granted_later = in_pass and self._limits.counts(occurrence, now)
         while True:
             if is_granted_later:
                 status = self._status_without_limits(tx, occurrence, now)

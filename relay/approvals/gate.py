@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from relay.approvals import StartRequestPort
 from relay.approvals.engine import ApprovalEngine
-from relay.approvals.request import DecisionAnswer, Request
+from relay.approvals.request import DecisionAnswer, Request, refuse
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
@@ -30,17 +30,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 MAX_TIMER = 60.0
 """Seconds until the wall clock is read again: somebody may have set it."""
-
-_NOT_RECORDED = DecisionAnswer(
+_NOT_RECORDED = refuse(
     503,
-    {"detail": "the decision cannot be recorded now; nothing was decided, try again"},
+    "the decision cannot be recorded now; nothing was decided, try again",
     is_transient=True,
 )
-
-
-_NOT_IN_FORCE = DecisionAnswer(
+_NOT_IN_FORCE = refuse(
     503,
-    {"detail": "the relay is starting or stopping: nothing can be decided now, try again"},
+    "the relay is starting or stopping: nothing can be decided now, try again",
     is_transient=True,
 )
 

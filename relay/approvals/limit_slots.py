@@ -82,7 +82,7 @@ class LimitSlots:
         self._newest: tuple[object, Line] | None = None
         """The newest line, and what it depends on."""
 
-    def count(self, event: TrackedEvent, now: datetime) -> bool:
+    def counts(self, event: TrackedEvent, now: datetime) -> bool:
         """Whether an event needs slots of a limit."""
         return bool(self._needs_of(event, now))
 
@@ -94,7 +94,7 @@ class LimitSlots:
         """
         event = status.occurrence
         place = _place_in_line(status) if self._limits else None
-        if place is None or not self.count(event, status.now):
+        if place is None or not self.counts(event, status.now):
             return ()
         line = self.line(tx, status.now, status.in_flight)
         if event.id in line.waits:
