@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from relay.approvals import ApprovalsSettings
+from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import FailGrant, can_claim_grant, due_transitions
 from relay.store import StandingHold
@@ -152,6 +153,7 @@ STANDING_HOLD = StandingHold(
     reason="freeze",
     created=NOON,
 )
+HOURS = '{"time": {"from": "11:00", "to": "12:02"}}'
 
 
 def of(approve: Any, **more: Any) -> ApprovalsSettings:
@@ -229,3 +231,21 @@ def test_a_standing_hold_holds_what_azure_can_still_be_kept_from_starting(
     status = replace(status, standing_holds=(STANDING_HOLD,))
     assert status.active_standing_holds == ((STANDING_HOLD,) if is_held else ())
     assert status.is_held is is_held, what
+
+
+@pytest.mark.parametrize(
+    ("what", "now", "changes", "seconds"),
+    [
+        ("it begins", -1, {"created": NOON - timedelta(hours=1)}, 0),
+        ("it ends, also after the clock was set back", -1, {}, 60),
+        ("it ends", 0, {}, 60),
+        ("it is over", 60, {}, None),
+        ("its hours end", 0, {"conditions": HOURS, "ends": NOON + timedelta(days=1)}, 120),
+    ],
+)
+def test_when_a_standing_hold_changes_by_time_alone(
+    what: str, now: float, changes: dict[str, Any], seconds: float | None
+) -> None:
+    expected = None if seconds is None else NOON + timedelta(seconds=seconds)
+    hold = replace(STANDING_HOLD, **changes)
+    assert next_hold_change(hold, NOON + timedelta(seconds=now)) == expected, what
