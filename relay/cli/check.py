@@ -25,7 +25,6 @@ from relay.approvals.transitions import due_transitions
 from relay.cli._options import AsJson, ConfigFile, option
 from relay.cli._output import (
     format_duration,
-    format_local_time,
     join_names,
     pluralize,
     print_json,
@@ -39,7 +38,6 @@ from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
 from relay.events.match import Match
 from relay.events.model import Document
-from relay.events.timestamps import format_rfc3339
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.document import parse_document
 from relay.sinks import SinkSettings
@@ -91,16 +89,11 @@ def check(
             print_table(columns, rows, empty=empty)
     if events is not None:
         keys = ("eventId", "eventType", "eventSource", "resources", "rule", "follows")
+        lists = [event | {"resources": join_names(event["resources"], limit=3)} for event in events]
         print_lines("")
         print_table(
             ("event", "type", "source", "machines", "rule", "what follows"),
-            [
-                tuple(
-                    join_names(event[key], limit=3) if key == "resources" else event[key]
-                    for key in keys
-                )
-                for event in events
-            ],
+            [tuple(event[key] for key in keys) for event in lists],
             empty="the document holds no events",
         )
     for warning in warnings:
@@ -171,17 +164,8 @@ def _what_follows(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
         return "nothing, NotBefore has passed"
     if status.rule is None:
         return "nothing: no rule, no approval"
-    parts = [_describe_approval(status.rule)]
-    closes_at = status.voting_closes_at
-    if closes_at is not None and status.quorum is not None:
-        verb = "closes" if status.now < closes_at else "closed"
-        parts.append(f"voting {verb} {format_local_time(format_rfc3339(closes_at))}")
-    hours = status.rule.match.time
-    ends_at = hours.next_change(status.now) if hours is not None else None
-    if ends_at is not None:
-        parts.append(f"the rule applies until {format_local_time(format_rfc3339(ends_at))}")
-    parts += [f"limit {limit.name}: {_describe_max(limit)}" for limit in limits]
-    text = "; ".join(parts)
+    named = [f"limit {limit.name}: {_describe_max(limit)}" for limit in limits]
+    text = "; ".join([_describe_approval(status.rule), *named])
     return text if status.mode == "on" else f"nothing: approvals are {status.mode} (else {text})"
 
 

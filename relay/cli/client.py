@@ -110,11 +110,10 @@ class Client:
     ) -> dict[str, Any]:
         """Return the first page of a list, or all pages joined into one."""
         page: dict[str, Any] = await self.get(*path, **query)
-        items = page["items"]
         while all_pages and page["next"] is not None:
-            page = await self.get(*path, cursor=page["next"], **query)
-            items = items + page["items"]
-        return {"items": items, "next": page["next"]}
+            after = await self.get(*path, cursor=page["next"], **query)
+            page = {"items": page["items"] + after["items"], "next": after["next"]}
+        return page
 
     async def get_details_with_log(
         self, *path: str, log: str, all_pages: bool, **query: str
@@ -151,7 +150,10 @@ class Client:
                 url, headers=headers, timeout=_STREAM_TIMEOUT, allow_redirects=False
             ) as response:
                 if response.status != HTTPStatus.OK:
-                    raise error_from_response(response.status, await response.read())
+                    problem = error_from_response(response.status, await response.read())
+                    if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                        raise ConnectionError(problem)  # the relay is starting or stopping
+                    raise problem
                 yield response.content.iter_any()
         except _CONNECTION_ERRORS as error:
             raise ConnectionError(self._describe_connection_error(error)) from error
@@ -266,7 +268,7 @@ def find_socket(named: Path | None, config: Path | None) -> Path:
     """Return the local socket of the relay that an option or a configuration names.
 
     With ``api.socket: auto`` it is beside the state file, so that a decision that is meant for one
-    relay never reaches another. Raises ConfigError if there is none to call.
+    relay never reaches another. Raises ConfigError or CommandFailed if there is none to call.
     """
     if not supports_local_sockets():
         raise ConfigError(f"this system has no local sockets: {_URL_ADVICE}")
@@ -289,6 +291,12 @@ def find_socket(named: Path | None, config: Path | None) -> Path:
                 f"{place} is of another user, in a folder that others can write, so it is not "
                 "used; to use a socket all the same: --socket FILE"
             )
+    if not may_exist(path):
+        raise CommandFailed(
+            f"no relay answers at {path}: No such file or directory. Is the relay running? "
+            f"That is the socket of a relay with {where.file or 'the defaults'}; name another with "
+            f"--socket, or {_URL_ADVICE}"
+        )
     return path
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, TypeVar
@@ -23,7 +24,7 @@ from relay.cli._output import format_local_time, pluralize, print_lines
 from relay.cli.client import connect
 from relay.cli.decide import decide
 from relay.cli.init import make_random_bearer_key, new_signing_secret
-from relay.clock import Clock, SystemClock
+from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.cloudevent import CloudEvent
 from relay.signals import run_until_stopped
@@ -54,83 +55,28 @@ def demo(
         raise CommandFailed("stopped before the demo had ended")
 
 
-class WebhookReceiver:
-    """Keeps each event once, and calls ``on_event`` with each new one."""
+class _Demo:
+    """The steps so far, and the webhook receiver, which keeps each event once."""
 
-    def __init__(self, secret: str, clock: Clock, on_event: Callable[[CloudEvent], None]) -> None:
-        self.url = ""
+    def __init__(self, patience: float) -> None:
+        self.started_at = self._last_at = time.monotonic()
+        self.are_steps_done = False
+        """Until then the steps are printed in a fixed order."""
+        self.patience = patience
+        self.secret = new_signing_secret()
         self.events: dict[str, CloudEvent] = {}
         """The events received, by their id."""
         self.rejected_requests = 0
         """How many requests had no valid signature."""
-        self._secret = secret
-        self._clock = clock
-        self._on_event = on_event
         self._received = asyncio.Event()
 
-    async def wait_for(self, name: str, event_id: str) -> CloudEvent:
-        """Wait for the event with this ``<family>.<change>`` and EventId."""
-        while True:
-            self._received.clear()
-            for event in self.events.values():
-                if (event.name, event.subject) == (name, event_id):
-                    return event
-            await self._received.wait()
-
-    async def handle(self, request: web.Request) -> web.Response:
-        """Answer 204, or 401 to a request without a valid signature."""
-        body = await request.read()
-        try:
-            verify([self._secret], request.headers, body, self._clock.now())
-        except SignatureRefused:
-            self.rejected_requests += 1
-            return web.Response(status=401)
-        event = CloudEvent.parse(body)
-        if event.id not in self.events:
-            self.events[event.id] = event
-            self._on_event(event)
-            self._received.set()
-        return web.Response(status=204)
-
-
-@asynccontextmanager
-async def start_webhook_receiver(
-    secret: str, clock: Clock, on_event: Callable[[CloudEvent], None]
-) -> AsyncIterator[WebhookReceiver]:
-    """Yield a receiver that listens on a free port of the loopback interface."""
-    receiver = WebhookReceiver(secret, clock, on_event)
-    application = web.Application()
-    application.router.add_post("/", receiver.handle)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
-        yield receiver
-    finally:
-        await runner.cleanup()
-
-
-class _Steps:
-    """Prints each step as it happens, with the seconds since the start and since the last step."""
-
-    def __init__(self, patience: float) -> None:
-        self.started_at = self._last_at = time.monotonic()
-        self.are_done = False
-        """Whether the last step is done. Until then the steps are printed in a fixed order."""
-        self.patience = patience
-
     def print(self, text: str) -> None:
-        """Print a step that is done."""
+        """Print a step that is done, with the seconds since the start and since the last step."""
         now = time.monotonic()
         seconds = now - self._last_at
         took = f"+{seconds:.2f} s" if seconds >= 1 else f"+{seconds * 1000:.0f} ms"
         print_lines(f"{now - self.started_at:6.2f} s  {took:>8}  {text}")
         self._last_at = now
-
-    def print_received(self, event: CloudEvent) -> None:
-        """Print that the receiver has verified a CloudEvent."""
-        self.print(f"the receiver has {event.name}, its signature is good")
 
     async def wait(self, description: str, work: Awaitable[T]) -> T:
         """Wait for a step. Raises CommandFailed if it takes longer."""
@@ -142,31 +88,70 @@ class _Steps:
                 f"expected {description} within {self.patience:g} s, it did not come"
             ) from error
 
+    async def wait_for(self, name: str, event_id: str) -> CloudEvent:
+        """Wait until the receiver has the event with this ``<family>.<change>`` and EventId."""
+        event = await self.wait(f"{name} at the receiver", self._find(name, event_id))
+        self._print_received(event)
+        return event
+
+    async def _find(self, name: str, event_id: str) -> CloudEvent:
+        while True:
+            self._received.clear()
+            for event in self.events.values():
+                if (event.name, event.subject) == (name, event_id):
+                    return event
+            await self._received.wait()
+
+    def _print_received(self, event: CloudEvent) -> None:
+        self.print(f"the receiver has {event.name}, its signature is good")
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer 204, or 401 to a request without a valid signature."""
+        body = await request.read()
+        try:
+            verify([self.secret], request.headers, body, datetime.now(UTC))
+        except SignatureRefused:
+            self.rejected_requests += 1
+            return web.Response(status=401)
+        event = CloudEvent.parse(body)
+        if event.id not in self.events:
+            self.events[event.id] = event
+            self._received.set()
+            if self.are_steps_done:
+                self._print_received(event)
+        return web.Response(status=204)
+
+    @asynccontextmanager
+    async def receive(self) -> AsyncIterator[str]:
+        """Yield the URL of the receiver, at a free port of the loopback interface."""
+        application = web.Application()
+        application.router.add_post("/", self.handle)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        finally:
+            await runner.cleanup()
+
 
 async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
     """Run the demo. Raises CommandFailed if a step does not come in ``patience`` seconds."""
-    steps = _Steps(patience)
-    clock = SystemClock()
-    key, secret = make_random_bearer_key(), new_signing_secret()
-
-    def on_event(event: CloudEvent) -> None:
-        if steps.are_done:
-            steps.print_received(event)
-
+    demo, key = _Demo(patience), make_random_bearer_key()
     with TemporaryDirectory(prefix="imds-relay-demo-") as folder:
         store = Path(folder, "relay.db")
         async with (
             Simulator(Setup(vms=(VM(_VM_NAME),))) as azure,
-            start_webhook_receiver(secret, clock, on_event) as receiver,
+            demo.receive() as receiver_url,
         ):
-            steps.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
-            steps.print(f"a webhook receiver listens at {receiver.url}")
-            config = _configuration(azure.url, receiver.url, secret=secret, key=key, store=store)
-            async with start_relay(config, clock) as running:
+            demo.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
+            demo.print(f"a webhook receiver listens at {receiver_url}")
+            config = _configuration(azure.url, receiver_url, demo.secret, key, store)
+            async with start_relay(config, SystemClock()) as running:
                 url = f"http://127.0.0.1:{running.api_port}"
-                steps.print(f"the relay runs, its API is at {url}")
-                await _follow_one_event(steps, azure, receiver, store, url, key)
-                steps.are_done = True
+                demo.print(f"the relay runs, its API is at {url}")
+                await _follow_one_event(demo, azure, store, url, key)
+                demo.are_steps_done = True
                 if stay:
                     event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
                     print_lines(
@@ -181,9 +166,7 @@ async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
                     await asyncio.Event().wait()
 
 
-def _configuration(
-    azure_url: str, receiver_url: str, *, secret: str, key: str, store: Path
-) -> Config:
+def _configuration(azure_url: str, receiver_url: str, secret: str, key: str, store: Path) -> Config:
     webhook = {
         "kind": "webhook",
         "name": "receiver",
@@ -207,57 +190,48 @@ def _configuration(
     )
 
 
-async def _follow_one_event(
-    steps: _Steps, azure: Simulator, receiver: WebhookReceiver, store: Path, url: str, key: str
-) -> None:
+async def _follow_one_event(demo: _Demo, azure: Simulator, store: Path, url: str, key: str) -> None:
     """Let Azure schedule an event, approve it, and wait until it has started and ended."""
     planned = azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     event_id = planned.event_id
 
-    async def received(name: str) -> CloudEvent:
-        event = await steps.wait(f"{name} at the receiver", receiver.wait_for(name, event_id))
-        steps.print_received(event)
-        return event
-
     not_before = format_local_time(planned.not_before.isoformat())
-    steps.print(f"Azure announces a Reboot of {_VM_NAME}, not before {not_before}")
-    await received("event.scheduled")
+    demo.print(f"Azure announces a Reboot of {_VM_NAME}, not before {not_before}")
+    await demo.wait_for("event.scheduled", event_id)
     async with connect(url=url, key=key) as relay:
         event: dict[str, Any] = await relay.get("events", event_id)
         approval = event["approval"]
         missing = pluralize(approval["missing"], "vote")
-        steps.print(f"GET /v1/events/{event_id[:8]}…: {approval['state']}, {missing} missing")
+        demo.print(f"GET /v1/events/{event_id[:8]}…: {approval['state']}, {missing} missing")
         answer = await decide(relay, event, "approve", reason="drained")
-    steps.print(
+    demo.print(
         f"POST /v1/approvals by client:operator: {answer['state']}, "
         f"{answer['votes']} of {answer['required']} votes"
     )
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
-    await received("approval.recorded")
-    await received("approval.granted")
-    await steps.wait(
-        "a StartRequest at Azure", azure.wait_until_approved(event_id, within=steps.patience)
+    await demo.wait_for("approval.recorded", event_id)
+    await demo.wait_for("approval.granted", event_id)
+    await demo.wait(
+        "a StartRequest at Azure", azure.wait_until_approved(event_id, within=demo.patience)
     )
-    steps.print("Azure has the StartRequest")
-    await received("startrequest.accepted")
-    await steps.wait(
-        "the event to start", azure.wait_until_started(event_id, within=steps.patience)
-    )
-    steps.print("Azure starts the event")
-    await received("event.started")
-    await steps.wait("the event to end", azure.wait_for(event_id, "gone", within=steps.patience))
-    steps.print("the event is over, Azure shows it no more")
-    ended = await received("event.ended")
-    if receiver.rejected_requests:
+    demo.print("Azure has the StartRequest")
+    await demo.wait_for("startrequest.accepted", event_id)
+    await demo.wait("the event to start", azure.wait_until_started(event_id, within=demo.patience))
+    demo.print("Azure starts the event")
+    await demo.wait_for("event.started", event_id)
+    await demo.wait("the event to end", azure.wait_for(event_id, "gone", within=demo.patience))
+    demo.print("the event is over, Azure shows it no more")
+    ended = await demo.wait_for("event.ended", event_id)
+    if demo.rejected_requests:
         raise CommandFailed(
-            f"expected only valid signatures, {receiver.rejected_requests} were not valid"
+            f"expected only valid signatures, {demo.rejected_requests} were not valid"
         )
     with closing(open_for_reading(store)) as connection:
         head, count = verify_journal(connection)
-    steps.print(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")
+    demo.print(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")
     print_lines(
-        f"done in {time.monotonic() - steps.started_at:.1f} s: "
-        f"told in {len(receiver.events)} signed CloudEvents, "
+        f"done in {time.monotonic() - demo.started_at:.1f} s: "
+        f"told in {len(demo.events)} signed CloudEvents, "
         f"approved by client:operator, {ended.data['outcome']}"
     )

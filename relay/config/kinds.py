@@ -11,11 +11,10 @@ import functools
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from relay import sinks
 from relay.approvals.principals import declare_chat_principal_form
@@ -26,21 +25,11 @@ from relay.sinks import SinkSettings
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenPlugin:
-    """An entry point that cannot be used."""
-
-    name: str
-    problem: str
-    """Which plug-in of which package it is, and why it cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkKinds:
-    """The module of each kind, and the plug-ins that cannot be used."""
+class SinkKinds(NamedTuple):
+    """The module of each kind, and the plug-ins that cannot be used, by name, with the reasons."""
 
     modules: dict[str, Any]
-    broken: tuple[BrokenPlugin, ...]
+    broken: Sequence[tuple[str, str]]
 
 
 def sink_modules() -> dict[str, Any]:
@@ -63,17 +52,16 @@ def load_kinds() -> SinkKinds:
 
     sink_plugins, broken_sinks = load_family(sinks, check_sink)
     for platform in platform_modules.values():  # those of the relay too, which need no check
-        _declare_principal_form_of_module(platform)
-    modules = {**sink_plugins, **platform_modules}
-    return SinkKinds(modules, (*broken_sinks, *broken_platforms))
+        _declare_principals(platform)
+    return SinkKinds({**sink_plugins, **platform_modules}, [*broken_sinks, *broken_platforms])
 
 
 def _check_and_declare_chat_platform(name: str, module: ModuleType) -> None:
     _check_module_contract(name, module, ChatSettings)
-    _declare_principal_form_of_module(module)  # raises for principals that are those of others
+    _declare_principals(module)  # raises for principals that are those of others
 
 
-def _declare_principal_form_of_module(module: ModuleType) -> None:
+def _declare_principals(module: ModuleType) -> None:
     if module.Settings.principals is not None:
         declare_chat_principal_form(module.Settings.principals)
 
@@ -92,7 +80,7 @@ def _check_module_contract(name: str, module: ModuleType, base: type[SinkSetting
 
 def load_family(
     family: ModuleType, check: Callable[[str, ModuleType], None] = lambda _name, _module: None
-) -> tuple[dict[str, ModuleType], list[BrokenPlugin]]:
+) -> tuple[dict[str, ModuleType], list[tuple[str, str]]]:
     """Return the members of a family by name, and the plug-ins that cannot be used.
 
     The members are the public modules of the package, and the entry points of the group with the
@@ -117,21 +105,21 @@ def load_family(
             check(name, module)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
             _log.debug("plug-in %s cannot be used", name, exc_info=True)
-            prefix = f"plug-in {name} of {_describe_package(entry_point)} cannot be used:"
-            text = (str(error).strip() or "no reason given").splitlines()[0]
-            text = text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
-            broken.append(BrokenPlugin(name, f"{prefix} {text}"))
+            reason = (str(error).strip() or "no reason given").splitlines()[0]
+            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+            package = _describe_package(entry_point)
+            broken.append((name, f"plug-in {name} of {package} cannot be used: {kind}{reason}"))
         else:
             members[name] = module
     return members, broken
 
 
 def _check_name_is_unique(
-    name: str, own_names: Collection[str], found: Sequence[EntryPoint]
+    name: str, own_names: frozenset[str], found: Sequence[EntryPoint]
 ) -> None:
     if name in own_names:
         raise ConfigError("the relay has a member of its own with this name")
-    packages = [_describe_package(entry_point) for entry_point in found if entry_point.name == name]
+    packages = [_describe_package(each) for each in found if each.name == name]
     if len(packages) > 1:
         raise ConfigError(f"several packages have a plug-in with this name: {', '.join(packages)}")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,17 +49,14 @@ def find_trusted_file(
     Raises ConfigError for a file that nobody named, and that a stranger put there.
     """
     file = find_file(path, environment, default_paths)
-    if file is None or path is not None or environment.get("IMDS_RELAY_CONFIG"):
-        return file
-    try:
-        planted = is_planted(file)
-    except OSError:
-        return file  # whoever reads it gets the reason
-    if planted:
-        raise ConfigError(
-            f"{file} is of another user, in a folder that others can write, so it is not used; "
-            f"to use it all the same: --config {file}"
-        )
+    is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
+    if file is not None and not is_named:
+        with suppress(OSError):  # whoever reads the file gets the reason
+            if is_planted(file):
+                raise ConfigError(
+                    f"{file} is of another user, in a folder that others can write, so it is not "
+                    f"used; to use it all the same: --config {file}"
+                )
     return file
 
 

@@ -172,9 +172,9 @@ def _describe_problem_without_location(
 def _describe_unknown_sink_kind(error: ErrorDetails) -> str:
     """Return what may be meant by a kind of sink that is unknown, as the end of a sentence."""
     kind = str(error["ctx"]["tag"])
-    problems = {plugin.name: plugin.problem for plugin in load_kinds().broken}
-    if kind in problems:
-        return f": {problems[kind]}"
+    problem = dict(load_kinds().broken).get(kind)
+    if problem is not None:
+        return f": {problem}"
     close = closest(kind, sink_modules())
     return f"; did you mean {close}?" if close else ""
 

@@ -26,8 +26,8 @@ def start_warnings(config: Config) -> Iterator[str]:
         yield from _undocumented_value_warnings(place, match)
     if not isinstance(config.fleet, HubSettings):  # a hub has no source
         yield from _source_warnings(config)
-    for plugin in load_kinds().broken:
-        yield f"{plugin.problem}; nothing uses it"
+    for _, problem in load_kinds().broken:
+        yield f"{problem}; nothing uses it"
 
 
 def config_warnings(config: Config) -> Iterator[str]:

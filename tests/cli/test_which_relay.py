@@ -85,7 +85,7 @@ async def test_a_relay_that_was_named_is_never_guessed(
 def test_the_socket_is_that_of_the_state_file_whatever_else_runs(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text("store: {path: mine.db}")
-    for name in ("mine.db", "relay.sock"):
+    for name in ("mine.db", "relay.sock", "mine.sock"):
         (tmp_path / name).touch()
     assert find_socket(None, file) == tmp_path / "mine.sock"
 
