@@ -277,14 +277,20 @@ def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
     assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
 
 
-def test_dead_letters_wait_again_by_sink_or_all_the_oldest_first(tx: Transaction) -> None:
+def test_dead_letters_wait_again_by_id_by_sink_or_all_the_oldest_first(tx: Transaction) -> None:
     for number in range(1, 4):
         for entry in record(tx, number):
             tx.deliveries.store_final_state(entry.id, "parked", "no", NOW)
     tx.deliveries.store_final_state(3, "delivered", None, NOW)
-    for sink, ids in ((None, [1, 2, 4, 5, 6]), ("chat", [2, 4, 6]), ("gone", [])):
+    cases: list[tuple[int | None, str | None, list[int]]] = [
+        (None, None, [1, 2, 4, 5, 6]),
+        (None, "chat", [2, 4, 6]),
+        (None, "gone", []),
+        (4, None, [4]),
+    ]
+    for entry_id, sink, ids in cases:
         connection_of(tx).execute("SAVEPOINT before")
-        assert tx.deliveries.redeliver(LATER, sink=sink) == len(ids)
+        assert tx.deliveries.redeliver(LATER, entry_id=entry_id, sink=sink) == len(ids)
         assert [entry.id for entry in tx.deliveries.redelivered] == ids
         assert [entry.id for entry in tx.deliveries.waiting_entries()] == ids
         connection_of(tx).execute("ROLLBACK TO before")

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 
@@ -289,6 +290,15 @@ def test_another_ones_file_is_set_aside(tmp_path: Path, other: StateFileScopeAnd
     with open_file_in(path) as file:
         assert file.trusted
     assert len(set_aside(path)) == 1
+
+
+def test_two_that_are_set_aside_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "relay.db"
+    for number in range(2):
+        path.write_bytes(b"broken %d" % number)
+        with open_file_in(path, now=NOW + timedelta(microseconds=number)):
+            pass
+    assert [copy.read_bytes() for copy in set_aside(path)] == [b"broken 0", b"broken 1"]
 
 
 def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off(

@@ -86,6 +86,17 @@ def test_an_occurrence_is_followed_by_the_next_that_is_left(tx: Transaction) -> 
     assert tx.occurrences.find_following_occurrence(first) == third
 
 
+def test_an_event_is_about_the_occurrence_of_its_time_or_the_first(tx: Transaction) -> None:
+    """The clock was set back since the first was seen."""
+    for at in (NOW, LATER):
+        add_occurrence(tx, "e", at)
+        end_occurrence(tx, "e", at)
+    moments = [LATER, LATER - timedelta(seconds=1), NOW - timedelta(seconds=1)]
+    found = [tx.occurrences.find_occurrence_at_time("e", moment) for moment in moments]
+    assert [each and each.number for each in found] == [2, 1, 1]
+    assert tx.occurrences.find_occurrence_at_time("f", NOW) is None
+
+
 def test_old_events_behind_a_young_one_are_forgotten_with_it(tx: Transaction) -> None:
     """The clock was set back after the second was seen."""
     for key, at in (("first", NOW), ("young", LATER), ("late", NOW)):
