@@ -1,4 +1,4 @@
-"""A TCP proxy that counts its connections, to see whether one stays, and that can go away."""
+"""A TCP proxy that counts its connections, and that can hold what passes, cut it, or go away."""
 
 from __future__ import annotations
 
@@ -10,27 +10,48 @@ from dataclasses import dataclass, field
 from yarl import URL
 
 
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
 @dataclass(slots=True)
 class CountingProxy:
-    """Passes TCP connections on, and counts them."""
+    """Passes TCP connections on, and counts them.
+
+    While `to_host` or `to_client` is not set, nothing arrives in this direction.
+    """
 
     host: str
     port: int
     accepted: int = 0
     server: asyncio.Server | None = None
+    to_host: asyncio.Event = field(default_factory=_open_gate)
+    to_client: asyncio.Event = field(default_factory=_open_gate)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _far_writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
     def open(self) -> int:
         """How many connections are open now."""
         return len(self._writers)
 
+    def cut(self) -> None:
+        """End every connection, as the kernel does for a killed process. What is held is lost."""
+        for writer in (*self._writers, *self._far_writers):
+            writer.transport.abort()
+
     def go_away(self) -> None:
         """Accept no more connections, and reset those that are open."""
         assert self.server is not None
         self.server.close()
-        for writer in self._writers:
-            writer.transport.abort()
+        self.cut()
+
+    def release_answers(self) -> None:
+        """Let pass the answers of the host that wait now, and hold the next ones."""
+        self.to_client.set()
+        self.to_client.clear()
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on until both ends are closed."""
@@ -38,18 +59,26 @@ class CountingProxy:
         self._writers.add(writer)
         try:
             far_reader, far_writer = await asyncio.open_connection(self.host, self.port)
+            self._far_writers.add(far_writer)
             try:
-                await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+                await asyncio.gather(
+                    _copy(reader, far_writer, self.to_host),
+                    _copy(far_reader, writer, self.to_client),
+                )
             finally:
                 far_writer.close()
+                self._far_writers.discard(far_writer)
         finally:
             writer.close()
             self._writers.discard(writer)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event
+) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(2**16):
+            await gate.wait()
             writer.write(data)
             await writer.drain()
     writer.close()
@@ -57,7 +86,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def counting_proxy(url: str) -> AsyncIterator[tuple[CountingProxy, str]]:
-    """Yield a proxy before the host of a URL, and the URL of the proxy."""
+    """Yield a proxy before the host of a URL, and its URL. Nothing is held at first."""
     target = URL(url)
     proxy = CountingProxy(target.host or "", target.port or 5672)
     proxy.server = await asyncio.start_server(proxy.pass_on, "127.0.0.1", 0)

@@ -250,7 +250,13 @@ class ApprovalConsumer:
             if not left or self._deliveries.empty():
                 break
             delivery = self._deliveries.get_nowait()
-        await _reject_together(self._channel, rejected)
+        if rejected:
+            # aiormq itself writes ten rejections in a turn of the event loop.
+            if self._channel.is_closed:
+                raise amqp.ChannelInvalidStateError("the channel is closed")
+            frames = [Basic.Reject(delivery_tag=tag, requeue=False) for tag in rejected]
+            marshalled = ChannelFrame.marshall(self._channel.number, frames)
+            await self._channel.connection.write_queue.put(marshalled)
         return messages
 
     def _read(self, delivery: DeliveredMessage) -> ReceivedDecision | None:
@@ -272,10 +278,10 @@ class ApprovalConsumer:
         return received
 
     async def _decide_until_recorded(self, messages: list[_Message]) -> bool:
-        """Decide about messages; return False if some cannot be recorded. Raises Deferred.
+        """Decide about messages; return False if some cannot be recorded.
 
         What is not recorded is tried again here. Returned to the queue, it would come behind others
-        that were returned before.
+        that were returned before. Raises Deferred if the channel is gone.
         """
         failures = 0
         while True:
@@ -291,23 +297,14 @@ class ApprovalConsumer:
                 return True
             failures += 1
             pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
-            if not await self._sleep_unless_blocked(pause):
-                return False
-
-    async def _sleep_unless_blocked(self, seconds: float) -> bool:
-        """Wait; return False at once if no message can be decided.
-
-        Raises Deferred if the channel is gone.
-        """
-        end = self._clock.monotonic() + seconds
-        while (remaining := end - self._clock.monotonic()) > 0:
-            if await self._handler.blocking_reason() is not None:
-                return False
-            await self._clock.sleep(min(remaining, self._poll_interval))
-            while self._channel.is_closed:  # why is behind the messages that it brought
-                if isinstance(delivery := await self._deliveries.get(), Deferred):
-                    raise delivery
-        return True
+            end = self._clock.monotonic() + pause
+            while (remaining := end - self._clock.monotonic()) > 0:
+                if await self._handler.blocking_reason() is not None:
+                    return False
+                await self._clock.sleep(min(remaining, self._poll_interval))
+                while self._channel.is_closed:  # why is behind the messages that it brought
+                    if isinstance(delivery := await self._deliveries.get(), Deferred):
+                        raise delivery
 
     async def _decide(self, tag: int, received: ReceivedDecision) -> bool:
         """Decide about a message and settle it; return False if the decision is not recorded."""
@@ -326,16 +323,3 @@ class ApprovalConsumer:
 
     def _log_state(self, state: str) -> None:
         self._state_log.log_if_changed(logging.INFO, "approvals over AMQP: %s", state)
-
-
-async def _reject_together(channel: AbstractChannel, tags: Sequence[int]) -> None:
-    """Dead-letter messages. aiormq itself writes ten rejections in a turn of the event loop.
-
-    Raises ChannelInvalidStateError.
-    """
-    if not tags:
-        return
-    if channel.is_closed:
-        raise amqp.ChannelInvalidStateError("the channel is closed")
-    frames = [Basic.Reject(delivery_tag=tag, requeue=False) for tag in tags]
-    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, frames))

@@ -82,35 +82,28 @@ async def _check_exchange_or_queue(
     declare: Declare,
     reads: Collection[str],
 ) -> Finding:
+    title, makes = part.title, declare is True
     async with connection.channel(publisher_confirms=False) as channel:
         try:
             await part.declare(channel, passive=True)
         except amqp.ChannelNotFoundEntity:
-            if declare is not True:
-                problem = f"the broker has no {part.title}"
-                return failure(subject, problem, "make it, or set declare: true")
-            return ok(
-                subject,
-                f"{part.title} is not there yet: the relay makes it, "
-                "for which its user needs configure",
-            )
+            if not makes:
+                return failure(
+                    subject, f"the broker has no {title}", "make it, or set declare: true"
+                )
+            later = "the relay makes it, for which its user needs configure"
+            return ok(subject, f"{title} is not there yet: {later}")
         except ChannelAccessRefused as error:
             refusal = broker_message(error)
-            if declare is True:
-                return failure(
-                    subject,
-                    f"the user has no right on {part.title} ({refusal})",
-                    "grant it configure, write and read on it",
-                )
-            unknown = (
-                f"whether {part.title} is there is unknown: "
-                f"the user has no right to look ({refusal})"
-            )
+            if makes:
+                problem = f"the user has no right on {title} ({refusal})"
+                return failure(subject, problem, "grant it configure, write and read on it")
+            unknown = f"whether {title} is there is unknown: the user has no right to look"
             # The relay uses only these queues, and the exchange that `_check_write` checks.
             if isinstance(part, Queue) and part.name in reads:
-                return warning(subject, unknown, "grant the user read on it")
-            return ok(subject, unknown)
-    return ok(subject, f"{part.title} is there")
+                return warning(subject, f"{unknown} ({refusal})", "grant the user read on it")
+            return ok(subject, f"{unknown} ({refusal})")
+    return ok(subject, f"{title} is there")
 
 
 async def _check_write(

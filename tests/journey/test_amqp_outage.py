@@ -24,10 +24,10 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.sinks.rabbitmq.sink import RabbitMQ
 from relay.store.file import open_for_reading
+from tests.counting_proxy import counting_proxy
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.journey.bus import unused_exchange
-from tests.journey.held_connection import held_connection
 from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
@@ -143,28 +143,28 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
     """
     exchange = unused_exchange("killed")
     async with (
-        held_connection(own_broker) as held_way,
+        counting_proxy(own_broker.amqp_url()) as (proxy, url),
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
         consumer(own_broker, exchange) as ledger,
-        relay(tmp_path / "relay", document(sim, held_way.url, exchange)) as process,
+        relay(tmp_path / "relay", document(sim, url, exchange)) as process,
     ):
         events = appear(sim)
         await process.start()
         await eventually(lambda: _delivered(process) == EVENTS, every=0.1)
         for kill in range(1, KILLS + 1):
             recorded = EVENTS * (kill + 1)
-            held_way.to_relay.clear()
+            proxy.to_client.clear()
             change(sim, events, kill)
             await eventually(lambda count=recorded: _is_full(process, ledger, count), every=0.1)
             for _ in range(kill % 4):
                 delivered = _delivered(process)
                 while _delivered(process) == delivered:
-                    held_way.release_answers()
+                    proxy.release_answers()
                     await asyncio.sleep(0.1)
                 await eventually(lambda count=recorded: _is_full(process, ledger, count), every=0.1)
             await process.kill()
-            await held_way.cut()
-            held_way.to_relay.set()
+            proxy.cut()
+            proxy.to_client.set()
             await process.start()
             await eventually(lambda count=recorded: _delivered(process) == count, every=0.1)
         await ledger.catch_up()

@@ -28,6 +28,7 @@ from relay.log_once import RejectionLog
 from relay.roles.deciding import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
+from tests.counting_proxy import counting_proxy
 from tests.eventually import eventually
 from tests.journey.bus import (
     SCOPE,
@@ -38,7 +39,6 @@ from tests.journey.bus import (
     running_system,
     unused_exchange,
 )
-from tests.journey.held_connection import held_connection
 from tests.journey.relay_process import after_polls, relay
 from tests.rabbitmq import Broker
 from tests.store.conftest import LimitedDisk
@@ -81,11 +81,9 @@ async def test_killed_between_decision_and_acknowledgement_it_decides_once(
     """The restarted relay gets the message again, knows the decision, and acknowledges it."""
     bus = Bus(node, unused_exchange())
     async with AsyncExitStack() as stack:
-        held_way = await stack.enter_async_context(held_connection(node))
+        proxy, url = await stack.enter_async_context(counting_proxy(node.amqp_url()))
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = relay_document(node, bus.exchange, url=held_way.url) | {
-            "source": {"url": sim.url}
-        }
+        document = relay_document(node, bus.exchange, url=url) | {"source": {"url": sim.url}}
         document["api"] = {"clients": document["api"]["clients"]}
         process = await stack.enter_async_context(relay(tmp_path / "relay", document))
         await process.start()
@@ -93,13 +91,13 @@ async def test_killed_between_decision_and_acknowledgement_it_decides_once(
         await bus.listen(stack)
         system = System(sim, bus)
         event, decision = await system.schedule_reboot()
-        held_way.to_broker.clear()
+        proxy.to_host.clear()
         await bus.send(decision, "once")
         await bus.wait_for_event("approval.recorded", event, "once")
         await process.kill()
-        await held_way.cut()
+        proxy.cut()
         await eventually(bus.holds_one, every=0.1)
-        held_way.to_broker.set()
+        proxy.to_host.set()
         await process.start()
         await eventually(system.is_idle, every=0.1)
         foreign, other = await system.schedule_reboot(resources=("db-7",))
