@@ -118,7 +118,7 @@ def test_a_machine_for_which_no_user_speaks_is_an_error(file: Path, machine: str
 
 def test_a_pattern_stands_for_as_many_voters_as_a_rule_needs(file: Path) -> None:
     config = load_text(file, HUB + machine_rule("vm:a-*/*", "vm:a-1/x", votes=50))
-    ((_, _, voters),) = config.rules_with_quorum_and_voters
+    ((_, _, voters),) = config.voting_rules
     assert [voter.name for voter in voters] == ["vm:a-*/*", "vm:a-1/x"]
     two = "approvals: {people: {p: ['vm:a-1/*', 'local:p'], q: ['vm:a-2/*']}}"
     assert load_text(file, HUB + two).approvals.people["q"] == ("vm:a-2/*",)

@@ -49,7 +49,7 @@ StoreFile = Annotated[
 
 
 @audit.command("verify")
-def verify_chain_and_claims(
+def verify(
     *,
     expect: ExpectedHead = None,
     store: StoreFile = None,

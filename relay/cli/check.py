@@ -76,7 +76,7 @@ def check(
             "config": loaded.config.model_dump(mode="json", by_alias=True),
             "voters": [
                 {"rule": rule.name, "votes": quorum.votes, "voters": [asdict(one) for one in able]}
-                for rule, quorum, able in loaded.config.rules_with_quorum_and_voters
+                for rule, quorum, able in loaded.config.voting_rules
             ],
             "warnings": warnings,
         }
@@ -239,7 +239,7 @@ def _tables(config: Config) -> Iterator[tuple[Sequence[str], list[tuple[object, 
                 for one in able
             ),
         )
-        for rule, quorum, able in config.rules_with_quorum_and_voters
+        for rule, quorum, able in config.voting_rules
     ]
     yield ("rule", "votes", "who can vote"), voters, ""
     clients: list[tuple[object, ...]] = [

@@ -103,7 +103,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ),
         *api_findings,
         *source_findings,
-        *_scope_and_vm_name_findings(config, instance),
+        *_name_findings(config, instance),
         *store_findings,
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_fleet(config, scope, instance),
@@ -128,7 +128,7 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
     return findings
 
 
-def _scope_and_vm_name_findings(config: Config, instance: Instance | None) -> list[Finding]:
+def _name_findings(config: Config, instance: Instance | None) -> list[Finding]:
     if instance is None:
         return []
     names = resource_names(instance, socket.gethostname())

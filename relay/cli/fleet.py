@@ -137,17 +137,16 @@ def _hub_account(config: Config, user: str, url: URL) -> HubAccount:
     sinks = tuple(
         HubExchange(exchange=sink.exchange, declare=sink.declare)
         for sink in config.sinks
-        if isinstance(sink, RabbitMQSettings)
-        and _has_same_user_and_vhost(sink.broker_urls()[0], url)
+        if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.broker_urls()[0], url)
     )
     amqp = config.approvals.amqp
     approvals = None
-    if amqp is not None and _has_same_user_and_vhost(amqp.broker_urls()[0], url):
+    if amqp is not None and _is_same_account(amqp.broker_urls()[0], url):
         approvals = HubExchange(exchange=config.approval_answers_exchange, declare=amqp.declare)
     return HubAccount(user=user, sinks=sinks, approvals=approvals)
 
 
-def _has_same_user_and_vhost(one: URL, other: URL) -> bool:
+def _is_same_account(one: URL, other: URL) -> bool:
     return (one.host, one.user, _vhost_name(one)) == (other.host, other.user, _vhost_name(other))
 
 

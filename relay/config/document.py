@@ -53,7 +53,7 @@ def read_document(file: Traversable) -> Any:
         problem = (error.problem or "it cannot be parsed").splitlines()[0]
         first = ""
         if isinstance(error, DuplicateKeyError):
-            first = _describe_line_of_first_equal_key(text, error)
+            first = _line_of_first_key(text, error)
         raise ConfigError(
             f"{file}{line}: expected YAML: {_redact_parser_message(problem)}{first}"
         ) from None
@@ -80,7 +80,7 @@ def read_document(file: Traversable) -> Any:
     return document
 
 
-def _describe_line_of_first_equal_key(text: str, error: DuplicateKeyError) -> str:
+def _line_of_first_key(text: str, error: DuplicateKeyError) -> str:
     """Return where the first one of two equal keys is, as the end of a sentence."""
     second = error.problem_mark.index
     for mapping in _all_yaml_mapping_nodes(YAML(typ="rt", pure=True).compose(text)):

@@ -43,7 +43,7 @@ def sink_modules() -> dict[str, Any]:
 @functools.cache
 def load_kinds() -> SinkKinds:
     """Import the modules of all kinds. A plug-in that cannot be used stops nobody else."""
-    platform_modules, broken_platforms = load_family(platforms, _check_and_declare_chat_platform)
+    platform_modules, broken_platforms = load_family(platforms, _check_platform)
 
     def check_sink(name: str, module: ModuleType) -> None:
         if name in platform_modules:
@@ -56,7 +56,7 @@ def load_kinds() -> SinkKinds:
     return SinkKinds({**sink_plugins, **platform_modules}, [*broken_sinks, *broken_platforms])
 
 
-def _check_and_declare_chat_platform(name: str, module: ModuleType) -> None:
+def _check_platform(name: str, module: ModuleType) -> None:
     _check_module_contract(name, module, ChatSettings)
     _declare_principals(module)  # raises for principals that are those of others
 

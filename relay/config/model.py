@@ -114,7 +114,7 @@ class Config(Section):
         yield from _non_default_keys("api", self.api, _HUB_API_KEYS)
 
     @model_validator(mode="after")
-    def _check_sink_names_and_public_url(self) -> Config:
+    def _check_sinks(self) -> Config:
         check_unique("sinks", self.sinks)
         for sink in self.sinks:
             needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
@@ -154,7 +154,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_quorums(self) -> Config:
         check_principals_exist(self.approvals, self.api, self.fleet)
-        for rule, quorum, voters in self.rules_with_quorum_and_voters:
+        for rule, quorum, voters in self.voting_rules:
             names = [voter.name for voter in voters]
             if most_votes(names, each_resource=quorum.each_resource) < quorum.votes:
                 has_machines = any(map(is_machine, names)) and not quorum.each_resource
@@ -165,10 +165,10 @@ class Config(Section):
                     "where its person votes in chat; an entra: needs api.oidc"
                     + (f"; {ONE_MACHINE_VOTES}" if has_machines else "")
                 )
-            self._refuse_client_with_several_votes(rule.name, quorum)
+            self._refuse_double_voter(rule.name, quorum)
         return self
 
-    def _refuse_client_with_several_votes(self, rule: str, quorum: Quorum) -> None:
+    def _refuse_double_voter(self, rule: str, quorum: Quorum) -> None:
         """Raise ValueError if a client could reach more than one vote with its principals."""
         people = self.approvals.people
         eligible = eligible_voters(quorum, self.approvals.groups, people)
@@ -182,7 +182,7 @@ class Config(Section):
                 )
 
     @property
-    def rules_with_quorum_and_voters(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
+    def voting_rules(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
         """Each rule that asks for votes, its quorum, and who can vote by it."""
         approvals = self.approvals
         return [

@@ -75,7 +75,7 @@ def describe_errors(error: ValidationError, inputs: ConfigInputs) -> Iterator[st
         errors_by_path.setdefault(_key_path_of_error(details, inputs.values), []).append(details)
     for path, errors in errors_by_path.items():
         if not _follows_from_another_error(path, errors, errors_by_path):
-            problem = _describe_problem_without_location(errors, path, inputs)
+            problem = _describe_problem(errors, path, inputs)
             place = location_prefix(inputs.file, inputs.document, path)
             variable = _environment_variable_of(path, inputs)
             if variable is not None:
@@ -147,9 +147,7 @@ def _environment_variable_of(path: KeyPath, inputs: ConfigInputs) -> str | None:
     return None
 
 
-def _describe_problem_without_location(
-    errors: Sequence[ErrorDetails], path: KeyPath, inputs: ConfigInputs
-) -> str:
+def _describe_problem(errors: Sequence[ErrorDetails], path: KeyPath, inputs: ConfigInputs) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
         return describe_unknown_key(Config, first["loc"])
