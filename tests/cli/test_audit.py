@@ -51,15 +51,6 @@ def tamper(store: Path, statement: str) -> None:
         connection.execute(statement)
 
 
-async def test_audit_verifies_when_no_relay_runs_and_says_the_same_as_json(
-    journal_of_a_decision: tuple[str, Path, str],
-) -> None:
-    config, store, _ = journal_of_a_decision
-    output = (await run_async("audit", "verify", "-c", config, "--json")).json
-    assert (output["store"], output["rows"], output["position"]) == (str(store), 3, 3)
-    assert output["journalhead"] in (await run_async("audit", "-c", config)).out
-
-
 async def test_audit_follows_each_claim_back_to_its_approval(tmp_path: Path) -> None:
     rule = {"name": "one", "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL]}}
     async with running_relay(tmp_path, rules=[rule]) as relay:

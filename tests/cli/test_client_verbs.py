@@ -128,20 +128,6 @@ async def test_approve_shows_what_is_approved_and_exits_with_0(relay: RunningRel
     await relay.azure.wait_until_approved(event, within=60)
 
 
-async def test_approve_prints_the_answer_as_json(relay: RunningRelay) -> None:
-    event = await relay.announce()
-    result = await relay.run("approve", event.event_id, "--yes", "--json")
-    assert result.json | {"approvalId": ""} == {
-        "approvalId": "",
-        "eventId": event.event_id,
-        "decision": "approve",
-        "state": "pending",
-        "votes": 1,
-        "required": 2,
-        "rule": "two",
-    }
-
-
 async def test_where_nobody_can_be_asked_the_revision_or_yes_is_needed(relay: RunningRelay) -> None:
     event = await relay.announce()
     result = await relay.run("approve", event.event_id)
@@ -240,16 +226,6 @@ async def test_approvals_are_switched_and_off_refuses_to_decide(relay: RunningRe
         approved = await relay.run("approve", event.event_id, "--yes")
         assert approved.code == (1 if mode == "off" else 0)
         assert ("approvals are off" in approved.err) is (mode == "off")
-
-
-async def test_the_switch_says_where_the_configuration_is_stricter(tmp_path: Path) -> None:
-    async with running_relay(tmp_path, dry_run=True) as relay:
-        result = await relay.run("approvals", "on")
-        assert result.out == (
-            "approvals are dry-run, not on: the configuration is stricter "
-            "(approvals.enabled, approvals.dry_run)\n"
-        )
-        assert (await relay.run("approvals", "on", "--json")).json == {"mode": "dry-run"}
 
 
 # --- sending

@@ -140,21 +140,6 @@ async def test_the_environment_decides_about_the_form_of_errors_too(tmp_path: Pa
     assert line["message"].startswith("absent.yaml: expected a file that can be read")
 
 
-async def test_a_relay_that_cannot_start_says_why_in_json(azure: Simulator, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    folder = configured(
-        tmp_path,
-        azure.url,
-        store={"path": str(tmp_path / "file" / "relay.db")},
-        telemetry={"log": "json"},
-    )
-    result = await asyncio.to_thread(run_process, "run", cwd=folder)
-    assert result.code == 1
-    last = json_lines(result.err)[-1]
-    assert (last["level"], last["exitCode"]) == ("critical", 1)
-    assert last["message"].startswith("store.path: expected a folder that can be written")
-
-
 _WITH_MISTAKES = """
 import asyncio, sys, threading, warnings
 from relay import app
