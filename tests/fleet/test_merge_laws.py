@@ -303,10 +303,13 @@ class DistinctStates(Network):
 
     @override
     def check_delivered(self, word: Word) -> None:
-        """What an agent reports is told, unless a later state was told before."""
+        """What an agent reports is told, unless a later state or the end was told before."""
         if isinstance(word, ScheduledEvent):
             states = [state for _, state in self.fleet.truth]
-            told = [word for _, word, _ in self.fleet.told]
+            told = [
+                None if isinstance(word, GoneFromDocument) else word
+                for _, word, _ in self.fleet.told
+            ]
             assert any(state in told for state in states[states.index(word) :])
 
 
