@@ -25,6 +25,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import HubLink
+from relay.fleet.hub.roster import FORGOTTEN_AFTER
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import agent_key, report_key
 from relay.fleet.settings import HubSettings, TrustDomain
@@ -189,3 +190,22 @@ async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path)
         history = hub._merger.history(AGENT.scope, started.lowercase_event_id)  # noqa: SLF001
         assert history is not None
         assert history.started
+
+
+async def test_an_agent_that_is_heard_while_it_waits_to_be_forgotten_is_not(tmp_path: Path) -> None:
+    """Others are merged first, which takes long if the disk is slow. Its event is still there."""
+    async with loaded_hub(tmp_path) as (hub, clock):
+        await hub.take([pulse(build_event(), seconds=0)])
+        (agent,) = hub.roster
+        clock.advance(FORGOTTEN_AFTER.total_seconds())
+        async with hub._merger._lock:  # noqa: SLF001  # as while others are merged
+            forgetting = asyncio.create_task(hub.forget(agent))
+            await asyncio.sleep(0)
+            at = FORGOTTEN_AFTER.total_seconds()
+            taking = asyncio.create_task(hub.take([pulse(build_event(), seconds=at)]))
+            await asyncio.sleep(0)
+        await asyncio.gather(forgetting, taking)
+        assert [each.relay for each in hub.roster] == ["vm-0"]
+        history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001
+        assert history is not None
+        assert history.ended_at is None

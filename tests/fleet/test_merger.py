@@ -162,10 +162,10 @@ async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_
     async with merging(tmp_path) as rig:
         await rig.store.transact(lambda tx: tx.fleet.save_agents(map(agent_row, ("vm-0", "vm-1"))))
         await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.forget_agent(SCOPE, "vm-0", lambda: None, is_last=False)
+        await rig.merger.forget_agent(SCOPE, "vm-0", lambda: False)
         assert await rig.told() == ["event.scheduled"]
     async with merging(tmp_path) as rig:
-        await rig.merger.forget_agent(SCOPE, "vm-1", lambda: None, is_last=True)
+        await rig.merger.forget_agent(SCOPE, "vm-1", lambda: True)
         assert await rig.told() == ["event.scheduled", "event.ended"]
         assert await rig.store.read(lambda tx: tx.fleet.agents()) == []
 

@@ -184,16 +184,17 @@ class Hub:
         self._keeper.save()
 
     async def forget(self, agent: Agent) -> None:
-        """Remove an agent that is gone for good."""
+        """Remove an agent that is gone for good, unless it is heard of again meanwhile."""
 
-        def forget_in_memory() -> None:
+        def take_out() -> bool | None:
+            known = self.roster.agent(agent.scope, agent.relay)
+            if known is not None and known.last_heard > agent.last_heard:
+                return None
             _log.info("agent %s of scope %s is forgotten", agent.relay, agent.scope)
             self.roster.forget(agent)
+            return not self.roster.agents_of_scope(agent.scope)
 
-        relays = {each.relay for each in self.roster.agents_of_scope(agent.scope)}
-        await self._merger.forget_agent(
-            agent.scope, agent.relay, forget_in_memory, is_last=relays <= {agent.relay}
-        )
+        await self._merger.forget_agent(agent.scope, agent.relay, take_out)
 
     async def _ask(self, scope: str, event_ids: Sequence[str]) -> None:
         request = PulseRequest(event_ids=tuple(event_ids[:MAX_ASKED]))

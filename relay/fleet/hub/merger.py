@@ -210,17 +210,23 @@ class EventMerger:
             batch.ended.append(key)
 
     async def forget_agent(
-        self, scope: str, relay: str, on_forgotten: Callable[[], None], *, is_last: bool
+        self, scope: str, relay: str, take_out: Callable[[], bool | None]
     ) -> None:
-        """Remove an agent that is gone for good. With the last of a scope, its events end."""
+        """Remove an agent that is gone for good. With the last of a scope, its events end.
+
+        ``take_out`` is called once nothing else is merged. It removes the agent from the roster,
+        and returns whether it was the last of its scope; None: it stays.
+        """
         async with self._lock:
             await self._load_missing(())
+            is_last = take_out()
+            if is_last is None:
+                return
             self._must_load = True
             now, batch = self._clock.now(), _Batch()
             for event_id, history in list(self._by_scope.get(scope, {}).items()):
                 result = forget_agent(history, relay, now, is_last=is_last)
                 self._take((scope, event_id), result, batch)
-            on_forgotten()
             await self._write(batch, forgotten=(scope, relay))
 
     # --- ends
