@@ -34,7 +34,7 @@ class Receiver(BaseHTTPRequestHandler):
         if event["id"] not in seen:
             data = event["data"]
             about = data.get("eventType") or data.get("sink") or ""
-            print(event["time"], event["type"], about, *data.get("resources", ()), flush=True)
+            print(event["time"], event["type"], about, *(data.get("resources") or ()), flush=True)
             seen.add(event["id"])  # only now: if the work fails, the relay sends again
         self.send_response(204)
         self.end_headers()

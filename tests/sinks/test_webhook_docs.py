@@ -23,7 +23,7 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.sinks.webhook import connect
 from tests import documented
-from tests.builders import cloudevent
+from tests.builders import DATA, cloudevent
 from tests.ports import reserve
 from tests.sinks.http_receiver import good, listening
 from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, settings
@@ -92,8 +92,9 @@ async def running(command: list[str]) -> AsyncIterator[tuple[int, asyncio.Stream
 async def test_each_receiver_of_the_page_takes_events_of_every_type_once_and_no_forgery(
     tool: str, tmp_path: Path
 ) -> None:
-    """A sink without `events` sends every type, with and without a subject."""
-    events = list(generate.examples())
+    """A sink without `events` sends every type, with and without a subject, or without machines."""
+    unknown = cloudevent("approval.refused", data={**DATA, "resources": None})
+    events = [*generate.examples(), unknown]
     assert {bool(event.subject) for event in events} == {True, False}
     command = await asyncio.to_thread(command_of, tool, tmp_path)
     async with running(command) as (port, printed):
