@@ -229,10 +229,21 @@ async def declare_topology(
                 missing.append(part.title)
             except ChannelAccessRefused as error:
                 if declare is True:
-                    raise _refused_error(part, error) from None
+                    raise Deferred(
+                        f"the broker refused to make {part.title} ({broker_message(error)}): grant "
+                        "the user configure, read and write on it, or make it yourself and set "
+                        "declare: passive",
+                        failure="slow",
+                        status=403,
+                    ) from None
                 unknown.append(part)
             except amqp.ChannelPreconditionFailed as error:
-                raise _different_error(part, error) from None
+                raise Deferred(
+                    f"{part.title} already exists with different arguments "
+                    f"({broker_message(error)}): delete it so that the relay makes it again, "
+                    "or set declare: passive to use it as it is",
+                    status=406,
+                ) from None
         raise_if_cancelled()
     if missing:
         raise Deferred(
@@ -242,23 +253,6 @@ async def declare_topology(
             status=404,
         )
     return tuple(unknown)
-
-
-def _refused_error(part: Part, error: ChannelAccessRefused) -> Deferred:
-    return Deferred(
-        f"the broker refused to make {part.title} ({broker_message(error)}): grant the user "
-        "configure, read and write on it, or make it yourself and set declare: passive",
-        failure="slow",
-        status=403,
-    )
-
-
-def _different_error(part: Part, error: amqp.ChannelPreconditionFailed) -> Deferred:
-    return Deferred(
-        f"{part.title} already exists with different arguments ({broker_message(error)}): "
-        "delete it so that the relay makes it again, or set declare: passive to use it as it is",
-        status=406,
-    )
 
 
 def log_suffix_for_unchecked_parts(parts: Sequence[Part]) -> str:
