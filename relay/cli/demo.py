@@ -55,7 +55,7 @@ def demo(
         raise CommandFailed("stopped before the demo had ended")
 
 
-class _Demo:
+class Demo:
     """The steps so far, and the webhook receiver, which keeps each event once."""
 
     def __init__(self, patience: float) -> None:
@@ -137,7 +137,7 @@ class _Demo:
 
 async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
     """Run the demo. Raises CommandFailed if a step does not come in ``patience`` seconds."""
-    demo, key = _Demo(patience), make_random_bearer_key()
+    demo, key = Demo(patience), make_random_bearer_key()
     with TemporaryDirectory(prefix="imds-relay-demo-") as folder:
         store = Path(folder, "relay.db")
         async with (
@@ -190,7 +190,7 @@ def _configuration(azure_url: str, receiver_url: str, secret: str, key: str, sto
     )
 
 
-async def _follow_one_event(demo: _Demo, azure: Simulator, store: Path, url: str, key: str) -> None:
+async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str, key: str) -> None:
     """Let Azure schedule an event, approve it, and wait until it has started and ended."""
     planned = azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     event_id = planned.event_id

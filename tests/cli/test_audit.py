@@ -232,6 +232,7 @@ def test_a_state_file_that_is_none_is_a_sentence(
             "imds-relay: store.path: expected a relay's state file, relay.db: "
         )
         assert len(result.err.splitlines()) == 1
+        assert ("Name it with --store FILE" in result.err) is (content is None)
     assert store.exists() is (content is not None)
 
 

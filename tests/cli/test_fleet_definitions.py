@@ -27,6 +27,7 @@ sinks:
   - {{kind: rabbitmq, name: other, url: "amqp://other:x@127.0.0.1/prod", exchange: other}}
 approvals: {{amqp: {{url: "{URL}", declare: passive}}}}
 """
+GOOD_HASH = hash_password("x", b"salt")
 
 
 @pytest.fixture
@@ -134,10 +135,14 @@ def test_a_hash_is_that_of_rabbitmq() -> None:
         (("--password-file", "vmss-a=/absent"), "--password-file: /absent: No such file"),
         (("--password-hash", f"x={hash_password('x', b'salt')}"), "users of this fleet, x is none"),
         (("--hub-user", "vmss-a"), "--hub-user: expected a user of no domain, got 'vmss-a'"),
+        (
+            (f"--password-hash=single={GOOD_HASH}", f"--password-hash=single={GOOD_HASH}"),
+            "expected one password for single, got two",
+        ),
         (("--config", "absent.yaml"), "absent.yaml: expected a file that can be read"),
     ],
 )
-def test_wrong_options_are_refused(hub_yaml: Path, options: tuple[str, str], error: str) -> None:
+def test_wrong_options_are_refused(hub_yaml: Path, options: tuple[str, ...], error: str) -> None:
     result = run_command("fleet", "definitions", "--config", str(hub_yaml), *options)
     assert (result.code, result.out) == (2, "")
     assert error in result.err

@@ -152,13 +152,15 @@ async def test_tail_goes_on_behind_the_last_event_and_says_whether_any_is_missin
 
     async def handler(request: web.Request) -> web.StreamResponse:
         last_event_ids.append(request.headers.get("Last-Event-ID"))
+        if len(last_event_ids) == 3:
+            return web.json_response({"detail": "the relay is starting"}, status=503)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if len(last_event_ids) <= 2:
             await response.write(f"id: 6\njournalhead: {head(6)}\n\n".encode())
         if len(last_event_ids) == 2:
             await response.write(frame(7) + frame(8)[:30])  # broken off in the middle of the second
-        elif len(last_event_ids) == 3:
+        elif len(last_event_ids) == 4:
             await response.write(f"id: 7\n{first}\n".encode() + frame(8, reason="x" * 300_000))
             await asyncio.sleep(3600)
         return response
@@ -170,7 +172,7 @@ async def test_tail_goes_on_behind_the_last_event_and_says_whether_any_is_missin
             assert await tail.wait() == 0
         assert tail.stderr is not None
         status_lines = (await tail.stderr.read()).decode()
-    assert last_event_ids == [None, head(6), head(7)]
+    assert last_event_ids == [None, head(6), head(7), head(7)]
     assert [orjson.loads(line)["type"] for line in lines] == ["io.imdsrelay.event.scheduled.v1"] * 2
     assert "; trying again until the relay answers\n" in status_lines
     second, third = re.findall("^connected again; .*", status_lines, re.MULTILINE)

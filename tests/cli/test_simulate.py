@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
-from relay.cli.demo import run_demo
+from relay.cli.demo import Demo, run_demo
 from relay.simulator import load_packaged_playbooks
 from tests.cli.command import (
     file_names,
@@ -155,6 +155,17 @@ def listening(pid: int) -> list[str]:
         if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
             found.append(socket.inet_ntoa(bytes.fromhex(fields[1].partition(":")[0])[::-1]))
     return found
+
+
+async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature() -> None:
+    demo = Demo(1.0)
+    unsigned = {"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,x"}
+    async with (
+        demo.receive() as url,
+        aiohttp.ClientSession() as session,
+        session.post(url, data=b"{}", headers=unsigned) as answer,
+    ):
+        assert (answer.status, demo.rejected_requests, demo.events) == (401, 1, {})
 
 
 async def test_a_step_of_the_demo_that_does_not_come_is_named(
