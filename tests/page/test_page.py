@@ -261,7 +261,7 @@ async def test_a_link_counts_for_the_revision_of_its_message_alone(
     assert [made[::3] for made in await decisions(relay)] == [("hold", changed.revision)]
 
 
-async def test_what_is_no_link_of_a_message_leads_to_the_event(
+async def test_what_is_no_link_of_a_message_leads_to_the_event_and_an_old_one_to_the_page(
     page: Page, relay: RunningRelay
 ) -> None:
     await give_key(page, "alice")
@@ -271,6 +271,9 @@ async def test_what_is_no_link_of_a_message_leads_to_the_event(
         await page.goto(page_url(relay, view))
         await page.locator("#history li").first.wait_for()
         await expect(page.get_by_role("dialog")).to_be_hidden()
+    await page.goto(page_url(relay).replace("/#/", "/approve#token"))
+    await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+    assert page.url == page_url(relay)
 
 
 async def test_a_second_try_after_a_lost_answer_counts_once(

@@ -68,6 +68,19 @@ async def show_file(_call: Call, file: str) -> web.Response:
     return await _send(file)
 
 
+@get(
+    "/approve",
+    "where links in older messages led: goes on to the page",
+    status=303,
+    access="public",
+    media_types=("text/html",),
+)
+async def open_old_link(_call: Call) -> web.Response:
+    # Relative, because a proxy may serve the relay below a path. Without a fragment of its own the
+    # browser would keep that of the link.
+    return _redirect("./#/")
+
+
 async def _send(name: str) -> web.Response:
     content = await asyncio.to_thread(_DIRECTORY.joinpath(name).read_bytes)
     return bytes_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _PAGE_HEADERS)
