@@ -17,6 +17,7 @@ from aiohttp import web
 from cryptography import x509
 from pydantic import ValidationError
 
+from relay.api.connections import ServerLimits
 from relay.api.entra import RETRY_INTERVAL
 from relay.api.responses import Problem, problem_page
 from relay.api.sessions import SESSION_LIFETIME
@@ -587,6 +588,8 @@ async def test_signing_out_ends_the_session_and_its_streams(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
+    # An idle stream would find out with its next comment.
+    desk.relay.server.state.limits = ServerLimits(stream_keep_alive_interval=3600.0)
     browser = desk.browser()
     await browser.sign_in()
     kept = dict(browser.cookies)
