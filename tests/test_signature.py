@@ -205,6 +205,23 @@ def test_a_change_of_any_byte_of_body_id_or_timestamp_is_refused(data: st.DataOb
         signature.verify([NEW], headers, bytes(body), NOW)
 
 
+def test_the_end_of_a_part_cannot_be_moved_over_a_full_stop() -> None:
+    """``id.timestamp.body`` is signed. Another split of the text must not be valid."""
+    later = int(NOW.timestamp()) + 30
+    headers = headers_for(f"{later}.{{}}".encode())
+    moved = {
+        **headers,
+        "webhook-id": f"{headers['webhook-id']}.{headers['webhook-timestamp']}",
+        "webhook-timestamp": str(later),
+    }
+    with pytest.raises(SignatureRefused, match="webhook-id"):
+        signature.verify([NEW], moved, b"{}", NOW)
+    with pytest.raises(ValueError, match="without a full stop"):
+        signature.sign([NEW], "a.b", 0, BODY)
+    with pytest.raises(ValueError, match="at least one secret"):
+        signature.sign([], MESSAGE_ID, 0, BODY)
+
+
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()), max_size=60)
 
 

@@ -187,6 +187,15 @@ async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
         assert response.status == 200
 
 
+async def test_at_the_end_the_socket_of_a_relay_that_took_its_place_stays(tmp_path: Path) -> None:
+    path = tmp_path / "relay.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        async with _listening(socket=path):
+            path.unlink()
+            other.bind(str(path))
+        assert path.exists()
+
+
 async def test_a_socket_with_a_listener_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
     async with _listening(socket=path):
