@@ -1,7 +1,7 @@
 """Receives webhooks of the relay and prints them. Nothing is installed.
 
-SECRET is the secret of the sink (whsec_…), and PORT the port, 8000 by default. docs/webhooks.md has
-receivers in other languages, and says what a receiver should do.
+SECRET is the secret of the sink (whsec_…), and PORT the port, 8000 by default. docs/webhooks.md
+says what a receiver should do. `receiver.mjs` and `receiver.go` do the same.
 """
 
 from __future__ import annotations
