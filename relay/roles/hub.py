@@ -62,7 +62,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             origin,
             clock,
             hub.agents_seeing_current_state,
-            is_connected=lambda: hub.link.is_connected,
+            lambda: hub.link.connected_since,
         )
         count_machines = SelectedMachineCounter(hub.roster, clock).machines_of_limit
         make_relay = partial(

@@ -145,6 +145,8 @@ class Fleet:
         """Whether an accepted event is Started at once."""
         self.publish: Literal["works", "down", "unconfirmed", "lost"] = "works"
         """down: nothing is sent. unconfirmed, lost: the connection is lost before the confirm."""
+        self.connected_at: float
+        """When the hub has connected, by the monotonic clock."""
         self.inbox: asyncio.Queue[tuple[FakeAgent, StartResult | SentPulse]] = asyncio.Queue()
         self.may_hear = asyncio.Event()
         self.may_hear.set()
@@ -336,10 +338,10 @@ class Hub:
             HUB,
             clock,
             self.agents_showing,
-            is_connected=lambda: fleet.publish != "down",
+            lambda: None if fleet.publish == "down" else fleet.connected_at,
         )
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
-        fleet.hub = self
+        fleet.hub, fleet.connected_at = self, clock.monotonic()
 
     def agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
         event_id, _, of = event_key.rpartition("@")

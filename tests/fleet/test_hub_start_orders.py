@@ -283,6 +283,21 @@ async def test_after_its_start_a_hub_waits_until_a_lost_order_is_over(tmp_path: 
         assert len(fleet.orders) == 2
 
 
+async def test_a_hub_that_connects_late_waits_until_an_order_of_another_hub_is_over(
+    tmp_path: Path,
+) -> None:
+    """A second hub runs for long before the first is gone."""
+    async with hub_with(tmp_path, "a/vm-1") as hub:
+        hub.fleet.publish = "down"
+        await hub.advance(60, step=5.0)
+        hub.fleet.publish, hub.fleet.connected_at = "works", hub.fleet.clock.monotonic()
+        await show_event(hub)
+        await hub.advance(7.75)
+        assert hub.fleet.orders == []
+        await hub.advance(0.5)
+        assert len(hub.fleet.orders) == 1
+
+
 async def test_an_order_that_a_reload_gives_up_is_waited_for_by_the_next_gate(
     tmp_path: Path,
 ) -> None:

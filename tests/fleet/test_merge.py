@@ -212,7 +212,7 @@ def test_an_agent_that_cannot_read_its_document_does_not_keep_an_event_alive() -
         hub.hear("b", A, 6, now=second)
         assert hub.known.end_due_at is None
     hub.hear("a", GONE, 157)
-    hub.hear("b", A, 6, now=158)
+    hub.hear_all("bc", A, 6)
     assert hub.wait_until(166) is None
     assert hub.wait_until(167) == GONE
 
@@ -224,6 +224,18 @@ def test_an_agent_that_is_behind_does_not_end_what_another_saw_later() -> None:
     assert hub.hear("a", GONE, 994, now=2000) is None
     assert hub.known.end_due_at is None
     assert hub.hear("a", GONE, 996, now=2001) == GONE
+
+
+def test_an_event_that_was_seen_after_it_was_gone_does_not_end_after_a_restart() -> None:
+    """Whoever saw it last is known to the state file, and says nothing now."""
+    hub = Hub.of("ab")
+    hub.hear("a", GONE, 5)
+    hub.hear("b", A, 11)
+    hub.history = wait_again(hub.known, at(3600))
+    assert hub.wait_until(3610) is None
+    assert hub.known.end_due_at is None
+    hub.hear("a", GONE, 3611)
+    assert hub.wait_until(3621) == GONE
 
 
 def test_nothing_ends_if_no_agent_is_fresh() -> None:

@@ -145,6 +145,18 @@ async def test_a_merge_that_is_not_in_the_state_file_is_forgotten(
         assert await rig.told() == ["event.scheduled"]
 
 
+async def test_agents_that_disagree_have_their_time_again_when_the_memory_is_read_again(
+    tmp_path: Path,
+) -> None:
+    async with merging(tmp_path) as rig:
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+    async with merging(tmp_path) as rig:
+        history = rig.merger.history(SCOPE, "e-1")
+        assert history is not None
+        assert history.end_due_at is not None
+
+
 async def test_a_report_that_says_the_same_again_is_stored_with_its_time(tmp_path: Path) -> None:
     """After a restart, what comes again from before it must be a repeat."""
     async with merging(tmp_path) as rig:

@@ -89,6 +89,8 @@ class HubLink(Link):
         )
         self.lost = False
         """Whether there has been no connection for `LOST_AFTER` seconds."""
+        self.connected_since: float | None = None
+        """Since when this is the hub of its fleet, by the monotonic clock; None: it is not."""
         self.polls = 0
         """How many messages of agents were read."""
         self.failures = 0
@@ -218,6 +220,7 @@ class HubLink(Link):
     @override
     def _on_listening(self) -> None:
         self._taken = []
+        self.connected_since = self._clock.monotonic()
         self._was_connected.set()
         self.failures = 0
         if self.lost:
@@ -226,6 +229,7 @@ class HubLink(Link):
 
     @override
     def _on_deaf(self) -> None:
+        self.connected_since = None
         self._deaf_since = self._clock.monotonic()
         self._on_lost()
 

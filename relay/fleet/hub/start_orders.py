@@ -8,7 +8,8 @@ An order is a claim with a deadline, and at most one in a scope can be carried o
 - The hub waits for the result until `ANSWER_MARGIN` after the deadline. Its clock may be wrong by
   as much. Until then the scope is not free for another order.
 - An order whose publish failed can have been delivered. It counts as sent.
-- For as long after its start a hub sends no order: the process before may have sent one.
+- For as long after it has connected a hub sends no order: the process before, or another hub, may
+  have sent one.
 
 A result that comes later is not waited for. The next agent then finds the event Started, or sends a
 second StartRequest, to which Azure answers 200 and which changes nothing
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +93,8 @@ class _AwaitedOrder:
 class OrderPort:
     """The `StartRequestPort` of a hub. `Hub` calls `on_result` for each result.
 
-    While ``is_connected`` returns False, no grant is claimed.
+    ``connected_since`` returns since when the hub is connected, by the monotonic clock. While it
+    returns None, no grant is claimed.
     """
 
     max_events_per_start_request = 1
@@ -105,8 +108,7 @@ class OrderPort:
         origin: Origin,
         clock: Clock,
         agents_showing: AgentsShowing,
-        *,
-        is_connected: Callable[[], bool] = lambda: True,
+        connected_since: Callable[[], float | None],
     ) -> None:
         self._store = store
         self._roster = roster
@@ -114,11 +116,9 @@ class OrderPort:
         self._origin = origin
         self._clock = clock
         self._agents_showing = agents_showing
-        self._is_connected = is_connected
+        self._connected_since = connected_since
         self.results: Counter[OrderResult] = Counter()
         """How orders ended since the start."""
-        self._all_free_at = clock.monotonic() + SETTLED_AFTER
-        """When nobody can carry out an order any more that an earlier process sent."""
         self._free_at: dict[str, float] = {}
         """Until when an order of a scope can be carried out that nobody answered."""
         self._awaited: dict[str, _AwaitedOrder] = {}
@@ -146,8 +146,7 @@ class OrderPort:
     async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant], /) -> None:
         """Return once no earlier order can be carried out. The agent reads the document itself."""
         (grant,) = grants
-        free_at = self._free_at.get(scope, self._all_free_at)
-        if (wait := free_at - self._clock.monotonic()) > 0:
+        while (wait := self._seconds_until_free(scope)) > 0:
             reason = "because an earlier order can still be carried out"
             _log.info("fleet: scope %s waits %.1f s, %s", scope, wait, reason)
             await self._clock.sleep(wait)
@@ -163,8 +162,10 @@ class OrderPort:
         """Return the relay word of the agent that gets the order. Raises SourceUnavailable."""
         (grant,) = grants
         event = self._events[scope]
-        if not self._is_connected():
+        if self._connected_since() is None:
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
+        if self._seconds_until_free(scope) > 0:  # it has connected again
+            raise SourceUnavailable("an earlier order can still be carried out")
         now, since = self._clock.now(), self._clock.monotonic() - FAILURE_MEMORY
         agents = self._roster.agents_of_scope(scope)
         able = [agent for agent in agents if self._roster.can_agent_execute_order(agent, now)]
@@ -232,6 +233,12 @@ class OrderPort:
         if order.result is not None:
             del self._free_at[scope]
         self._conclude(scope, order, name)
+
+    def _seconds_until_free(self, scope: str) -> float:
+        """Return how long an order can still be carried out, of this hub or of one before it."""
+        connected_since = self._connected_since()
+        connected = -math.inf if connected_since is None else connected_since + SETTLED_AFTER
+        return max(connected, self._free_at.get(scope, -math.inf)) - self._clock.monotonic()
 
     async def _publish(self, order: _AwaitedOrder, key: str, event: CloudEvent, name: str) -> None:
         try:
