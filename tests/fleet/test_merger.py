@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -46,6 +47,12 @@ class Rig:
     began: datetime
     reads: list[bool]
     """What the broker answers each time it is asked whether all was read; then always yes."""
+    hears: list[bool]
+    """Whether agents can be heard, each time that somebody wants to know; then always yes."""
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless the broker takes its time."""
+    questions: int = 0
+    """How often the broker was asked."""
 
     def word(self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1") -> Heard:
         """Return a report of an agent, so many seconds after the beginning."""
@@ -73,11 +80,14 @@ async def merging(
     async with open_store_in(folder, lambda _: (), HUB) as store:
         asked: list[str] = []
         reads: list[bool] = []
+        hears: list[bool] = []
 
         async def ask(scope: str, _: Sequence[str]) -> None:
             asked.append(scope)
 
         async def has_read_all() -> bool:
+            rig.questions += 1
+            await rig.may_answer.wait()
             return reads.pop(0) if reads else True
 
         merging = EventMerger(
@@ -85,13 +95,15 @@ async def merging(
             store,
             SystemClock(),
             freshness=lambda _, __: fresh,
-            listens=lambda _: True,
+            listens=lambda _: hears.pop(0) if hears else True,
             has_read_all=has_read_all,
             ask=ask,
         )
         await merging.load()
         began = datetime.now(UTC) - timedelta(seconds=60)
-        yield Rig(store, merging, asked, began, reads)
+        rig = Rig(store, merging, asked, began, reads, hears)
+        rig.may_answer.set()
+        yield rig
 
 
 @asynccontextmanager
@@ -110,6 +122,12 @@ async def held(store: Store) -> AsyncIterator[None]:
     finally:
         release.set()
         await holding
+
+
+@pytest.fixture
+def quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=50))
+    monkeypatch.setattr(merger, "READ_INTERVAL", timedelta(milliseconds=50))
 
 
 async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_path: Path) -> None:
@@ -238,22 +256,47 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
         assert await rig.told() == ["event.scheduled", "event.ended"]
 
 
-async def test_an_event_ends_only_once_the_broker_says_that_all_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("quick_ends")
+@pytest.mark.parametrize("answers", ["reads", "hears"])
+async def test_an_event_ends_only_once_agents_are_heard_and_the_broker_says_that_all_was_read(
+    tmp_path: Path, answers: Literal["reads", "hears"]
 ) -> None:
     """That somebody still shows it can wait in the queue behind much else."""
-    monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=50))
-    monkeypatch.setattr(merger, "READ_INTERVAL", timedelta(milliseconds=50))
     async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
         await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
         await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
-        rig.reads += [False] * 5
+        left: list[bool] = getattr(rig, answers)
+        left += [False] * 5
         running = group.create_task(rig.merger.end_events_when_due())
         rig.merger.restart_end_waits()
-        await eventually(lambda: len(rig.reads) < 4)
+        await eventually(lambda: len(left) < 4)
         assert await rig.told() == ["event.scheduled"]
         await eventually(lambda: has_ended(rig))
-        assert not rig.reads
+        assert not left
+        running.cancel()
+
+
+@pytest.mark.usefixtures("quick_ends")
+async def test_what_becomes_due_while_the_broker_is_asked_waits_for_its_next_answer(
+    tmp_path: Path,
+) -> None:
+    other = make_event(event_id="E-2")
+    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
+        rig.may_answer.clear()
+        for vm in ("vm-0", "vm-1"):
+            await rig.merger.merge([rig.document(vm, 1, EVENT, other)])
+        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+        running = group.create_task(rig.merger.end_events_when_due())
+        await eventually(lambda: rig.questions == 1)
+        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2, event_id="e-2")])
+        history = rig.merger.history(SCOPE, "e-2")
+        assert history is not None
+        due = history.end_due_at
+        assert due is not None
+        await eventually(lambda: datetime.now(UTC) > due)
+        rig.may_answer.set()
+        await eventually(lambda: has_ended(rig, "e-2"))
+        assert rig.questions > 1
         running.cancel()
 
 
@@ -270,8 +313,8 @@ async def test_a_pulse_speaks_of_what_reports_before_it_in_the_same_batch_told(
         assert await rig.told("e-2") == ["event.scheduled"]
 
 
-def has_ended(rig: Rig) -> bool:
-    history = rig.merger.history(SCOPE, "e-1")
+def has_ended(rig: Rig, event_id: str = "e-1") -> bool:
+    history = rig.merger.history(SCOPE, event_id)
     return history is not None and history.ended_at is not None
 
 
