@@ -76,6 +76,7 @@ async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id
         assert (result.code, result.out) == (0, "granted (1 of 1 vote): the StartRequest follows\n")
         assert len(requests) == 3
         assert len(set(requests)) == 1
+        assert orjson.loads(requests[0][1])["scope"] == SHOWN["scope"]  # a hub has others
         await run_async("approve", "E", "--url", url, "--yes")
         assert len({key for key, _ in requests}) == 2
 

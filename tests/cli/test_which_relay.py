@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from relay.cli.client import find_socket
 from relay.config.location import locate_relay
 from relay.errors import ConfigError
-from tests.cli.command import run_async, run_command
+from tests.cli.command import run_async, run_command, serve_handler
 from tests.cli.running_relay import running_relay
 
 
@@ -80,6 +81,29 @@ async def test_a_relay_that_was_named_is_never_guessed(
     async with running_relay(tmp_path / "here", api={"socket": "auto"}):
         result = await run_async("events", "-c", str(tmp_path / "there/relay.yaml"))
         assert (result.code in (1, 2), result.out) == (True, "")
+
+
+async def test_a_key_goes_to_the_url_that_was_given_with_it_and_to_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMDS_RELAY_KEY", "imdsr_of-an-operator")
+    keys: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.json_response({"items": [], "next": None})
+
+    runner = web.ServerRunner(web.Server(handler))
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(tmp_path / "x.sock")).start()
+        async with serve_handler(handler) as url:
+            assert (await run_async("events", "--url", url)).code == 0
+            monkeypatch.setenv("IMDS_RELAY_URL", url)
+            assert (await run_async("events", "--socket", str(tmp_path / "x.sock"))).code == 0
+    finally:
+        await runner.cleanup()
+    assert keys == ["Bearer imdsr_of-an-operator", None]
 
 
 def test_the_socket_is_that_of_the_state_file_whatever_else_runs(tmp_path: Path) -> None:
