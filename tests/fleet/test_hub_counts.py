@@ -23,6 +23,7 @@ from relay.events.build import (
 )
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
+from relay.fleet.hub import roster
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.roster import FORGOTTEN_AFTER
@@ -192,6 +193,23 @@ async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path)
         assert history.started
 
 
+async def test_a_hub_that_was_killed_knows_until_when_pulses_showed_an_event(
+    tmp_path: Path,
+) -> None:
+    other = Origin(AGENT.scope, "vm-1")
+    async with loaded_hub(tmp_path) as (hub, clock):
+        await hub.take([report(build_event(), AGENT), report(build_event(), other)])
+        clock.advance(60)
+        await hub.take([pulse(build_event(), seconds=60, origin=other)])
+        hub.save_roster()
+    async with loaded_hub(tmp_path, clock=clock) as (hub, _):
+        behind = report(build_event(), AGENT, is_gone=True, at=NOON + timedelta(seconds=30))
+        await hub.take([behind])
+        history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001
+        assert history is not None
+        assert history.end_due_at is None
+
+
 async def test_an_agent_that_is_heard_while_it_waits_to_be_forgotten_is_not(tmp_path: Path) -> None:
     """Others are merged first, which takes long if the disk is slow. Its event is still there."""
     async with loaded_hub(tmp_path) as (hub, clock):
@@ -209,3 +227,24 @@ async def test_an_agent_that_is_heard_while_it_waits_to_be_forgotten_is_not(tmp_
         history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001
         assert history is not None
         assert history.ended_at is None
+
+
+async def test_an_agent_that_was_silent_for_long_is_forgotten_with_its_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def has_read_all(_: HubLink) -> bool:
+        return True
+
+    monkeypatch.setattr(HubLink, "has_read_all", has_read_all)
+    monkeypatch.setattr(roster, "FORGOTTEN_AFTER", timedelta(seconds=200))
+    async with loaded_hub(tmp_path) as (hub, clock):
+        await hub.take([pulse(build_event(), seconds=0)])
+        for _ in range(5):
+            assert [agent.relay for agent in hub.roster] == ["vm-0"]
+            await hub._look_after()  # noqa: SLF001  # `run` needs a broker
+            clock.advance(50)
+        await hub._look_after()  # noqa: SLF001
+        assert list(hub.roster) == []
+        history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001
+        assert history is not None
+        assert history.ended_at is not None

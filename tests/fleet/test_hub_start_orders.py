@@ -258,12 +258,22 @@ async def test_only_the_agent_that_got_the_order_can_answer_it(tmp_path: Path) -
         (sent,) = hub.fleet.orders
         for name in ("a/vm-2", "b/vm-1", "b/vm-1"):
             hub.fleet.answer(hub.fleet.agent(name), build_result(sent.order, "accepted"))
+        other = sent.order.model_copy(update={"attempt": 2})
+        hub.fleet.answer(hub.fleet.agent("a/vm-1"), build_result(other, "accepted"))
         await hub.settle()
         assert hub.event_names() == []
         hub.fleet.wake_up(hub.fleet.agent("a/vm-1"))
         await hub.settle()
         assert [post.agent for post in hub.fleet.posts] == ["vm-1"]
         assert hub.event_names() == ["startrequest.accepted"]
+
+
+async def test_of_two_results_of_one_order_the_first_counts(tmp_path: Path) -> None:
+    async with hub_with(tmp_path, "a/vm-1") as hub:
+        hub.fleet.agent("a/vm-1").mode = "twice"
+        await show_event(hub)
+        assert hub.event_names() == ["startrequest.accepted"]
+        assert hub.port.results == {"accepted": 1}
 
 
 # --- restarts, disk and scopes

@@ -203,14 +203,19 @@ async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_
 async def test_a_batch_can_name_more_events_than_the_memory_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of those that have ended it holds the last, and reads the others again."""
     monkeypatch.setattr(merger, "MAX_ENDED", 20)
     monkeypatch.setattr(merger, "MAX_WORDS", 10)
     async with merging(tmp_path) as rig:
-        names = [f"e-{number}" for number in range(100)]
-        words = [rig.word("vm-0", GoneFromDocument(), 1, event_id=name) for name in names]
-        await rig.merger.merge(words)
-        await rig.merger.merge([rig.word("vm-0", EVENT, 2)])
-        assert await rig.told() == ["event.scheduled"]
+        events = [make_event(event_id=f"E-{number}") for number in range(50)]
+        names = [event.lowercase_event_id for event in events]
+        gone = [rig.word("vm-0", GoneFromDocument(), 2, event_id=name) for name in names]
+        await rig.merger.merge(gone)
+        await rig.merger.merge([rig.document("vm-0", 1, *events), *gone])
+        known = [name for name in names if rig.merger.history(SCOPE, name) is not None]
+        assert known == names[-20:]
+        await rig.merger.merge([rig.document("vm-0", 3, events[0])])
+        assert await rig.told("e-0") == ["event.scheduled", "event.ended", "event.scheduled"]
 
 
 async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(

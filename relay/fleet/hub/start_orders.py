@@ -230,8 +230,7 @@ class OrderPort:
                 sending.cancel()
         finally:
             del self._awaited[scope]
-        if order.result is not None:
-            del self._free_at[scope]
+        del self._free_at[scope]  # it was answered, or its time is over
         self._conclude(scope, order, name)
 
     def _seconds_until_free(self, scope: str) -> float:
