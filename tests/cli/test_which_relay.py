@@ -93,7 +93,9 @@ async def test_a_key_goes_to_the_url_that_was_given_with_it_and_to_no_socket(
         keys.append(request.headers.get("Authorization"))
         return web.json_response({"items": [], "next": None})
 
-    runner = web.ServerRunner(web.Server(handler))
+    application = web.Application()
+    application.router.add_get("/v1/events", handler)
+    runner = web.AppRunner(application)
     await runner.setup()
     try:
         await web.UnixSite(runner, str(tmp_path / "x.sock")).start()
