@@ -103,6 +103,8 @@ async def test_a_repeat_gets_the_first_answer(relay: RunningRelay) -> None:
     headers = {"Idempotency-Key": "e"}
     ended = [await relay.call("POST", end, {}, headers=headers) for _ in range(2)]
     assert [answer.status for answer in ended] == [200, 200]
+    other = f"/v1/standing-holds/{(await _hold(relay)).json['holdId']}/end"
+    assert (await relay.call("POST", other, {}, headers=headers)).status == 409  # with that body
     assert (await relay.call("POST", end, {})).status == 409
 
 
