@@ -31,6 +31,8 @@ from relay.approvals.recording import Recording, new_approval_id, record_refusal
 from relay.approvals.request import DecisionAnswer, DecisionRequest, Request
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import (
+    MAX_MADE_IN_DAY,
+    TOO_MANY_MADE,
     CreateRequest,
     EndRequest,
     is_about,
@@ -91,7 +93,9 @@ class ApprovalEngine:
         can leave it too early, which costs one check."""
         self.unrecorded_refusals = Counter[str]()
         """Refusals beyond `MAX_REFUSALS`, by decision."""
+        # A transaction that runs twice takes two tokens of each, which only makes this tell less.
         self._refusals = TokenBuckets(MAX_REFUSALS / 60, MAX_REFUSALS)
+        self._made_holds = TokenBuckets(MAX_MADE_IN_DAY / 86400, MAX_MADE_IN_DAY)
         self._compared_holds: tuple[StandingHold, ...] = ()
         self._holds_about: dict[tuple[int, str], tuple[StandingHold, ...]] = {}
         """Those of ``_compared_holds`` that are about an occurrence in a state."""
@@ -210,7 +214,6 @@ class ApprovalEngine:
         status: ApprovalStatus | None,
         refusal: DecisionAnswer,
     ) -> DecisionAnswer:
-        # A transaction that runs twice takes two tokens, which only makes this tell less.
         principal, reason = request.caller.principal, refusal.body["detail"]
         if refusal.status in (422, 503):  # HTTP
             pass
@@ -263,6 +266,8 @@ class ApprovalEngine:
     ) -> DecisionAnswer:
         holds, hold, at = tx.standing_holds, request.hold(new_approval_id()), request.at
         refusal = refusal or refuse_creation(request, hold, holds.list_open())
+        if refusal is None and self._made_holds.take(hold.principal, at.timestamp()):
+            refusal = TOO_MANY_MADE
         if refusal is not None:
             return refusal
         return DecisionAnswer(201, self._record_standing_hold(tx, CREATED, hold, at))

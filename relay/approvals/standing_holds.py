@@ -26,6 +26,12 @@ from relay.validation import RequestBody
 
 MAX_OPEN = 100
 """Standing holds that are not over. More are refused."""
+MAX_MADE_IN_DAY = 300
+"""Standing holds of one principal, at once and then within each day: all in the journal are read at
+the start, and again after each pruning."""
+TOO_MANY_MADE = refuse(
+    409, f"you have made {MAX_MADE_IN_DAY} standing holds within a day: wait some minutes"
+)
 MAX_AHEAD = timedelta(days=366)
 """How far from now a standing hold may end."""
 MAX_CONDITIONS = 65536

@@ -13,6 +13,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE, Caller
 from relay.approvals.standing_holds import (
     MAX_CONDITIONS,
+    MAX_MADE_IN_DAY,
     MAX_OPEN,
     StandingHoldBody,
 )
@@ -257,6 +258,18 @@ def test_conditions_come_back_as_the_configuration_writes_them(approvals: Approv
 def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> None:
     answers = [approvals.hold_ahead().status for _ in range(MAX_OPEN + 1)]
     assert answers == [201] * MAX_OPEN + [409]
+
+
+def test_how_many_standing_holds_a_principal_makes_within_a_day_is_bounded(
+    approvals: ApprovalFile,
+) -> None:
+    for _ in range(MAX_MADE_IN_DAY):
+        approvals.end_ahead(approvals.hold_ahead().body["holdId"])
+    answer = approvals.hold_ahead()
+    assert (answer.status, "within a day" in answer.body["detail"]) == (409, True)
+    assert approvals.hold_ahead("alice").status == 201
+    approvals.clock.advance(86400 / MAX_MADE_IN_DAY)
+    assert [approvals.hold_ahead().status for _ in range(2)] == [201, 409]
 
 
 def test_a_pass_over_many_events_reads_and_verifies_the_standing_holds_once(
