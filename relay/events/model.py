@@ -11,12 +11,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from relay.events.cloudevent import digest_id
 from relay.events.timestamps import parse_timestamp
 from relay.fast_dataclass import fast_dataclass
 
+EventId = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=256,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$",
+    ),
+]
+"""An EventId as Azure and agents write it: printable, and not blank (docs/protocol.md#eventids)."""
 ChangeKind = Literal["scheduled", "updated", "started", "ended"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DATA_NAMES = {

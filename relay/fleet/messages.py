@@ -28,7 +28,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.build import Origin
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
-from relay.events.model import ScheduledEvent
+from relay.events.model import EventId, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.validation import first_error_path_and_message
 
@@ -98,7 +98,6 @@ def _require_live_events(live: tuple[dict[str, Any], ...] | None) -> object:
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
 Name = Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
-EventId = Annotated[str, Field(min_length=1, max_length=256)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 MessageId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Time = Annotated[datetime, BeforeValidator(_parse_time), PlainSerializer(format_rfc3339)]

@@ -17,7 +17,6 @@ import orjson
 from pydantic import (
     BeforeValidator,
     ConfigDict,
-    Field,
     TypeAdapter,
     ValidationError,
     with_config,
@@ -26,7 +25,7 @@ from typing_extensions import TypedDict  # pydantic needs it up to Python 3.11
 
 from relay.errors import DocumentError
 from relay.events.match import Match
-from relay.events.model import Document, ScheduledEvent
+from relay.events.model import Document, EventId, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.validation import first_error_path_and_message
 
@@ -74,7 +73,7 @@ _WIRE = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
 class _WireEvent(TypedDict, total=False):
     """An entry of the document. A dict takes a fifth of the memory of a model."""
 
-    EventId: Required[Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]]
+    EventId: Required[EventId]
     EventType: _Text
     EventStatus: _Text
     ResourceType: _Text

@@ -133,7 +133,7 @@ def test_what_an_agent_recorded_arrives_with_the_same_bytes(event: CloudEvent) -
 
 def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
     entry = {
-        "EventId": "\x01 strange",
+        "EventId": "\xa0 strange é",
         "EventType": "N\u0000w",
         "Resources": ["x" * 5000, ""],
         "NotBefore": "at noon",
@@ -234,6 +234,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (ORDER, "data/attempt", True),
         (ORDER, "data/deadline", "soon"),
         (ORDER, "data/eventId", "e" * 257),
+        (ORDER, "data/eventId", "e\x00"),
         (MESSAGES[2], "data/body", {"reason": "x" * 70_000}),
         (MESSAGES[2], "data/requestId", "a\x00"),
         (MESSAGES[2], "data/user", ""),

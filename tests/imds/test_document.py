@@ -108,6 +108,8 @@ def test_an_empty_body_is_an_error(empty: bytes) -> None:
         (document_body(azure_event(EventId="")), "Events.0.EventId"),
         (document_body(azure_event(EventId="  ")), "Events.0.EventId"),
         (document_body(azure_event(EventId=7)), "Events.0.EventId"),
+        (document_body(azure_event(EventId="E-1\x00")), "Events.0.EventId"),
+        (document_body(azure_event(EventId="\x85")), "Events.0.EventId"),
         (document_body(azure_event(EventId="x" * 257)), "Events.0.EventId"),
         (document_body(azure_event(Resources="WestNO_0")), "Events.0.Resources"),
         (document_body(azure_event(Resources=[None])), "Events.0.Resources.0"),
