@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
@@ -193,11 +193,20 @@ class FoldCache(HoldCache):
     told: set[str] = field(default_factory=set)
     """The keys whose damage was logged."""
 
-    def clear(self) -> None:
-        """Forget what was folded, but for damage: what is left afterwards may not show it."""
-        self.folded = {key: each for key, each in self.folded.items() if each.damage is not None}
+    def forget_pruned(self, pruned_to: int, live: Collection[str]) -> None:
+        """Forget what may have been pruned, and events that are over.
+
+        What is in force stays: its rows are not pruned, and what they say by now is compared with
+        it. So does damage: what is left may not show it.
+        """
+        before, self.pruned_to = self.pruned_to, pruned_to
+        self.folded = {
+            key: each
+            for key, each in self.folded.items()
+            if each.damage is not None or key in live or (each.is_open and pruned_to == before)
+        }
         self.watched = None
-        if self.holds.damage is None:
+        if pruned_to != before and self.holds.damage is None:
             self.holds = NO_HOLDS
 
 

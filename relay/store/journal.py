@@ -188,11 +188,10 @@ class Journal:
         if (position, digest) == (known.position, known.hash):
             return known
         if known is not nothing:
-            last = self.head_at(known.position)
-            if last.position < known.position < self.head().position:  # a rollback leaves no gap
-                damage = f"journal: the row at position {known.position} was removed"
+            damage = self._problem_of_newest(known, position)
+            if damage is not None:
                 return replace(nothing, position=known.position, hash=known.hash, damage=damage)
-            if last.hash != known.hash:
+            if self.head_at(known.position).hash != known.hash:
                 known = nothing
         if not position:
             return nothing
@@ -212,6 +211,18 @@ class Journal:
             text = f"{type(error).__name__}: {error}"
             damage = f"journal: the row at position {read} cannot be read ({text})"
         return replace(nothing, position=position, hash=digest, damage=damage)
+
+    def _problem_of_newest(self, known: Folded, newest: int) -> str | None:
+        """Why the newest row that is known is not among those that are read up to ``newest``.
+
+        None if it is, or if it was rolled back, which leaves no gap and no row with its hash.
+        """
+        last = self.head_at(known.position)
+        if last.position < known.position < self.head().position:
+            return f"journal: the row at position {known.position} was removed"
+        if newest < known.position and last == JournalHead(known.position, known.hash):
+            return f"journal: the row at position {known.position} was changed"
+        return None
 
     def verified_rows(
         self, rows: str, event_key: str | None = None, *, after: int = 0

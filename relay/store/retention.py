@@ -44,6 +44,7 @@ def prune_all_tables(
     audit_limit = now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
     tx.answers.prune(min(delivery_limit, now - MIN_ANSWER_RETENTION))
+    tx.standing_holds.read_again()
     keep_from = tx.standing_holds.first_open_position()
     # A damaged journal is kept whole: without the damage, the next start would trust the rest.
     journal_rows = 0

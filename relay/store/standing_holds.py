@@ -88,14 +88,27 @@ class StandingHolds:
         """Return where the oldest standing hold that is not over is in the journal."""
         return min((hold.position for hold in self.list_open()), default=None)
 
+    def read_again(self) -> None:
+        """Read and verify all rows again, and compare: later nobody knows what they said before."""
+        known = self._folded()
+        if known.damage is None:
+            self._cache.holds = NO_HOLDS
+            again = self._folded()
+            if again.damage is None and again.open != known.open:
+                damage = f"journal: rows before position {known.position} were changed or removed"
+                self._keep(FoldedHolds(again.position, again.hash, damage))
+
     def _folded(self) -> FoldedHolds:
         known = self._cache.holds
         folded = self._journal.fold_newer(known, NO_HOLDS, self._fold, STANDING_HOLD_ROWS)
-        if folded.damage is not None and folded is not known:
+        return folded if folded is known else self._keep(folded)
+
+    def _keep(self, folded: FoldedHolds) -> FoldedHolds:
+        self._cache.holds = folded
+        if folded.damage is not None:
             _log.error(
                 "approvals are off, because standing holds cannot be read: %s", folded.damage
             )
-        self._cache.holds = folded
         return folded
 
     def _fold(self, before: FoldedHolds, rows: Iterable[JournalRow]) -> FoldedHolds:

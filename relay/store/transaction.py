@@ -155,9 +155,9 @@ class Transaction:
         return results
 
     def forget_what_was_read(self) -> None:
-        """Read all about approvals again when it is asked for: rows of the journal were deleted."""
-        self._cache.clear()
-        self._cache.pruned_to = read_pruning_checkpoint(self._connection).position
+        """Forget what was read about approvals and is not in force: rows may have been deleted."""
+        live = {key for (key,) in self._connection.execute("SELECT key FROM occurrence WHERE live")}
+        self._cache.forget_pruned(read_pruning_checkpoint(self._connection).position, live)
 
     def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
         """Append a row about an event that is no CloudEvent."""

@@ -202,6 +202,54 @@ def test_rows_that_are_removed_while_the_relay_runs_are_missed(
     assert (approvals.grants, approvals.claim()) == ([], [])
 
 
+@pytest.mark.parametrize(
+    "change", ["kind = 'approval.refused'", "event_key = 'e-2'", "kind = 'relay.pinged'"]
+)
+@pytest.mark.parametrize("order", ["change", "prune, change", "change, prune"])
+@pytest.mark.parametrize("voted", [False, True])
+def test_a_hold_that_is_changed_so_that_nobody_looks_for_it_is_missed(
+    approvals: ApprovalFile, change: str, order: str, *, voted: bool
+) -> None:
+    event = REDEPLOY if voted else USER_REBOOT
+    approvals.record_document(event, step=False)
+    if voted:
+        approvals.submit(of=event)
+    approvals.submit("hold", "eve", event)
+    approvals.record_document(event, OTHER)
+    assert approvals.status().is_held
+    for step in order.split(", "):
+        if step == "prune":
+            prune(approvals)
+        else:
+            where = "kind = 'approval.recorded' AND CAST(body AS TEXT) LIKE '%client:eve%'"
+            by_hand_running(approvals, f"UPDATE journal SET {change} WHERE {where}")  # noqa: S608  # our own text
+    approvals.apply_transitions()
+    assert approvals.claim() == []
+
+
+@pytest.mark.parametrize("order", ["change", "prune, change", "change, prune"])
+@pytest.mark.parametrize("is_only", [False, True])
+def test_a_standing_hold_that_is_changed_so_that_nobody_looks_for_it_goes_on(
+    approvals: ApprovalFile, order: str, *, is_only: bool
+) -> None:
+    """It goes on until the change is found, which turns approvals off."""
+    approvals.hold_ahead(match={"event_type": ["Reboot"]})
+    if not is_only:
+        approvals.hold_ahead(match={"event_type": ["Freeze"]})
+    approvals.record_document(OTHER)
+    approvals.record_document()
+    for step in order.split(", "):
+        if step == "prune":
+            prune(approvals)
+        else:
+            change = "UPDATE journal SET kind = 'relay.pinged' WHERE position = 1"
+            by_hand_running(approvals, change)
+    approvals.record_document(USER_REBOOT)
+    assert (approvals.grants, approvals.claim()) == ([], [])
+    prune(approvals)
+    assert approvals.transact(approvals.engine.effective_approval_mode) == "off"
+
+
 def test_a_damaged_standing_hold_turns_approvals_off_while_the_relay_runs_and_is_not_pruned(
     approvals: ApprovalFile,
 ) -> None:
