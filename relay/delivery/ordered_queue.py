@@ -135,13 +135,18 @@ class OrderedQueue:
         next(entries)
         return any(_supersedes(newer, head) for newer in entries)
 
-    def mark_next_entry_in_flight(self, *, least_tried: bool = False) -> Entry | None:
+    def mark_next_entry_in_flight(
+        self, least_tried: Literal["of all", "of the most important"] | None = None
+    ) -> Entry | None:
         """Return the ready entry that is next, now in flight; None if there is none.
 
-        ``least_tried``: prefer the entries with the fewest attempts. For each entry that was taken,
+        ``least_tried``: take the entry with the fewest attempts. For each entry that was taken,
         call `remove_head` or `delay_head`.
         """
-        key_queue = self._find_least_tried() if least_tried else self._pop_ready_queue()
+        if least_tried is None:
+            key_queue = self._pop_ready_queue()
+        else:
+            key_queue = self._find_least_tried(of_all=least_tried == "of all")
         if key_queue is None:
             return None
         head = key_queue.entries[0]
@@ -178,10 +183,12 @@ class OrderedQueue:
                 return key_queue
         return None
 
-    def _find_least_tried(self) -> _KeyQueue | None:
+    def _find_least_tried(self, *, of_all: bool) -> _KeyQueue | None:
         def rank(key_queue: _KeyQueue) -> tuple[int, int, int]:
-            head = key_queue.entries[0]
-            return head.attempts, key_queue.highest_priority, head.id
+            head, priority = key_queue.entries[0], key_queue.highest_priority
+            if of_all:
+                return head.attempts, priority, head.id
+            return priority, head.attempts, head.id
 
         ready = (key_queue for key_queue in self._queues.values() if key_queue.state == "ready")
         return min(ready, key=rank, default=None)

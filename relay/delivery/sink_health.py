@@ -5,9 +5,9 @@ after it. What follows is a retry, a pause, a probe or a report. Each fact is re
 ``relay.*`` event, which goes to the other sinks and to the log, and again when it changes.
 
 A sink becomes *failing* after a few failures in a row, or after a minute of tries without a
-success. While its receiver does not answer, one entry at a time is then tried, as a probe: the one
-with the fewest attempts. So a receiver that always answers 500 to one event holds back no other,
-and what is new is tried at once.
+success. While its receiver does not answer, one entry at a time is then tried, as a probe: in turn
+the one with the fewest attempts of all, and that of the most important. So a receiver that always
+answers 500 to some events holds back no other, and what is new is tried at once.
 """
 
 from __future__ import annotations
@@ -112,6 +112,13 @@ class SinkHealth:
     def allowed_at(self) -> float:
         """Nothing may be tried before this time."""
         return max(self._paused_until, self._next_try_at)
+
+    @property
+    def next_probe(self) -> Literal["of all", "of the most important"] | None:
+        """Of which entries the next probe is the one with the fewest attempts; None: it is none."""
+        if not self.probes_only:
+            return None
+        return "of all" if self.failures % 2 else "of the most important"
 
     @property
     def becomes_failing_at(self) -> float | None:

@@ -185,7 +185,7 @@ class Worker:
         if self.health.probes_only:
             self._queue.release_all_delayed(include_individual=False)
         self._queue.release_due(now)
-        entry = self._queue.mark_next_entry_in_flight(least_tried=self.health.probes_only)
+        entry = self._queue.mark_next_entry_in_flight(self.health.next_probe)
         if entry is not None:
             self.health.record_try_start(entry)
             self._in_flight += 1

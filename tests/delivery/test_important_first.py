@@ -107,3 +107,22 @@ async def test_a_new_event_is_the_next_probe_of_a_failing_sink(tmp_path: Path) -
         sink.answer = accepts
         await relay.forward(60.0)
         assert len(sink.delivered) == 101
+
+
+async def test_new_refusals_that_fail_do_not_keep_an_event_from_being_probed(
+    tmp_path: Path,
+) -> None:
+    async def refuses_refusals(event: CloudEvent) -> Receipt:
+        return await (refuses if event.name == "approval.refused" else accepts)(event)
+
+    clock = ManualClock()
+    sink = ScriptedSink(refuses, clock=clock)
+    async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
+        await relay.record_event("E-1", not_before=900.0)
+        await relay.forward(30.0)
+        assert relay.dispatcher.workers[0].failing
+        sink.answer = refuses_refusals
+        for number in range(20):
+            await relay.record_event(f"R-{number}", "approval.refused")
+            await relay.forward(0.5)
+        assert sink.names()[:1] == ["event.scheduled"]

@@ -162,17 +162,22 @@ class LanesLaw(RuleBasedStateMachine):
         if first is not None:
             first.state = "busy"
 
-    @rule()
-    def take_the_least_tried(self) -> None:
+    @rule(of_all=st.booleans())
+    def take_the_least_tried(self, *, of_all: bool) -> None:
         """A probe begins."""
         first = min(
             self.of("free").values(),
-            key=lambda lane: (lane.waiting[0].attempts, lane.rank),
+            key=lambda lane: (
+                0 if of_all else lane.rank[0],
+                lane.waiting[0].attempts,
+                lane.rank,
+            ),
             default=None,
         )
-        assert self.lanes.mark_next_entry_in_flight(least_tried=True) == (
-            first.waiting[0] if first else None
+        probe = self.lanes.mark_next_entry_in_flight(
+            "of all" if of_all else "of the most important"
         )
+        assert probe == (first.waiting[0] if first else None)
         if first is not None:
             first.state = "busy"
 
