@@ -25,8 +25,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 
+from relay.api.callers import Callers
 from relay.api.entra import MAX_AGE, REFETCH_INTERVAL, RETRY_INTERVAL
 from relay.api.settings import ApiSettings
+from relay.clock import SystemClock
 from tests.api.entra import ANN, CLIENT_ID, KEY, TENANT, Entra, principal, public, run_entra
 from tests.api.running_relay import Response, RunningRelay, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
@@ -529,3 +531,29 @@ async def test_a_key_takes_precedence_over_a_certificate(certified: Certified) -
 def test_a_san_without_a_client_ca_is_an_error() -> None:
     with pytest.raises(ValidationError, match="client_ca_file"):
         ApiSettings.model_validate({"clients": [{"name": "a", "san": "a.internal"}]})
+
+
+CERTIFIED: dict[str, Any] = {
+    "clients": [{"name": "alice", "san": "alice.internal", "can": ["read"]}],
+    "tls": {"cert_file": "a", "key_file": "b", "client_ca_file": "c"},
+    "oidc": section(Entra(origin="https://login.example.com")),
+}
+
+
+@pytest.mark.parametrize(
+    ("whose", "changed"),
+    [
+        ("client:alice", {"clients": [{"name": "alice", "can": ["hold"]}]}),
+        ("client:alice", {"clients": []}),
+        ("mtls:alice.internal", {"clients": [{**CERTIFIED["clients"][0], "can": ["hold"]}]}),
+        ("mtls:alice.internal", {"tls": {**CERTIFIED["tls"], "client_ca_file": "d"}}),
+        (principal(ANN), {"oidc": {**CERTIFIED["oidc"], "roles": {"Reader": ["hold"]}}}),
+    ],
+)
+def test_a_reload_knows_whose_settings_have_changed(whose: str, changed: dict[str, Any]) -> None:
+    """Their streams end; those of the others go on."""
+    before, same, after = (
+        Callers(ApiSettings.model_validate(found), SystemClock()).what_makes(whose)
+        for found in (CERTIFIED, CERTIFIED, {**CERTIFIED, **changed})
+    )
+    assert before == same != after
