@@ -6,7 +6,7 @@ The server's clock is the real one. That of the VM is moved by the tests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -264,6 +264,22 @@ async def test_a_freeze_between_the_read_and_the_start_request_sends_nothing(
 
         result = await running.carry_out_while_polling(during_read=freeze)
         assert result.result == "stale"
+        assert running.imds.posts == []
+
+
+async def test_a_start_request_that_waits_for_its_turn_until_the_deadline_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = ImdsClient.send_start_request
+
+    async with rig(tmp_path) as running:
+
+        async def send_later(client: ImdsClient, *ids: Sequence[str], **options: Any) -> None:
+            running.clock.monotonic_ahead += 6
+            await send(client, *ids, **options)
+
+        monkeypatch.setattr(ImdsClient, "send_start_request", send_later)
+        assert (await running.carry_out()).result == "stale"
         assert running.imds.posts == []
 
 

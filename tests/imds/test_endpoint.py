@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
 from typing import Any
@@ -18,12 +18,13 @@ from relay.errors import SourceError, SourceUnavailable
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.discover import ALLOWED, DHCP_INTERVAL, Candidate, CandidateFinder
+from relay.net.egress import is_refused
 from tests.clocks import ManualClock
 from tests.imds.scripted_server import Answer, run_server
 
 PRIVATE, SHARED = IPv4Address("10.9.8.9"), IPv4Address("100.65.96.130")
 METADATA, WIRE_SERVER = IPv4Address("169.254.169.254"), IPv4Address("168.63.129.16")
-PUBLIC = IPv4Address("20.50.2.1")
+PUBLIC, LOCAL = IPv4Address("20.50.2.1"), IPv4Address("127.0.0.1")
 
 
 def answering(address: IPv4Address | Exception | None) -> Callable[[], Awaitable[Any]]:
@@ -116,15 +117,30 @@ async def test_a_start_request_is_sent_nowhere_before_the_service_is_found() -> 
         assert client.base_url is None
 
 
-class OneCandidate(CandidateFinder):
-    """Finds a server of this machine, where no metadata service of Azure can be."""
+class LocalCandidates(CandidateFinder):
+    """Finds servers of this machine, where no metadata service of Azure can be."""
 
-    searches, port = 0, 0
+    searches = 0
+    urls: Sequence[str] = ()
 
     @override
     async def candidates(self) -> AsyncGenerator[Candidate, None]:
         self.searches += 1
-        yield Candidate(IPv4Address("127.0.0.1"), self.port, "a test")
+        for url in self.urls:
+            yield Candidate(LOCAL, int(url.rpartition(":")[2]), "a test")
+
+
+async def test_the_service_is_the_first_that_gives_a_document_and_no_sink_reaches_it() -> None:
+    clock = ManualClock()
+    finder = LocalCandidates(clock)
+    async with run_server(clock=clock) as other, run_server(clock=clock) as server:
+        other.answer = Answer(b"no document")
+        finder.urls = other.url, server.url
+        async with ImdsClient(SourceSettings(url="discover"), clock, finder) as client:
+            await client.read_dated_document()
+            assert client.base_url == server.url
+            assert is_refused(LOCAL)
+        assert not is_refused(LOCAL)
 
 
 @pytest.mark.parametrize("failing", [Answer(b"", 503), Answer(b"no document")], ids=["503", "200"])
@@ -133,12 +149,12 @@ async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures
 ) -> None:
     """Failures that follow, and a 429, do not let the time begin anew."""
     clock = ManualClock()
-    finder = OneCandidate(clock)
+    finder = LocalCandidates(clock)
     async with (
         run_server(clock=clock) as server,
         ImdsClient(SourceSettings(url="discover"), clock, finder) as client,
     ):
-        finder.port = int(server.url.rpartition(":")[2])
+        finder.urls = [server.url]
 
         async def read(seconds: float, answer: Answer) -> int:
             clock.advance(seconds)
