@@ -221,6 +221,19 @@ def test_a_hold_stays_in_force_when_its_event_id_comes_back(approvals: ApprovalF
     assert approvals.claim() != []
 
 
+def test_votes_that_were_used_do_not_count_when_the_event_id_comes_back(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(REBOOT)
+    approvals.submit()
+    approvals.submit(by="bob")
+    approvals.accept(approvals.claim())
+    approvals.record_document()
+    approvals.record_document(REBOOT)
+    assert approvals.status().vote_count == 0
+    assert approvals.claim() == []
+
+
 @pytest.mark.parametrize("is_back", [True, False])
 def test_the_expiry_of_a_hold_is_recorded_only_if_its_event_is_back(
     approvals: ApprovalFile, is_back: bool

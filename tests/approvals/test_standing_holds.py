@@ -11,11 +11,13 @@ from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE, Caller
+from relay.approvals.rules import RuleConditions
 from relay.approvals.standing_holds import (
     MAX_CONDITIONS,
     MAX_MADE_IN_DAY,
     MAX_OPEN,
     StandingHoldBody,
+    stored_conditions,
 )
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.store import StoreSettings
@@ -103,6 +105,15 @@ def test_an_event_is_granted_at_the_end_of_a_standing_hold_whatever_event_was_na
     assert len(approvals.events("approval.granted")) == 1
 
 
+def test_a_standing_hold_applies_from_its_start(approvals: ApprovalFile) -> None:
+    approvals.hold_ahead(starts=60.0)
+    approvals.record_document(REBOOT)
+    assert not held(approvals)
+    assert approvals.apply_transitions() == NOON + timedelta(seconds=60)
+    approvals.clock.advance(60.0)
+    assert held(approvals)
+
+
 def test_a_standing_hold_with_hours_applies_within_them_only(approvals: ApprovalFile) -> None:
     hours = {"from": "12:01", "to": "12:02"}
     approvals.hold_ahead(match={"time": hours})
@@ -141,6 +152,11 @@ def test_what_azure_does_not_say_counts_as_a_condition_that_is_met(
     approvals.hold_ahead(match=match)
     approvals.record_document(build_event(**changes))
     assert held(approvals) == is_held
+
+
+def test_every_event_meets_conditions_that_cannot_be_read() -> None:
+    """Such as those in a time zone that this machine does not know any more."""
+    assert stored_conditions('{"time": {"zone": "Mars/Olympus"}}') == RuleConditions()
 
 
 # --- who may
