@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.poller import Poller
-from relay.ingest import Recorder
+from relay.ingest import FreshReadResult, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
 from tests.approvals.builders import BOOT_ID, ORIGIN
@@ -247,6 +247,24 @@ async def test_without_the_time_of_imds_nothing_is_sent(tmp_path: Path) -> None:
         assert (result.result, result.status) == ("failed", None)
         assert "Date" in (result.reason or "")
         assert running.imds.posts == []
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(0.9, "stale"), (3.0, "accepted")])
+async def test_the_fraction_of_a_second_that_the_time_of_imds_leaves_out_may_have_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: str
+) -> None:
+    read = Poller.read_with_imds_time
+
+    async with rig(tmp_path) as running:
+        order = running.order()
+
+        async def read_at(poller: Poller) -> FreshReadResult:
+            running.clock.monotonic_ahead += 1.1  # the next two calls need not wait
+            left = timedelta(seconds=seconds)
+            return replace(await read(poller), imds_time=order.deadline - left)
+
+        monkeypatch.setattr(Poller, "read_with_imds_time", read_at)
+        assert (await running.carry_out(order)).result == outcome
 
 
 @pytest.mark.parametrize("clock", ["wall", "monotonic"])
