@@ -85,12 +85,14 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
     path = Path(os.path.realpath(path))  # one log and one lock, whatever link leads to it
     lock = _take_lock(path)
     try:
-        problem: Exception | None = None
+        problem = ""
         for _ in range(2):
             try:
                 return _open(path, lock, identity)
             except _UnusableFileError as error:
-                problem = error
+                # Its text alone. The frames of its traceback hold statements that have not ended,
+                # and with them the connection would keep its lock, closed or not.
+                problem = str(error)
             # SQLite calls a file corrupt if a page cannot be read: its disk can have failed for a
             # moment. If it still fails, this raises OSError.
             for part in (path, path.with_name(f"{path.name}-wal")):
