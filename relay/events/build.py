@@ -36,7 +36,6 @@ class Origin:
 
     @property
     def relay_source(self) -> str:
-        """The ``source`` of the events that this relay makes itself."""
         return f"imds://{self.scope}/relays/{self.relay}"
 
     def copy_for_scope(self, scope: str) -> Origin:
@@ -60,8 +59,6 @@ class FactsAboutEndedEvent:
 
 
 class EndOutcome(NamedTuple):
-    """How an event ended, and what this rests on."""
-
     outcome: Literal["completed", "canceled", "unknown"]
     evidence: Literal["observed", "rebooted", "none"]
 
@@ -69,10 +66,7 @@ class EndOutcome(NamedTuple):
 def determine_outcome(
     event: ScheduledEvent, evidence: FactsAboutEndedEvent, now: datetime
 ) -> EndOutcome:
-    """Return how an event ended, as far as this relay saw.
-
-    See docs/guarantees.md#an-outcome-is-what-this-relay-saw.
-    """
+    """Return how an event ended: docs/guarantees.md#an-outcome-is-what-this-relay-saw."""
     if event.is_started:
         return EndOutcome("completed", "observed")
     if evidence.rebooted:
@@ -95,20 +89,13 @@ def common_event_data(event: ScheduledEvent, incarnation: int | None) -> dict[st
 
 
 def transition_digest(change: Change, origin: Origin) -> str:
-    """Return a digest of source, EventId, kind of change and new state.
-
-    A transition can repeat, so it is not yet the id of a CloudEvent: `change_event` adds a count.
-    """
+    """Return a digest of source, EventId, kind and new state; `change_event` adds a count."""
     state = _canonical_state(change.event)
     return digest_id(f"imds://{origin.scope}", change.event.lowercase_event_id, change.kind, state)
 
 
 def state_digest(event: ScheduledEvent) -> str:
-    """Return a digest of the whole state of an event.
-
-    Two states have the same digest if Azure's document does not differ between them: the order of
-    the resources and the case of the EventId do not count.
-    """
+    """Return a digest of the state; the order of resources and the EventId's case do not count."""
     return digest_id("state", _canonical_state(event))
 
 
@@ -193,7 +180,6 @@ def approval_or_startrequest_event(
 def standing_hold_event(
     name: str, origin: Origin, at: datetime, *, data: Mapping[str, Any], head: str
 ) -> CloudEvent:
-    """Build a ``standing-hold.*`` CloudEvent."""
     id_ = digest_id(origin.relay_source, name, data, head)
     return _build(name, origin, at, data, id=id_, subject=data["holdId"], journalhead=head)
 
@@ -201,10 +187,7 @@ def standing_hold_event(
 def relay_event(
     name: str, origin: Origin, at: datetime, *, sink: str | None, reason: str, count: int, head: str
 ) -> CloudEvent:
-    """Build a ``relay.*`` CloudEvent about the relay itself or about one sink.
-
-    ``reason`` is a sentence for people. ``count`` is how many entries or messages it is about.
-    """
+    """Build a ``relay.*`` CloudEvent. ``reason`` is a sentence, ``count`` how many it is about."""
     data = {"sink": sink, "reason": reason, "count": count}
     id_ = digest_id(origin.relay_source, sink, name, reason, format_rfc3339(at), head)
     return _build(name, origin, at, data, id=id_, subject=sink, journalhead=head)

@@ -39,7 +39,6 @@ class EventDefinition:
 
     @property
     def type(self) -> str:
-        """The CloudEvents type."""
         return f"{TYPE_PREFIX}{self.name}{TYPE_VERSION}"
 
 

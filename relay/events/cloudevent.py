@@ -15,7 +15,6 @@ TYPE_PREFIX = "io.imdsrelay."
 TYPE_VERSION = ".v1"
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 PRIORITIES = 4
-"""How many priorities there are."""
 EVENT, DECISION, RELAY, REFUSAL = range(PRIORITIES)
 """The priorities: ``event.*``; ``startrequest.*``, ``approval.*`` and ``standing-hold.*``;
 ``relay.*``; ``approval.refused``. Of the events that wait, those of the first priority are sent
@@ -66,10 +65,7 @@ class CloudEvent:
 
     @property
     def subject(self) -> str | None:
-        """The EventId as Azure wrote it.
-
-        For ``relay.*`` the name of the sink, or None; for ``standing-hold.*`` its id.
-        """
+        """The EventId as Azure wrote it; the sink of ``relay.*``, the id of a standing hold."""
         return self.attributes.get("subject")
 
     @property
@@ -109,10 +105,7 @@ def is_about_event(name: str) -> bool:
 
 @cache
 def delivery_priority(name: str) -> int:
-    """Return the priority of an event by its name, ``<family>.<change>``.
-
-    Refusals come last: a client that may decide nothing can cause any number of them.
-    """
+    """Return the priority by a name. Refusals are last: a hostile client can cause any number."""
     if name == "approval.refused":
         return REFUSAL
     return {"event": EVENT, "relay": RELAY}.get(name.partition(".")[0], DECISION)

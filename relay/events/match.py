@@ -84,11 +84,7 @@ def _compile(patterns: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 def covers_all_resources(patterns: tuple[str, ...] | None, resources: Iterable[str]) -> bool:
-    """Whether every resource matches a pattern.
-
-    Without patterns (None) everything is covered. An empty list of resources is never covered by
-    patterns.
-    """
+    """Whether every resource matches. None covers all; patterns never cover an empty list."""
     if patterns is None:
         return True
     names = tuple(resources)

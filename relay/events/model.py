@@ -70,7 +70,6 @@ class ScheduledEvent:
 
     @property
     def is_started(self) -> bool:
-        """Whether Azure reports the event as Started."""
         return (self.event_status or "").lower() == "started"
 
     @property
@@ -84,10 +83,7 @@ class ScheduledEvent:
 
     @property
     def revision(self) -> str:
-        """A digest of the state that an approver saw.
-
-        It covers type, source, resources, NotBefore, duration and status.
-        """
+        """A digest of the EventId and of what an approver saw, all but the description."""
         state = (
             self.event_type,
             self.event_source,
@@ -99,7 +95,6 @@ class ScheduledEvent:
         return digest_id("revision", self.lowercase_event_id, *state)[:16]
 
     def to_cloudevent_data(self) -> dict[str, Any]:
-        """Return the fields under their names in the ``data`` of a CloudEvent."""
         data = dict(zip(_DATA_NAMES.values(), _fields(self), strict=True))
         data["resources"] = list(self.resources)
         return data
@@ -139,10 +134,7 @@ class Change:
 def diff_events_with_document(
     previous: Iterable[ScheduledEvent], current: Document
 ) -> tuple[Change, ...]:
-    """Return at most one change per EventId.
-
-    The events of the document come first, in its order, then the events that left it.
-    """
+    """Return at most one change per EventId: in the document's order, then those that left it."""
     known = {event.lowercase_event_id: event for event in previous}
     seen = {event.lowercase_event_id: event for event in current.events}
     changes = [compare_event(known.get(key), event) for key, event in seen.items()]

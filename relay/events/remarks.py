@@ -31,10 +31,7 @@ NO_REMARKS = remarks_in({})
 
 
 def describe_remarks(data: Mapping[str, Any], *, quote: str = "{}") -> Iterator[str]:
-    """Yield the remarks that were made, for people: the reason, then ``ticket CHG-1234``.
-
-    ``quote`` is how the reason is written, such as ``“{}”``.
-    """
+    """Yield the remarks for people. ``quote`` is how the reason is written, such as ``“{}”``."""
     for name in Remarks.__annotations__:
         if text := data.get(name):
             yield quote.format(text) if name == "reason" else f"{name} {text}"

@@ -8,10 +8,7 @@ from functools import lru_cache
 
 
 def format_rfc3339(moment: datetime) -> str:
-    """Format a moment as RFC 3339 in UTC, with its own precision: ``2022-04-11T22:26:58Z``.
-
-    Raises ValueError for a moment without a time zone.
-    """
+    """Format as RFC 3339 in UTC with its own precision. Raises ValueError without a time zone."""
     if moment.tzinfo is None:
         raise ValueError(f"expected a moment with a time zone, got {moment!r}")
     return _format(_in_utc(moment), "auto")
@@ -19,10 +16,7 @@ def format_rfc3339(moment: datetime) -> str:
 
 @lru_cache(maxsize=1024)  # the events of a document share few values of NotBefore
 def parse_timestamp(text: str | None) -> datetime | None:
-    """Read RFC 1123 (the weekday is not checked) or ISO 8601; None if the text is neither.
-
-    The result is in UTC. A text without a time zone is read as UTC.
-    """
+    """Read RFC 1123 (the weekday is not checked) or ISO 8601, as UTC if it has no zone; or None."""
     if not text:
         return None
     try:

@@ -50,10 +50,7 @@ class StoreSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class StateFileScopeAndVm:
-    """The owner of a state file. ``vm_id`` is None if the metadata service knows none.
-
-    ``is_hub``: the file holds the events of many scopes, and ``scope`` is only the hub's own.
-    """
+    """The owner of a state file. ``vm_id``: None if IMDS knows none. A hub's has many scopes."""
 
     scope: str
     vm_id: str | None
@@ -76,7 +73,6 @@ class EventKeyFormat:
         return f"{event_id.lower()}@{scope}" if self.with_scope else event_id.lower()
 
     def event_id_of_key(self, key: str) -> str:
-        """Return the EventId in a key, in lower case."""
         return key.rpartition("@")[0] if self.with_scope else key
 
     def key_prefix_of_event_id(self, event_id: str) -> str:
@@ -96,7 +92,6 @@ class JournalHead:
 
     @override
     def __str__(self) -> str:
-        """The form of the ``journalhead`` attribute."""
         return f"{self.position}:{self.hash}"
 
 
@@ -126,7 +121,6 @@ class TrackedEvent:
 
     @property
     def event(self) -> ScheduledEvent:
-        """The event as last seen."""
         return ScheduledEvent.from_cloudevent_data(self.data)
 
     @property
@@ -207,10 +201,7 @@ class Grant:
 
     @property
     def may_have_been_accepted(self) -> bool:
-        """Whether IMDS may have accepted a StartRequest for this grant.
-
-        Only the last answer is stored. So after more than one attempt, a 400 does not count.
-        """
+        """Whether IMDS may have accepted a StartRequest for it: only the last answer is stored."""
         return self.attempts > 1 or (self.attempts == 1 and self.status != 400)  # HTTP
 
 
@@ -258,16 +249,12 @@ class Attempt:
 
     @property
     def ended_at(self) -> datetime:
-        """When the try ended."""
         return self.at + timedelta(seconds=self.elapsed)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstAnswer:
-    """The first answer to a request, and the digest of the request's body.
-
-    A request that comes again gets the same answer. Another body with the same id is a conflict.
-    """
+    """The first answer to a request. Another body with the same id is a conflict."""
 
     digest: str
     status: int
@@ -276,10 +263,7 @@ class FirstAnswer:
 
 @fast_dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A journaled event with its position and the entries that were made for it.
-
-    ``event_key`` is None if it is about no event of Azure, ``event`` if it is not in memory.
-    """
+    """A journaled event. ``event_key`` is None if it is of no event of Azure."""
 
     position: int
     id: str

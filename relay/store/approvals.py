@@ -38,7 +38,6 @@ class EventApprovals(Folded):
     decisions: tuple[Decision, ...] = ()
     """The votes and holds that were not replaced, released or voided, oldest first."""
     grants: tuple[Grant, ...] = ()
-    """Every grant, oldest first."""
     reminded: tuple[tuple[int, str], ...] = ()
     """Position and revision of each reminder."""
 
@@ -67,10 +66,7 @@ NOTHING = EventApprovals()
 
 
 def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
-    """Return what is known after one more row of `APPROVAL_ROWS`. Pure.
-
-    Raises one of `VALUE_ERRORS` for a row that the relay did not write.
-    """
+    """Return what is known after one more row. Raises one of `VALUE_ERRORS` if it is not ours."""
     if row.kind in ("claim", "answer"):
         note = orjson.loads(row.body)
         return _with_grant(
@@ -132,12 +128,10 @@ def _with_grant(
 
 
 def fold_all(before: EventApprovals, rows: Iterable[JournalRow]) -> EventApprovals:
-    """Return what is known after some more rows."""
     return reduce(fold, rows, before)
 
 
 def decision_of(position: int, event: CloudEvent) -> Decision:
-    """Return the decision that the ``approval.recorded`` at a position tells of."""
     data = event.data
     return Decision(
         approval_id=data["approvalId"],
@@ -211,8 +205,6 @@ class FoldCache(HoldCache):
 
 
 class Approvals:
-    """Reads what the journal says about approvals, inside a transaction."""
-
     def __init__(
         self,
         connection: sqlite3.Connection,
@@ -226,7 +218,6 @@ class Approvals:
         self._cache = cache
 
     def of_key(self, event_key: str) -> EventApprovals:
-        """Return what the journal says about an event key."""
         known = self._cache.folded.get(event_key, NOTHING)
         folded = self._journal.fold_newer(known, NOTHING, fold_all, APPROVAL_ROWS, event_key)
         return folded if folded is known else self._keep(event_key, folded)
@@ -353,10 +344,7 @@ class Approvals:
         return self._cache.watched
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
-        """Return the grants whose StartRequest has no final answer, with their occurrences.
-
-        Grants of dry runs are left out. ``scope``: only consider its events.
-        """
+        """Return the grants without a final answer and their occurrences; dry runs are left out."""
         return sorted(
             (
                 (grant, occurrence)

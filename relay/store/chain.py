@@ -17,7 +17,6 @@ from relay.errors import StoreError
 from relay.store import JournalHead
 
 GENESIS = JournalHead(0, "0" * 64)
-"""The head of a journal without rows."""
 
 
 class JournalRow(NamedTuple):
@@ -46,11 +45,7 @@ def row_hash(
     transition: str | None,
     body: bytes,
 ) -> str:
-    """Return the hash of a row.
-
-    It is the SHA-256 of the hash before it and the columns as a JSON list, a line feed, and the
-    body.
-    """
+    """Return the SHA-256 of the hash before and the columns as JSON, a line feed, the body."""
     columns = orjson.dumps([before, position, at, kind, event_key, transition])
     return hashlib.sha256(columns + b"\n" + body).hexdigest()
 
@@ -68,7 +63,6 @@ def require_not_pruned(connection: sqlite3.Connection, position: int) -> None:
 
 
 def read_all_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
-    """Yield every row, oldest first."""
     return map(JournalRow._make, connection.execute("SELECT * FROM journal ORDER BY position"))
 
 

@@ -39,7 +39,6 @@ class ChatMessage:
 
     @property
     def is_posted(self) -> bool:
-        """Whether the platform has the message."""
         return self.times_shown > 0
 
 
@@ -47,13 +46,10 @@ _CHAT_MESSAGE = TypeAdapter(ChatMessage)
 
 
 class ChatMessages:
-    """The tables of messages, inside a transaction. Messages are named by their ids."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
-        """Return the message in which a sink shows an event."""
         rows = self._connection.execute(
             "SELECT message.id, ref, times_shown, content_hash, is_due, history_position, "
             "refresh_at FROM message JOIN message_about ON message.id = message "
@@ -72,7 +68,6 @@ class ChatMessages:
         return int(row[0]) if row is not None else None
 
     def occurrences_of_message(self, message: int) -> list[int]:
-        """Return the occurrences that a message shows, in order of appearance."""
         rows = self._connection.execute(
             "SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,)
         )
@@ -88,7 +83,6 @@ class ChatMessages:
         return row is not None
 
     def begin(self, sink: str, occurrences: Sequence[int], history_position: int) -> None:
-        """Create the message in which a sink is about to show these events."""
         message = self._connection.execute(
             "INSERT INTO message (sink, history_position) VALUES (?, ?)", (sink, history_position)
         ).lastrowid
@@ -138,7 +132,6 @@ class ChatMessages:
         )
 
     def refresh_about(self, occurrences: Sequence[int], now: datetime) -> None:
-        """Make every message about these occurrences due for refresh."""
         self._connection.execute(
             "UPDATE message SET refresh_at = ?, is_due = 0 WHERE times_shown AND id IN "
             "(SELECT message FROM message_about "
@@ -147,7 +140,6 @@ class ChatMessages:
         )
 
     def next_refresh_at(self, sink: str) -> str | None:
-        """Return when `take_occurrences_due_for_refresh` will return something."""
         time = self._connection.execute(
             # Without the condition of the index of times, SQLite would read every message.
             "SELECT min(refresh_at) FROM message "
@@ -157,7 +149,6 @@ class ChatMessages:
         return str(time) if time is not None else None
 
     def prune(self) -> None:
-        """Remove messages without events."""
         self._connection.execute(
             "DELETE FROM message WHERE id NOT IN (SELECT message FROM message_about)"
         )

@@ -24,11 +24,7 @@ from relay.store.journal import APPROVAL_ROWS, VALUE_ERRORS
 
 @dataclass(frozen=True, slots=True)
 class ClaimAuditResult:
-    """What was found.
-
-    ``pruned`` counts the claims whose grant or votes are older than the kept journal. Each of
-    ``problems`` is a sentence about something without a root.
-    """
+    """``pruned``: claims whose grant or votes are older than the journal; ``problems``: texts."""
 
     claims: int
     pruned: int
@@ -39,10 +35,7 @@ _PRUNED = "follows from rows that are older than the kept journal"
 
 
 def audit_claims(connection: sqlite3.Connection) -> ClaimAuditResult:
-    """Follow every claim.
-
-    Raises StoreError if the journal holds what the relay did not write, and sqlite3.Error.
-    """
+    """Follow every claim. Raises StoreError at a row that is not the relay's, or sqlite3.Error."""
     claims = pruned = 0
     problems: list[str] = []
     pruned_until = read_pruning_checkpoint(connection).position

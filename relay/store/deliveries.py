@@ -78,8 +78,6 @@ _ATTEMPT = TypeAdapter(DeliveryAttempt)
 
 
 class Deliveries:
-    """Reads and writes the tables of deliveries, inside a transaction."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.redelivered: list[Entry] = []
@@ -91,7 +89,6 @@ class Deliveries:
         self._next_id: int | None = None
 
     def next_entry_id(self) -> int:
-        """Return the id of the next new entry."""
         if self._next_id is None:
             self._next_id = next_autoincrement_id(self._connection, "entry")
         return self._next_id
@@ -169,7 +166,6 @@ class Deliveries:
     def store_final_state(
         self, entry_id: int, state: EntryState, reason: str | None, at: datetime
     ) -> None:
-        """Store that an entry is settled."""
         self._connection.execute(
             "UPDATE entry SET state = ?, reason = ?, next_at = NULL, settled = ? WHERE id = ?",
             (state, reason, format_sortable(at), entry_id),
@@ -212,7 +208,6 @@ class Deliveries:
         return dict(rows.fetchall())
 
     def find(self, entry_id: int) -> DeliverySummary | None:
-        """Return one delivery."""
         rows = self._connection.execute(f"{_SUMMARY_QUERY} WHERE e.id = ?", (entry_id,))
         return next(parse_rows(_SUMMARY, rows), None)
 
@@ -237,10 +232,7 @@ class Deliveries:
         before: int | None = None,
         limit: int = 100,
     ) -> list[DeliverySummary]:
-        """Return deliveries with an id less than ``before``, newest first.
-
-        ``states``, ``event_key`` and ``sink`` filter them if they are given.
-        """
+        """Return deliveries with an id less than ``before``, newest first."""
         # Only the conditions that are given: with others, SQLite would read every entry.
         conditions = ["e.id < coalesce(:before, 9e18)"]
         if event_key is not None:
@@ -263,17 +255,12 @@ class Deliveries:
         return {name: (state, reason) for name, state, reason in rows}
 
     def set_sink_state(self, name: str, state: SinkState, reason: str | None = None) -> None:
-        """Store a sink and its state."""
         self._connection.execute(
             "INSERT OR REPLACE INTO sink VALUES (?, ?, ?)", (name, state, reason)
         )
 
     def remove_sink(self, name: str, reason: str, at: datetime) -> int:
-        """Remove a sink that is no longer configured.
-
-        Its waiting entries become dead letters, except ``relay.*``, which are deleted. Return how
-        many became dead letters.
-        """
+        """Remove a sink: its entries become dead letters (counted), ``relay.*`` are deleted."""
         self._connection.execute("DELETE FROM sink WHERE name = ?", (name,))
         self._connection.execute(
             "DELETE FROM entry WHERE sink = ? AND state = 'waiting' AND type LIKE 'relay.%'",

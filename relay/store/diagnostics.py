@@ -28,10 +28,7 @@ _SET_ASIDE_REMEDY = (
 
 
 def diagnose(settings: StoreSettings, *, scope: str | None, vm_id: str | None) -> list[Finding]:
-    """Return the findings about the state file and its folder; blocking.
-
-    ``scope`` and ``vm_id`` are None if they are not known.
-    """
+    """Check the state file and its folder; blocking. What is not known is None."""
     path = settings.path.absolute()
     if may_exist(path):
         return [*_check_folder(path), *_check_file(path, scope, vm_id)]

@@ -117,10 +117,7 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open another, read-only connection; it works beside a running relay.
-
-    Raises StoreError if there is no state file.
-    """
+    """Open a read-only connection beside a running relay. Raises StoreError if there is no file."""
     connection = None
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
@@ -162,7 +159,6 @@ def _require_own_folder(folder: Path) -> None:
 
 
 def lock_path(path: Path) -> Path:
-    """Return the file whose lock says that a relay holds the state file."""
     return path.with_name(f"{path.name}-lock")
 
 
@@ -196,7 +192,6 @@ def _take_lock(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path, lock: sqlite3.Connection, identity: StateFileScopeAndVm) -> StateFile:
-    """Open the file and read what the relay needs of it, or create its tables."""
     ensure_private_file(path)
     keys = EventKeyFormat(with_scope=identity.is_hub)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -69,22 +69,17 @@ _SIGHTING = TypeAdapter(SightingRow)
 
 
 class FleetTables:
-    """Reads and writes the tables of a hub, inside a transaction."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def agents(self) -> list[AgentRow]:
-        """Return every agent, by scope and name."""
         rows = self._connection.execute("SELECT * FROM agent ORDER BY scope, relay")
         return list(parse_rows(_AGENT, rows))
 
     def save_agents(self, agents: Iterable[AgentRow]) -> None:
-        """Store agents as they are now."""
         save_rows(self._connection, "agent", list(agents), verb="INSERT OR REPLACE")
 
     def forget_agent(self, scope: str, relay: str) -> None:
-        """Delete an agent, and what it said about events."""
         self._connection.execute("DELETE FROM agent WHERE scope = ? AND relay = ?", (scope, relay))
         self._connection.execute(
             "DELETE FROM sighting WHERE relay = ? "
@@ -93,7 +88,6 @@ class FleetTables:
         )
 
     def sightings(self, event_keys: Sequence[str]) -> list[SightingRow]:
-        """Return what every agent last said about these events."""
         found: list[SightingRow] = []
         for first in range(0, len(event_keys), MAX_KEYS):
             keys = event_keys[first : first + MAX_KEYS]
@@ -106,11 +100,9 @@ class FleetTables:
         return found
 
     def save_sightings(self, sightings: Iterable[SightingRow]) -> None:
-        """Store what agents last said."""
         save_rows(self._connection, "sighting", list(sightings), verb="INSERT OR REPLACE")
 
     def prune_orphaned_sightings(self) -> None:
-        """Delete what was said about events that the state file does not hold any more."""
         self._connection.execute(
             "DELETE FROM sighting WHERE event_key NOT IN (SELECT key FROM occurrence)"
         )

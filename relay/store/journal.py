@@ -59,8 +59,6 @@ F = TypeVar("F", bound=Folded)
 
 
 class Journal:
-    """Reads the journal and appends to it, inside a transaction."""
-
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.look_again()
@@ -71,7 +69,6 @@ class Journal:
         self._folded: dict[tuple[str, str | None], tuple[int, Folded]] = {}
 
     def head(self) -> JournalHead:
-        """Return the last row's position and hash."""
         if self._head is None:
             row = self._connection.execute(
                 "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1"
@@ -80,7 +77,6 @@ class Journal:
         return self._head
 
     def append_all(self, at: datetime, new_rows: Iterable[NewRow]) -> range:
-        """Append rows in their order; return their positions."""
         head, time = self.head(), format_sortable(at)
         position, digest = head.position, head.hash
         rows: list[tuple[object, ...]] = []
@@ -95,7 +91,6 @@ class Journal:
     def append_non_event_row(
         self, at: datetime, kind: str, facts: Mapping[str, Any], *, event_key: str | None = None
     ) -> None:
-        """Append a row that is not a CloudEvent, such as a claim."""
         self.append_all(at, [(kind, event_key, None, orjson.dumps(facts))])
 
     def counts_by_transition(self, transitions: Sequence[str]) -> dict[str, int]:
@@ -227,11 +222,7 @@ class Journal:
     def verified_rows(
         self, rows: str, event_key: str | None = None, *, after: int = 0
     ) -> Iterator[JournalRow]:
-        """Yield such rows after a position, or those about an event, oldest first.
-
-        ``rows`` is `APPROVAL_ROWS` or `STANDING_HOLD_ROWS`. Raises StoreError at a row that the
-        chain of hashes does not hold.
-        """
+        """Yield such rows after a position, oldest first. Raises StoreError at a damaged one."""
         of_event = "" if event_key is None else "event_key = :key AND "
         found = self._connection.execute(
             "SELECT coalesce("  # noqa: S608  # our own text
@@ -258,10 +249,7 @@ class Journal:
     def history_page(
         self, event_key: str, begin: int, before: int | None, limit: PageLimit
     ) -> tuple[list[JournalRow], bool]:
-        """Return the newest CloudEvents about an EventId from one position and before another.
-
-        The newest is first. The second value says whether there are older ones.
-        """
+        """Return CloudEvents about an EventId between positions, newest first; True: more."""
         rows = self._connection.execute(
             "SELECT * FROM journal WHERE event_key = ? AND position >= ? "  # noqa: S608  # our own text
             f"AND position < coalesce(?, 9e18) AND {_CLOUDEVENTS} ORDER BY position DESC",
@@ -281,10 +269,7 @@ class Journal:
     def events_about(
         self, event_keys: Sequence[str], after: int, limit: PageLimit
     ) -> tuple[list[CloudEvent], bool]:
-        """Return the newest CloudEvents about these EventIds after a position, oldest first.
-
-        The second value says whether there are more.
-        """
+        """Return the newest CloudEvents about these after a position, oldest first; True: more."""
         rows = self._connection.execute(
             # SQLite sorts the positions of all rows, and only those.
             "SELECT kind, body FROM (SELECT position AS newest FROM journal "

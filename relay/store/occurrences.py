@@ -25,14 +25,11 @@ _COLUMNS = ", ".join(each.name for each in fields(TrackedEvent))
 
 
 class Occurrences:
-    """Reads and writes the table of occurrences, inside a transaction."""
-
     def __init__(self, connection: sqlite3.Connection, keys: EventKeyFormat = SINGLE_SCOPE) -> None:
         self._connection = connection
         self._keys = keys
 
     def live_occurrences(self) -> list[TrackedEvent]:
-        """Return what the last recorded document held, in order of appearance."""
         return self._all("INDEXED BY occurrence_live WHERE live ORDER BY id")
 
     def count_live(self) -> list[tuple[str | None, str | None, int]]:
@@ -53,7 +50,6 @@ class Occurrences:
         )
 
     def ended_between(self, since: datetime, until: datetime) -> list[TrackedEvent]:
-        """Return the occurrences that ended after ``since`` and before ``until``."""
         return self._all(
             "INDEXED BY occurrence_ended WHERE NOT live AND last_changed > ? AND last_changed < ?",
             format_sortable(since),
@@ -61,7 +57,6 @@ class Occurrences:
         )
 
     def find_newest_occurrence(self, event_key: str) -> TrackedEvent | None:
-        """Return the newest occurrence of an event."""
         return self._one("WHERE key = ? ORDER BY number DESC LIMIT 1", event_key)
 
     def find_occurrences_by_reference(
@@ -98,7 +93,6 @@ class Occurrences:
         return live if len(live) == 1 else newest
 
     def find_occurrence_at_time(self, event_key: str, moment: datetime) -> TrackedEvent | None:
-        """Return the occurrence of an event at a moment."""
         at, known = format_sortable(moment), self.all_of_key(event_key)
         # If the clock was set back since it was first seen, none is as old.
         first = known[0] if known else None
@@ -117,7 +111,6 @@ class Occurrences:
         )
 
     def all_of_key(self, event_key: str) -> list[TrackedEvent]:
-        """Return every occurrence of an event, oldest first."""
         return self._all("WHERE key = ? ORDER BY number", event_key)
 
     def find_following_occurrence(self, occurrence: TrackedEvent) -> TrackedEvent | None:
@@ -156,11 +149,7 @@ class Occurrences:
         scope: str | None = None,
         live: bool | None = None,
     ) -> tuple[list[TrackedEvent], bool]:
-        """Return occurrences with an id less than ``before``, newest first.
-
-        The second value says whether there are more. ``scope``: only those of this scope.
-        ``live``: only those that are in the document now, or only those that are not.
-        """
+        """Return occurrences with an id less than ``before``, newest first; True: more are left."""
         of_scope, values = ("", ()) if scope is None else ("scope = ? AND ", (scope,))
         among = {
             None: "WHERE ",
@@ -174,7 +163,6 @@ class Occurrences:
         return take_page(rows, lambda row: len(orjson.dumps(row.data)), limit)
 
     def next_id(self) -> int:
-        """Return the id of the next new occurrence."""
         return next_autoincrement_id(self._connection, "occurrence")
 
     def save(self, occurrences: Sequence[TrackedEvent]) -> None:
@@ -190,7 +178,6 @@ class Occurrences:
         )
 
     def newest_occurrence_numbers(self, keys: Sequence[str]) -> dict[str, int]:
-        """Return the number of the newest occurrence of each event that is known."""
         # The keys are not passed as JSON: json_each cuts a text at a NUL.
         rows = self._connection.execute(
             "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
@@ -200,13 +187,11 @@ class Occurrences:
         return dict(rows.fetchall())
 
     def set_boot_id(self, occurrence_id: int, boot_id: str | None) -> None:
-        """Store the boot id with which later ones are compared."""
         self._connection.execute(
             "UPDATE occurrence SET boot_id = ? WHERE id = ?", (boot_id, occurrence_id)
         )
 
     def prune_ended_occurrences(self, before: datetime) -> None:
-        """Delete the occurrences that ended before a moment."""
         # Only the occurrences before the first young one are read. A clock that was wrong for a
         # while wrote old times late.
         self._connection.execute(

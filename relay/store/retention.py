@@ -1,11 +1,5 @@
 """Deletes old rows of all tables.
 
-- Deliveries that are done, and the oldest dead letters over a limit.
-- Answers to requests of clients: a client that repeats one gets its first answer again.
-- Rows of the journal, and ended events.
-- Messages in chats that are about ended events.
-- On a hub, what agents said about events that are deleted.
-
 Every role runs `prune_forever` beside its other tasks. What one round deletes, `prune_all_tables`
 does in one transaction, with the limits of `StoreSettings`.
 """
@@ -36,10 +30,7 @@ _log = logging.getLogger(__name__)
 def prune_all_tables(
     tx: Transaction, settings: StoreSettings, now: datetime
 ) -> tuple[int, Counter[str]]:
-    """Work for the store: delete what is older than the settings allow.
-
-    Return how many rows of the journal went, and how many dead letters over the limit, by type.
-    """
+    """Return how many rows of the journal went, and how many surplus dead letters, by type."""
     delivery_limit = now - timedelta(seconds=settings.retain)
     audit_limit = now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)

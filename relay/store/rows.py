@@ -1,7 +1,4 @@
-"""Reads rows as dataclasses, pages and single values, and stores many with few statements.
-
-Other packages use only `PageLimit`, to say how much they want to read at once.
-"""
+"""Reads rows as dataclasses and in pages, and stores many with few statements."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ MAX_ROWS_PER_STATEMENT = 32
 
 
 def parse_rows(adapter: TypeAdapter[T], rows: sqlite3.Cursor) -> Iterator[T]:
-    """Yield each row as the dataclass of the adapter, whose fields are named like the columns.
-
-    The adapter turns timestamps into moments in UTC, 0 and 1 into booleans, and parses ``Json``.
-    """
+    """Yield each row as the dataclass of the adapter, whose fields are named like the columns."""
     rows.row_factory = sqlite3.Row
     for row in rows:
         yield adapter.validate_python(dict(row))
@@ -55,7 +49,6 @@ def take_page(
 
 
 def get_meta(connection: sqlite3.Connection, key: str) -> str | None:
-    """Return one value of the table ``meta``."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return row[0] if row else None
 
@@ -74,7 +67,6 @@ def save_rows(
     verb: str = "INSERT",
     upsert: str = "",
 ) -> None:
-    """Insert dataclasses whose fields are named like the columns; see `bulk_insert`."""
     if rows:
         names = [field.name for field in fields(rows[0])]
         columns = attrgetter(*names)
@@ -90,7 +82,6 @@ _STORED: Mapping[type, Callable[[Any], str]] = {
     dict: lambda value: orjson.dumps(value).decode(),
     tuple: lambda value: orjson.dumps(value).decode(),
 }
-"""How values are stored that are no texts and numbers."""
 
 
 def bulk_insert(

@@ -43,7 +43,6 @@ So what else it changes must be right after a rollback, too, as a cache is, a co
 that may be too high, or rules by which earlier work is then judged as well.
 """
 FailMode = Literal["open", "closed", "read"]
-"""What happens to work while the file cannot be written."""
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
 """Seconds between two tries to write a file that could not be written."""
@@ -79,7 +78,6 @@ class Listeners:
 
 @contextlib.contextmanager
 def listening(listeners: list[T], listener: T) -> Iterator[None]:
-    """Have a function among these listeners while the context lasts."""
     listeners.append(listener)
     try:
         yield
@@ -89,11 +87,7 @@ def listening(listeners: list[T], listener: T) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One piece of work that waits or ran. Its route is that of the moment of submission.
-
-    After it ran, either ``error`` or ``result`` is set, and the listeners must get ``recorded`` and
-    ``redelivered``.
-    """
+    """One piece of work that waits or ran. Its route is that of the moment of submission."""
 
     work: Work[Any]
     route: Route
@@ -121,8 +115,6 @@ class _Job:
 
 
 class Store:
-    """The state file in use. `open_store` makes it."""
-
     def __init__(self, state_file: StateFile, route: Route, settings: StoreSettings) -> None:
         self.settings = settings
         self.trusted = state_file.trusted
@@ -130,7 +122,6 @@ class Store:
         self.write_error: str | None = None
         """Why the file cannot be written; None while it can."""
         self.commit_seconds = Histogram(_COMMIT_BOUNDS)
-        """How long transactions on the file took, with all work in them."""
         self.listeners = Listeners()
         self.follow_up: FollowUp | None = None
         """Records in each transaction on the file what follows from what was recorded there. It is
@@ -175,7 +166,6 @@ class Store:
         return future
 
     async def close(self) -> None:
-        """Run the work that was submitted, then close the file."""
         self._is_closed = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -392,7 +382,6 @@ class Store:
 
 
 def _resolve_futures(jobs: Sequence[_Job], listeners: Listeners) -> None:
-    """Call the listeners and resolve the futures of the jobs, on the event loop."""
     for job in jobs:
         if job.error is None:
             try:

@@ -20,7 +20,6 @@ from relay.store.journal import STANDING_HOLD_ROWS, Folded, Journal
 from relay.store.rows import PageLimit, take_page
 
 CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "ended", "expired"))
-"""The names of the events about a standing hold."""
 MAX_OVER = 1000
 """Standing holds that are over and still listed; the journal has all of them."""
 _STANDING_HOLD = TypeAdapter(StandingHold)
@@ -40,8 +39,6 @@ NO_HOLDS = FoldedHolds()
 
 @dataclass(slots=True)
 class HoldCache:
-    """What was folded, for all transactions of a store."""
-
     damage: str | None = None
     """What was wrong with the journal at the start. Then approvals are off until the next one."""
     holds: FoldedHolds = NO_HOLDS
@@ -50,8 +47,6 @@ class HoldCache:
 
 
 class StandingHolds:
-    """Reads what the journal says about standing holds, inside a transaction."""
-
     def __init__(self, journal: Journal, cache: HoldCache) -> None:
         self._journal = journal
         self._cache = cache
@@ -69,16 +64,12 @@ class StandingHolds:
         return self._folded().open
 
     def find(self, hold_id: str) -> StandingHold | None:
-        """Return a standing hold, also one that is over."""
         return self._folded().by_id.get(hold_id)
 
     def page(
         self, before: int | None, limit: PageLimit, *, only_open: bool
     ) -> tuple[list[StandingHold], bool]:
-        """Return the newest standing holds with a position less than ``before``, newest first.
-
-        The second value says whether there are more.
-        """
+        """Return the newest standing holds before a position, newest first; True: more are left."""
         folded = self._folded()
         holds = folded.open if only_open else tuple(folded.by_id.values())
         older = (hold for hold in reversed(holds) if before is None or hold.position < before)

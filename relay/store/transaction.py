@@ -44,10 +44,7 @@ Route = Callable[[CloudEvent], Iterable[str]]
 FollowUp = Callable[["Transaction"], object]
 """Records what follows from what a transaction has recorded."""
 MAX_EVENTS_IN_RESULTS = 1000
-"""Events that the results of one piece of work hold.
-
-Those of the other entries are read from the journal when they are sent.
-"""
+"""Events in the results of one piece of work; others are read from the journal to be sent."""
 
 
 _FIRST_ANSWER = TypeAdapter(FirstAnswer)
@@ -60,7 +57,6 @@ class Answers:
         self._connection = connection
 
     def find(self, principal: str, request_id: str) -> FirstAnswer | None:
-        """Return the first answer to a request with this id."""
         rows = self._connection.execute(
             "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?",
             (principal, request_id),
@@ -76,7 +72,6 @@ class Answers:
         body: dict[str, Any],
         at: datetime,
     ) -> None:
-        """Store a first answer."""
         text, time = orjson.dumps(body).decode(), format_sortable(at)
         self._connection.execute(
             "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
@@ -84,7 +79,6 @@ class Answers:
         )
 
     def prune(self, before: datetime) -> None:
-        """Delete the first answers from before that moment."""
         self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
 
 
@@ -105,7 +99,6 @@ class Transaction:
         cache: FoldCache | None = None,
         follow_up: FollowUp | None = None,
     ) -> None:
-        """``follow_up`` records what follows from each piece of work; None: nothing does."""
         self._connection = connection
         self._follow_up = follow_up
         self._cache = cache if cache is not None else FoldCache()
@@ -160,7 +153,6 @@ class Transaction:
         self._cache.forget_pruned(read_pruning_checkpoint(self._connection).position, live)
 
     def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
-        """Append a row about an event that is no CloudEvent."""
         self.journal.append_non_event_row(at, kind, content, event_key=event_key)
         if self.changed is not None:
             self.changed.add(event_key)
@@ -177,10 +169,7 @@ class Transaction:
         transition: str | None = None,
         to: Iterable[str] | None = None,
     ) -> None:
-        """Record one event, for the sinks that want it or for the named ones.
-
-        ``transition`` identifies the change that an ``event.*`` reports; the journal counts it.
-        """
+        """Record one event for the sinks that want it, or the named; it counts ``transition``."""
         self.record_all([(event, transition)], at, to=to)
 
     def record_all(
@@ -258,17 +247,14 @@ class Transaction:
             )
 
     def _event_key(self, event: CloudEvent) -> str | None:
-        """Return the key of the event of Azure that a CloudEvent is about; None for no event."""
         if not is_about_event(event.name):
             return None
         return self.keys.make_key(event.scope, event.subject or "")
 
     def stored_approval_mode(self) -> Mode:
-        """Return whether approvals are on, off, or a dry run."""
         return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # `store_approval_mode` and `file` write it
 
     def store_approval_mode(self, mode: Mode, principal: str, at: datetime) -> None:
-        """Turn approvals on or off, and journal who did it."""
         self.set_meta("mode", mode)
         self.journal.append_non_event_row(at, "mode", {"mode": mode, "principal": principal})
         self.changed = None
@@ -285,7 +271,6 @@ class Transaction:
         return moment
 
     def set_meta(self, key: str, value: str | None) -> None:
-        """Store one value; None deletes it."""
         if value is None:
             self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
         else:
