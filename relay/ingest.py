@@ -49,10 +49,7 @@ _REBOOT_TYPES = ("reboot", "redeploy")
 
 @dataclass(frozen=True, slots=True)
 class SuccessfulPoll:
-    """One successful poll.
-
-    ``gap``: before it, polling had paused for so long that an event may have come and gone unseen.
-    """
+    """One successful poll. ``gap``: an event may have come and gone unseen before it."""
 
     document: Document
     at: datetime
@@ -259,10 +256,7 @@ def _find_change(
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | None) -> bool:
-    """Whether ``Resources`` may include this VM: whether it holds one of the VM's names.
-
-    The names are in lower case. If they are unknown (None), any resources may.
-    """
+    """Whether ``Resources`` may hold one of this VM's names, in lower case; None: any may."""
     return resource_names is None or any(
         resource.lower() in resource_names for resource in resources
     )

@@ -98,7 +98,6 @@ class Callers:
             if client.san is not None
         }
         self.tokens: TokenVerifier | None = None
-        """Verifies tokens of Entra ID; None without api.oidc."""
         if settings.oidc is not None:
             # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
             from relay.api.entra import TokenVerifier  # noqa: PLC0415
@@ -113,10 +112,7 @@ class Callers:
         rates: CallRates,
         sign_in: SignIn | None,
     ) -> Caller:
-        """Return the caller as the route asks. Raises Problem 429, 401 or 403.
-
-        A good call is charged to the caller, a failed one to its address.
-        """
+        """Return the caller; charge it, or its address if the call fails. Raises Problem."""
         peer = connection_of(request).peer
         if access in ("public", "handler"):
             return ANONYMOUS
@@ -291,10 +287,7 @@ class CallRates:
     """The callbacks that were charged to their client, and until when a signature can be valid."""
 
     def refuse(self, request: web.Request, reason: str, problem: Problem) -> Problem:
-        """Charge the address for a call without valid credentials, and log the reason.
-
-        Return the problem, or a 429 if the address has no calls left.
-        """
+        """Charge the address for a call without credentials; return the problem, or a 429."""
         if refused := self._charge_address(request):
             return refused
         peer, now = connection_of(request).peer, self.clock.monotonic()
@@ -307,10 +300,7 @@ class CallRates:
             raise _too_many_calls(f"of {principal}", wait)
 
     def charge_callback(self, request: web.Request, principal: str, content: bytes) -> None:
-        """Charge a client for its callback once, and the address for each copy: it may be stolen.
-
-        Raises Problem 429.
-        """
+        """Charge a client once, and the address for each copy: it may be stolen. Raises Problem."""
         digest = hashlib.sha256(content).hexdigest()
         callback = f"{principal} {request.headers['webhook-id']} {digest}"
         now = self.clock.monotonic()

@@ -45,13 +45,10 @@ MAX_DETAIL_ROWS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call that has passed the checks before its handler."""
-
     request: web.Request
     server: ServerState
     caller: Caller
     content: bytes
-    """The body as it was sent."""
     relay_in_force: Relay | None
     """The relay whose callers let this call in. What it decides goes to the gate of that one."""
 
@@ -123,7 +120,6 @@ Scope = Annotated[
 
 
 def flag(name: str, description: str) -> Parameter:
-    """Return a parameter that is true or false."""
     return Parameter(
         name=name,
         description=description,
@@ -142,8 +138,6 @@ ROUTES: list[Route] = []
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A route of the API."""
-
     method: Method
     path: str
     summary: str
@@ -165,10 +159,7 @@ class Route:
 
     @functools.cached_property
     def arguments(self) -> Mapping[str, Any]:
-        """What the function reads, by the name of its argument: parameters, and a body's model.
-
-        The name of another argument is in the path.
-        """
+        """The parameters and the body's model, by argument; other arguments are in the path."""
         hints = get_type_hints(self.function, include_extras=True)
         return {
             name: get_args(hint)[1] if get_origin(hint) is Annotated else hint
@@ -178,7 +169,6 @@ class Route:
 
     @property
     def body(self) -> type[BaseModel] | None:
-        """The model of the request's body."""
         return next((each for each in self.arguments.values() if _is(each, BaseModel)), None)
 
     @property

@@ -29,10 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Limits that protect the server from slow, broken and hostile callers. Times are in seconds.
-
-    Tests set lower ones.
-    """
+    """Limits against slow, broken and hostile callers, in seconds. Tests set lower ones."""
 
     max_connections: int = 256
     """Open connections over TCP."""
@@ -93,8 +90,6 @@ class Peer:
 
 @dataclass(slots=True)
 class ConnectionGroup:
-    """Open connections that share a maximum, the oldest first."""
-
     maximum: int
     open: dict[Connection, None] = field(default_factory=dict)
     _has_warned: bool = False
@@ -153,14 +148,12 @@ class Connection(web.RequestHandler):
         self._responses_by_status = counts
 
     def abort(self) -> None:
-        """Close the connection now, whatever is still to be sent."""
         self.leave_group()
         transport = self.transport or self.handshake
         if transport is not None:
             transport.abort()
 
     def leave_group(self) -> None:
-        """Count no longer towards the maximum."""
         self._group.open.pop(self, None)
 
     @override
@@ -230,10 +223,7 @@ class TlsProtocol(SSLProtocol):
 
 
 def _peer_of(transport: asyncio.Transport) -> Peer:
-    """Return the other end of a connection. The kernel names the user of a local one.
-
-    Source: unix(7), SO_PEERCRED (Linux).
-    """
+    """Return the other end. The kernel names a local user: SO_PEERCRED, unix(7), Linux."""
     sock = transport.get_extra_info("socket")
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         return Peer(transport.get_extra_info("peername")[0])
@@ -251,7 +241,6 @@ def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def connection_of(request: web.Request) -> Connection:
-    """Return the connection of a request."""
     connection = request.protocol
     assert isinstance(connection, Connection)  # noqa: S101  # `Server` makes no others
     return connection

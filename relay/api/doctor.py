@@ -32,7 +32,6 @@ _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Finding], bool]:
-    """Return the findings, and whether a relay with this configuration seems to run."""
     finding, is_running = await _probe_running_relay(settings, state_file)
     findings = [finding, *static_findings(settings, state_file)]
     if settings.tls is not None:
@@ -50,7 +49,6 @@ async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Findin
 
 
 def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding]:
-    """Return warnings that follow from the configuration and this machine's folders."""
     if settings.socket == "auto":
         try:
             automatic_socket(state_file)
@@ -84,7 +82,6 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
 
 
 async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple[Finding, bool]:
-    """Return the finding about the first place where something listens, and `is_running`."""
     path = settings.socket
     if path == "auto":
         with suppress(ConfigError):  # `static_findings` warns of it

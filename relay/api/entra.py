@@ -178,8 +178,6 @@ async def fetch_endpoints(settings: OidcSettings) -> tuple[URL, str]:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person who signed in."""
-
     caller: Caller
     name: str | None
     """What the person is called, for people. It can change, and is not unique."""
@@ -188,8 +186,6 @@ class Person:
 
 
 class TokenVerifier:
-    """Verifies tokens with the issuer's keys."""
-
     def __init__(self, settings: OidcSettings, clock: Clock) -> None:
         self._settings = settings
         self._keys = Kept(partial(fetch_keys, settings), clock)
@@ -201,10 +197,7 @@ class TokenVerifier:
         return self._caller(claims)
 
     async def person_from_id_token(self, token: str, nonce: str) -> Person:
-        """Return who signed in with this nonce. Raises NotAuthenticated.
-
-        Who has no right of any role is refused: a session without rights helps nobody.
-        """
+        """Return who signed in with this nonce and has a right. Raises NotAuthenticated."""
         client_id = self._settings.client_id
         claims = await self._verify(token, client_id)
         found = str(claims.get("nonce")).encode("utf-8", "surrogatepass")

@@ -70,12 +70,10 @@ class Metrics(Collector):
         yield from self.families.values()
 
     def count(self, name: str, meaning: str, value: float, **labels: str) -> None:
-        """Add a value of a counter. Names are without the prefix."""
         family = self._family(CounterMetricFamily, name, meaning, labels)
         family.add_metric([*labels.values()], value)
 
     def gauge(self, name: str, meaning: str, value: float | None, **labels: str) -> None:
-        """Add a value of a gauge, if it is known."""
         if value is not None:
             family = self._family(GaugeMetricFamily, name, meaning, labels)
             family.add_metric([*labels.values()], value)
@@ -90,14 +88,12 @@ class Metrics(Collector):
     def counts(
         self, name: str, meaning: str, label: str, values: Mapping[str, float], **labels: str
     ) -> None:
-        """Add values of a counter by the values of a label."""
         for key, value in values.items():
             self.count(name, meaning, value, **labels, **{label: key})
 
     def gauges(
         self, name: str, meaning: str, label: str, values: Mapping[str, float], **labels: str
     ) -> None:
-        """Add values of a gauge by the values of a label."""
         for key, value in values.items():
             self.gauge(name, meaning, value, **labels, **{label: key})
 
@@ -202,7 +198,6 @@ def _add_source(metrics: Metrics, relay: Relay) -> None:
 
 
 def _add_recorded(metrics: Metrics, counts: EventCounts, unrecorded: Mapping[str, int]) -> None:
-    """Add what was recorded since the start. ``unrecorded`` are refusals that were not."""
     for change in CHANGES:
         metrics.counts(
             "events_total",
@@ -351,5 +346,4 @@ def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
 
 
 def _one_of(states: Iterable[str], now: str) -> dict[str, float]:
-    """Return 1 for the state that something has now, and 0 for each other."""
     return {state: float(state == now) for state in states}

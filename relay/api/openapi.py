@@ -51,7 +51,6 @@ _SECURITY_SCHEMES = {
     },
 }
 _Schemas = Mapping[Any, Any]
-"""JSON schemas by type."""
 _SIGNATURE_HEADERS = (
     ("webhook-id", "identifies a repeat, which gets the first answer again", "^.+$"),
     ("webhook-timestamp", "seconds since 1970, at most 300 s ago and 60 s ahead", "^[0-9]{1,12}$"),
@@ -94,7 +93,6 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _json_schemas(routes: Sequence[Route]) -> tuple[_Schemas, dict[str, Any]]:
-    """Return the schema of every body by type, and the components to which schemas refer."""
     requests = dict.fromkeys(route.body for route in routes if route.body is not None)
     responses = dict.fromkeys((ProblemDetails, *(route.response_type for route in routes)))
     inputs: list[tuple[Any, Literal["validation", "serialization"], TypeAdapter[Any]]] = [
@@ -163,7 +161,6 @@ def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str,
 
 
 def _problem_statuses(route: Route) -> list[int]:
-    """Return the statuses of all problems of a route. Most follow from its checks."""
     statuses = {*_OF_EVERY_CALL, *route.problems}
     if route.access not in NEVER_REFUSED:
         statuses.add(429)

@@ -41,7 +41,6 @@ def json_response(
 def bytes_response(
     status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return a response with this body and complete Content-Type."""
     return web.Response(
         status=status,
         body=body,
@@ -97,7 +96,6 @@ class Problem(Exception):
         self.members = members
 
     def to_response(self) -> web.Response:
-        """Return the error response."""
         details = ProblemDetails(
             type="about:blank",
             title=HTTPStatus(self.status).phrase,
@@ -116,7 +114,6 @@ class Problem(Exception):
 
 
 def internal_error() -> Problem:
-    """Return a 500 for an error in the relay's own code, which the log describes."""
     return Problem(500, "an internal error of the relay; its log says more", closes=True)
 
 
@@ -132,7 +129,6 @@ def problem_of_aiohttp(error: web.HTTPException) -> Problem:
 
 
 def problem_of_refusal(refusal: DecisionAnswer) -> Problem:
-    """Return the problem that says why a request about an event is refused."""
     return Problem(refusal.status, **refusal.body)
 
 

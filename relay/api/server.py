@@ -75,12 +75,10 @@ class Server:
         self._state_file = state_file
         callers = Callers(settings, clock)
         self.state = ServerState(clock=clock, limits=limits or ServerLimits(), callers=callers)
-        """Where the relay is attached and detached."""
         self.state.sign_in = _make_sign_in(settings, callers, clock)
         self._stack = AsyncExitStack()
         self._tls: FileBackedValue[ssl.SSLContext] | None = None
         self.address = settings.listen
-        """Where the server listens, for people."""
         self.port = settings.port
         """The TCP port on which the server listens."""
 
@@ -137,7 +135,6 @@ class Server:
         return application
 
     async def _listen(self, stack: AsyncExitStack, runner: web.AppRunner) -> None:
-        """Open the sockets, and set `port` and `address`."""
         settings, limits, loop = self.settings, self.state.limits, asyncio.get_running_loop()
         assert runner.server is not None  # noqa: S101  # the runner is set up
         connection = partial(

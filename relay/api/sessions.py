@@ -43,8 +43,6 @@ class SignInRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The session of a person in one browser."""
-
     key: bytes
     """The digest of the cookie."""
     caller: Caller
@@ -61,8 +59,6 @@ SESSION = web.RequestKey("session", Session)
 
 
 class Sessions:
-    """The open sessions of one process."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions: dict[bytes, Session] = {}  # the oldest first
@@ -97,11 +93,9 @@ class Sessions:
         return session if session is not None and self.is_open(session) else None
 
     def is_open(self, session: Session) -> bool:
-        """Whether the session has not ended."""
         return session.key in self._sessions and not self._has_expired(session)
 
     def end(self, cookie: str) -> None:
-        """End the session of this cookie, if there is one."""
         self._sessions.pop(_digest(cookie), None)
 
     def _has_expired(self, session: Session) -> bool:

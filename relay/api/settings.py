@@ -68,7 +68,6 @@ def _check_socket_path(path: Path) -> Path:
 
 
 def supports_local_sockets() -> bool:
-    """Return whether this system has local sockets. On Windows, Python has none."""
     return hasattr(socket, "AF_UNIX")
 
 
@@ -169,7 +168,6 @@ class Client(Section):
 
     @property
     def rights(self) -> Rights:
-        """What the client may do."""
         return Rights(frozenset(self.can), self.resources)
 
     @property
@@ -184,10 +182,7 @@ class Client(Section):
         return tuple(kind for kind, value in configured.items() if value)
 
     def key_digests(self) -> tuple[bytes, ...]:
-        """Return the SHA-256 of every valid bearer key.
-
-        A changed key file is read again. While it holds a weak key, it is nobody's key.
-        """
+        """Return the SHA-256 of valid keys. A changed file is read again; a weak key is none."""
         digests = tuple(bytes.fromhex(digest) for digest in self.key_sha256)
         if self.key is None and self.key_file is None:
             return digests
@@ -197,10 +192,7 @@ class Client(Section):
             return digests
 
     def credentials(self) -> Iterator[tuple[str, bytes]]:
-        """Yield what proves who this client is: digests of keys, and the keys that sign.
-
-        Raises ValueError for an invalid secret.
-        """
+        """Yield what proves who it is: digests of keys, keys that sign. Raises ValueError."""
         yield from (("key", digest) for digest in self.key_digests())
         try:
             yield from (("secret", decode_secret(text)) for text in self.reveal_list("secrets"))
@@ -241,7 +233,6 @@ class ApiSettings(Section):
 
     @property
     def host(self) -> str:
-        """The address to listen on."""
         return self.listen.rpartition(":")[0].strip("[]")
 
     @property
@@ -251,7 +242,6 @@ class ApiSettings(Section):
 
     @property
     def rights_by_client_principal(self) -> dict[str, Rights]:
-        """The rights of each client by its principals."""
         return {
             principal: client.rights for client in self.clients for principal in client.principals
         }

@@ -62,8 +62,6 @@ _UNUSABLE = "The answer of Entra ID is not usable. Begin again."
 
 @dataclass(frozen=True, slots=True)
 class PendingSignIn:
-    """A sign-in that has begun in one browser."""
-
     cookie: str = field(repr=False)
     state: str = field(repr=False)
     nonce: str = field(repr=False)
@@ -83,14 +81,10 @@ class PendingSignIns:
         self._unused = TokenBuckets(1 / PENDING_LIFETIME, 1, _MAX_REMEMBERED)
 
     def begin(self, now: float) -> PendingSignIn:
-        """Begin a sign-in."""
         return self._derive(f"{int(now)}.{secrets.token_urlsafe(32)}")
 
     def finish(self, cookie: str | None, state: str, now: float) -> PendingSignIn:
-        """Return the sign-in of the browser with this cookie, once. Raises SignInRefused.
-
-        The state must be that of the cookie.
-        """
+        """Return the sign-in of this cookie and state, once. Raises SignInRefused."""
         if cookie is None:
             raise SignInRefused("the browser has no cookie of a sign-in", _BEGIN_AGAIN)
         expected = self._mac("state", cookie)
@@ -113,8 +107,6 @@ class PendingSignIns:
 
 
 class SignIn:
-    """Lets people sign in at the configured issuer, and keeps their sessions."""
-
     def __init__(
         self, settings: OidcSettings, public_url: str, tokens: TokenVerifier, clock: Clock
     ) -> None:
@@ -131,10 +123,7 @@ class SignIn:
         self._pending = PendingSignIns()
 
     async def begin(self) -> tuple[str, str]:
-        """Begin a sign-in. Return the URL at Entra ID to which the browser goes, and its cookie.
-
-        Raises SignInRefused.
-        """
+        """Return the URL at Entra ID for the browser, and its cookie. Raises SignInRefused."""
         pending = self._pending.begin(self._clock.monotonic())
         try:
             authorization, _ = await self._endpoints.get()
@@ -224,10 +213,7 @@ class SignIn:
 
 
 def _codes(error: object, description: object) -> str:
-    """Return the codes of an error: that of OAuth, and that of Entra ID.
-
-    Only codes are repeated: the description can contain anything.
-    """
+    """Return the codes of OAuth and Entra ID: the description can contain anything."""
     codes = []
     if isinstance(error, str) and _ERROR.fullmatch(error):
         codes.append(error)

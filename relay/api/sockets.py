@@ -27,10 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return a listening socket for each address of the host. Raises ConfigError.
-
-    Port 0 selects a free port, the same for all addresses.
-    """
+    """Return a socket for each address; port 0: one free port for all. Raises ConfigError."""
     sockets: list[socket.socket] = []
     try:
         results = await asyncio.get_running_loop().getaddrinfo(
@@ -155,7 +152,6 @@ def file_backed_server_context(settings: ServerTlsSettings) -> FileBackedValue[s
 
 
 def make_server_context(settings: ServerTlsSettings) -> ssl.SSLContext:
-    """Return the TLS context for the current files. Raises ConfigError if they are unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # OpenSSL 1.1 lets clients renegotiate, with another certificate and at the server's cost.

@@ -52,8 +52,6 @@ class SourceHealth(Protocol):
 
 
 class PollMeasurements(Protocol):
-    """What is measured of the polls of the metadata service."""
-
     poll_seconds: Histogram
 
     @property
@@ -95,17 +93,12 @@ class Relay:
     gate: DecisionHandler
     """Takes approvals, holds and releases. An agent forwards them to the gate of its hub."""
     dispatcher: Dispatcher
-    """Delivers what is recorded to the sinks."""
     source: SourceHealth
     origin: Origin
-    """The scope and the name of this relay."""
     clock: Clock
     chats: Mapping[str, ChatSink] = field(default_factory=dict)
-    """The chat sinks by name."""
     roster: Roster | None = None
-    """The agents, on a hub."""
     hub: Hub | None = None
-    """What a hub counts."""
     order_results: Mapping[OrderResult, int] = field(default_factory=dict)
     """How the start orders of a hub ended."""
     polling: PollMeasurements | None = None
@@ -116,8 +109,6 @@ class Relay:
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """The state of one server."""
-
     clock: Clock
     limits: ServerLimits
     callers: Callers
@@ -172,7 +163,6 @@ class ServerState:
             free.release()
 
     def attach_relay(self, relay: Relay) -> None:
-        """Let calls reach this relay."""
         self.relay = relay
         relay.store.listeners.recorded += [
             self._wake_streams,
@@ -188,10 +178,7 @@ class ServerState:
         self._wake_streams()
 
     def replace_relay(self, relay: Relay) -> None:
-        """Let calls reach the parts that a reload has made, over the same store.
-
-        Nothing happens if no relay is attached.
-        """
+        """Let calls reach what a reload has made, if a relay is attached."""
         if self.relay is not None:
             # Counted by the engine that is gone: the counter of the metrics must not go back.
             self.event_counts.refusals.update(self.relay.gate.engine.unrecorded_refusals)

@@ -147,7 +147,6 @@ class ClaimedGrant:
     agent: str | None
     """Who executes the StartRequest, as `StartRequestPort.choose_agent` named it."""
     journal_head: JournalHead
-    """The row of the claim in the journal."""
 
     @property
     def attempt_number(self) -> int:

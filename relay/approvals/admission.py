@@ -30,13 +30,10 @@ SENT_BEFORE_NOTICE = (
 UNKNOWN_EVENT = refuse(
     404, "no such event in this scope; see GET /v1/events, or `imds-relay events`"
 )
-"""The refusal of a request that names no event of the store."""
 REUSED_ID = refuse(409, "this id came before with another body; give each request an id of its own")
-"""The refusal of a request whose id the same principal gave to another request before."""
 
 
 def ambiguous_scope_refusal(occurrences: Sequence[TrackedEvent]) -> DecisionAnswer:
-    """Return the refusal of a request whose EventId is known in several scopes."""
     scopes = ", ".join(sorted(occurrence.scope for occurrence in occurrences))
     return refuse(
         422, f"expected the scope, because this EventId is known in several: {scopes}", "scope"
@@ -76,7 +73,6 @@ def find_decision_refusal(
 
 
 def _conflict_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
-    """Why the state of the event rules the decision out."""
     if not status.occurrence.live:
         return "the event has ended"
     if status.occurrence.event.is_started:
@@ -133,7 +129,6 @@ def _describe_too_late(closed_at: datetime, now: datetime) -> str:
 
 
 def _permission_refusal_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
-    """Why the caller may not take the decision."""
     problem = (
         _missing_right_reason(request, status)
         or _vm_decides_beyond_itself_reason(request, status)
@@ -169,10 +164,7 @@ def _missing_right_reason(request: DecisionRequest, status: ApprovalStatus) -> s
 
 
 def _is_own_hold(hold: Decision, request: DecisionRequest, status: ApprovalStatus) -> bool:
-    """Whether the caller took a hold, with this principal or another of the same person.
-
-    Even if machines are one person, none of them releases the hold of another.
-    """
+    """Whether the caller took the hold. Machines that are one person do not share theirs."""
     principal = request.caller.principal
     if is_machine(principal):
         return hold.principal == principal
@@ -182,10 +174,7 @@ def _is_own_hold(hold: Decision, request: DecisionRequest, status: ApprovalStatu
 def _vm_decides_beyond_itself_reason(
     request: DecisionRequest, status: ApprovalStatus
 ) -> str | None:
-    """Why a machine may not decide about the event: it speaks for itself alone.
-
-    It may release its own hold even if the event does not name it any more.
-    """
+    """Why a machine may not decide about it: it speaks for itself, and may release its own hold."""
     machine = request.caller.principal
     if not is_machine(machine):
         return None
@@ -207,7 +196,6 @@ def _vm_decides_beyond_itself_reason(
 
 
 def _uncovered_resources_reason(request: DecisionRequest, status: ApprovalStatus) -> str | None:
-    """Why the caller may not decide for all resources of the event."""
     rights = request.caller.rights
     resources = status.occurrence.event.resources
     quorum = status.quorum if request.decision == "approve" else None
@@ -314,10 +302,7 @@ def build_accepted_answer(
 def told_of_decision(
     decision: str, status: ApprovalStatus, waiting_for: Iterable[WaitingFor]
 ) -> dict[str, Any]:
-    """Return what answer and event of a decision say only where it is so.
-
-    ``notice`` is of a hold that may come too late.
-    """
+    """Return what is told only where it is so. ``notice``: the hold may come too late."""
     is_late = decision == "hold" and status.may_be_accepted_by_imds
     fields = {
         "notice": SENT_BEFORE_NOTICE if is_late else "",

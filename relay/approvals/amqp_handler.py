@@ -28,10 +28,7 @@ from relay.store.sqlite import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmqpApprovalHandler:
-    """Submits each message to the gate as the decision of the client that sent it."""
-
     callers: Mapping[str, Caller]
-    """The known clients by their RabbitMQ user."""
     gate: DecisionHandler
     store: Store
     clock: Clock

@@ -67,8 +67,6 @@ log count all of them."""
 
 
 class ApprovalEngine:
-    """The approvals of one relay."""
-
     def __init__(
         self,
         settings: ApprovalsSettings,
@@ -118,12 +116,10 @@ class ApprovalEngine:
         self._have_hours = any(each.time is not None for each in conditions)
 
     def effective_approval_mode(self, tx: Transaction) -> Mode:
-        """Return the mode in force: the stricter of configuration and switch."""
         trusted = self._trusted and tx.standing_holds.damage is None
         return effective_approvals_mode(self.settings, tx.stored_approval_mode(), trusted=trusted)
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
-        """Collect every fact that a decision about an event depends on."""
         status = self._status_without_limits(tx, occurrence, now)
         waits = self._limits.waits_of(tx, status)
         return replace(status, waiting_for=waits) if waits else status
@@ -286,10 +282,7 @@ class ApprovalEngine:
     def _record_standing_hold(
         self, tx: Transaction, name: str, hold: StandingHold, at: datetime, **added: str | None
     ) -> dict[str, Any]:
-        """Record an event about a standing hold; return its data.
-
-        The messages about the events that it is about become due for refresh.
-        """
+        """Record an event about a standing hold; messages about its events become due."""
         data = {**standing_hold_to_json_object(hold), **added}
         tx.record(standing_hold_event(name, self.origin, at, data=data, head=str(tx.head())), at)
         live = tx.occurrences.live_occurrences()

@@ -53,7 +53,6 @@ class DecisionHandler(Protocol):
     """
 
     engine: ApprovalEngine
-    """Knows the status of each event."""
 
     async def submit(self, request: Request, /) -> DecisionAnswer:
         """Return the answer to a request; 503 if it cannot be decided now.
@@ -129,15 +128,12 @@ class Gate:
             return _NOT_RECORDED
 
     async def read_standing_holds(self, read: Callable[[StandingHolds], T]) -> T:
-        """Return what ``read`` finds."""
         return await self._store.read(lambda tx: read(tx.standing_holds))
 
     async def approval_mode(self) -> Mode:
-        """Return the mode in force."""
         return await self._store.read(self.engine.effective_approval_mode)
 
     async def set_approval_mode(self, mode: Mode, principal: str) -> Mode:
-        """Set and remember the switch; return the mode then in force. Raises StoreUnavailable."""
         now = self._clock.now()
 
         def set_switch(tx: Transaction) -> Mode:
@@ -167,14 +163,10 @@ class Gate:
             self.wake()
 
     async def stop_start_requests(self, within: float) -> None:
-        """Claim no grant any more, and return when no StartRequest is in flight.
-
-        Return after ``within`` seconds in any case.
-        """
+        """Claim nothing more; return when nothing is in flight, or after ``within`` seconds."""
         await self._sender.stop_start_requests(within)
 
     async def run(self) -> None:
-        """Apply transitions and send StartRequests until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._check_when_time_comes(), name="approvals: transitions")
             group.create_task(self._sender.run(), name="approvals: StartRequests")

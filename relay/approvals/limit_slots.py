@@ -42,7 +42,6 @@ class Line:
 
     @property
     def grantable(self) -> list[TrackedEvent]:
-        """The events that have no grant, and their slots, first in line first."""
         return [
             event
             for place, event, _ in self.places
@@ -51,18 +50,14 @@ class Line:
 
     @property
     def waiting(self) -> list[int]:
-        """The occurrences that wait."""
         return [occurrence for occurrence, waits in self.waits.items() if waits]
 
     @property
     def next_rest_end(self) -> datetime | None:
-        """When a slot becomes free by time alone; None: never."""
         return min((each.until for each in self.going if each.until != NEVER), default=None)
 
 
 class LimitSlots:
-    """Who takes the slots of the limits, and for which limits an event waits."""
-
     def __init__(
         self,
         limits: Sequence[Limit],
@@ -71,16 +66,12 @@ class LimitSlots:
         *,
         has_automatic_rule: bool,
     ) -> None:
-        """``status_of`` returns the status of an event without the limits.
-
-        ``has_automatic_rule``: an event can be granted about which nobody has decided.
-        """
+        """``status_of`` leaves the limits out. ``has_automatic_rule``: a grant needs no vote."""
         self._limits = limits
         self._has_automatic_rule = has_automatic_rule
         self._status_of = status_of
         self._count_machines = count_machines
         self._newest: tuple[object, Line] | None = None
-        """The newest line, and what it depends on."""
 
     def counts(self, event: TrackedEvent, now: datetime) -> bool:
         """Whether an event needs slots of a limit."""
@@ -140,7 +131,6 @@ class LimitSlots:
         return limit.capacity(count(limit) if count is not None else 0)
 
     def _resting(self, tx: Transaction, now: datetime) -> list[Taking]:
-        """Return who takes slots because it was over a while ago."""
         rests = {limit.name: timedelta(seconds=limit.rest) for limit in self._limits}
         longest = max(rests.values(), default=timedelta())
         going: list[Taking] = []

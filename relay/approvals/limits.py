@@ -66,7 +66,6 @@ class Limit(Section):
 
     @property
     def is_share(self) -> bool:
-        """Whether ``max`` is a share of the machines that a hub knows."""
         return isinstance(self.max, str)
 
     def capacity(self, machines: int) -> int:
@@ -88,11 +87,7 @@ class Limit(Section):
         return self.match.model_copy(update={"resources": None})
 
     def machines_of(self, data: Mapping[str, Any], scope: str) -> frozenset[Machine]:
-        """Return the machines for which an event (the ``data`` of its CloudEvent) needs slots.
-
-        An event without resources needs one slot, whatever ``resources`` says: it may concern any
-        machine.
-        """
+        """Return the machines that need slots; an event without resources needs one slot."""
         patterns = self.match.resources
         if not matches(self._event_conditions, data, scope):
             return frozenset()
@@ -139,7 +134,6 @@ class WaitingFor:
 
     limit: str
     slots: int
-    """How many slots the limit has."""
     machines: tuple[str, ...]
     """The machines that take the slots, sorted; of another scope as ``<scope>/<name>``."""
     behind: str | None
@@ -148,7 +142,6 @@ class WaitingFor:
     """When time alone frees enough slots; None if that is not known."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that events and API answers have."""
         return {
             "limit": self.limit,
             "max": self.slots,
@@ -226,7 +219,6 @@ def _wait(
     taken: Iterable[Taking],
     first: str | None,
 ) -> WaitingFor | None:
-    """Return how an event waits for a limit. ``first`` is the first event that waits for it."""
     has_slots = False
     others: dict[Machine, datetime] = {}
     for taking in taken:

@@ -50,7 +50,6 @@ class PrincipalForm:
     pattern: str = r"\S+"
 
     def matches(self, principal: str) -> bool:
-        """Return whether a principal has this form."""
         prefix, colon, name = principal.partition(":")
         return (
             bool(colon) and prefix == self.prefix and re.fullmatch(self.pattern, name) is not None
@@ -73,10 +72,7 @@ _chat_prefixes: set[str] = set()
 
 
 def declare_chat_principal_form(form: PrincipalForm) -> None:
-    """Accept the principals of a chat platform in rules, groups and people.
-
-    Raises ConfigError if the prefix is malformed, reserved, or declared with another form.
-    """
+    """Accept a platform's principals. Raises ConfigError for a malformed or reserved prefix."""
     if _PREFIX.fullmatch(form.prefix) is None or form.prefix in _RESERVED_PREFIXES:
         raise ConfigError(
             "expected a principal prefix of lower-case letters, digits and dashes other than "
@@ -91,13 +87,11 @@ def declare_chat_principal_form(form: PrincipalForm) -> None:
 
 
 def is_principal(text: str) -> bool:
-    """Return whether a text has one of the built-in or declared forms."""
     form = _forms.get(text.partition(":")[0])
     return form is not None and form.matches(text)
 
 
 def is_chat_principal(text: str) -> bool:
-    """Return whether a text has a form that a chat platform declared."""
     return text.partition(":")[0] in _chat_prefixes and is_principal(text)
 
 
@@ -117,7 +111,6 @@ def expected_form(text: str, references: Iterable[str] = ()) -> str:
 
 
 def machine_principal(scope: str, relay: str) -> str:
-    """Return the principal of a machine. ``relay`` is the relay word of its agent."""
     principal = f"{VM_PREFIX}:{scope}/{relay}"
     if _MACHINE.fullmatch(principal) is None:
         raise ValueError(f"expected a scope and a relay word, got {scope!r} and {relay!r}")

@@ -55,8 +55,6 @@ def new_approval_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is recorded about one event in a transaction."""
-
     tx: Transaction
     origin: Origin
     occurrence: TrackedEvent
@@ -256,6 +254,5 @@ def _record(
 
 
 def _ended_field(decisions: Sequence[Decision]) -> dict[str, list[str]]:
-    """Return ``ended`` of an event: the decisions that count no more because of it."""
     ids = [decision.approval_id for decision in decisions]
     return {"ended": ids} if ids else {}

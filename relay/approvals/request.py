@@ -31,8 +31,6 @@ HOLD_NOTICE = (
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a caller may do."""
-
     can: frozenset[Right]
     resources: tuple[str, ...] | None = None
     """Patterns that must cover every resource of the event; None: no limit. With ``each_resource``
@@ -43,8 +41,6 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated caller."""
-
     principal: str
     channel: str
     """http, callback, amqp, local, fleet, or the name of a chat."""
@@ -53,8 +49,6 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a caller asks for."""
-
     caller: Caller
     at: datetime
     request_id: str | None = None
@@ -70,7 +64,6 @@ class DecisionRequest(Request):
     event_id: str
     decision: DecisionKind
     revision: str
-    """The state of the event that the caller saw."""
     remarks: Remarks = field(default_factory=lambda: NO_REMARKS)
     scope: str | None = None
     """The scope that the body names."""
@@ -90,20 +83,15 @@ class DecisionRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class DecisionAnswer:
-    """The answer to a request."""
-
     status: int
-    """The HTTP status."""
     body: Mapping[str, Any]
     """The JSON of the answer; for a refusal the members of its problem."""
     repeat: bool = False
     """Whether this is the first answer to the same request again."""
     is_transient: bool = False
-    """Whether the same request can be decided later."""
 
     @property
     def accepted(self) -> bool:
-        """Whether what was asked for was recorded."""
         return self.status < 300  # HTTP
 
 
@@ -196,10 +184,7 @@ def _reject_repeated_keys(pairs: list[tuple[str, object]]) -> None:
 
 
 def validate_body(fields: object) -> DecisionBody:
-    """Validate parsed JSON.
-
-    Raises MalformedJsonBody if it is not an object, and InvalidField for the first wrong field.
-    """
+    """Validate parsed JSON. Raises MalformedJsonBody for no object, InvalidField for a field."""
     if not isinstance(fields, dict):
         raise MalformedJsonBody("expected a JSON object")
     try:

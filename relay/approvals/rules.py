@@ -109,7 +109,6 @@ class Hours(Section):
         return self
 
     def are_active(self, now: datetime) -> bool:
-        """Whether ``now`` is within the hours."""
         local = now.astimezone(ZoneInfo(self.zone))
         minute = local.hour * 60 + local.minute
         first, end = _minute_of_day(self.from_), _minute_of_day(self.to)
@@ -186,7 +185,6 @@ class Rule(Section):
     """An https URL that messages, the page and reminders show."""
 
     def applies_to(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
-        """Whether an event (the ``data`` of its CloudEvent) meets the conditions now."""
         hours = self.match.time
         return matches(self.match, data, scope) and (hours is None or hours.are_active(now))
 
@@ -205,8 +203,6 @@ class Rule(Section):
 
 @dataclass(frozen=True, slots=True)
 class EligibleVoters:
-    """Who may vote by a rule."""
-
     entries: frozenset[str]
     """Principals, and patterns over machines."""
 
@@ -219,10 +215,7 @@ def eligible_voters(
     groups: Mapping[str, Sequence[str]],
     people: Mapping[str, Sequence[str]],
 ) -> EligibleVoters:
-    """Return who may vote: ``quorum.from`` with groups and people expanded.
-
-    Raises KeyError for an unknown group or person.
-    """
+    """Return who may vote, groups and people expanded. Raises KeyError for an unknown one."""
     members: list[str] = []
     for voter in quorum.from_:
         kind, _, name = voter.partition(":")
@@ -246,10 +239,7 @@ def person_of(principal: str, people: Mapping[str, Sequence[str]]) -> str:
 
 
 def clients_of_same_person(principal: str, people: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the principals of clients that the person with a chat principal has, too.
-
-    The rights of these clients limit what the person may decide in the chat.
-    """
+    """Return the clients of the same person: their rights limit what it may decide in a chat."""
     person = person_of(principal, people).removeprefix("person:")
     return tuple(
         other for other in people.get(person, ()) if other.startswith(("client:", "mtls:"))

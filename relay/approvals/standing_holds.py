@@ -93,12 +93,9 @@ class EndBody(RequestBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRequest(Request):
-    """A request to make a standing hold."""
-
     body: StandingHoldBody
 
     def hold(self, hold_id: str) -> StandingHold:
-        """Return the standing hold that it asks for."""
         ends = parse_timestamp(self.body.ends)
         assert ends is not None  # noqa: S101  # the body was validated
         return StandingHold(
@@ -115,8 +112,6 @@ class CreateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRequest(Request):
-    """A request to end a standing hold early."""
-
     hold_id: str
     reason: str | None = None
 
@@ -124,7 +119,6 @@ class EndRequest(Request):
 def refuse_creation(
     request: CreateRequest, hold: StandingHold, open_holds: Sequence[StandingHold]
 ) -> DecisionAnswer | None:
-    """Return why a standing hold is not made, or None if it is."""
     rights, now = request.caller.rights, request.at
     if not rights.can & {"operate", "hold"}:
         return refuse(403, "you may not hold: it is not in your rights (can)")
@@ -162,7 +156,6 @@ def _time_problem(starts: datetime, ends: datetime, now: datetime) -> str | None
 def refuse_end(
     request: EndRequest, hold: StandingHold | None, people: Mapping[str, Sequence[str]]
 ) -> DecisionAnswer | None:
-    """Return why a standing hold is not ended, or None if it is."""
     if hold is None:
         return refuse(404, "no such standing hold; see GET /v1/standing-holds")
     if hold.ended is not None or hold.ends <= request.at:
@@ -260,7 +253,6 @@ def _value_text(value: Any) -> str:
 
 
 def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
-    """Return a standing hold as its events and the API describe it."""
     return {
         "holdId": hold.hold_id,
         "match": conditions_to_json_object(stored_conditions(hold.conditions)),

@@ -114,7 +114,6 @@ class StartRequestSender:
         clock: Clock,
         names_this_vm: Callable[[Sequence[str]], bool],
     ) -> None:
-        """``names_this_vm`` says whether the resources of an event include this VM."""
         self._engine = engine
         self._store = store
         self._port = port
@@ -122,12 +121,10 @@ class StartRequestSender:
         self._names_this_vm = names_this_vm
         self._group: asyncio.TaskGroup | None = None
         self._scopes: dict[str, _Scope] = {}
-        """The scopes that have a task."""
         self._must_read_all = asyncio.Event()
         self._must_read_all.set()
         self._is_stopping = False
         self._sending = 0
-        """How many StartRequests are being claimed, sent or their answers recorded."""
 
     def check_all(self) -> None:
         """Look for open grants in all scopes: something has changed."""
@@ -158,10 +155,7 @@ class StartRequestSender:
             )
 
     async def stop_start_requests(self, within: float) -> None:
-        """Claim nothing more, and return when the answer to each StartRequest is recorded.
-
-        Return after ``within`` seconds in any case.
-        """
+        """Claim nothing more; return when nothing is in flight, or after ``within`` seconds."""
         self._is_stopping = True
         deadline = self._clock.monotonic() + within
         while self._sending and self._clock.monotonic() < deadline:
@@ -266,10 +260,7 @@ class StartRequestSender:
     async def _send_claimed(
         self, scope: _Scope, grants: Sequence[Grant], agent: str | None
     ) -> bool:
-        """Return whether a grant could be claimed.
-
-        Raises StoreUnavailable with nothing sent, and what `_send` raises.
-        """
+        """Return whether a grant was claimed. Raises StoreUnavailable: nothing was sent."""
 
         def claim(tx: Transaction) -> list[ClaimedGrant]:
             # The fresh read may have added notices about these events.
@@ -301,10 +292,7 @@ class StartRequestSender:
         return bool(claims)
 
     async def _send(self, scope: _Scope, claims: Sequence[ClaimedGrant]) -> None:
-        """Send one StartRequest and record its answer.
-
-        Raises SourceError if IMDS neither accepted nor refused it.
-        """
+        """Send it and record the answer. Raises SourceError if IMDS neither took nor refused it."""
         for claim in claims:
             _log_start_request(scope.name, claim)
         answer: SourceError | None = None

@@ -58,9 +58,7 @@ class ApprovalStatus:
     decisions: tuple[Decision, ...]
     """The votes and holds that were not replaced, released or voided, oldest first."""
     grants: tuple[Grant, ...]
-    """All grants of the occurrence, oldest first."""
     rule: Rule | None
-    """The first rule that matches the event now."""
     groups: Mapping[str, Sequence[str]]
     """The members of each group of ``approvals.groups``."""
     mode: Mode
@@ -86,7 +84,6 @@ class ApprovalStatus:
 
     @property
     def voting_closes_at(self) -> datetime | None:
-        """When voting closes; None where NotBefore is unknown."""
         quorum, not_before = self.quorum, self.not_before
         if quorum is None or not_before is None:
             return not_before
@@ -94,7 +91,6 @@ class ApprovalStatus:
 
     @property
     def is_past_voting_close_time(self) -> bool:
-        """Whether votes come too late now."""
         return self.voting_closes_at is not None and self.now >= self.voting_closes_at
 
     @property
@@ -112,10 +108,7 @@ class ApprovalStatus:
 
     @property
     def is_startable(self) -> bool:
-        """Whether the event is in the document, Scheduled, and before NotBefore.
-
-        This relay starts no other event.
-        """
+        """Whether it is in the document, Scheduled and before NotBefore: others are not started."""
         return (
             self.occurrence.live
             and is_scheduled(self.occurrence.event)
@@ -124,7 +117,6 @@ class ApprovalStatus:
 
     @property
     def is_past_not_before(self) -> bool:
-        """Whether NotBefore is known and has come."""
         return self.not_before is not None and self.now >= self.not_before
 
     @property
@@ -140,10 +132,7 @@ class ApprovalStatus:
 
     @property
     def active_standing_holds(self) -> tuple[StandingHold, ...]:
-        """The standing holds that keep this relay from starting the event now.
-
-        There are none once it has started, ended, or IMDS has accepted its StartRequest.
-        """
+        """The standing holds that apply now; none once it has started, ended or was accepted."""
         is_over = not self.occurrence.live or self.occurrence.event.is_started
         if not self.standing_holds or is_over or self.is_accepted_by_imds:
             return ()
@@ -151,12 +140,10 @@ class ApprovalStatus:
 
     @property
     def is_held(self) -> bool:
-        """Whether a hold or a standing hold keeps this relay from starting the event."""
         return bool(self.active_holds or self.active_standing_holds)
 
     @property
     def counted_votes(self) -> tuple[Decision, ...]:
-        """The votes that count for the event as it is now, oldest first."""
         eligible = self.eligible_voters
         return tuple(
             decision
@@ -246,10 +233,7 @@ class ApprovalStatus:
 
     @property
     def is_grant_sent_or_accepted(self) -> bool:
-        """Whether a grant was claimed and has no other end than that IMDS accepted it.
-
-        Its StartRequest is being sent, had no answer, waits for its next try, or was accepted.
-        """
+        """Whether a grant is being sent, had no answer, waits for its next try or was accepted."""
         return any(grant.state in ("sent", "accepted") for grant in self.grants)
 
     def is_grant_in_flight(self, grant: Grant) -> bool:
@@ -271,39 +255,27 @@ class ApprovalStatus:
 
     @property
     def may_be_accepted_by_imds(self) -> bool:
-        """Whether IMDS may have accepted a StartRequest that this relay sent for the event.
-
-        Unlike `is_grant_sent_or_accepted` this includes StartRequests that failed without an
-        answer.
-        """
+        """Whether IMDS may have accepted a StartRequest, also one that got no answer."""
         return any(grant.may_have_been_accepted for grant in self.grants)
 
     @property
     def is_refused_by_imds(self) -> bool:
-        """Whether IMDS answered 400 to a StartRequest for the current revision.
-
-        A second StartRequest would get the same answer.
-        """
+        """Whether IMDS answered 400 for the current revision: the next would get the same."""
         revision = self.occurrence.revision
         return any(grant.state == "refused" and grant.revision == revision for grant in self.grants)
 
     def decision_expires_at(self, decision: Decision) -> datetime | None:
-        """When a decision expires; None: it does not expire before voting closes.
-
-        Of the rule at the time of a vote and the current rule, the shorter time applies.
-        """
+        """When it expires; None: with voting. The shorter of the rule then and now applies."""
         expiries = [decision.expires]
         if decision.decision == "approve" and self.quorum is not None and self.quorum.expires:
             expiries.append(decision.at + timedelta(seconds=self.quorum.expires))
         return min((expiry for expiry in expiries if expiry is not None), default=None)
 
     def is_decision_expired(self, decision: Decision) -> bool:
-        """Whether a decision has expired now."""
         expiry = self.decision_expires_at(decision)
         return expiry is not None and expiry <= self.now
 
     def person_of_voter(self, principal: str) -> str:
-        """The person who has this principal, or the principal itself."""
         return person_of(principal, self.people)
 
     def _is_counted(self, vote: Decision, eligible: EligibleVoters) -> bool:
@@ -356,10 +328,7 @@ def first_matching_rule(
 
 
 def approval_state(status: ApprovalStatus) -> ApprovalState:
-    """The state of an event's approval as the API and messages show it.
-
-    What IMDS accepted stays accepted, also if Azure changes the event afterwards.
-    """
+    """The state as the API and messages show it. What IMDS accepted stays accepted."""
     real_grants = [grant for grant in status.grants if not grant.dry_run]
     newest_state = real_grants[-1].state if real_grants else None
     if newest_state == "accepted":
@@ -382,7 +351,6 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
 
 
 def approval_json_fields(status: ApprovalStatus) -> dict[str, Any]:
-    """``approval`` of an event, as the API gives it."""
     closes_at = status.voting_closes_at
     return {
         "state": approval_state(status),

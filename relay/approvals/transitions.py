@@ -124,10 +124,7 @@ def open_grant_failure_reason(grant: Grant, status: ApprovalStatus) -> str | Non
 
 
 def remind_at(status: ApprovalStatus) -> datetime | None:
-    """Return when people are reminded of missing votes; None if nothing calls for it now.
-
-    An event that is held, or that is approved already, waits for nobody's vote.
-    """
+    """Return when people are reminded of missing votes; None if nothing calls for it now."""
     quorum = status.quorum
     if quorum is None or quorum.remind is None or status.not_before is None:
         return None
@@ -150,10 +147,7 @@ def is_grantable(status: ApprovalStatus) -> bool:
 
 
 def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
-    """Whether a grant that was never sent takes slots of the limits.
-
-    If a hold, a change or the time keeps it from being sent, others can go.
-    """
+    """Whether a grant that was never sent takes slots: not if it cannot be sent now."""
     return (
         grant.state == "granted"
         and grant.dry_run == (status.mode == "dry-run")
@@ -164,10 +158,7 @@ def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
 
 
 def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
-    """Whether a StartRequest may be sent for this grant now.
-
-    This is the last check before the POST. It repeats every condition of the grant.
-    """
+    """Whether it may be sent now: the last check before the POST, of every condition."""
     return (
         status.mode == "on"
         and grant.is_open  # the event can have changed, and changed back, since this was asked for

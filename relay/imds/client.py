@@ -55,7 +55,6 @@ class ImdsClient(ImdsSession):
         self._has_answered = False
 
     def use_source_settings(self, settings: SourceSettings) -> None:
-        """Take the timeouts from these settings from now on. The URL must be the same."""
         self._settings = settings
 
     @override
@@ -65,7 +64,6 @@ class ImdsClient(ImdsSession):
 
     @property
     def base_url(self) -> str | None:
-        """The URL of the service without a path; None if it is not found yet."""
         if self._finder is None:
             return self._settings.url
         return self._found.base_url if self._found is not None else None
@@ -76,7 +74,6 @@ class ImdsClient(ImdsSession):
         return self._found is not None and self._found.address != VIRTUAL_NETWORK
 
     async def read_document_bytes(self) -> bytes:
-        """Return the body of the Scheduled Events document; see `read_dated_document`."""
         return (await self.read_dated_document()).body
 
     async def read_dated_document(self) -> DatedBody:
@@ -97,10 +94,7 @@ class ImdsClient(ImdsSession):
         return read
 
     async def _search(self, finder: CandidateFinder) -> DatedBody:
-        """Read the document from the first candidate that has it, and call that from now on.
-
-        Raises SourceUnavailable if none has it. What was found before then stays.
-        """
+        """Use the first candidate that has a document. Raises SourceUnavailable if none has."""
         problems = []
         async with contextlib.aclosing(finder.candidates()) as candidates:
             async for candidate in candidates:
@@ -118,7 +112,6 @@ class ImdsClient(ImdsSession):
         )
 
     def _use_candidate_endpoint(self, candidate: Candidate | None) -> None:
-        """Call this candidate from now on; None: none."""
         self._failing_since = math.inf
         if candidate == self._found:
             return
@@ -158,7 +151,6 @@ class ImdsClient(ImdsSession):
         )
 
     async def read_instance_metadata_body(self) -> bytes:
-        """Return the body of instance metadata."""
         if self._finder is not None and self._found is None:
             await self._search(self._finder)
         call = Call(

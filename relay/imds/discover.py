@@ -65,15 +65,12 @@ AskDhcp = Callable[[], Awaitable[IPv4Address | None]]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place where the metadata service may be, and why."""
-
     address: IPv4Address
     port: int
     reason: str
 
     @property
     def base_url(self) -> str:
-        """The URL without a path."""
         return f"http://{self.address}" + (f":{self.port}" if self.port != 80 else "")
 
 
@@ -175,10 +172,7 @@ async def ask_dhcp(
 def find_mac(
     routes: Path = Path("/proc/net/route"), interfaces: Path = Path("/sys/class/net")
 ) -> bytes | None:
-    """Return the hardware address of the network card with the best default route.
-
-    None if the machine has no such card, or is no Linux machine. Reads files.
-    """
+    """Return the address of the card with the best default route; None without, or not on Linux."""
     try:
         rows = [line.split() for line in routes.read_text(encoding="ascii").splitlines()[1:]]
     except OSError:

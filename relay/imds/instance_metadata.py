@@ -35,10 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """This VM as instance metadata describes it.
-
-    A field that is blank or left out is "". ``vm_id`` and ``name`` are never empty.
-    """
+    """This VM. A field that is blank or left out is "". ``vm_id`` and ``name`` are never empty."""
 
     vm_id: str
     name: str
@@ -71,10 +68,7 @@ class _WireInstance(BaseModel):
 
 
 def parse_instance(body: bytes) -> Instance:
-    """Read the body of instance metadata.
-
-    Raises DocumentError if it is not JSON or has no ``compute.vmId``.
-    """
+    """Read the body. Raises DocumentError if it is not JSON or has no ``compute.vmId``."""
     try:
         wire = _WireInstance.model_validate_json(body)
     except ValidationError as error:
@@ -87,10 +81,7 @@ def parse_instance(body: bytes) -> Instance:
 
 
 def derive_scope(instance: Instance) -> str:
-    """Return the name of the group of VMs that read the same document (``scope: auto``).
-
-    See docs/configuration.md#the-scope.
-    """
+    """Return the group of VMs with the same document: docs/configuration.md#the-scope."""
     identity = instance.vm_id
     if instance.scale_set:
         parts = (
@@ -121,10 +112,7 @@ def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
 
 
 def read_boot_id() -> str | None:
-    """Return the identifier of the running boot; None if the system has none.
-
-    This works on Linux only. The boot counters of Windows repeat, so they are not used.
-    """
+    """Return the id of the running boot; None but on Linux: boot counters of Windows repeat."""
     try:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):

@@ -59,8 +59,6 @@ _log = logging.getLogger(__name__)
 
 
 class Poller:
-    """Reads the document at an interval and has the recorder record it."""
-
     lost_reason = "the metadata service gives no usable answer"
 
     def __init__(
@@ -76,12 +74,10 @@ class Poller:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.lost = False
-        """Whether there has been no usable answer for too long."""
         self.polls = 0
         self.failures = 0
         """Failed polls in a row."""
         self.poll_seconds = Histogram(_POLL_BOUNDS)
-        """How long calls took that brought a document."""
         self.last_read_at = last_read_at
         """When the document was last read; None if it never was."""
         self.last_document: Document | None = None
@@ -103,7 +99,6 @@ class Poller:
         """What the next poll reads, for those who ask before it begins."""
 
     async def run(self) -> None:
-        """Poll until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._poll_forever(), name="source: poll")
             group.create_task(self._watch_for_source_loss(), name="source: watch")
@@ -122,16 +117,12 @@ class Poller:
         return None if skew is None else 0.0 - skew  # no -0.0
 
     def use_source_settings(self, settings: SourceSettings) -> None:
-        """Poll from now on at the interval of these settings."""
         if settings.interval != self._settings.interval:
             self._poll_requested.set()  # ends the pause, which has the earlier interval
         self._settings = settings
 
     async def read_with_imds_time(self) -> FreshReadResult:
-        """Read the document with a call that begins from now on, and record it.
-
-        Return it with the times of the call. Raises SourceError.
-        """
+        """Read and record with a call that begins from now on. Raises SourceError."""
         self._poll_requested.set()
         return await asyncio.shield(self._next_read)  # others wait for it too
 
@@ -181,10 +172,7 @@ class Poller:
         return FreshReadResult(document, read.date, read.asked_at, read.asked_monotonic)
 
     def _has_gap(self, now: datetime, monotonic: float) -> bool:
-        """Whether an event may have started and ended since the last read.
-
-        It uses both clocks: one stops while the VM is frozen, the other can be set.
-        """
+        """Whether an event may have come and gone. A freeze stops one clock, one can be set."""
         if self.last_read_at is None:
             return True
         if self._last_read_monotonic is None and not shows_all_types(self._settings.api_version):
@@ -256,11 +244,7 @@ def _fail(read: asyncio.Future[FreshReadResult], error: SourceError) -> None:
 
 
 class ImdsStartRequestPort:
-    """The `StartRequestPort` of a relay that sends its StartRequests itself.
-
-    Polls and StartRequests share one client. So a StartRequest goes before the next poll, and the
-    fresh read before it counts as that poll.
-    """
+    """Polls and StartRequests share a client: the fresh read counts as the next poll."""
 
     max_events_per_start_request = 100
     """Keeps the body of a StartRequest small, however many events a document holds."""
@@ -270,15 +254,10 @@ class ImdsStartRequestPort:
         self._client = client
 
     async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
-        """Read the document with a call that begins now, and record it. Raises SourceError."""
         await self._poller.read_with_imds_time()
 
     def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
         """Return None: this relay sends its StartRequests itself."""
 
     async def send_start_request(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
-        """Send one StartRequest for these claims; return on 200.
-
-        Raises SourceRefused on 400, another SourceError otherwise.
-        """
         await self._client.send_start_request([claim.event_id for claim in claims])

@@ -10,7 +10,6 @@ from relay.api.calls import ROUTES, Route
 
 
 def all_routes() -> list[Route]:
-    """Return the routes that the modules of this package declare, ordered by path."""
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return sorted(ROUTES, key=attrgetter("path"))

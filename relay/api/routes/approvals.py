@@ -127,7 +127,6 @@ async def decide_by_callback(call: Call, body: DecisionBody) -> DecisionRecorded
 
 
 def body_of_accepted(answer: DecisionAnswer) -> dict[str, Any]:
-    """Return the body of the gate's answer. Raises Problem if it is a refusal."""
     if answer.status >= 400:  # HTTP
         raise Problem(answer.status, **answer.body)
     return dict(answer.body)
@@ -269,7 +268,6 @@ def _request_digest(call: Call) -> str:
 
 
 def _details(call: Call, hold: StandingHold) -> StandingHoldDetails:
-    """Return a standing hold with its state, which its events do not have."""
     details = cast("StandingHoldDetails", standing_hold_to_json_object(hold))
     now = call.relay.clock.now()
     if hold.ended_by is not None:

@@ -161,10 +161,7 @@ _LIVE = flag(
 async def _read_event(
     call: Call, reference: str, scope: str | None, read: Callable[[Transaction, TrackedEvent], T]
 ) -> T:
-    """Return what `read` finds about the event that a path names.
-
-    Raises Problem 404, and 422 if several scopes know the EventId and none is given.
-    """
+    """Return what `read` finds of a path's event. Raises Problem 404, or 422 for several scopes."""
 
     def work(tx: Transaction) -> T:
         occurrences = tx.occurrences.find_occurrences_by_reference(reference, scope)

@@ -187,7 +187,6 @@ async def sign_out(call: Call) -> SessionInfo | web.Response:
 
 
 def _sign_in_of(call: Call) -> SignIn:
-    """Return what lets people sign in. Raises Problem 404 if it is not configured."""
     if call.server.sign_in is None:
         raise Problem(404, "nobody can sign in here: it is not configured")
     return call.server.sign_in

@@ -96,10 +96,7 @@ async def stream_events(call: Call, last_event_id: _LastEventId) -> web.StreamRe
 
 
 async def _send_events(call: Call, response: web.StreamResponse, head: JournalHead) -> None:
-    """Send the events after this head until the relay, the session or the connection ends.
-
-    Raises TimeoutError if the reader is too slow.
-    """
+    """Send events until relay, session or connection ends. Raises TimeoutError: slow reader."""
     relay, limits = call.relay, call.server.limits
     wakeup = connection_of(call.request).wakeup
     frames = _frame(head)  # no event, but from where the stream goes on
