@@ -59,7 +59,6 @@ def describe_os_error(error: OSError) -> str:
 
 
 def current_user() -> str:
-    """Return the name of the user that runs this process, or its number."""
     try:
         return f"user {user_name(os.geteuid())}"
     except (ImportError, AttributeError):  # Windows has neither
@@ -67,7 +66,6 @@ def current_user() -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user of this POSIX system, or its number."""
     import pwd  # noqa: PLC0415  # only on POSIX
 
     try:
@@ -131,7 +129,6 @@ class FileBackedValue(Generic[T]):
         self._value = load()
 
     def get(self) -> T:
-        """Return the current value."""
         stamps = self._stamps()
         if stamps == self._loaded:
             return self._value

@@ -20,7 +20,6 @@ class LogOnce:
     def log_if_changed(
         self, level: int, message: str, *args: object, extra: Mapping[str, object] | None = None
     ) -> None:
-        """Log the message, as `logging.Logger.log` does, if it differs from the last one."""
         if self._last != (level, message, args):
             self._last = (level, message, args)
             self._logger.log(level, message, *args, stacklevel=2, extra=extra)
@@ -46,7 +45,6 @@ class ThrottledLog:
         self._logged_at: dict[str, float] = {}
 
     def warning(self, text: str) -> None:
-        """Log a warning about the sink."""
         now = self._clock.monotonic()
         self._logged_at = {
             logged_text: logged_at

@@ -15,11 +15,7 @@ CALLER_BURST = 50
 
 
 class TokenBuckets:
-    """A token bucket for each key: `rate` calls a second, and up to `burst` calls at once.
-
-    At most `max_keys` keys are remembered. The least recently used key is forgotten first. Its next
-    call finds a full bucket.
-    """
+    """A bucket for each key; of more than `max_keys`, the least recently used is full again."""
 
     def __init__(self, rate: float, burst: int, max_keys: int = 4096) -> None:
         self._rate = rate

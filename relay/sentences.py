@@ -78,12 +78,10 @@ def said(name: str, data: Mapping[str, Any]) -> str:
 
 
 def event_subject(event_type: str | None, resources: Sequence[str]) -> str:
-    """Return the type of an event and its machines."""
     return f"{event_type or 'Maintenance'} of {few_machines(resources)}"
 
 
 def few_machines(resources: Sequence[str]) -> str:
-    """Return the first machines, and how many more there are."""
     return join_names(resources, most=3) or UNNAMED_MACHINES
 
 
@@ -123,7 +121,6 @@ def event_told(name: str, data: Mapping[str, Any]) -> Text:
 
 
 def missing_votes_reminder_text(data: Mapping[str, Any]) -> Text:
-    """Return what an ``approval.reminder`` says."""
     count = f"{data['votes']} of {data['required']} votes"
     text: Text = (f"Reminder: {count}, {data['missing']} missing",)
     if data["mayVote"]:
@@ -196,7 +193,6 @@ def standing_holds_text(data: Mapping[str, Any]) -> Text:
 
 
 def _limit_waits_clause(data: Mapping[str, Any], field: str) -> str:
-    """Return for which limits an event waits, or waited, as the end of a sentence."""
     limits = join_names([wait["limit"] for wait in data.get(field, ())])
     if not limits:
         return ""
@@ -206,7 +202,6 @@ def _limit_waits_clause(data: Mapping[str, Any], field: str) -> str:
 
 
 def event_outcome_text(outcome: str | None) -> str:
-    """Return how an event ended; ``outcome`` is the field of ``event.ended``."""
     return _OUTCOMES.get(outcome or "unknown", _UNKNOWN_OUTCOME)
 
 
@@ -232,7 +227,6 @@ def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
 
 
 def principals_text(principals: Sequence[str]) -> Text:
-    """Return principals in one line: the first `MAX_NAMES`, and how many more there are."""
     text = join_texts([(PrincipalRef(principal),) for principal in principals[:MAX_NAMES]], ", ")
     more = len(principals) - MAX_NAMES
     return (*text, f" and {more} more") if more > 0 else text
@@ -244,7 +238,6 @@ def sentence(text: str) -> str:
 
 
 def join_texts(texts: Iterable[Text], separator: str) -> Text:
-    """Return texts as one text, with the separator between them."""
     joined: list[str | datetime | PrincipalRef] = []
     for text in texts:
         joined += [separator, *text]
@@ -273,5 +266,4 @@ def render(
 
 
 def utc_time(time: datetime) -> str:
-    """Return a time for readers whose time zone is not known."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

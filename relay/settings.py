@@ -105,7 +105,6 @@ class Section(BaseModel):
 
     @override
     def __eq__(self, other: object) -> bool:
-        """Whether both say the same. Secrets in files are the same if their files are."""
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]  # a section can hold mappings
@@ -173,7 +172,6 @@ class Section(BaseModel):
 
 
 def _secrets_in(value: object) -> Iterator[str]:
-    """Yield every secret inside a value, except those in files."""
     match value:
         case SecretStr():
             yield value.get_secret_value()
@@ -201,11 +199,7 @@ def _read_secret_file(path: Path) -> str:
 def check_unique(
     key: str, entries: Sequence[object], field: str = "name", *, with_case: bool = False
 ) -> None:
-    """Raise WrongValue if two entries of the list under a key have the same value in a field.
-
-    Values that differ by case only are refused too: people would mix them up. ``with_case``
-    compares with case.
-    """
+    """Raise WrongValue for two equal values of a field, also by case unless ``with_case``."""
     seen: dict[str, int] = {}
     for index, entry in enumerate(entries):
         value: str | None = getattr(entry, field)

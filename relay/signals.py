@@ -26,10 +26,7 @@ async def run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:
 
 
 def call_on_stop_signals(stop: Callable[[], object]) -> None:
-    """Call a function in the running event loop on SIGINT and on SIGTERM.
-
-    Process 1 of a container ignores a signal without a handler.
-    """
+    """Call it on SIGINT and SIGTERM: process 1 of a container ignores those without handler."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
@@ -40,10 +37,7 @@ def call_on_stop_signals(stop: Callable[[], object]) -> None:
 
 
 def block_sighup() -> None:
-    """Let SIGHUP wait until `handle_sighup`.
-
-    Until then its default would end the process.
-    """
+    """Let SIGHUP wait until `handle_sighup`: its default would end the process."""
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 

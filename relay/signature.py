@@ -38,10 +38,7 @@ class SignatureRefused(RelayError):
 
 @lru_cache(maxsize=256)  # the same few secrets sign and verify everything
 def decode_secret(secret: str) -> bytes:
-    """Return the key in a secret: ``whsec_`` and 24 to 64 bytes in base64.
-
-    Raises ValueError, which never contains the secret.
-    """
+    """Return the key: ``whsec_`` and 24 to 64 bytes in base64. Raises ValueError without it."""
     expected = (
         f"expected {PREFIX} and then {MIN_KEY_BYTES} to {MAX_KEY_BYTES} random bytes in base64"
     )

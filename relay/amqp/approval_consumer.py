@@ -77,7 +77,6 @@ class ReceivedDecision:
     """A decision of a known client, in a message that is not acknowledged yet."""
 
     user: str
-    """The RabbitMQ user of the client."""
     decision: Literal["approve", "hold", "release"]
     decide: Callable[[], Awaitable[bool]]
     """Decides; returns False if the decision cannot be recorded now."""
@@ -94,10 +93,7 @@ class ApprovalHandler(Protocol):
 
 
 class ApprovalConsumer:
-    """Consumes a queue of approvals while messages can be decided.
-
-    ``on_unusable`` gets the RabbitMQ user, if there is one, and the reason.
-    """
+    """Consumes while messages can be decided. ``on_unusable`` gets a RabbitMQ user or None."""
 
     def __init__(
         self,
@@ -145,7 +141,6 @@ class ApprovalConsumer:
         self._state_log.log_if_changed(logging.WARNING, "approvals over AMQP: %s", failure.reason)
 
     async def _consume(self, connection: GuardedConnection) -> NoReturn:
-        """Consume whenever messages can be decided. Raises Deferred."""
         async with asyncio.timeout(SETUP_TIMEOUT):
             topology_note = await self._declare_topology(connection)
         self.is_connected = True
@@ -190,10 +185,7 @@ class ApprovalConsumer:
         )
 
     async def _start_consuming(self, channel: AbstractChannel) -> Deliveries:
-        """Return what will arrive: messages, and an error when the channel or the queue is gone.
-
-        Raises Deferred.
-        """
+        """Return what will arrive: messages, then the error of the channel. Raises Deferred."""
         deliveries = make_delivery_buffer(channel, self._queue.name)
         await channel.basic_qos(prefetch_count=PREFETCH)
         try:
@@ -215,11 +207,7 @@ class ApprovalConsumer:
     # --- the messages of one channel
 
     async def _decide_while_possible(self) -> bool:
-        """Decide messages while that is possible.
-
-        Returns False if the last decision could not be recorded. Raises Deferred if the channel or
-        the queue is gone.
-        """
+        """Decide; return False if the last decision was not recorded. Raises Deferred."""
         while await self._handler.blocking_reason() is None:
             messages = await self._next_messages()
             # If only some can be recorded at first, no release ends a newer hold, and no vote
@@ -260,7 +248,6 @@ class ApprovalConsumer:
         return messages
 
     def _read(self, delivery: DeliveredMessage) -> ReceivedDecision | None:
-        """Return the decision in a message; None if the message is to be dead-lettered."""
         try:
             received = self._handler.read(extract_message_of_verified_sender(delivery, self._queue))
         except UnusableMessage as error:
@@ -307,7 +294,6 @@ class ApprovalConsumer:
                         raise delivery
 
     async def _decide(self, tag: int, received: ReceivedDecision) -> bool:
-        """Decide about a message and settle it; return False if the decision is not recorded."""
         try:
             recorded = await received.decide()
         except UnusableMessage as error:

@@ -63,10 +63,7 @@ class BrokerSettings(Section):
 
 
 def parse_urls(text: str) -> tuple[URL, ...]:
-    """Return the URL of a broker once for each of its hosts, which commas separate.
-
-    Raises ValueError, which repeats nothing of the URL.
-    """
+    """Return the URL once for each host, between commas. Raises ValueError, which shows nothing."""
     urls = _url_per_host(text)
     if not urls or not all(url.host for url in urls):
         raise ValueError(

@@ -161,10 +161,7 @@ def _tls_context(url: URL) -> ssl.SSLContext:
 
 
 def reconnect_delay(failed_rounds: int, chance: float) -> float:
-    """Return the seconds to wait after so many rounds of all hosts failed, 1 or more.
-
-    ``chance`` is a random number in [0, 1).
-    """
+    """Return the seconds after so many failed rounds of all hosts. ``chance`` is in [0, 1)."""
     delay = exponential_backoff(
         failed_rounds, first=MIN_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
     )

@@ -18,15 +18,11 @@ from relay.errors import Deferred, Failure
 from relay.net.tls import explain_refusal
 
 AMQP_CA_OPTION = "cafile in the url, or install it on this machine"
-"""Where an operator names a CA for AMQP."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailure:
-    """Why there is no connection, and the kind of failure for the retry plan.
-
-    ``status`` is the reply code of AMQP, if there is one.
-    """
+    """Why there is no connection, its kind for the retry plan, and AMQP's reply code."""
 
     reason: str
     failure: Failure = "transient"
@@ -55,7 +51,6 @@ def broker_message(error: BaseException) -> str:
 
 
 def connection_failure_from_exception(error: BaseException) -> ConnectionFailure:
-    """Return why a connection or channel could not be opened, or ended."""
     match error:
         case Deferred():
             return ConnectionFailure(error.reason, error.failure, error.status)

@@ -35,7 +35,6 @@ class SanitizingReader(asyncio.StreamReader):
 
     @override
     async def readexactly(self, n: int) -> bytes:
-        """Return the next bytes of the current frame."""
         if not self._frame:
             self._frame = await self._next_frame()
         part, self._frame = self._frame[:n], self._frame[n:]

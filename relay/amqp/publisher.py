@@ -92,10 +92,7 @@ class ConfirmedPublisher:
         return await channel.publish(event, key, header)
 
     async def use_channel_until_closed(self, channel: PublishChannel, broker: str) -> None:
-        """Publish over this channel until it closes. Raises Deferred if the connection was lost.
-
-        ``broker`` names it in the error.
-        """
+        """Publish over this channel until it closes. Raises Deferred if the connection is lost."""
         self._channel = channel
         self._has_channel.set()
         try:
@@ -110,11 +107,9 @@ class ConfirmedPublisher:
             raise Deferred(f"the connection to {broker} was lost: {failure.reason}")
 
     def note_connection_failure(self, failure: ConnectionFailure) -> None:
-        """Note why there is no connection."""
         self._failure = failure
 
     async def _wait_for_open_channel(self) -> PublishChannel:
-        """Return the open channel. Raises Deferred if there is none soon."""
         if self._channel is not None and self._channel.is_closed:
             self._clear_channel_reference()
         if self._channel is None and self._failure.failure == "transient":
@@ -148,7 +143,6 @@ class PublishChannel:
     ) -> None:
         self.user_id = user_id
         self.close_reason: BaseException | None = None
-        """What closed the channel."""
         self._connection = connection
         self._channel = channel
         self._aiormq_channel = aiormq_channel
@@ -169,7 +163,6 @@ class PublishChannel:
     async def open(
         cls, connection: GuardedConnection, exchange: str, *, user_id: str | None = None
     ) -> PublishChannel:
-        """Open a channel."""
         channel = connection.channel(on_return_raises=True)
         await channel.initialize()
         aiormq_channel = cast("aiormq.Channel", await channel.get_underlay_channel())
@@ -193,10 +186,7 @@ class PublishChannel:
         await self._aiormq_channel.connection.ready()
 
     async def publish(self, event: CloudEvent, key: str, header: bytes) -> PublishResult:
-        """Send an event with this content header; return the broker's answer, or why none came.
-
-        Whoever is cancelled leaves the publish in flight: aiormq still expects its answer.
-        """
+        """Send it; return the answer or why none came. Cancelled, it stays in flight."""
         if self.is_closed:
             return amqp.ChannelInvalidStateError()
         publish: asyncio.Future[PublishResult] = self._loop.create_future()
@@ -222,7 +212,6 @@ class PublishChannel:
             channel.message_id_delivery_tag.pop(event.id, None)
 
     async def wait_closed(self) -> None:
-        """Wait until the channel is closed."""
         await self._channel.closed()
 
     def cancel_publishes(self) -> None:
@@ -238,7 +227,6 @@ def _is_channel_known_to_aiormq(channel: aiormq.abc.AbstractChannel) -> bool:
 
 
 def _max_part_bytes(channel: aiormq.abc.AbstractChannel) -> int:
-    """Return how many bytes of a body go into one frame."""
     # A broker that sets no limit says 0.
     has_limit = bool(channel.connection.connection_tune.frame_max)
     return cast("aiormq.Channel", channel).max_content_size if has_limit else sys.maxsize

@@ -26,15 +26,12 @@ MAX_APPROVALS_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A durable exchange."""
-
     name: str
     type: Literal["topic", "fanout"]
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        """The exchange in a sentence."""
         return f"exchange {self.name}"
 
     async def declare(self, channel: AbstractChannel, *, passive: bool) -> None:
@@ -56,12 +53,10 @@ class Queue:
 
     @property
     def title(self) -> str:
-        """The queue in a sentence."""
         return f"queue {self.name}"
 
     @property
     def all_arguments(self) -> Mapping[str, Any]:
-        """The arguments with which the queue is declared."""
         return {"x-queue-type": self.type, **self.arguments}
 
     async def declare(self, channel: AbstractChannel, *, passive: bool) -> None:
@@ -81,10 +76,7 @@ Part = Exchange | Queue
 
 
 def events_topology(exchange: str) -> tuple[Part, ...]:
-    """Return what the sink makes on the broker.
-
-    The exchange and queue for unrouted messages come first, so that no message is lost.
-    """
+    """Return what the sink makes; that for unrouted messages first, so that none is lost."""
     unrouted = f"{exchange}.unrouted"
     return (
         Exchange(unrouted, "fanout"),
@@ -99,30 +91,23 @@ def events_topology(exchange: str) -> tuple[Part, ...]:
 
 
 def approvals_exchange_name(exchange: str) -> str:
-    """Return the name of the exchange to which clients publish approvals."""
     return f"{exchange}.approvals"
 
 
 def approvals_queue_name(exchange: str, scope: str) -> str:
-    """Return the name of the queue that holds the approvals of a scope."""
     return f"{exchange}.approvals.{scope}"
 
 
 def approvals_routing_key(scope: str) -> str:
-    """Return the routing key of the approvals of a scope."""
     return f"approve.{scope}"
 
 
 def dead_letter_exchange_name(exchange: str) -> str:
-    """Return the name of the exchange for messages that could not be used."""
     return f"{exchange}.dlx"
 
 
 def dead_letters_topology(exchange: str, keys: tuple[str, ...] = ("#",)) -> tuple[Part, ...]:
-    """Return the exchange and queue for messages that could not be used.
-
-    The queue keeps those with a routing key of ``keys``.
-    """
+    """Return the exchange and queue for messages that could not be used."""
     dead_letters = dead_letter_exchange_name(exchange)
     return (
         Exchange(dead_letters, "topic"),
@@ -177,7 +162,6 @@ class ApprovalsQueue:
     """The queue from which a relay takes approvals, and whose approvals it holds."""
 
     exchange: str
-    """The exchange to which clients publish."""
     name: str
     binding_key: str
     key_pattern: re.Pattern[str]
@@ -188,13 +172,11 @@ class ApprovalsQueue:
     description: str
     """Whose approvals these are, such as ``prod``."""
     topology: tuple[Part, ...]
-    """What ``declare: true`` makes."""
     topology_without_limits: tuple[Part, ...]
     """The same with a queue that was made before there were limits."""
 
 
 def describe_approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
-    """Return the queue of a relay without a fleet."""
     key = approvals_routing_key(scope)
     return ApprovalsQueue(
         exchange=approvals_exchange_name(exchange),

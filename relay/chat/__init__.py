@@ -89,8 +89,6 @@ Reply = Mapping[str, object] | None
 
 
 class ChatSink(Sink, Protocol):
-    """A sink that people can answer."""
-
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:
         """Handle a call of the platform; its decision is on disk when this returns.
 

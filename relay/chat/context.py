@@ -131,7 +131,6 @@ def make_chat_context(
     submit: Submit,
     rights_by_client: Mapping[str, Rights],
 ) -> ChatContext:
-    """Return the context over a store, for decisions that go to ``submit`` of the gate."""
     url = public_url.rstrip("/") if public_url is not None else None
     return ChatContext(
         messages=MessagePlanner(store=store, approvals=approvals, clock=clock, public_url=url),

@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 async def background_task_until_exit(
     work: Coroutine[Any, Any, None], name: str
 ) -> AsyncIterator[None]:
-    """Run a coroutine as a task while this context lasts."""
     task = asyncio.create_task(work, name=name)
     try:
         yield
@@ -123,7 +122,6 @@ class LiveMessageSink:
         raise CallbackRefused(f"{self._settings.kind} never calls the relay")
 
     def refreshing(self) -> AbstractAsyncContextManager[None]:
-        """Update messages that time alone has changed, while the context lasts."""
         return background_task_until_exit(
             self._enqueue_due_refreshes_forever(), f"{self._settings.name}: refresh"
         )

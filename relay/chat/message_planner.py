@@ -49,17 +49,13 @@ class MessageUpdate:
     message: ChatMessage
     """As it was. Its ``ref`` is None before it is posted, or if it cannot be edited."""
     card: Card | None
-    """What the message should show; None if it shows that already."""
     content_hash: str
-    """Identifies what the card shows."""
     refresh_at: datetime | None
-    """When time alone will change the message."""
     subject: str
     """The heading of ``history_lines`` where there is no thread."""
     history_lines: tuple[Text, ...]
     """What happened and the thread does not tell yet, oldest first."""
     history_position: int
-    """The journal position up to which the thread tells with these lines."""
     is_event_changed: bool
     """Whether Azure changed an event since the thread was told, so that older buttons are void.
 
@@ -104,10 +100,7 @@ class MessagePlanner:
         return await self.store.transact(work, fail_open=True)
 
     async def mark_shown(self, update: MessageUpdate, ref: str | None) -> None:
-        """Record that the message shows the card of an update. ``ref`` is its name now.
-
-        It has no refresh time until `mark_history_told`.
-        """
+        """Record that the message, ``ref`` now, shows the card. No refresh is due then."""
         await self.store.transact(
             lambda tx: tx.messages.mark_shown(update.message.id, ref, update.content_hash),
             fail_open=True,
@@ -122,11 +115,9 @@ class MessagePlanner:
         )
 
     async def next_refresh_at(self, sink: str) -> datetime | None:
-        """Return when time alone changes what a message of a sink should show."""
         return parse_timestamp(await self.store.read(lambda tx: tx.messages.next_refresh_at(sink)))
 
     async def enqueue_due_refreshes(self, sink: str) -> None:
-        """Put an entry into the store for each message that time alone has changed."""
         now = self.clock.now()
 
         def work(tx: Transaction) -> None:
@@ -139,8 +130,6 @@ class MessagePlanner:
         await self.store.transact(work, fail_open=True)
 
     async def live_statuses(self, sink: SinkSettings) -> list[ApprovalStatus]:
-        """Return the status of every live event that meets a sink's ``match``."""
-
         def work(tx: Transaction) -> list[ApprovalStatus]:
             now = self.clock.now()
             return [
@@ -208,10 +197,7 @@ class MessagePlanner:
     def _create_message_row_for_event(
         self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
     ) -> ChatMessage:
-        """Create the message about an event.
-
-        It also shows the events that appeared with it and have no message yet, if they are many.
-        """
+        """Create the message, also about events that appeared with it and have none, if many."""
         together = [
             other
             for other in tx.occurrences.first_seen_with(occurrence)
@@ -269,10 +255,7 @@ def _find_occurrence_at_event_time(tx: Transaction, event: CloudEvent) -> Tracke
 def _fold_reminders_into_card(
     card: Card, history: list[tuple[TrackedEvent, CloudEvent]]
 ) -> tuple[Card, list[tuple[TrackedEvent, CloudEvent]]]:
-    """Let a message that is posted now say by itself that it reminds.
-
-    A pager has no threads: the reminder would be a second message.
-    """
+    """Let a message that is posted now say that it reminds: a pager has no threads."""
     reminders = [event for _, event in history if event.name == "approval.reminder"]
     if not reminders:
         return card, history
@@ -284,10 +267,7 @@ def _fold_reminders_into_card(
 def _untold_history(
     tx: Transaction, sink: SinkSettings, message: ChatMessage, occurrences: Sequence[TrackedEvent]
 ) -> tuple[list[tuple[TrackedEvent, CloudEvent]], bool]:
-    """Return the newest events that the thread does not tell yet, and whether there are more.
-
-    ``event.scheduled`` is left out: the message itself tells it.
-    """
+    """Return the newest events that the thread lacks, but ``event.scheduled``; True: more."""
     history = []
     by_key = {occurrence.key: occurrence for occurrence in occurrences}
     events, is_cut = tx.journal.events_about(

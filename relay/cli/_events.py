@@ -134,7 +134,6 @@ def approval_summary(event: Mapping[str, Any]) -> str | None:
 
 
 def describe_limit_waits(approval: Mapping[str, Any]) -> str | None:
-    """Return for which limits an event waits; None if it waits for none."""
     waits = "; ".join(map(_describe_limit_wait, approval.get("waitingFor", ())))
     return f"{waits}; {LIMIT_NOTICE}" if waits else None
 
@@ -148,7 +147,6 @@ def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
 
 
 def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return whose standing holds keep an event from starting, and until when; None: nobody's."""
     texts = [
         f"standing hold {hold['holdId'][:8]} of {hold['principal']} until "
         f"{format_local_time(hold['until'])} ({hold['reason']})"
@@ -158,12 +156,10 @@ def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def vote_count(approval: Mapping[str, Any]) -> str:
-    """Return ``1 of 2 votes``."""
     return f"{approval['votes']} of {pluralize(approval['required'], 'vote')}"
 
 
 def cloudevent_row(event: Mapping[str, Any]) -> tuple[object, object, object, str]:
-    """Return when a CloudEvent was made, its name, its principal and its sentence."""
     name, data = event_name(event["type"]), event["data"]
     at = format_local_time(event["time"], relative=False)
     return at, name, data.get("principal"), said(name, data)

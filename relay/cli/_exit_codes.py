@@ -44,14 +44,12 @@ def unwrap_exception_group(error: Exception) -> Exception:
 
 
 def exit_code(error: Exception) -> int:
-    """Return the exit code for an error."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_REFUSED if isinstance(error, RefusedByPolicy) else EXIT_FAILED
 
 
 def error_text(error: Exception) -> str:
-    """Return the text of an error for a person."""
     match error:
         case RelayError():
             return str(error)

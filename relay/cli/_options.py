@@ -14,12 +14,10 @@ from typing_extensions import override
 
 
 def option(name: str, metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
-    """Return an option with its help text. One without a ``metavar`` takes no value."""
     return typer.Option(name, *names, metavar=metavar, help=text, **settings)
 
 
 def argument(metavar: str, text: str) -> Any:
-    """Return an argument with its help text."""
     return typer.Argument(metavar=metavar, help=text)
 
 
@@ -52,7 +50,6 @@ AZURE_PROCEEDS = (
 
 
 def scope_query(scope: str | None) -> dict[str, str]:
-    """Return the query of a call that is limited to a scope."""
     return {} if scope is None else {"scope": scope}
 
 

@@ -17,7 +17,6 @@ from relay.events.timestamps import parse_timestamp
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines to standard output."""
     for line in lines:
         print(strip_control(line), flush=True)  # noqa: T201  # the output of the command
 
@@ -28,12 +27,10 @@ def print_to_stderr(line: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print indented JSON."""
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), flush=True)  # noqa: T201  # the output of the command
 
 
 def print_json_line(value: object) -> None:
-    """Print one line of JSON lines."""
     print(orjson.dumps(value).decode(), flush=True)  # noqa: T201  # the output of the command
 
 
@@ -91,7 +88,6 @@ def _two_units(large: int, large_unit: str, small: int, small_unit: str) -> str:
 
 
 def join_names(names: Sequence[Any] | None, *, limit: int = 5) -> str:
-    """Return the first names, separated by commas, and the number of the others."""
     if not names:
         return ""
     others = len(names) - limit

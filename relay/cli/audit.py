@@ -123,10 +123,7 @@ def export(*, store: StoreFile = None, config: ConfigFile = None) -> None:
 def _open_journal(
     store: Path | None, config: Path | None
 ) -> Iterator[tuple[sqlite3.Connection, Path]]:
-    """Yield a consistent snapshot of the journal: of a file, else of the configured one.
-
-    Raises StoreError if the file is no store, and CommandFailed if reading it fails.
-    """
+    """Yield a snapshot of a file's journal. Raises StoreError if it is none, CommandFailed."""
     path = store or locate_relay(config).state_file()
     if store is None and not may_exist(path):
         raise StoreError(

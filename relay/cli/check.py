@@ -114,7 +114,6 @@ def _read_document_file(file: Path, api_version: str) -> Document:
 def evaluate_rules_for_document(
     config: Config, document: Document, now: datetime
 ) -> Iterator[dict[str, Any]]:
-    """Yield what the rules would decide about each event of a document without any vote."""
     mode = effective_approvals_mode(config.approvals, "on", trusted=True)
     for event in document.events:
         occurrence = TrackedEvent(  # as the store would hold it when first seen
@@ -198,7 +197,6 @@ def _overview(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
 
 
 def _tables(config: Config) -> Iterator[tuple[Sequence[str], list[tuple[object, ...]], str]]:
-    """Yield titles and rows of each table, and what is printed if it has no rows."""
     approvals = config.approvals
     is_agent = isinstance(config.fleet, AgentSettings)
     sinks: list[tuple[object, ...]] = [

@@ -102,7 +102,6 @@ class Client:
         self._address = address
 
     async def get(self, *path: str, **query: str) -> Any:
-        """Return the JSON that answers a GET."""
         return await self._call("GET", path, query=query)
 
     async def get_first_or_all_pages(
@@ -128,15 +127,11 @@ class Client:
         return details
 
     async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the JSON that answers a POST.
-
-        Repeats a call without an answer, with the same Idempotency-Key.
-        """
+        """Return the JSON of a POST, repeated without an answer, with one Idempotency-Key."""
         headers = {"Idempotency-Key": str(uuid.uuid4())}
         return await self._call("POST", path, body=body, headers=headers, attempts=_POST_ATTEMPTS)
 
     async def put(self, *path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON that answers a PUT."""
         return await self._call("PUT", path, body=body)
 
     @asynccontextmanager
@@ -301,16 +296,12 @@ def find_socket(named: Path | None, config: Path | None) -> Path:
 
 
 class RelayCall(typer.Context):
-    """What the function of a verb gets that calls a relay."""
-
     @property
     def relay(self) -> Client:
-        """The client of the chosen relay."""
         client: Client = self.obj
         return client
 
     as_json = False
-    """Whether --json asks for JSON."""
 
     def prints_json(self, answer: object) -> bool:
         """Print an answer as JSON if --json asks for it. Return whether it was printed."""
@@ -320,10 +311,7 @@ class RelayCall(typer.Context):
 
 
 class RelayCommand(TyperCommand):
-    """A verb that calls a relay: it connects, and runs an async function to its end.
-
-    It has the options of the function, --json, and those of `connect`.
-    """
+    """A verb that calls a relay: an async function with its options, --json and `connect`'s."""
 
     context_class = RelayCall
 

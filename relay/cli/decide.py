@@ -97,7 +97,6 @@ async def approve(
 
 
 def _print_answer(answer: Mapping[str, Any], *, other: str, **sentences: str) -> None:
-    """Print the sentence for the state of the event after a decision."""
     print_lines(sentences.get(answer["state"], other))
 
 

@@ -65,9 +65,7 @@ class Demo:
         self.patience = patience
         self.secret = new_signing_secret()
         self.events: dict[str, CloudEvent] = {}
-        """The events received, by their id."""
         self.rejected_requests = 0
-        """How many requests had no valid signature."""
         self._received = asyncio.Event()
 
     def print(self, text: str) -> None:
@@ -89,7 +87,6 @@ class Demo:
             ) from error
 
     async def wait_for(self, name: str, event_id: str) -> CloudEvent:
-        """Wait until the receiver has the event with this ``<family>.<change>`` and EventId."""
         event = await self.wait(f"{name} at the receiver", self._find(name, event_id))
         self._print_received(event)
         return event
@@ -123,7 +120,6 @@ class Demo:
 
     @asynccontextmanager
     async def receive(self) -> AsyncIterator[str]:
-        """Yield the URL of the receiver, at a free port of the loopback interface."""
         application = web.Application()
         application.router.add_post("/", self.handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
@@ -191,7 +187,6 @@ def _configuration(azure_url: str, receiver_url: str, secret: str, key: str, sto
 
 
 async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str, key: str) -> None:
-    """Let Azure schedule an event, approve it, and wait until it has started and ended."""
     planned = azure.schedule(Plan(type="Reboot", starts_after=1.0, lasts=2.0))
     event_id = planned.event_id
 

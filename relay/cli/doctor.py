@@ -174,7 +174,6 @@ _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 
 
 def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
-    """Return a finding for each secret file that others can read or write; else one that is ok."""
     values = list(_leaf_values("", loaded.config))
     files = {
         value: key_path
@@ -216,7 +215,6 @@ def _diagnose_file(file: Path, label: str) -> Finding | None:
 
 
 def _leaf_values(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each value without parts that is in a section, with its key path."""
     parts: Iterable[tuple[str | int, Any]]
     if isinstance(value, BaseModel):
         parts = ((name, getattr(value, name)) for name in type(value).model_fields)

@@ -47,7 +47,6 @@ def init(*, agent: ForAgent = False) -> None:
 
 
 def initial_configuration() -> str:
-    """Return the annotated defaults with the rule for events that users start."""
     defaults = DEFAULTS.read_text(encoding="utf-8")
     text, count = _EMPTY_RULES.subn(
         lambda match: f"  rules:   {match['comment']}\n{_RULE_FOR_USER_EVENTS}", defaults
@@ -57,7 +56,6 @@ def initial_configuration() -> str:
 
 
 def agent_configuration() -> str:
-    """Return the annotated configuration of an agent."""
     return AGENT_EXAMPLE.read_text(encoding="utf-8")
 
 
@@ -107,12 +105,10 @@ def keys(
 
 
 def make_random_bearer_key() -> str:
-    """Return a random bearer key for the HTTP API."""
     return f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
 
 
 def new_signing_secret() -> str:
-    """Return a random secret in the form of Standard Webhooks."""
     return PREFIX + base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
 
 

@@ -68,15 +68,11 @@ class _ConfigSource:
         configure_logging(self.in_force.config.telemetry, self._secrets_to_hide)
 
     def load(self) -> LoadedConfig:
-        """Load it again. Raises ConfigError.
-
-        If it had a file, it is that file: while that is being replaced, no other takes its place.
-        """
+        """Load it again, from the same file if it had one. Raises ConfigError."""
         self._newest = load(self.in_force.file or self._file)
         return self._newest
 
     def take_over(self, loaded: LoadedConfig) -> None:
-        """Log from now on as this configuration says."""
         before, self.in_force = self.in_force, loaded
         if loaded.config.telemetry != before.config.telemetry:
             configure_logging(loaded.config.telemetry, self._secrets_to_hide)

@@ -15,14 +15,11 @@ from relay.signals import run_until_stopped
 
 
 class EventStreamParser:
-    """Parses the bytes of one connection."""
-
     def __init__(self) -> None:
         self._unfinished_line = b""
         self._frame: dict[bytes, bytes] = {}
 
     def feed(self, chunk: bytes) -> Iterator[dict[bytes, bytes]]:
-        """Yield the fields of each frame that this chunk completes."""
         *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
         for line in lines:
             name, _, value = line.removesuffix(b"\r").partition(b":")

@@ -45,12 +45,10 @@ class KeyChange:
 
 
 def find_key_changes(before: Config, after: Config) -> list[KeyChange]:
-    """Return what differs, in the order of the configuration."""
     return list(_changes_of("", before, after))
 
 
 def key_needs_restart(key: str) -> bool:
-    """Whether a change of this key takes effect only with a restart of the relay."""
     return _is_key_at_or_under_any(key, RESTART_KEYS) and not _is_key_at_or_under_any(
         key, _LIVE_KEYS
     )
@@ -79,7 +77,6 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[KeyChange]:
 def _changes_of_entries(
     key: str, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Iterator[KeyChange]:
-    """Yield the entries that differ. What differs inside an entry is not told apart."""
     for name in (*before, *(name for name in after if name not in before)):
         if name not in after:
             yield KeyChange(f"{key}.{name}", "removed")
@@ -90,7 +87,6 @@ def _changes_of_entries(
 
 
 def _by_name(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a list by their names; None if it is no list of such entries."""
     if not isinstance(value, tuple):
         return None
     entries = {

@@ -81,7 +81,6 @@ def read_document(file: Traversable) -> Any:
 
 
 def _line_of_first_key(text: str, error: DuplicateKeyError) -> str:
-    """Return where the first one of two equal keys is, as the end of a sentence."""
     second = error.problem_mark.index
     for mapping in _all_yaml_mapping_nodes(YAML(typ="rt", pure=True).compose(text)):
         marks = {key.start_mark.index: key for key, _ in mapping.value}
@@ -134,7 +133,6 @@ def expand_variables(
 
 
 def _map_scalars(value: Any, change: Callable[[Any, KeyPath], Any], path: KeyPath = ()) -> Any:
-    """Return a plain copy of a value. ``change`` gets each scalar in it with its key path."""
     match value:
         case dict():
             return {key: _map_scalars(part, change, (*path, key)) for key, part in value.items()}
@@ -180,7 +178,6 @@ def override_from_environment(values: dict[str, Any], variables: Mapping[str, st
 
 
 def path_of_variable(name: str) -> list[str]:
-    """Return the key path, in lower case, that an environment variable overrides."""
     return name.removeprefix(VARIABLE_PREFIX).lower().split("__")
 
 
@@ -205,7 +202,6 @@ def location_prefix(file: Traversable | None, document: Any, path: KeyPath) -> s
 
 
 def line_of(document: Any, path: KeyPath) -> int | None:
-    """Return the line of the deepest part of the path that the document holds."""
     line = None
     node = document
     for part in path:

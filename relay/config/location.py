@@ -44,10 +44,7 @@ def find_file(
 def find_trusted_file(
     path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path] = DEFAULT_PATHS
 ) -> Path | None:
-    """Return what `find_file` returns.
-
-    Raises ConfigError for a file that nobody named, and that a stranger put there.
-    """
+    """Return what `find_file` does. Raises ConfigError if a stranger put an unnamed file there."""
     file = find_file(path, environment, default_paths)
     is_named = path is not None or bool(environment.get("IMDS_RELAY_CONFIG"))
     if file is not None and not is_named:
@@ -62,10 +59,7 @@ def find_trusted_file(
 
 @dataclass(frozen=True, slots=True)
 class RelayLocation:
-    """Where the relay of a configuration is."""
-
     file: Path | None
-    """The configuration; None: there is none."""
     socket: str | None
     """``api.socket``: a path, or ``auto``. None: the relay has no local socket."""
     store_path: Path
@@ -94,10 +88,7 @@ def locate_relay(
     *,
     default_paths: Sequence[Path] = DEFAULT_PATHS,
 ) -> RelayLocation:
-    """Return where the relay is.
-
-    Raises ConfigError if the file is unusable, or a stranger planted it where nobody named it.
-    """
+    """Return where it is. Raises ConfigError for an unusable file, or one that was planted."""
     file = find_trusted_file(path, environment, default_paths)
     document = read_document(file) if file is not None else {}
     values: dict[str, Any] = {}

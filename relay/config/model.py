@@ -107,7 +107,6 @@ class Config(Section):
         return self
 
     def _configured_hub_only_keys(self) -> Iterator[KeyPath]:
-        """Yield the keys with another value than the default that only a hub can have."""
         if self.sinks:
             yield ("sinks",)
         yield from _non_default_keys("approvals", self.approvals, ApprovalsSettings.model_fields)
@@ -183,7 +182,6 @@ class Config(Section):
 
     @property
     def voting_rules(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
-        """Each rule that asks for votes, its quorum, and who can vote by it."""
         approvals = self.approvals
         return [
             (rule, rule.approve, voters_of_quorum(rule.approve, approvals, self.api, self.sinks))
@@ -224,7 +222,6 @@ class Config(Section):
 
 
 def _non_default_keys(name: str, section: Section, keys: Iterable[str]) -> Iterator[KeyPath]:
-    """Yield the keys of a section that have another value than the default."""
     fields = type(section).model_fields
     for key in keys:
         default = fields[key].get_default(call_default_factory=True, validated_data={})
@@ -239,10 +236,7 @@ def _delivers_approval_answers(sink: SinkSettings) -> bool:
 
 
 def _refuse_shared_secrets(sinks: Sequence[SinkSettings], clients: Sequence[Client]) -> None:
-    """Raise WrongValue if a sink has the key or a signing secret of a client.
-
-    The values are compared, also those in files and behind digests, and never shown.
-    """
+    """Raise WrongValue if a sink has a client's key or signing secret. Values are never shown."""
     owners: dict[bytes, tuple[int, str]] = {}
     for index, client in enumerate(clients):
         for kind, credential in client.credentials():

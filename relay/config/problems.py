@@ -57,15 +57,10 @@ _TAGS: Mapping[str | int, str] = {"fleet": "role"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigInputs:
-    """What a configuration was read from: its file and the environment variables."""
-
     file: Path | None
     document: Any
-    """The YAML document with the lines of its values."""
     values: Any
-    """The plain values after variables were expanded and overrides applied."""
     variables: Mapping[str, str]
-    """The environment variables that override values."""
 
 
 def describe_errors(error: ValidationError, inputs: ConfigInputs) -> Iterator[str]:
@@ -139,7 +134,6 @@ def _child_keys_or_indexes(node: Any) -> Collection[str | int]:
 
 
 def _environment_variable_of(path: KeyPath, inputs: ConfigInputs) -> str | None:
-    """Return the environment variable that a value comes from; None if it is the document."""
     for name in inputs.variables:
         pairs = zip(path, path_of_variable(name), strict=False)
         if path and all(str(part).lower() == variable_part for part, variable_part in pairs):
@@ -168,7 +162,6 @@ def _describe_problem(errors: Sequence[ErrorDetails], path: KeyPath, inputs: Con
 
 
 def _describe_unknown_sink_kind(error: ErrorDetails) -> str:
-    """Return what may be meant by a kind of sink that is unknown, as the end of a sentence."""
     kind = str(error["ctx"]["tag"])
     problem = dict(load_kinds().broken).get(kind)
     if problem is not None:
@@ -191,7 +184,6 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInpu
 
 
 def _describe_place_of_equal_value(error: WrongValue, path: KeyPath, inputs: ConfigInputs) -> str:
-    """Return where the first one of two equal values is, as the end of a sentence."""
     if error.other is None:
         return ""
     other = (*path[: len(path) - len(error.path)], *error.other)
@@ -238,10 +230,7 @@ def secret_keys(root: type[BaseModel]) -> frozenset[str]:
 
 
 def describe_unknown_key(root: type[BaseModel], location: Sequence[str | int]) -> str:
-    """Return what is wrong with a key, and what may be meant.
-
-    ``location`` is that of pydantic's error: the path of the key with the alternatives of unions.
-    """
+    """Return what is wrong with a key and may be meant; ``location`` is that of pydantic."""
     key = str(location[-1])
     keys = _keys_at(root, location[:-1])
     close = closest(key, keys)
@@ -260,7 +249,6 @@ def describe_unknown_key(root: type[BaseModel], location: Sequence[str | int]) -
 
 
 def _keys_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Return the keys of the section at a location. Alternatives that nobody chose count too."""
     sections = [root]
     for part in location:
         if isinstance(part, int):
@@ -305,7 +293,6 @@ def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
 
 
 def _nested_annotations(annotation: Any) -> Iterator[Any]:
-    """Yield an annotation and every annotation inside it."""
     yield annotation
     for argument in get_args(annotation):
         yield from _nested_annotations(argument)

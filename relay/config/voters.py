@@ -26,10 +26,7 @@ class Voter:
     """A person, program or machine that can cast one vote."""
 
     name: str
-    """``person:<name>`` for a person of ``approvals.people``, else the principal.
-
-    A pattern over machines stands for all of them.
-    """
+    """``person:<name>``, else the principal; a pattern over machines stands for all of them."""
     principals: tuple[str, ...]
     """The principals with which they can vote by the rule."""
 
@@ -75,7 +72,6 @@ def _check_machine_in_fleet_domains(
 
 
 def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yield every name in people, groups and rules with its place."""
     sections: dict[KeyPath, Sequence[str]] = {
         **{("people", name): members for name, members in approvals.people.items()},
         **{("groups", name): members for name, members in approvals.groups.items()},
@@ -125,7 +121,6 @@ def voters_of_quorum(
 
 
 def _chat_prefixes_without_approvals(sinks: Sequence[SinkSettings]) -> set[str]:
-    """Return the prefixes of platforms none of whose configured sinks takes approvals."""
     takes_approvals: dict[str, bool] = {}
     for sink in sinks:
         if isinstance(sink, AnswerableChatSettings) and sink.principals is not None:

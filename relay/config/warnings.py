@@ -19,7 +19,6 @@ from relay.suggestions import closest
 
 
 def start_warnings(config: Config) -> Iterator[str]:
-    """Yield what the log says when a relay starts or reloads."""
     if config.has_no_rule_for_user_events:
         yield NO_RULE_FOR_USER_EVENTS
     for place, match in _all_match_conditions(config):
@@ -31,7 +30,6 @@ def start_warnings(config: Config) -> Iterator[str]:
 
 
 def config_warnings(config: Config) -> Iterator[str]:
-    """Yield every warning."""
     yield from start_warnings(config)
     if isinstance(config.fleet, HubSettings):
         yield from config.fleet.overlap_warnings()
@@ -46,7 +44,6 @@ def config_warnings(config: Config) -> Iterator[str]:
 
 
 def _all_match_conditions(config: Config) -> Iterator[tuple[str, Match]]:
-    """Yield all conditions on events, each with the name of the rule, limit or sink."""
     for rule in config.approvals.rules:
         yield f"rule {rule.name}", rule.match
     for limit in config.approvals.limits:

@@ -54,8 +54,6 @@ def wants(sink: SinkSettings, event: CloudEvent) -> bool:
 
 
 class Dispatcher:
-    """The workers of all sinks."""
-
     def __init__(
         self,
         sinks: Mapping[str, tuple[SinkSettings, Sink]],
@@ -102,7 +100,6 @@ class Dispatcher:
             worker.add_entries([*waiting[name], *early])
 
     def _reconcile(self, tx: Transaction, now: datetime) -> SinkStates:
-        """Add the sinks that are new, and remove the others; return the state of each sink."""
         sinks = {name: worker.settings for name, worker in self._workers.items()}
         known = tx.deliveries.sink_states()
         for name in (known.keys() | tx.deliveries.count_by_sink("waiting").keys()) - sinks.keys():
@@ -117,7 +114,6 @@ class Dispatcher:
         return {name: known.get(name, ("on", None)) for name in sinks}
 
     async def run(self) -> None:
-        """Deliver until canceled."""
         try:
             async with asyncio.TaskGroup() as group:
                 for worker in self._workers.values():
@@ -146,18 +142,13 @@ class Dispatcher:
 
     @property
     def workers(self) -> list[Worker]:
-        """The workers of all sinks, in the order of the configuration."""
         return list(self._workers.values())
 
     def get_worker(self, name: str) -> Worker:
-        """Return the worker of a sink. Raises KeyError if there is no such sink."""
         return self._workers[name]
 
     async def set_state(self, name: str, state: SinkState, reason: str | None) -> None:
-        """Pause or resume a sink, and store that.
-
-        Raises KeyError if there is no such sink, StoreUnavailable if it cannot be stored.
-        """
+        """Pause or resume a sink, and store that. Raises KeyError, StoreUnavailable."""
         worker = self._workers[name]
         await self._store.transact(lambda tx: tx.deliveries.set_sink_state(name, state, reason))
         worker.set_sink_state(state, reason)

@@ -54,16 +54,12 @@ class _KeyQueue:
 
     @property
     def heap_item(self) -> tuple[int, int, str]:
-        """Its item in the heap of ready keys."""
         head = self.entries[0]
         return (self.highest_priority, head.id, head.ordering_key)
 
 
 class OrderedQueue:
-    """Entries by ordering key.
-
-    The heaps can hold outdated items. The state of the `_KeyQueue` decides.
-    """
+    """Entries by ordering key. Heaps can hold outdated items: the `_KeyQueue` decides."""
 
     def __init__(self) -> None:
         self._queues: dict[str, _KeyQueue] = {}
@@ -83,7 +79,6 @@ class OrderedQueue:
 
     @property
     def has_ready(self) -> bool:
-        """Whether an entry could be sent now."""
         return any(key_queue.state == "ready" for key_queue in self._queues.values())
 
     def earliest_not_before_after(self, now: datetime) -> datetime | None:
@@ -155,11 +150,7 @@ class OrderedQueue:
         return head
 
     def upcoming_entries_without_event(self, limit: int) -> list[Entry]:
-        """Return entries that are probably next and whose events are not in memory.
-
-        They are the next ones of each ordering key: of those in flight, and of the first that are
-        ready.
-        """
+        """Return entries that are probably next and not in memory: in flight, and first ready."""
         ready: dict[str, _KeyQueue] = {}
         while len(ready) < limit and (key_queue := self._pop_ready_queue()) is not None:
             ready[key_queue.entries[0].ordering_key] = key_queue
@@ -203,10 +194,7 @@ class OrderedQueue:
             del self._queues[entry.ordering_key]
 
     def delay_head(self, entry: Entry, until: float, *, is_individual: bool = False) -> None:
-        """Replace the head by this version of it, which is ready again at ``until``.
-
-        ``until`` is in monotonic seconds. ``is_individual``: the reason concerns this entry alone.
-        """
+        """Replace the head; ready at ``until`` (monotonic). ``is_individual``: its own reason."""
         key_queue = self._in_flight.pop(entry.ordering_key)
         key_queue.entries[0] = entry
         key_queue.state, key_queue.release_at = "delayed", until
@@ -214,7 +202,6 @@ class OrderedQueue:
         heapq.heappush(self._delayed, (until, entry.ordering_key))
 
     def release_due(self, now: float) -> None:
-        """Make the entries ready whose delay is over."""
         while self._delayed and self._delayed[0][0] <= now:
             release_at, key = heapq.heappop(self._delayed)
             key_queue = self._queues.get(key)

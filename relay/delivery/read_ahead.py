@@ -38,10 +38,7 @@ class EventReadAhead:
         self._lock = asyncio.Lock()
 
     async def event(self, entry: Entry) -> CloudEvent:
-        """Return the event of an entry that is in flight.
-
-        Raises StoreUnavailable, or what is wrong with its row.
-        """
+        """Return the event of an entry in flight. Raises StoreUnavailable, or what is wrong."""
         if entry.position not in self._bodies:
             self._wanted[entry.id] = entry
             try:

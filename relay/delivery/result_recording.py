@@ -34,10 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def checked_result(result: Receipt | Exception) -> Receipt | Exception:
-    """Return what a sink returned or raised, or the error if the store cannot hold that.
-
-    An exception that is no `relay.errors.DeliveryError` is a bug of the sink.
-    """
+    """Return a result, or the error if the store cannot hold it: a bug of the sink."""
     if isinstance(result, Exception) and not isinstance(result, DeliveryError):
         return result
     try:
@@ -48,10 +45,7 @@ def checked_result(result: Receipt | Exception) -> Receipt | Exception:
 
 
 def make_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
-    """Return the attempt that ended so, in which "parked" stands for a rejection.
-
-    ``elapsed`` is in seconds.
-    """
+    """Return the attempt, "parked" for a rejection. ``elapsed`` is in seconds."""
     if isinstance(result, Receipt):
         return Attempt(
             at=at,
@@ -130,14 +124,11 @@ class ResultRecorder:
         self._write_full_batch_or_set_timer()
 
     def record_failed_attempt(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
-        """A try failed, and the next one is due at ``until``."""
         self._submit_after_pending_results(lambda tx: tx.deliveries.defer(entry_id, attempt, until))
 
     def record_end_without_delivery(
         self, entry_id: int, state: EntryState, reason: str, at: datetime, attempt: Attempt | None
     ) -> None:
-        """An entry ended undelivered. ``attempt`` is the try that failed, if there was one."""
-
         def work(tx: Transaction) -> None:
             if attempt is not None:
                 tx.deliveries.log_attempts([(entry_id, attempt)])
@@ -146,13 +137,11 @@ class ResultRecorder:
         self._submit_after_pending_results(work)
 
     def record_sink_state(self, sink: str, state: SinkState, reason: str) -> None:
-        """A sink has a new state."""
         self._submit_after_pending_results(
             lambda tx: tx.deliveries.set_sink_state(sink, state, reason)
         )
 
     def submit(self) -> None:
-        """Submit what was not submitted yet."""
         self._stop_timer()
         if self._delivered:
             self._submit_batch()

@@ -40,10 +40,7 @@ DAY = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class RetryAfterDelay:
-    """Try again after ``delay`` seconds.
-
-    ``sink_pause``: seconds for which the receiver asked to get nothing at all.
-    """
+    """Try again after ``delay`` seconds; ``sink_pause``: the receiver wants nothing so long."""
 
     delay: float
     sink_pause: float = 0.0
@@ -51,8 +48,6 @@ class RetryAfterDelay:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Give up, for this reason."""
-
     reason: str
 
 
@@ -118,10 +113,7 @@ def probe_delay(
 
 
 def backoff(tries: int, seconds_left: float) -> float:
-    """Return the seconds to wait after this many failures in a row.
-
-    ``seconds_left`` is the time to NotBefore; zero or less if none is ahead.
-    """
+    """Return the pause after this many failures; ``seconds_left`` to NotBefore, if above 0."""
     doubled = exponential_backoff(tries, first=FIRST_PAUSE, maximum=MAX_PAUSE)
     if seconds_left <= 0:
         return doubled

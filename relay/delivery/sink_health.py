@@ -73,7 +73,6 @@ class SinkHealth:
         self.is_failing = False
         """Whether it failed repeatedly or stalled, or was disabled, with no success since."""
         self.failures = 0
-        """Failures in a row."""
         self.probes_only = False
         """Whether only one entry may be in flight: it is failing, and did not answer last."""
         self.is_skewed = False
@@ -103,7 +102,6 @@ class SinkHealth:
 
     @property
     def circuit(self) -> CircuitState:
-        """Whether the sink is failing, and whether it may be tried now."""
         if not self.is_failing:
             return "closed"
         return "open" if self._clock.monotonic() < self.allowed_at else "half-open"
@@ -122,10 +120,7 @@ class SinkHealth:
 
     @property
     def becomes_failing_at(self) -> float | None:
-        """When the sink becomes failing unless a try succeeds.
-
-        None if it is failing already or there is nothing to deliver.
-        """
+        """When it becomes failing without a success; None: it is, or nothing waits."""
         if self.is_failing or self._trying_since is None or self._idle_since is not None:
             return None
         return self._trying_since + STALL_TIMEOUT
@@ -163,7 +158,6 @@ class SinkHealth:
             self._become_failing(self._last_failure)
 
     def record_try_start(self, entry: Entry) -> None:
-        """A try begins."""
         if entry.id in self._refused:
             return
         now = self._clock.monotonic()
@@ -174,7 +168,6 @@ class SinkHealth:
             self._trying_since = now
 
     def record_dead_letter(self, entry: Entry, reason: str) -> None:
-        """An entry became a dead letter."""
         self._dead_letters += 1
         self._report(
             "relay.dead-lettered",
@@ -203,7 +196,6 @@ class SinkHealth:
         self._report("relay.clock-skewed", reason, sink=self._name)
 
     def forget_entry(self, entry: Entry) -> None:
-        """An entry is not tried again."""
         self._internal_errors.pop(entry.id, None)
         self._refused.discard(entry.id)
 
@@ -226,10 +218,7 @@ class SinkHealth:
         return has_recovered
 
     def record_rejection(self, entry: Entry, error: Rejected) -> None:
-        """The receiver rejected an entry for good.
-
-        That concerns the entry alone, so it is not a failure. But it is no success either.
-        """
+        """It was rejected for good. That concerns it alone: no failure, but no success."""
         self._last_failure = error.reason
         if entry.id not in self._refused:
             self._note_no_success(error.reason)

@@ -52,8 +52,6 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Delivers entries to one sink."""
-
     def __init__(
         self,
         settings: SinkSettings,
@@ -68,9 +66,7 @@ class Worker:
         self.tries: Counter[tuple[AttemptOutcome, int | None]] = Counter()
         """Tries since the start, by their outcome and the status of the receiver."""
         self.try_seconds = Histogram(_TRY_BOUNDS)
-        """How long tries took."""
         self.ends: Counter[EntryState] = Counter()
-        """How entries ended since the start."""
         self.sink = sink
         self._results = results
         self._clock = clock
@@ -86,22 +82,18 @@ class Worker:
 
     @property
     def state(self) -> SinkState:
-        """Whether an operator or the receiver stopped it."""
         return self.health.state
 
     @property
     def failing(self) -> bool:
-        """Whether it failed repeatedly or stalled, or was disabled, with no success since."""
         return self.health.is_failing
 
     @property
     def reason(self) -> str | None:
-        """Why the sink is paused or disabled, or why the last try failed."""
         return self.health.reason
 
     @property
     def waiting(self) -> int:
-        """How many entries wait or are in flight."""
         return len(self._queue)
 
     def oldest_age(self) -> float | None:
@@ -111,7 +103,6 @@ class Worker:
 
     @property
     def circuit_state(self) -> CircuitState:
-        """Whether the sink is failing, and whether it may be tried now."""
         return self.health.circuit
 
     @property
@@ -123,7 +114,6 @@ class Worker:
         return is_stopped or not self._queue.has_ready
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Add new entries, in the order of recording."""
         for entry in entries:
             if self._is_entry_replaceable_by_newer(entry):
                 for old in self._queue.remove_superseded(entry):
@@ -148,7 +138,6 @@ class Worker:
         self._wake.set()
 
     async def run(self) -> None:
-        """Deliver until canceled."""
         async with asyncio.TaskGroup() as group:
             try:
                 while True:
@@ -166,7 +155,6 @@ class Worker:
 
     @property
     def _allowed_at(self) -> float:
-        """No try may begin before this time (monotonic seconds)."""
         return max(self.health.allowed_at, self._rate_allows_at)
 
     @property
@@ -178,7 +166,6 @@ class Worker:
         return is_full or self._in_flight >= self.sink.concurrency
 
     def _take_next_allowed_entry(self) -> Entry | None:
-        """Return the next entry that may be tried now, which is then in flight."""
         now = self._clock.monotonic()
         if self.health.state != "on" or now < self._allowed_at or self._is_at_try_limit_or_stopping:
             return None
@@ -215,10 +202,7 @@ class Worker:
         self._wake.set()
 
     def _next_moment(self) -> float | None:
-        """Return when a try may begin or the sink counts as stalled, in monotonic seconds.
-
-        None if only an event can change anything.
-        """
+        """Return when a try may begin or the sink stalls (monotonic); None: by an event."""
         if self.health.state != "on" or not len(self._queue):
             return None
         now, allowed_at = self._clock.monotonic(), self._allowed_at
@@ -310,10 +294,7 @@ class Worker:
             )
 
     async def _call_sink(self, event: CloudEvent) -> Receipt | Exception:
-        """Return the receipt, or why there is none.
-
-        Raises CancelledError only if the worker is stopping.
-        """
+        """Return the receipt, or why there is none. CancelledError only if the worker stops."""
         try:
             return checked_result(await self.sink.deliver(event))
         except asyncio.CancelledError:

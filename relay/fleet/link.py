@@ -76,7 +76,6 @@ class Link:
         return self._listening is not None
 
     async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
-        """Stay connected until cancelled."""
         await keep_connected(
             self._urls,
             self._name,

@@ -51,10 +51,7 @@ class ReceivedMessage:
     content: Content
 
     def require_matching_key(self, key: AgentRoutingKey, hub: Origin | None = None) -> None:
-        """Raise UnusableMessage if the message is not what its routing key says.
-
-        It must not be of the ``hub`` itself: its events would look like the hub's own.
-        """
+        """Raise UnusableMessage if it is not what its key says, or of the ``hub`` itself."""
         if self.origin == hub:
             raise UnusableMessage("it names the hub itself as its sender")
         if (self.origin.scope, relay_word(self.origin.relay)) != (key.scope, key.relay):
@@ -175,7 +172,6 @@ _CHANGE_ATTRIBUTES = frozenset(
         *("partitionkey", "notbefore", "outcome"),
     }
 )
-"""The attributes of an ``event.*``."""
 _CHANGES: Mapping[str, type[Strict]] = {
     "event.scheduled": ChangeData,
     "event.updated": _Updated,
@@ -194,4 +190,3 @@ _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
         if definition.name.startswith("relay.")
     },
 }
-"""How the data of each type is read."""

@@ -144,7 +144,6 @@ class _Message(Strict):
     """The first word of the routing key under which an agent sends it."""
 
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:
-        """Return the message as a CloudEvent of this relay."""
         data, time = self.model_dump(by_alias=True, exclude={"journalhead"}), format_rfc3339(at)
         attributes: dict[str, str | None] = {
             "specversion": "1.0",
@@ -229,8 +228,6 @@ class StartOrder(_Message):
 
 
 class StartResult(_Message):
-    """How a start order ended."""
-
     kind, routed_as = "start-result", "start"
     grant: Number
     attempt: Number
@@ -242,8 +239,6 @@ class StartResult(_Message):
 
 
 class VoteAnswer(_Message):
-    """The hub's answer to a vote."""
-
     kind = "vote-answer"
     request_id: Name
     status: _Status
@@ -265,5 +260,4 @@ Content: TypeAlias = Message | CloudEvent
 
 
 def cloudevent_type(kind: str) -> str:
-    """Return the ``type`` of the messages of a kind."""
     return f"{TYPE_PREFIX}fleet.{kind}{TYPE_VERSION}"

@@ -33,7 +33,6 @@ from relay.fleet.settings import HubSettings
 
 SALT_BYTES = 4
 _NOTHING = "^$"
-"""The pattern that gives no right."""
 _ANY_RELAY = "[a-z0-9_-]+"
 _OWN_QUEUES = r"amq\.gen-.*"
 """The queues that the broker names. Nobody may choose such a name."""
@@ -46,7 +45,6 @@ class HubExchange:
 
     exchange: str
     declare: Declare
-    """Whether the hub makes the exchange and its queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +159,6 @@ def _agent_rights(exchange: str) -> dict[str, str]:
 def _rights(
     configure: Iterable[str], write: Iterable[str], read: Iterable[str], *patterns: str
 ) -> dict[str, str]:
-    """Return the rights to parts by their names, and to all whose names match a pattern."""
     rights = {"configure": configure, "write": write, "read": read}
     # The other characters that a name of an exchange may have mean themselves.
     expressions = {
@@ -206,7 +203,6 @@ def hash_password(password: str, salt: bytes) -> str:
 
 
 def is_password_hash(text: str) -> bool:
-    """Whether a text has the form of such a hash."""
     try:
         return len(base64.b64decode(text, validate=True)) == SALT_BYTES + 32
     except ValueError:

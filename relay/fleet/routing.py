@@ -84,7 +84,6 @@ def report_key(event: CloudEvent, origin: Origin) -> str:
 
 
 def agent_key(kind: Literal["pulse", "vote", "start"], origin: Origin) -> str:
-    """Return the routing key of a pulse, a vote, or the result of a start order."""
     return f"{kind}.{origin.scope}.{relay_word(origin.relay)}"
 
 
@@ -94,7 +93,6 @@ def command_key(scope: str, relay: str) -> str:
 
 
 def scope_key(scope: str) -> str:
-    """Return the routing key of what the hub sends to all agents of a scope."""
     return f"scope.{scope}"
 
 
@@ -115,11 +113,7 @@ def parse_agent_routing_key(key: str) -> AgentRoutingKey:
 def authorize_sender(
     user: str, key: AgentRoutingKey, domains: Iterable[TrustDomain]
 ) -> AuthorizedSender:
-    """Return the relay that sent a message.
-
-    ``user`` is the ``user_id`` that RabbitMQ has checked. Raises UnusableMessage if the user may
-    not speak for the relay of the key.
-    """
+    """Return the relay for which this ``user_id`` may speak. Raises UnusableMessage."""
     for domain in domains:
         if domain.user == user:
             if domain.may_speak_for_relay(key.scope, key.relay):
@@ -133,10 +127,7 @@ def authorize_sender(
 def verify_message_from_agent(
     message: DeliveredMessage, exchange: str, domains: Iterable[TrustDomain]
 ) -> tuple[AgentRoutingKey, AuthorizedSender]:
-    """Return the key and the sender of a message to the hub. Raises UnusableMessage.
-
-    ``exchange`` is the fleet exchange. Nothing in the body has a say in this.
-    """
+    """Return key and sender; nothing in the body has a say. Raises UnusableMessage."""
     if message.exchange != exchange:
         raise UnusableMessage(f"it was not published to {exchange}")
     user = require_publishing_user(message)
@@ -148,10 +139,7 @@ def verify_message_from_agent(
 def verify_command_from_hub(
     message: DeliveredMessage, exchange: str, keys: Collection[str], hub_user: str
 ) -> str:
-    """Return the routing key of a message of the hub. Raises UnusableMessage.
-
-    ``exchange`` is the command exchange, and ``keys`` are those that the agent has bound.
-    """
+    """Return the key, which the agent must have bound. Raises UnusableMessage."""
     key = message.routing_key
     if message.exchange != exchange or key is None or key not in keys:
         raise UnusableMessage(
@@ -186,22 +174,18 @@ AGENT_QUEUE_ARGUMENTS: Mapping[str, Any] = {"x-max-length": 100, "x-message-ttl"
 
 
 def agent_publish_exchange_name(exchange: str) -> str:
-    """Return the name of the exchange to which agents publish."""
     return f"{exchange}.fleet"
 
 
 def command_exchange_name(exchange: str) -> str:
-    """Return the name of the exchange to which the hub publishes for agents."""
     return f"{exchange}.commands"
 
 
 def report_queue_name(exchange: str) -> str:
-    """Return the name of the queue of everything that agents publish."""
     return f"{exchange}.fleet.in"
 
 
 def hub_lock_queue_name(exchange: str) -> str:
-    """Return the name of the queue that is exclusive to the connection of the one hub."""
     return f"{exchange}.fleet.hub"
 
 
@@ -220,10 +204,7 @@ def _dead_letter_keys(exchange: str) -> tuple[str, ...]:
 
 
 def fleet_topology(exchange: str) -> tuple[Part, ...]:
-    """Return what the hub makes on the broker.
-
-    The exchange and queue for dead letters come first, so that no rejected message is lost.
-    """
+    """Return what the hub makes; dead letters come first, so that none is lost."""
     fleet = agent_publish_exchange_name(exchange)
     return (
         *dead_letters_topology(exchange, _dead_letter_keys(exchange)),

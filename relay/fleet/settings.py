@@ -50,7 +50,6 @@ class TrustDomain(Section):
     """Patterns with * and ? over its relays, as words of a routing key: vmss-a_0, not VMSS-A_0."""
 
     def may_speak_for_relay(self, scope: str, relay_word: str) -> bool:
-        """Whether messages of this user may be about this relay of this scope."""
         return matches_any_pattern(self.scopes, scope) and matches_any_pattern(
             self.relays, relay_word
         )
@@ -64,8 +63,6 @@ def overlapping_scopes(one: TrustDomain, other: TrustDomain) -> tuple[str, str] 
 
 
 def patterns_overlap(one: str, other: str) -> bool:
-    """Whether a text can match both patterns."""
-
     @cache
     def rest(at: int, other_at: int) -> bool:
         here, there = one[at : at + 1], other[other_at : other_at + 1]

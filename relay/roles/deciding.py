@@ -51,10 +51,7 @@ async def deciding(
     make_relay: Callable[..., Relay],
     before_approvals: Callable[[], Awaitable[object]] | None = None,
 ) -> AsyncIterator[Relay]:
-    """Enter the half of this configuration. ``make_relay`` gets its parts.
-
-    ``before_approvals`` is waited for before approvals are taken from RabbitMQ.
-    """
+    """Enter it. ``before_approvals`` is waited for before approvals come from RabbitMQ."""
     chat = make_chat_context(
         store,
         gate.engine,
@@ -134,7 +131,6 @@ async def _enter_in_time(
 def make_approval_consumer(
     config: Config, relay: Relay, rejections: RejectionLog
 ) -> ApprovalConsumer | None:
-    """Return the consumer of approvals over AMQP; None if the configuration has no such section."""
     settings = config.approvals.amqp
     if settings is None:
         return None
@@ -171,7 +167,6 @@ def make_approval_consumer(
 
 
 def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
-    """Return the clients that have a RabbitMQ user, by that user."""
     return {
         client.amqp_user: caller_for_client(client, "amqp")
         for client in clients

@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
-    """Start a hub, yield it, and drain it in the end."""
     origin = Origin(
         HUB if config.scope == "auto" else config.scope,
         socket.gethostname() if config.relay == "auto" else config.relay,

@@ -50,14 +50,9 @@ class RunningRelay:
         enter: Callable[[Config], AbstractAsyncContextManager[Relay]],
         polling: Sequence[Poller | ImdsClient] = (),
     ) -> None:
-        """``enter`` enters the half of a role.
-
-        ``polling`` takes over the settings of the source. A hub has none.
-        """
+        """``enter`` enters the half of a role; ``polling`` takes the source's settings."""
         self.config = config
-        """The configuration in force."""
         self.relay: Relay
-        """The parts that the API uses."""
         self.server = server
         self.store = store
         self._clock = clock
@@ -70,7 +65,6 @@ class RunningRelay:
 
     @property
     def api_port(self) -> int:
-        """The port on which the API listens."""
         return self.server.port
 
     @asynccontextmanager
@@ -158,10 +152,7 @@ class RunningRelay:
                 raise
 
     async def _leave(self) -> None:
-        """Leave the half.
-
-        The code of an installed sink can refuse to be canceled. Then nobody waits for it any more.
-        """
+        """Leave it. An installed sink can refuse to be canceled: then nobody waits any more."""
         self._must_leave.set()
         _, unfinished = await asyncio.wait({self._task}, timeout=LEAVE_TIMEOUT)
         if unfinished:

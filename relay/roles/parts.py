@@ -47,14 +47,12 @@ class Identity:
     """Who this relay is. ``instance`` is its VM, None if the metadata service does not tell."""
 
     origin: Origin
-    """Its scope and its name, as its events state them."""
     instance: Instance | None
     names: frozenset[str] | None
     """The names by which events refer to this VM, in lower case; None if they are unknown."""
 
     @property
     def vm_id(self) -> str | None:
-        """The vmId of this VM; None if it is unknown."""
         return self.instance.vm_id if self.instance is not None else None
 
 
@@ -79,11 +77,7 @@ async def open_store_with_log(
     clock: Clock,
     stack: AsyncExitStack,
 ) -> tuple[Store, RecordRelayEvent]:
-    """Return the store of a relay with these sinks, until ``stack`` is left.
-
-    With it, return what records ``relay.*`` events in it. The log tells what it records. ``owner``
-    is whose state file it must be.
-    """
+    """Return the store, until ``stack`` is left, and what records ``relay.*`` events in it."""
     route = partial(matching_sinks, sinks=tuple(sinks))
     store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
     store.listeners.recorded.append(log_recorded_events)
@@ -167,7 +161,6 @@ async def running(**works: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
 
 
 async def drain(dispatcher: Dispatcher) -> None:
-    """Give sinks time to send."""
     try:
         async with asyncio.timeout(DRAIN_TIMEOUT):
             await dispatcher.drain()

@@ -22,8 +22,6 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Reads the configuration again on request, and lets a relay take it over."""
-
     def __init__(
         self,
         relay: RunningRelay,
@@ -39,9 +37,7 @@ class Reloader:
         each configuration that was taken over.
         """
         self.problem: str | None = None
-        """Why the last reload was refused; None if it was not."""
         self.loaded_at = clock.now()
-        """When the configuration in force was read."""
         self._relay = relay
         self._loaded = loaded
         self._load = load
@@ -104,11 +100,7 @@ class Reloader:
             return changes
 
     async def _read(self) -> LoadedConfig:
-        """Return the configuration as it is now. Raises ReloadRefused.
-
-        A thread that blocks cannot be ended. There is never more than this one: other parts of the
-        relay need threads too.
-        """
+        """Return it. Raises ReloadRefused. A thread that blocks cannot end: one at most runs."""
         if self._loading is not None:
             await self._wait_for_load(self._loading)
         loop = asyncio.get_running_loop()

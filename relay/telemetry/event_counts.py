@@ -27,7 +27,6 @@ def azure_event_type_label(event_type: str | None) -> str:
 
 
 def azure_event_status_label(event_status: str | None) -> str:
-    """Return the label of an EventStatus."""
     return _known_value_or_other(event_status, EVENT_STATUSES)
 
 
@@ -44,14 +43,10 @@ class EventCounts:
         self.changes: Counter[tuple[str, str]] = Counter()
         """``event.*`` by change and label of the EventType."""
         self.decisions: Counter[str] = Counter()
-        """Votes, holds and releases that were accepted."""
         self.refusals: Counter[str] = Counter()
-        """Decisions that were refused, by decision."""
         self.start_requests = Counter({"accepted": 0, "refused": 0, "failed": 0})
-        """StartRequests that have a final result."""
 
     def count_recorded_events(self, events: Sequence[RecordedEvent]) -> None:
-        """Count events that were recorded."""
         for recorded in events:
             (family, _, change), event = recorded.name.partition("."), recorded.event
             if family == "event":

@@ -86,7 +86,6 @@ The fields are names in the data or the attributes of the event. Each line also 
 
 
 def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
-    """Return the line of an event that the journal has at a position, if it has it."""
     name, data = event.name, event.data
     level, names_of_fields = LINES[name]
     fields: dict[str, Any] = {"type": name}

@@ -89,7 +89,6 @@ def flush_log() -> None:
 
 
 def _log_what_python_prints() -> None:
-    """Send what Python itself would print on standard error to the log."""
     logging.captureWarnings(capture=True)
     sys.excepthook = _log_uncaught_exception
     threading.excepthook = _log_thread_exception
@@ -163,7 +162,6 @@ class StderrHandler(QueueHandler):
 
     @override
     def flush(self) -> None:
-        """Wait until all lines are written, but not for long."""
         with self.queue.all_tasks_done:
             self.queue.all_tasks_done.wait_for(
                 lambda: not self.queue.unfinished_tasks, FLUSH_TIMEOUT
@@ -178,10 +176,7 @@ class StderrHandler(QueueHandler):
 
 
 class _Writer(QueueListener):
-    """Writes lines to a file descriptor, on a thread.
-
-    It writes all that wait at once: after each write it has to get the interpreter lock again.
-    """
+    """Writes on a thread, all that wait at once: after each write it needs the interpreter lock."""
 
     queue: Queue[bytes]
 
@@ -220,7 +215,6 @@ class _SecretHidingFormatter(logging.Formatter):
         self._secrets = secrets
 
     def message_and_traceback(self, record: logging.LogRecord) -> tuple[str, str | None]:
-        """Return the message and the traceback, if there is one, without secrets."""
         message = record.getMessage()
         traceback = self.formatException(record.exc_info) if record.exc_info else None
         if record.stack_info:
@@ -286,7 +280,6 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _format_value(value: object) -> str:
-    """Return a value of ``key=value``, in quotes if it holds more than plain characters."""
     match value:
         case str():
             pass
@@ -303,10 +296,7 @@ def _format_value(value: object) -> str:
 
 
 def escape(text: str) -> str:
-    """Return the text on one line, without characters that a terminal or a reader acts on.
-
-    Those are control characters, line separators and marks that change the direction of text.
-    """
+    """Return it on one line, without control characters, separators and direction marks."""
     if text.isprintable():
         return text
     return "".join(

@@ -24,7 +24,6 @@ LABELS: dict[DecisionKind, str] = {
     "hold": "Hold",
     "release": "Release the hold",
 }
-"""The texts of the buttons."""
 _RIGHTS: dict[DecisionKind, Right] = {"approve": "approve", "hold": "hold", "release": "hold"}
 """The right that each decision needs at least. People release their own holds with ``hold``."""
 
@@ -108,10 +107,7 @@ def event_page(public_url: str, status: ApprovalStatus, *more: str) -> str:
 def decision_buttons(
     status: ApprovalStatus, link: Link | None, can: Container[Right] | None
 ) -> tuple[Button, ...]:
-    """Return a button for each decision that is possible now; none if ``link`` is None.
-
-    ``can`` are the rights that somebody may have here; None: all.
-    """
+    """Return a button for each possible decision; no ``link``: none. ``can`` None: all."""
     if link is None:
         return ()
     return tuple(
@@ -129,7 +125,6 @@ def decision_buttons(
 
 
 def confirmation_question(decision: DecisionKind, status: ApprovalStatus) -> Text:
-    """Return what to ask before a decision counts."""
     title = event_title(status)
     match decision:
         case "approve":

@@ -40,8 +40,6 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """One event of a grouped message."""
-
     text: Text
     buttons: tuple[Button, ...] = ()
 
@@ -71,10 +69,7 @@ Link = Callable[[ApprovalStatus, DecisionKind], str | None]
 
 
 def one_line(text: Text, limit: int) -> Text:
-    """Return a text on one line with at most ``limit`` characters of words.
-
-    Times and people do not count. A text that is too long ends with the piece that was cut.
-    """
+    """Return one line of at most ``limit`` characters of words; times and people do not count."""
     pieces: list[str | datetime | PrincipalRef] = []
     for piece in text:
         if isinstance(piece, str):

@@ -185,11 +185,7 @@ def grouped_card(
     link: Link | None,
     can: Container[Right] | None = None,
 ) -> Card:
-    """Return the card about several events, of which there is at least one.
-
-    ``link`` makes the URLs of the buttons. It is None if the relay has no address for links.
-    ``can`` is that of `decision_buttons`.
-    """
+    """Return the card about several events, at least one; see `event_card`."""
     live = [status for status in statuses if status.occurrence.live]
     # Those that wait for votes come first, then by NotBefore.
     ordered = sorted(
@@ -227,7 +223,6 @@ def grouped_card(
 
 
 def event_line(status: ApprovalStatus) -> Text:
-    """Return one line about an event: its title, when it begins, and how its approval stands."""
     occurrence = status.occurrence
     title = event_title(status)
     if not occurrence.live:

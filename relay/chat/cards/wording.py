@@ -22,7 +22,6 @@ WHAT_HOLD_DOES = (
 
 
 def event_title(status: ApprovalStatus) -> str:
-    """Return the type of an event and its machines."""
     event = status.occurrence.event
     return event_subject(event.event_type, event.resources)
 
@@ -39,7 +38,6 @@ def follow_up_subject(statuses: Sequence[ApprovalStatus]) -> str:
 
 
 def event_tone(status: ApprovalStatus) -> Tone:
-    """Return the state that the color of a message shows."""
     if not status.occurrence.live:
         return "over"
     if status.occurrence.event.is_started:
@@ -77,7 +75,6 @@ def azure_proceeds_regardless_notice(
 
 
 def limit_waits_text(status: ApprovalStatus) -> Text:
-    """Return for which limits an event waits, and until when if time alone frees a slot."""
     text: Text = (sentence(describe_waits(status.waiting_for)).removesuffix("."),)
     ends = [wait.until for wait in status.waiting_for]
     known = [end for end in ends if end is not None]

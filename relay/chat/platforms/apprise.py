@@ -83,7 +83,6 @@ class Settings(ChatSettings):
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
 ) -> AsyncIterator[LiveMessageSink]:
-    """Yield the sink. It connects for each message."""
     # in_chat=True: cards get no links, and their buttons only say which decisions are possible.
     sink = LiveMessageSink(settings, context, Services(settings), clock, in_chat=True)
     async with sink.refreshing():
@@ -91,8 +90,6 @@ async def connect(
 
 
 class Services:
-    """The services of a sink."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._services = settings.load_services()
@@ -101,7 +98,6 @@ class Services:
         """The URLs of the services that have a message, by its digest. Oldest message first."""
 
     async def post(self, card: Card) -> None:
-        """Send a card. Raises Deferred."""
         message_type = "warning" if card.tone in _URGENT_TONES else "info"
         await self._send_to_all(_neutral(card.title), card_text(card), message_type)
 
@@ -110,7 +106,6 @@ class Services:
         raise MessageGone("the message was posted by a sink of another kind")
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # there are no threads
-        """Send lines as a message; the first of several lines is its title. Raises Deferred."""
         first, *rest = map(_plain, lines)
         title, body = (first, "\n".join(rest)) if rest else ("imds-relay", first)
         await self._send_to_all(title, body, "info")
@@ -177,7 +172,6 @@ def _notify_in_thread(service: Any, message: Mapping[str, str]) -> asyncio.Futur
 
 
 def _notify(service: Any, message: Mapping[str, str]) -> Deferred | None:
-    """Send a message, and return the error if the service does not accept it. Blocks."""
     expected = f"expected {service[0].service_name} to accept the message"
     try:
         result = service.notify(**message, body_format="text")

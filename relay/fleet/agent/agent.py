@@ -69,8 +69,6 @@ _log = logging.getLogger(__name__)
 
 
 class AgentPoller(DocumentReader, Protocol):
-    """The poller of this VM, as an agent uses it."""
-
     last_document: Document | None
     """The document that was read last; None: none was read yet."""
     last_read_at: datetime | None
@@ -98,7 +96,6 @@ class ImdsClock(SystemClock):
 
     @override
     def now(self) -> datetime:
-        """Return the time of IMDS."""
         now = super().now() + timedelta(seconds=self._skew() or 0.0)
         if now <= self._last <= now + DATE_RESOLUTION:
             now = self._last + timedelta.resolution
@@ -124,10 +121,7 @@ class ReportSinkSettings(SinkSettings):
 
 
 class ReportSink:
-    """The sink of an agent: it publishes to the hub what the agent recorded.
-
-    ``publish`` is that of the link.
-    """
+    """Publishes to the hub what the agent recorded. ``publish`` is that of the link."""
 
     concurrency = 64
     longest_pause = 5.0  # a try costs nothing while there is no connection
@@ -188,16 +182,12 @@ class Agent:
         sender: StartRequestSender,
         reports_wait: Callable[[], bool],
     ) -> None:
-        """From now on pulses tell what the source sees, and orders can be carried out.
-
-        ``reports_wait`` returns whether a report is not yet in the queue of the hub.
-        """
+        """Pulses and orders begin. ``reports_wait``: some are not in the hub's queue yet."""
         self._source = source
         self._reports_wait = reports_wait
         self._orders = StartOrders(source, sender, self._say, self._machine.vm_id, self._clock)
 
     async def run(self) -> None:
-        """Stay connected, send pulses and carry out orders until cancelled."""
         if self._orders is None:
             raise RuntimeError("expected attach_source to be called before run")
         async with asyncio.TaskGroup() as group:

@@ -104,10 +104,7 @@ class AgentLink(Link):
         self._refusal_log = LogOnce(_log)
 
     async def publish(self, event: CloudEvent, key: str, expiration: int | None = None) -> None:
-        """Return when the hub's queue holds the event. Raises Deferred or Rejected.
-
-        It is dropped there after ``expiration`` milliseconds.
-        """
+        """Return when the hub's queue has it, for ``expiration`` ms. Raises Deferred, Rejected."""
         result = await self._publisher.publish(event, key, expiration=expiration)
         if isinstance(result, amqp.ChannelNotFoundEntity):
             raise Deferred(

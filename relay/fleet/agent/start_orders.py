@@ -46,15 +46,11 @@ _log = logging.getLogger(__name__)
 
 
 class DocumentReader(Protocol):
-    """How orders read the document."""
-
     async def read_with_imds_time(self) -> FreshReadResult:
         """Read the document with a call that begins now. Raises SourceError."""
 
 
 class StartRequestSender(Protocol):
-    """How orders reach IMDS."""
-
     async def send_start_request(
         self, event_ids: Sequence[str], *, seconds_left: Callable[[], float]
     ) -> None:
@@ -76,10 +72,7 @@ class _ReceivedOrder:
 
 
 class StartOrders:
-    """Carries out orders, one at a time, and publishes their results.
-
-    ``publish`` publishes a result, and raises DeliveryError. ``vm_id`` is the vmId of this VM.
-    """
+    """Carries out one order at a time. ``publish`` raises DeliveryError; ``vm_id`` is ours."""
 
     def __init__(
         self,
@@ -119,7 +112,6 @@ class StartOrders:
             self._last = order
 
     async def run(self) -> NoReturn:
-        """Carry out orders and publish results until cancelled."""
         while True:
             received = await self._waiting.get()
             try:

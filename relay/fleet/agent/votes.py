@@ -49,10 +49,7 @@ class VoteForwarder:
             future.set_result(answer)
 
     async def submit(self, request: Request) -> DecisionAnswer:
-        """Return the hub's answer to a request; 503 if it does not come in time.
-
-        Raises NotDecidedHere for one about standing holds.
-        """
+        """Return the hub's answer; 503 if it is late. Raises NotDecidedHere for standing holds."""
         if not isinstance(request, DecisionRequest):
             raise NotDecidedHere(_STANDING_HOLDS)
         request_id = request.request_id or secrets.token_hex(16)
@@ -79,7 +76,6 @@ class VoteForwarder:
         return _read_answer(answer)
 
     async def read_standing_holds(self, _read: Callable[[StandingHolds], T]) -> T:
-        """Raise NotDecidedHere."""
         raise NotDecidedHere(_STANDING_HOLDS)
 
     async def approval_mode(self) -> Mode:
@@ -87,7 +83,6 @@ class VoteForwarder:
         return "off"
 
     async def set_approval_mode(self, _mode: Mode, _principal: str) -> Mode:
-        """Raise NotDecidedHere."""
         raise NotDecidedHere("this relay is an agent: set the mode of approvals on the hub")
 
 
@@ -103,7 +98,6 @@ def _approvals_request_body(request: DecisionRequest) -> dict[str, Any]:
 
 
 def _read_answer(answer: VoteAnswer) -> DecisionAnswer:
-    """Return the answer for the program. A refusal has nothing but what a problem may hold."""
     if answer.status == 202:
         return DecisionAnswer(answer.status, answer.body)
     is_refusal = answer.status >= 400 and answer.status in {status.value for status in HTTPStatus}

@@ -70,12 +70,9 @@ class Hub:
     ) -> None:
         """``on_unusable`` counts and logs a message: its RabbitMQ user, and why it is unusable."""
         self.reports = 0
-        """Reports about events that were read, copies included."""
         self.pulses = 0
-        """Pulses that were read."""
         self._keeper = RosterKeeper(origin, store)
         self.roster = self._keeper.roster
-        """The agents."""
         self.link = HubLink(
             settings,
             origin,
@@ -110,7 +107,6 @@ class Hub:
         self._tasks: asyncio.TaskGroup | None = None
 
     def use_trust_domains(self, domains: Sequence[TrustDomain]) -> None:
-        """Accept messages of these trust domains from now on."""
         self._domains = domains
 
     @property
@@ -124,26 +120,20 @@ class Hub:
         votes: MachineVotes,
         on_agents_changed: Callable[[], None],
     ) -> None:
-        """From now on results and votes can be handled.
-
-        ``on_agents_changed`` is called a few seconds after agents came or went.
-        """
+        """``on_agents_changed`` is called a few seconds after agents came or went."""
         self._on_result = on_result
         self._votes = votes
         self._on_agents_changed = on_agents_changed
 
     def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str]:
-        """Return the agents whose last word is the current state of an event."""
         history = self._merger.history(scope, KEYS.event_id_of_key(event_key))
         return history.agents_seeing_told_state if history is not None else frozenset()
 
     async def load(self) -> None:
-        """Read what the state file knows. Do this once, before `run`."""
         await self._keeper.load()
         await self._merger.load()
 
     async def run(self) -> None:
-        """Stay connected, merge, and keep the roster until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             group.create_task(self.link.run(), name="hub: link")
@@ -152,7 +142,6 @@ class Hub:
             group.create_task(self._keep_up(), name="hub: roster")
 
     def save_roster(self) -> None:
-        """Have the store write what is known about agents. Do this at the end."""
         self._keeper.save()
 
     # --- agents that come and go
@@ -208,10 +197,7 @@ class Hub:
     # --- messages of agents
 
     async def take(self, messages: Sequence[DeliveredMessage]) -> set[int]:
-        """Merge and record what agents report. Hand on votes and results.
-
-        Return the delivery tags of messages that cannot be used.
-        """
+        """Merge and record. Return the delivery tags of messages that cannot be used."""
         heard: list[Heard] = []
         about_relays: list[CloudEvent] = []
         votes: list[tuple[AuthorizedSender, VoteMessage]] = []
@@ -264,7 +250,6 @@ class Hub:
             self._vote_slots.release()
 
     def _read(self, message: DeliveredMessage) -> tuple[AuthorizedSender, ReceivedMessage] | None:
-        """Return a message and who sent it; None if it is unusable, which is reported."""
         sender: AuthorizedSender | None = None
         try:
             key, sender = verify_message_from_agent(message, self._exchange, self._domains)
@@ -297,10 +282,7 @@ class Hub:
 
 
 def _heard(sender: AuthorizedSender, received: ReceivedMessage, now: datetime) -> Iterator[Heard]:
-    """Yield what a report or a pulse says of events.
-
-    A pulse says nothing if its agent has read no document since it began to run.
-    """
+    """Yield what it says of events: a pulse before its agent has read a document, nothing."""
     content, name = received.content, {"scope": sender.scope, "relay": sender.relay}
     if isinstance(content, Pulse):
         if content.events is None or content.poll_age is None:

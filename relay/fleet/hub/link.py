@@ -92,7 +92,6 @@ class HubLink(Link):
         self.connected_since: float | None = None
         """Since when this is the hub of its fleet, by the monotonic clock; None: it is not."""
         self.polls = 0
-        """How many messages of agents were read."""
         self.failures = 0
         """How often the connection was lost or could not be made since it was there last."""
         self._settings = settings
@@ -104,7 +103,6 @@ class HubLink(Link):
         self._was_connected = asyncio.Event()
         self._reports = report_queue_name(settings.exchange)
         self._is_taking = False
-        """Whether messages are handed over now."""
         self._taken: list[int] = []
         """The delivery tags that are not acknowledged yet."""
 
@@ -148,7 +146,6 @@ class HubLink(Link):
         return receipt.status is None
 
     async def acknowledge(self) -> None:
-        """Acknowledge what was taken, if it is on disk now."""
         if self._taken and self._listening is not None and self._is_saved():
             last, self._taken = self._taken[-1], []
             # What is not acknowledged comes again.
@@ -239,7 +236,6 @@ class HubLink(Link):
         super()._on_failure(failure)
 
     async def watch(self) -> NoReturn:
-        """Report the loss of the connection, until cancelled."""
         while True:
             await self._clock.sleep(1.0)
             deaf = self._clock.monotonic() - self._deaf_since

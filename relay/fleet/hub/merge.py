@@ -63,7 +63,6 @@ class GoneFromDocument:
 
 
 Word: TypeAlias = ScheduledEvent | GoneFromDocument
-"""What an agent says about an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,11 +81,8 @@ class Heard:
 
 @dataclass(slots=True)
 class _Batch:
-    """What is to be written because of a merge."""
-
     news: list[EventNews] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
-    """The keys of events that end."""
     words: dict[tuple[str, str], SightingRow] = field(default_factory=dict)
     """By the key of the event and the agent: what it said last, if that is new or a report."""
 
@@ -133,7 +130,6 @@ class EventMerger:
         self._must_wait_again = False
 
     async def load(self) -> None:
-        """Read the histories of the events that have not ended."""
         stored = await self._store.read(lambda tx: read_histories(tx, _live_events(tx)))
         self._by_scope, self._over, self._ending = {}, {}, set()
         for name, history in stored.items():
@@ -141,7 +137,6 @@ class EventMerger:
         self._must_load = False
 
     def history(self, scope: str, event_id: str) -> EventHistory | None:
-        """Return the history of an event; None if it is not in memory."""
         return self._by_scope.get(scope, {}).get(event_id)
 
     async def merge(self, heard: Sequence[Heard], relay_events: Sequence[CloudEvent] = ()) -> None:
@@ -325,10 +320,7 @@ class EventMerger:
         relay_events: Sequence[CloudEvent] = (),
         forgotten: EventName | None = None,
     ) -> None:
-        """Store the result of a merge.
-
-        Sinks are told even if the state file cannot be written (``fail_open``).
-        """
+        """Store the result. Sinks are told even if the file cannot be written (``fail_open``)."""
         now = self._clock.now()
 
         def work(tx: Transaction) -> list[TrackedEvent | None]:
@@ -395,7 +387,6 @@ def _recorded_changes(
 
 
 def last_word(row: SightingRow, agent: AgentRow | None) -> LastWord:
-    """Return what an agent last said about an event, from the state file."""
     seen = row.seen
     if row.state is not None and agent is not None and agent.document_at is not None:
         # A pulse repeats what the agent sees, and that is not stored.

@@ -42,7 +42,6 @@ class Agent(AgentRow):
 
     @property
     def last_heard(self) -> datetime:
-        """When the hub heard of the agent for the last time."""
         return max(filter(None, (self.first_heard, self.last_report, self.last_pulse)))
 
     @property
@@ -72,10 +71,7 @@ class Agent(AgentRow):
 
 
 class Roster:
-    """The agents by scope."""
-
     def __init__(self, agents: Iterable[Agent] = ()) -> None:
-        """Begin with these agents. The hub does not listen yet."""
         self.unsaved: set[tuple[str, str]] = set()
         """Scope and relay word of the agents that have changed."""
         self._agents: dict[str, dict[str, Agent]] = {}
@@ -89,7 +85,6 @@ class Roster:
             yield from list(agents.values())
 
     def put(self, agent: Agent) -> Agent:
-        """Add an agent, or what is new about it."""
         self._agents.setdefault(agent.scope, {})[agent.relay] = agent
         return agent
 
@@ -123,7 +118,6 @@ class Roster:
         return before is not None and before <= now <= before + MAX_LISTEN_PAUSE
 
     def note_connection_lost(self) -> None:
-        """Note that the hub has lost its connection."""
         self._listening_since = self._listened_at = None
 
     def note_message(
@@ -160,7 +154,6 @@ class Roster:
                 self.put(replace(known, document_at=max(known.document_at or at, at)))
 
     def forget(self, agent: Agent) -> None:
-        """Remove an agent. It comes back if it is heard of again."""
         self.unsaved.discard((agent.scope, agent.relay))
         agents = self._agents.get(agent.scope, {})
         agents.pop(agent.relay, None)
@@ -171,31 +164,22 @@ class Roster:
 
     @property
     def scopes(self) -> frozenset[str]:
-        """The scopes that have agents."""
         return frozenset(self._agents)
 
     def agent(self, scope: str, relay: str) -> Agent | None:
-        """Return what is known about an agent."""
         return self._agents.get(scope, {}).get(relay)
 
     def agents_of_scope(self, scope: str) -> list[Agent]:
-        """Return the agents of a scope."""
         return list(self._agents.get(scope, {}).values())
 
     def freshness(self, agent: Agent, now: datetime) -> Literal["fresh", "silent", "unknown"]:
-        """Return whether an agent is fresh or silent.
-
-        unknown: the hub has not listened for long enough to say that it is silent.
-        """
+        """Return whether it is silent; unknown: the hub has not listened for long enough."""
         if now - agent.last_heard <= FRESH_FOR:
             return "fresh"
         return "silent" if self._silence_duration(agent, now) > FRESH_FOR else "unknown"
 
     def hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
-        """Return the test of freshness for `merge`: whether an agent is known and not silent.
-
-        An agent that the hub has not heard of since it connected may still show an event.
-        """
+        """Return whether an agent is known and not silent: one not heard yet may show an event."""
 
         def is_heard(relay: str) -> bool:
             agent = self.agent(scope, relay)
@@ -204,7 +188,6 @@ class Roster:
         return is_heard
 
     def silent_scopes(self, now: datetime) -> frozenset[str]:
-        """Return the scopes whose agents are all silent."""
         return frozenset(
             scope
             for scope, agents in self._agents.items()
@@ -212,7 +195,6 @@ class Roster:
         )
 
     def agents_to_forget(self, now: datetime) -> list[Agent]:
-        """Return the agents to forget because they were silent for `FORGOTTEN_AFTER`."""
         return [agent for agent in self if self._silence_duration(agent, now) >= FORGOTTEN_AFTER]
 
     def agents_terminated_by(self, scope: str, event: ScheduledEvent) -> list[Agent]:
@@ -224,7 +206,6 @@ class Roster:
         ]
 
     def agents_with_wrong_clocks(self, now: datetime) -> list[Agent]:
-        """Return the fresh agents whose clocks are wrong."""
         fresh = (agent for agent in self if self.freshness(agent, now) == "fresh")
         return [agent for agent in fresh if agent.is_clock_wrong]
 

@@ -25,17 +25,14 @@ class RosterKeeper:
         self._wrong_clocks: frozenset[tuple[str, str]] = frozenset()
 
     async def load(self) -> None:
-        """Read the agents that the state file knows."""
         for row in await self._store.read(lambda tx: tx.fleet.agents()):
             self.roster.put(Agent(**{name: getattr(row, name) for name in row.__slots__}))
 
     def tell(self, now: datetime) -> None:
-        """Report which scopes are silent or heard of again, and whose clock is wrong."""
         self._tell_of_silent_scopes(now)
         self._report_wrong_clocks(now)
 
     def save(self) -> None:
-        """Have the store write the agents that have changed."""
         names = list(self.roster.unsaved)
         self.roster.unsaved.clear()
         agents = [agent for name in names if (agent := self.roster.agent(*name)) is not None]

@@ -118,7 +118,6 @@ class OrderPort:
         self._agents_showing = agents_showing
         self._connected_since = connected_since
         self.results: Counter[OrderResult] = Counter()
-        """How orders ended since the start."""
         self._free_at: dict[str, float] = {}
         """Until when an order of a scope can be carried out that nobody answered."""
         self._awaited: dict[str, _AwaitedOrder] = {}
@@ -249,7 +248,6 @@ class OrderPort:
             )
 
     def _conclude(self, scope: str, order: _AwaitedOrder, name: str) -> None:
-        """Note how an order ended, and raise unless IMDS accepted it."""
         agent, relay, result = (scope, order.agent), f"relay {order.agent}", order.result
         if isinstance(result, StartResult) and result.result in ("accepted", "refused"):
             self._failed_at.pop(agent, None)

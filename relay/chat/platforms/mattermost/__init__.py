@@ -33,7 +33,6 @@ class MattermostSink(LiveMessageSink):
 
     @override
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Handle a click or the submission of a dialog. Raises CallbackRefused."""
         if self.clicks is None:
             raise CallbackRefused("expected no calls, because approve_in_chat is off")
         return await self.clicks.handle(body)
@@ -43,7 +42,6 @@ class MattermostSink(LiveMessageSink):
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
 ) -> AsyncIterator[MattermostSink]:
-    """Open the sink's HTTP session. Does not wait for Mattermost."""
     async with open_session() as session:
         api = MattermostApi(session, settings, clock)
         clicks = Clicks(settings, context, api, clock) if settings.approve_in_chat else None
@@ -55,10 +53,7 @@ async def connect(
 
 
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature of all sinks
-    """Return whether Mattermost accepts the token and shows the channel to the bot.
-
-    Posts nothing.
-    """
+    """Return whether Mattermost takes the token and shows the channel. Posts nothing."""
     subject = f"sink {settings.name}"
     async with open_session() as session:
         api = MattermostApi(session, settings, clock)

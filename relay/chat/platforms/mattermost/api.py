@@ -131,26 +131,20 @@ class ApiResponse:
 
     @property
     def ok(self) -> bool:
-        """Whether the call succeeded."""
         return 200 <= self.http.status <= 299
 
     @property
     def error_id(self) -> str:
-        """Mattermost's identifier of the error; empty if there is none."""
         error_id = None if self.ok else self.text_field("id")
         return error_id if error_id is not None and _ERROR_ID.fullmatch(error_id) else ""
 
     def text_field(self, field: str) -> str | None:
-        """Return a field of the body if it is a text."""
         value = self.json.get(field) if isinstance(self.json, dict) else None
         return value if isinstance(value, str) else None
 
 
 class MattermostApi:
-    """Calls one server with one bot's token, for one channel.
-
-    Every call raises Deferred if the server does not answer, or if the token is not usable.
-    """
+    """Calls one channel with one token. Raises Deferred without an answer or a token."""
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
         self._session = session
@@ -159,10 +153,7 @@ class MattermostApi:
         self._clock = clock
 
     async def create_post(self, post: Mapping[str, Any]) -> str:
-        """Post to the channel and return the post's id.
-
-        Raises MessageGone if the post at ``root_id`` does not exist, and Deferred.
-        """
+        """Post and return the id. Raises MessageGone without the ``root_id``, Deferred."""
         response = await self.call("POST", "posts", {"channel_id": self._settings.channel, **post})
         if response.error_id == _THREAD_GONE:
             raise MessageGone("the first post of the thread was deleted")

@@ -170,8 +170,6 @@ def user_of_trigger(trigger_id: str) -> str | None:
 
 
 class Clicks:
-    """Handles the calls for one sink."""
-
     def __init__(
         self, settings: Settings, context: ChatContext, api: MattermostApi, clock: Clock
     ) -> None:
@@ -197,10 +195,7 @@ class Clicks:
         return {"url": self._callback_url, "context": {"proof": proof}}
 
     async def handle(self, body: bytes) -> Reply:
-        """Handle a click or a submission. Its decision is on disk when this returns.
-
-        Raises CallbackRefused if the call proves nothing or cannot be read.
-        """
+        """Handle a call; its decision is on disk then. Raises CallbackRefused."""
         payload = parse_payload(body)
         try:
             if isinstance(payload, Click):
@@ -222,7 +217,6 @@ class Clicks:
         return {"error": refusal}
 
     async def _ask(self, click: Click) -> None:
-        """Open a dialog for the person who clicked."""
         token = self._read_token(click.proof, "button")
         if click.channel_id != self._settings.channel:
             raise CallbackRefused("expected a click in the sink's channel, it was in another")

@@ -59,11 +59,9 @@ Json = dict[str, Any]
 Names = Mapping[str, str]
 """User names by principal."""
 Integration = Callable[[Button], Json]
-"""Returns what the server calls when somebody clicks a button."""
 
 
 def attachments(card: Card, names: Names, integration: Integration | None) -> list[Json]:
-    """Return the attachments that show a card."""
     numbers = itertools.count(1)
     paragraphs = [render_markdown(text, names) for text in (card.summary, *card.notes)]
     paragraphs.append(_links(card.buttons))
@@ -175,10 +173,7 @@ _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
 
 
 class Channel:
-    """The `relay.chat.live_message.ChatPlatform` of one channel.
-
-    ``integration`` is None if nobody decides in the chat.
-    """
+    """``integration`` is None if nobody decides in the chat."""
 
     def __init__(self, api: MattermostApi, clock: Clock, integration: Integration | None) -> None:
         self._api = api
@@ -188,10 +183,7 @@ class Channel:
         self._session_id = secrets.token_hex(8)
 
     async def post(self, card: Card) -> str:
-        """Post a card and return the post's id. Raises Deferred.
-
-        A repeat after a lost answer does not make a second post.
-        """
+        """Post a card and return its id. A repeat after a lost answer makes no second post."""
         return await self._api.create_post(
             {
                 "message": "",
@@ -201,11 +193,9 @@ class Channel:
         )
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Replace the card of a post. Raises MessageGone, Deferred."""
         await self._api.patch_post(ref, {"props": await self._props(card)})
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Reply to a post; post to the channel if ``ref`` is None. Raises MessageGone, Deferred."""
         await self._api.create_post(
             {
                 "message": thread_message(lines, await self._names.find(lines)),
@@ -235,10 +225,7 @@ class UserNames:
         """The name by user id, empty if the server knows none, and when to look it up again."""
 
     async def find(self, texts: Iterable[Text]) -> Mapping[str, str]:
-        """Return the names of people in texts by principal, as far as the server knows them.
-
-        Never raises: a message with ids is better than no message.
-        """
+        """Return the names that the server knows, by principal. Never raises: ids do, too."""
         pieces = (piece for text in texts for piece in text)
         principals = {piece.principal for piece in pieces if isinstance(piece, PrincipalRef)}
         matches = map(_PRINCIPAL.fullmatch, principals)

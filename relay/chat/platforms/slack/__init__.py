@@ -30,7 +30,6 @@ __all__ = ["Settings", "connect", "diagnose"]
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
 ) -> AsyncIterator[ChatSink]:
-    """Open the sink's HTTP session and, if configured, Socket Mode. Does not wait for Slack."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
         api = WebApi(session, settings, clock)

@@ -43,15 +43,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What only the actor sees."""
-
     actor: Actor
     message: Json
 
 
 class Answers:
-    """Answers what people do in the channel of one sink."""
-
     def __init__(
         self, settings: Settings, context: ChatContext, members: Members, clock: Clock
     ) -> None:
@@ -97,10 +93,7 @@ class Answers:
         return Reply(actor, text_message([(problem,)], actor.team_id))
 
     async def _decide(self, click: Click, action: ButtonDecision) -> Json | None:
-        """Return why nothing was decided; None if the decision is on disk.
-
-        Raises NotAuthorized, DeliveryError, StoreUnavailable.
-        """
+        """Return why nothing was decided. Raises NotAuthorized, DeliveryError, StoreUnavailable."""
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
         decisions = self._context.decisions

@@ -50,13 +50,10 @@ class Actor(_Model):
 
     @property
     def principal(self) -> str:
-        """The principal that rules, groups and people name."""
         return f"slack:{self.team_id}/{self.user_id}"
 
 
 class ButtonDecision(_Model):
-    """The decision that a button stands for."""
-
     decision: DecisionKind
     revision: str = Field(min_length=1, max_length=128)
     event_id: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")
@@ -110,7 +107,6 @@ def parse_click(payload: Any) -> tuple[Click, ButtonDecision] | None:
 
 
 def parse_command(payload: Any) -> Command:
-    """Return a command. Raises Unreadable."""
     return _validate(Command, payload)
 
 
@@ -167,10 +163,7 @@ class Members:
     async def caller(
         self, actor: Actor, decisions: ChatDecisionSubmitter, sink: Settings
     ) -> Caller:
-        """Return the caller that may submit decisions for the actor.
-
-        Does not ask Slack about a person whom no rule names. Raises like `check`.
-        """
+        """Return the caller; Slack is asked only about named people. Raises like `check`."""
         caller = decisions.caller(actor.principal, sink)
         await self.check(actor, is_named=caller is not None)
         if caller is None:
@@ -217,10 +210,7 @@ class Members:
 
 
 def membership_refusal(user: Any, user_id: str, workspace: Workspace) -> str | None:
-    """Return why a user must not decide; None for a full member of the workspace. Pure.
-
-    ``user`` is the user object that Slack returned for ``user_id``.
-    """
+    """Return why this user must not decide; None for a full member of the workspace. Pure."""
     if not isinstance(user, dict) or user.get("id") != user_id:
         return "Slack does not know you"
     for flag, reason in _REQUIRED_FLAGS.items():

@@ -89,7 +89,6 @@ def text_message(lines: Sequence[Text], team_id: str, urls: Sequence[str] = ()) 
 
 
 def links(urls: Iterable[tuple[str, str]]) -> Iterator[Json]:
-    """Yield the elements of links in one line: pairs of a label and a URL."""
     for number, (label, url) in enumerate(urls):
         if number:
             yield {"type": "text", "text": "  ·  "}
@@ -99,7 +98,6 @@ def links(urls: Iterable[tuple[str, str]]) -> Iterator[Json]:
 def _card_blocks(
     card: Card, title: str, team_id: str, limit: int, *, has_clicks: bool
 ) -> Iterator[Json]:
-    """Yield the blocks of a card with texts of at most ``limit`` characters."""
     numbers = count(1)
 
     def shown(text: Text, style: Json | None = None) -> Json:
@@ -165,7 +163,6 @@ def _actions(
 
 
 def button_value(button: Button) -> str:
-    """Return the value that Slack sends back when somebody clicks the button."""
     return f"{button.decision} {button.revision} {button.event_id}"
 
 
@@ -204,8 +201,6 @@ def _elements(text: Text, team_id: str, style: Json | None = None) -> Iterator[J
 
 
 def _notification(text: Text, team_id: str) -> str:
-    """Return a text in Slack's markup."""
-
     def person(principal: str) -> str:
         user_id = _member_id(principal, team_id)
         return _escape(principal) if user_id is None else f"<@{user_id}>"
@@ -221,7 +216,6 @@ def _plain_text(text: str, limit: int) -> Json:
 
 
 def _member_id(principal: str, team_id: str) -> str | None:
-    """Return the Slack user id of a member of the workspace; None for anybody else."""
     user_id = principal.removeprefix(f"slack:{team_id}/")
     is_member = user_id != principal and user_id.isalnum() and user_id.isascii()
     return user_id if is_member else None
@@ -243,21 +237,16 @@ class Channel:
         self._members = members
 
     async def post(self, card: Card) -> str:
-        """Post a message and return its reference. Raises Deferred, Rejected."""
         return await self._post(await self._message(card), self._settings.channel)
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Replace a message by this card. Raises MessageGone, Deferred, Rejected."""
         channel_id, timestamp = _parse_ref(ref)
         place = {"channel": channel_id, "ts": timestamp}
         fields = {**place, **await self._message(card)}
         await self._api.call("chat.update", fields, is_known=True)
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Post lines in a message's thread, or in the channel if ``ref`` is None.
-
-        Raises MessageGone, Deferred, Rejected.
-        """
+        """Post in the thread, or in the channel without ``ref``. Raises MessageGone, Deferred."""
         channel_id, thread = (self._settings.channel, None) if ref is None else _parse_ref(ref)
         message = text_message(lines, (await self._members.workspace()).team_id)
         await self._post(message, channel_id, thread)

@@ -47,8 +47,6 @@ _log = logging.getLogger(__name__)
 
 
 class SocketMode:
-    """Stays connected for one sink."""
-
     def __init__(
         self,
         session: aiohttp.ClientSession,
@@ -92,10 +90,7 @@ class SocketMode:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Connect, and wait for the greeting.
-
-        Raises Deferred. Its text does not contain the URL, which holds a secret ticket.
-        """
+        """Connect; wait for the greeting. Raises Deferred without the URL, which is secret."""
         try:
             url = await self._api.open_socket_url()
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -174,7 +169,6 @@ class SocketMode:
 
 
 def _parse(message: aiohttp.WSMessage) -> dict[str, Any] | None:
-    """Return the JSON object in a message; None for the end and for any other message."""
     if message.type is not aiohttp.WSMsgType.TEXT:
         return None
     try:

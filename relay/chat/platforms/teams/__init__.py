@@ -59,10 +59,7 @@ class Settings(ChatSettings):
         return self
 
     def webhook_url(self) -> URL:
-        """Return the workflow's current URL, unchanged: its parts are signed.
-
-        Raises ValueError if the URL cannot be used.
-        """
+        """Return the URL, unchanged: its parts are signed. Raises ValueError if unusable."""
         text = self.reveal("url") or ""
         url = parse_receiver_url(text, allow_http=self.allow_http)
         host = url.raw_host or ""
@@ -113,7 +110,6 @@ class WorkflowWebhook:
         self._session = session
 
     async def post(self, card: Card) -> str | None:
-        """Post a card and return None: the message has no reference. Raises Deferred."""
         await self._send(card_message(card))
         return None
 
@@ -122,7 +118,6 @@ class WorkflowWebhook:
         raise MessageGone("the message was posted by a sink of another kind")
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:  # noqa: ARG002  # always None
-        """Post a short card. Raises Deferred."""
         await self._send(follow_up_message(lines))
 
     async def _send(self, message: Json) -> None:
@@ -156,7 +151,6 @@ class WorkflowWebhook:
 
 
 def _error_code(response: Response) -> str:
-    """Return ``error.code`` of an Azure Resource Manager error; an empty text without it."""
     try:
         return str(orjson.loads(response.body)["error"]["code"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -167,7 +161,6 @@ def _error_code(response: Response) -> str:
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
 ) -> AsyncIterator[LiveMessageSink]:
-    """Open the sink's HTTP session. It connects when the first event is delivered."""
     async with open_session() as session:
         webhook = WorkflowWebhook(settings, clock, session)
         sink = LiveMessageSink(settings, context, webhook, clock)
@@ -176,6 +169,5 @@ async def connect(
 
 
 async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding]:  # noqa: ARG001  # the signature of all sinks
-    """Return whether the workflow's host can be reached. Posts nothing."""
     subject, url = f"sink {settings.name}", settings.webhook_url()
     return [await check_connectivity(subject, url, tls=None, now=clock.now())]

@@ -48,8 +48,6 @@ Json = dict[str, Any]
 
 
 def card_message(card: Card) -> Json:
-    """Return the message that shows a card."""
-
     def render(max_text: int) -> Json:
         fallback = fallback_text((f"{card.title}. ", *card.summary), max_text)
         actions = [_open_url_action(button) for button in card.buttons]
@@ -152,7 +150,6 @@ def _adaptive_card(body: list[Json], actions: list[Json], fallback: str) -> Json
 
 
 def _fitting_message(render: Callable[[int], Json]) -> Json:
-    """Return the message with an Adaptive Card, whose texts have so many characters at most."""
     card = longest_fitting(render, _TEXT_LENGTHS, lambda card: card_size(card) <= MAX_CARD_BYTES)
     attachment = {
         "contentType": "application/vnd.microsoft.card.adaptive",
@@ -170,7 +167,6 @@ def render_markdown(text: Text, limit: int) -> str:
 
 
 def fallback_text(text: Text, limit: int) -> str:
-    """Return a text for clients that show no cards, with times in UTC."""
     return render(one_line(text, limit), words=str, person=str)
 
 
