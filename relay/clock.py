@@ -25,8 +25,6 @@ class Clock(Protocol):
 
 
 class SystemClock(Clock):
-    """The clocks of this machine."""
-
     @override
     def now(self) -> datetime:
         return datetime.now(UTC)

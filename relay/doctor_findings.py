@@ -19,20 +19,16 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The message and the remedy, on one line."""
         return self.message if self.remedy is None else f"{self.message}. Remedy: {self.remedy}"
 
 
 def ok(subject: str, message: str) -> Finding:
-    """Return a finding without a problem."""
     return Finding(subject=subject, state="ok", message=message)
 
 
 def warning(subject: str, message: str, remedy: str) -> Finding:
-    """Return a problem with which the relay runs."""
     return Finding(subject=subject, state="warning", message=message, remedy=remedy)
 
 
 def failure(subject: str, message: str, remedy: str) -> Finding:
-    """Return a problem that stops the relay, or a part of its work."""
     return Finding(subject=subject, state="failed", message=message, remedy=remedy)

@@ -79,7 +79,6 @@ async def check_connectivity(
 
 
 def _explain_connection_error(error: OSError) -> tuple[str, str]:
-    """Return why there is no connection, and the remedy."""
     correct_name = "correct the name in the url, or its addresses"
     match error:
         case AddressRefused():

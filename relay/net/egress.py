@@ -102,10 +102,7 @@ def _contained_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 def parse_address_literal(host: str) -> Address | None:
-    """Return the address in a host, in any notation of the C library; None for a name.
-
-    Such notations are ``2852039166`` and ``0xa9.254.43518``.
-    """
+    """Return the address in any notation of the C library, as ``0xa9.254.43518``; None: a name."""
     try:
         return ip_address(host)
     except ValueError:

@@ -39,10 +39,7 @@ _REMEDIES |= {79: _REMEDIES[24], 67: _REMEDIES[66], 68: _REMEDIES[66]}
 
 
 def client_context_trusting_ca_file(ca_file: _File | None = None) -> ssl.SSLContext:
-    """Return a context that checks the server's certificate and name.
-
-    ``ca_file`` replaces the CAs of this machine. Raises OSError, which includes ssl.SSLError.
-    """
+    """Return a context that checks certificate and name; ``ca_file`` replaces the CAs. OSError."""
     context = ssl.create_default_context(cafile=ca_file)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -59,10 +56,7 @@ def load_client_certificate(
 
 @cache
 def default_context() -> ssl.SSLContext:
-    """Return the context for HTTPS that trusts the CAs of this machine.
-
-    It is made once, because reading the CAs takes long.
-    """
+    """Return the context that trusts this machine's CAs, made once: to read them takes long."""
     context = client_context_trusting_ca_file()
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -86,10 +80,7 @@ class ClientTlsSettings(Section):
         return self
 
     def make_context(self) -> ssl.SSLContext:
-        """Return a context made of the files as they are now.
-
-        Raises ValueError, which names the file and repeats nothing of its content.
-        """
+        """Return one of the files as they are. Raises ValueError, which names the file alone."""
         option = "ca_file"
         try:
             if self.ca_file is not None:
@@ -111,7 +102,6 @@ class ClientTlsSettings(Section):
         return context
 
     def reloading_context(self) -> FileBackedValue[ssl.SSLContext]:
-        """Return a context that is made again when one of the files changes."""
         return FileBackedValue((self.ca_file, self.cert_file, self.key_file), self.make_context)
 
 

@@ -55,8 +55,6 @@ class _ActiveFault:
 
 
 class SimulatedAzure(Scope):
-    """A scope that runs by itself, fails when it is told to, and remembers the calls."""
-
     def __init__(
         self,
         setup: Setup | None = None,
@@ -78,11 +76,9 @@ class SimulatedAzure(Scope):
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The faults that calls can still meet, oldest first."""
         return tuple(active.fault for active in self._faults)
 
     def add_fault(self, fault: Fault) -> None:
-        """Let calls fail from now on."""
         calls, until = fault.calls, None
         if fault.lasts is not None:
             until = self.clock.now() + self.scale_duration(fault.lasts)
@@ -92,7 +88,6 @@ class SimulatedAzure(Scope):
         self.report_line_with_time(f"fault {fault.label} waits for {fault.on} calls")
 
     def clear_faults(self) -> None:
-        """Remove all faults."""
         self._faults.clear()
         self.report_line_with_time("no more faults")
 
@@ -112,7 +107,6 @@ class SimulatedAzure(Scope):
         return None
 
     def report_line_with_time(self, text: str) -> None:
-        """Report a line with the time."""
         self._report(f"{self.clock.now():%H:%M:%S} {text}")
 
     @property
@@ -148,10 +142,7 @@ class SimulatedAzure(Scope):
                 await self._changed.wait()
 
     def wake_waiters(self) -> None:
-        """Wake those who wait, and set the timer for what is due next.
-
-        Call it after anything that a condition may depend on: a transition or an HTTP call.
-        """
+        """Wake those who wait and set the timer, after all on which a condition may depend."""
         self._changed.set()
         self._changed = asyncio.Event()
         if self._timer is not None:

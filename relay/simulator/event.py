@@ -53,10 +53,7 @@ _USER_ACTIONS: Final[Mapping[EventType, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What Azure will do to some VMs. docs/simulator.md#playbooks has a row for each field.
-
-    Durations are seconds, in YAML and JSON text such as ``15m``. They pass ``scale`` times faster.
-    """
+    """What Azure will do to some VMs: docs/simulator.md#playbooks. Durations pass scaled."""
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
@@ -77,8 +74,6 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event and its state. A Completed or Canceled event has left the document."""
-
     event_id: str
     plan: Plan
     status: Status
@@ -94,7 +89,6 @@ class Event:
 
     @property
     def is_live(self) -> bool:
-        """Whether the event is in the document."""
         return self.status in ("Scheduled", "Started")
 
     def has_been(self, state: EventState) -> bool:
@@ -105,7 +99,6 @@ class Event:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """The affected VMs."""
         return self.plan.resources or ()
 
 

@@ -65,22 +65,17 @@ class Fault:
 
     @property
     def replaces_answer(self) -> bool:
-        """Whether nothing of the right answer is sent."""
         return self.kind in ("status", "hang", "reset", "redirect")
 
     @property
     def label(self) -> str:
-        """The fault in one word, for people."""
         return str(self.status) if self.kind == "status" else self.kind
 
 
 async def replace_answer(
     request: web.Request, fault: Fault, *, span: Callable[[float], timedelta]
 ) -> web.Response:
-    """Return the answer of a fault that replaces the right one. ``span`` scales a duration.
-
-    A hang lasts until the client or the simulator ends.
-    """
+    """Return the answer of a fault that replaces it. A hang lasts until the client ends."""
     if fault.kind == "hang":
         await asyncio.Event().wait()
     if fault.kind == "reset":
@@ -101,7 +96,6 @@ async def replace_answer(
 
 
 def distort_answer(body: bytes, fault: Fault) -> web.Response:
-    """Return the answer that a fault makes of the right one, a 200 with this body."""
     content_type = "text/html" if fault.kind == "wrong-type" and body else JSON
     match fault.kind if body else None:
         case "empty":

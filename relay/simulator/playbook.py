@@ -79,7 +79,6 @@ class Action(Section):
         return self
 
     def given_keys(self) -> list[str]:
-        """Return the keys that have a value."""
         return [name for name in Action.model_fields if getattr(self, name) is not None]
 
 
@@ -98,7 +97,6 @@ class Step(Action):
 
 
 def _vm_names_to_mappings(setup: object) -> object:
-    """Replace ``vms: [db-0]`` by ``vms: [{name: db-0}]``."""
     if not isinstance(setup, dict) or not isinstance(setup.get("vms"), list):
         return setup
     vms = [{"name": vm} if isinstance(vm, str) else vm for vm in setup["vms"]]
@@ -152,24 +150,17 @@ _PERFORM: Mapping[str, Callable[[SimulatedAzure, Any], Event | None]] = {
 
 
 def perform_action(azure: SimulatedAzure, action: Action) -> Event | None:
-    """Perform an action now. Return its event, if it has one.
-
-    Raises UnknownEvent, or InvalidTransition if the event's state does not allow the action.
-    """
+    """Perform it now; return its event. Raises UnknownEvent, InvalidTransition."""
     (name,) = action.given_keys()
     return _PERFORM[name](azure, getattr(action, name))
 
 
 def load_packaged_playbooks() -> dict[str, Playbook]:
-    """Return the playbooks of the package by name."""
     return {name: load_playbook(name) for name in _PACKAGED}
 
 
 def load_playbook(name_or_path: str | Path) -> Playbook:
-    """Return a playbook of the package by its name, or one from a file.
-
-    Raises ConfigError with the file, the key path, what was expected and what was there.
-    """
+    """Return a playbook by name or file. Raises ConfigError with file, key path and reason."""
     name = str(name_or_path)
     path = _PACKAGED.get(name, Path(name))
     if path.suffix not in (".yaml", ".yml"):

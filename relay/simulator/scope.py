@@ -56,12 +56,10 @@ class Scope:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events in the document now, oldest first."""
         self.tick()
         return tuple(self._live_events.values())
 
     def scale_duration(self, seconds: float) -> timedelta:
-        """Return the scaled duration of a number of Azure's seconds."""
         return timedelta(seconds=seconds / self.setup.scale)
 
     def event(self, event: Event | str) -> Event:
@@ -92,7 +90,6 @@ class Scope:
         }
 
     def next_transition_at(self) -> datetime | None:
-        """Return when the next thing happens by itself."""
         times = (event.starts or event.ends for event in self._live_events.values())
         return min(filter(None, times), default=None)
 
@@ -120,10 +117,7 @@ class Scope:
         return max(answers_at - now, timedelta(0))
 
     def disable(self) -> None:
-        """Switch the service off, as Azure does after a day without a call.
-
-        DocumentIncarnation starts again.
-        """
+        """Switch the service off, as after a day without a call; the incarnation starts again."""
         now = self.tick()
         self._on_since = None
         self.incarnation = 1
@@ -183,23 +177,19 @@ class Scope:
         self._keep(event, now, "approved", f"by {vm}")
 
     def approve(self, event: Event | str, vm: str) -> Event:
-        """Approve a live event as a VM or an operator."""
         event = self._require_live(event)
         self.accept_start_request([event.event_id], vm)
         return self.event(event)
 
     def start(self, event: Event | str) -> Event:
-        """Start a Scheduled event at once."""
         event = self._require_live(event, "Scheduled")
         self._start(event, self.clock.now())
         return self.event(event)
 
     def end(self, event: Event | str) -> Event:
-        """End a Started event at once."""
         return self._remove(self._require_live(event, "Started"), "Completed", self.clock.now())
 
     def cancel(self, event: Event | str) -> Event:
-        """Remove a Scheduled event without starting it."""
         return self._remove(self._require_live(event, "Scheduled"), "Canceled", self.clock.now())
 
     def update_event(

@@ -78,7 +78,6 @@ class Simulator(SimulatedAzure):
 
     @property
     def url(self) -> str:
-        """The URL of the first VM's IMDS."""
         return next(iter(self.urls.values()))
 
     async def __aenter__(self) -> Self:
@@ -194,7 +193,6 @@ class Simulator(SimulatedAzure):
         return False
 
     async def _correct_answer(self, request: web.Request, call: RecordedCall) -> tuple[int, bytes]:
-        """Return the answer of IMDS. It depends on the api-version."""
         version, target = request.query.get("api-version", ""), _target(call)
         known_versions = INSTANCE_VERSIONS if target == "instance" else API_VERSIONS
         needs_header = target == "instance" or version != API_VERSIONS[0]

@@ -42,7 +42,6 @@ class VM:
 
     @property
     def scale_set_name(self) -> str:
-        """The name of the scale set; empty without one."""
         if self.scale_set is not None:
             return self.scale_set
         return self.uniform[0] if self.uniform else ""
@@ -95,7 +94,6 @@ _UUID_NAMESPACE = uuid.UUID("a2b7c4d0-1690-4254-9169-254169254000")
 
 
 def compute_document(vm: VM) -> dict[str, Any]:
-    """Return the ``compute`` part of the instance document, with the fields that clients need."""
     scale_set = vm.scale_set_name
     host_name = vm.name.lower()
     resource = f"virtualMachines/{vm.name}"
@@ -136,7 +134,6 @@ def compute_document(vm: VM) -> dict[str, Any]:
 
 
 def instance_document(vm: VM) -> dict[str, Any]:
-    """Return the whole instance document."""
     addresses = {
         "ipAddress": [{"privateIpAddress": "10.0.0.4", "publicIpAddress": ""}],
         "subnet": [{"address": "10.0.0.0", "prefix": "24"}],

@@ -77,7 +77,6 @@ class BasicAuthenticationSettings(Section):
     """A file that holds it, instead of password."""
 
     def current_password(self) -> str:
-        """Return the current password. Raises ValueError if there is none."""
         password = self.reveal("password")
         if not password:
             raise ValueError("expected password or password_file, got neither")
@@ -195,10 +194,7 @@ class Settings(SinkSettings):
         return headers
 
     def proxy_target(self) -> tuple[URL, tuple[str, str] | None] | None:
-        """Return the proxy, and its user and password if it needs them; None without a proxy.
-
-        Raises ValueError if it is unusable.
-        """
+        """Return the proxy and its credentials, or None. Raises ValueError if it is unusable."""
         text = self.reveal("proxy")
         if text is None:
             return None
@@ -211,10 +207,7 @@ class Settings(SinkSettings):
 
 
 def read_template(settings: Settings) -> Request:
-    """Return a request without an event, with all that the requests of a sink have in common.
-
-    It reads the settings and their files. Raises ValueError if they are unusable.
-    """
+    """Return what the requests of a sink have in common. Raises ValueError if unusable."""
     headers = settings.extra_headers()
     hidden_texts = [*settings.signing_secrets(), *headers.values()]
     authorization = settings.authorization_header()
@@ -239,10 +232,7 @@ def read_template(settings: Settings) -> Request:
 
 
 def signed_headers(secrets: Sequence[str], event: CloudEvent, now: datetime) -> dict[str, str]:
-    """Return the headers of Standard Webhooks for a try that begins ``now``. Pure.
-
-    Their source is in `relay.signature`.
-    """
+    """Return the headers of Standard Webhooks (`relay.signature`) for a try ``now``. Pure."""
     timestamp = int(now.timestamp())
     return {
         "webhook-id": event.id,
@@ -252,8 +242,6 @@ def signed_headers(secrets: Sequence[str], event: CloudEvent, now: datetime) -> 
 
 
 class Webhook:
-    """A sink for one receiver."""
-
     concurrency = 16
     longest_pause = 300.0
 
@@ -292,7 +280,6 @@ class Webhook:
 
 @asynccontextmanager
 async def connect(settings: Settings, clock: Clock) -> AsyncIterator[Webhook]:
-    """Open a session. The first delivery makes the first connection."""
     async with open_session() as session:
         yield Webhook(settings, clock, session)
 

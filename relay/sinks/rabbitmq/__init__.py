@@ -32,7 +32,6 @@ class Settings(SinkSettings, BrokerSettings):
 
 
 def connect(settings: Settings, clock: Clock) -> AbstractAsyncContextManager[Sink]:
-    """Stay connected in the background until the context ends. The broker may be down."""
     from relay.sinks.rabbitmq import sink  # noqa: PLC0415  # see the module's docstring
 
     return sink.connect(settings, clock)

@@ -113,8 +113,6 @@ def _refusal_covers_routing_key(error: ChannelAccessRefused, key: str) -> bool:
 
 
 class RabbitMQ:
-    """A sink for one exchange."""
-
     concurrency = 64
     longest_pause = 5.0  # a try costs nothing while there is no connection
     give_up_after = math.inf  # a broker that is back gets the whole history
@@ -126,10 +124,7 @@ class RabbitMQ:
         self._unrouted_keys: set[str] = set()
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Return when the broker has confirmed or returned the message.
-
-        It returns a message that no queue is bound for, with status 312.
-        """
+        """Return when the broker has confirmed it, or returned it (312) for want of a queue."""
         key = routing_key(event)
         receipt = interpret_publish_result(
             await self._publisher.publish(event, key),
@@ -165,7 +160,6 @@ class RabbitMQ:
             await self._publisher.use_channel_until_closed(channel, broker)
 
     def on_connection_failure(self, failure: ConnectionFailure) -> None:
-        """Note why there is no connection."""
         self._publisher.note_connection_failure(failure)
         self._log_state(logging.WARNING, failure.reason)
 
@@ -185,7 +179,6 @@ async def connect(
     connection_wait: float = CONNECTION_WAIT,
     chance: Callable[[], float] = random.random,
 ) -> AsyncIterator[RabbitMQ]:
-    """Stay connected in the background until the context ends. The broker may be down."""
     async with asyncio.TaskGroup() as tasks:
         sink = RabbitMQ(settings, connection_wait)
         connection_task = tasks.create_task(
@@ -206,10 +199,7 @@ async def connect(
 
 
 async def diagnose(settings: Settings, scope: str) -> list[Finding]:
-    """Check whether the broker answers, has what is needed, and lets the user publish.
-
-    With ``declare: false`` the relay needs only the exchange, which is the last part.
-    """
+    """Check whether the broker answers, has what is needed, and lets the user publish."""
     topology = events_topology(settings.exchange)
     parts = topology if settings.declare else topology[-1:]
     writes = (settings.exchange, f"event.scheduled.none.{scope}")
