@@ -183,58 +183,60 @@ def assign(
     taken: dict[str, list[Taking]] = {limit: [] for limit in sizes}
     for taking in going:
         taken[taking.limit].append(taking)
+    # A StartRequest that may not have been accepted is tried again from its place in line. Until
+    # it has slots there, that its machines may go lets no other event go: two could do so mutually.
+    tried_again = {event.id for event, _ in line if not event.event.is_started}
+    certain = {taking.occurrence for taking in going} - tried_again
     first_waiting: dict[str, str] = {}
-
-    def waits_of(event: TrackedEvent, needs: Needs) -> dict[str, WaitingFor]:
-        found = (
-            _wait(event, needs[limit], limit, sizes[limit], taken[limit], first_waiting.get(limit))
-            for limit in needs
-        )
-        return {wait.limit: wait for wait in found if wait is not None}
-
-    waits = {}
+    waits: dict[int, tuple[WaitingFor, ...]] = {}
     for event, needs in line:
-        blocking = waits[event.id] = waits_of(event, needs)
-        if not blocking.keys() & first_waiting:
+        found = (
+            _wait(event, limit, machines, sizes[limit], taken[limit], certain, first_waiting)
+            for limit, machines in needs.items()
+        )
+        waits[event.id] = tuple(wait for wait in found if wait is not None)
+        blocking = {wait.limit for wait in waits[event.id]}
+        if not blocking:
+            certain.add(event.id)
+        if not blocking & first_waiting.keys():
             # Who is first in line keeps what it can have, so that later events do not take turns
             # in passing it.
             for limit in needs.keys() - blocking:
                 taken[limit].append(Taking(limit, event.id, needs[limit]))
         for limit in blocking:
             first_waiting.setdefault(limit, event.reference)
-    # A later event can have got slots for the machines of one that waits for its next try.
-    return {
-        event.id: tuple(
-            wait for limit, wait in waits_of(event, needs).items() if limit in waits[event.id]
-        )
-        for event, needs in line
-    }
+    return waits
 
 
 def _wait(
     event: TrackedEvent,
-    machines: frozenset[Machine],
     limit: str,
+    machines: frozenset[Machine],
     slots: int,
     taken: Iterable[Taking],
-    first: str | None,
+    certain: Collection[int],
+    first_waiting: Mapping[str, str],
 ) -> WaitingFor | None:
     has_slots = False
     others: dict[Machine, datetime] = {}
+    going: set[Machine] = set()
     for taking in taken:
         if taking.occurrence == event.id:
             has_slots = has_slots or machines <= taking.machines
             continue
         for machine in taking.machines:
             others[machine] = max(taking.until, others.get(machine, taking.until))
+        if taking.occurrence in certain:
+            going |= taking.machines
     fits = _fit(machines, others, slots)
-    is_behind = first not in (None, event.reference) and not has_slots
-    if machines <= others.keys() or (fits and not is_behind):
+    first = first_waiting.get(limit)
+    is_behind = first is not None and not has_slots
+    if machines <= going or (fits and not is_behind):
         return None
     frees: list[datetime] = []
     for end in sorted(set(others.values()) - {NEVER}) if not fits else ():
         left = {machine for machine, until in others.items() if until > end}
-        if machines <= left or _fit(machines, left, slots):
+        if machines <= left & going or _fit(machines, left, slots):
             frees.append(end)
     names = (
         machine.name if machine.scope == event.scope else f"{machine.scope}/{machine.name}"

@@ -144,8 +144,15 @@ BUSY = taking("db", 9, "x")
         ({"db": 1}, [taking("db", 0, "a")], [{"db": "a"}, {"db": "b"}], ["", "db: a"]),
         ({"db": 1}, [taking("db", 0, "a"), BUSY], [{"db": "a"}], ["db: x"]),
         ({"db": 1}, [taking("db", 1, "b")], [{"db": "a"}, {"db": "b"}], ["db: b", ""]),
-        # A machine that a later event takes as well needs no slot any more.
-        ({"db": 1}, [taking("db", 0, "a"), BUSY], [{"db": "a"}, {"db": "a"}], ["", ""]),
+        # Two events of a machine that may be going already do not let each other go.
+        ({"db": 1}, [taking("db", 0, "a"), BUSY], [{"db": "a"}, {"db": "a"}], ["db: x", "db: a x"]),
+        (
+            {"db": 1},
+            [taking("db", 0, "a"), taking("db", 1, "a"), BUSY],
+            [{"db": "a"}, {"db": "a"}],
+            ["db: a x", "db: a x"],
+        ),
+        ({"db": 1}, [taking("db", 0, "a")], [{"db": "a"}, {"db": "a"}], ["", ""]),
         # Rests end by themselves: the first end that frees enough is told.
         ({"db": 1}, [taking("db", 9, "x", 3)], [{"db": "a"}], ["db: x until 12:03"]),
         (
