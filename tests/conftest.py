@@ -31,14 +31,16 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  
 import relay.config  # noqa: F401  # declares the principals of the chat platforms
 from tests import forked_relay
 from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
-from tests.depth import depth
+from tests.depth import CHAOS, depth
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
-# A slow example on a shared core is no sign of a defect.
+# A slow example on a shared core is no sign of a defect. `make test` tries the same cases each time:
+# it tells of the change at hand. `make chaos-tests` searches for new ones.
 settings.register_profile(
     "relay",
     max_examples=depth(200, 30),
     deadline=None,
+    derandomize=not CHAOS,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("relay")
