@@ -34,8 +34,8 @@ from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
 from tests.depth import CHAOS, depth
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
-# A slow example on a shared core is no sign of a defect. `make test` tries the same cases each time:
-# it tells of the change at hand. `make chaos-tests` searches for new ones.
+# A slow example on a shared core is no sign of a defect. `make test` tries the same cases each
+# time: it tells of the change at hand. `make chaos-tests` searches for new ones.
 settings.register_profile(
     "relay",
     max_examples=depth(200, 30),
