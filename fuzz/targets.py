@@ -26,7 +26,7 @@ from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, 
 from relay.chat import CallbackRefused
 from relay.chat.platforms.mattermost import clicks as mattermost_clicks
 from relay.chat.platforms.slack import members as slack_members
-from relay.cli.tail import EventStreamParser
+from relay.cli.show import EventStreamParser
 from relay.config import load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data

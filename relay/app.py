@@ -19,10 +19,14 @@ from relay.config.warnings import start_warnings
 from relay.errors import ReloadRefused
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.instance_metadata import read_boot_id
+from relay.process import (
+    call_on_stop_signals,
+    handle_sighup,
+    report_reload,
+    report_to_service_manager,
+)
 from relay.roles.inner_half import RunningRelay
 from relay.roles.reload import Reloader
-from relay.service_manager import report_reload, report_to_service_manager
-from relay.signals import call_on_stop_signals, handle_sighup
 
 __all__ = ["RunningRelay", "run", "start_relay"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.standing_holds import describe_conditions
+from relay.events.data_types import describe_remarks
 from relay.events.model import ScheduledEvent
-from relay.events.remarks import describe_remarks
 from relay.events.timestamps import duration_text, parse_timestamp
 
 MAX_NAMES = 10

@@ -1,7 +1,8 @@
-"""Building blocks of the YAML document: strict sections, durations, and secrets in files."""
+"""Strict models of what others write: the YAML document with secrets in files, and JSON bodies."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from pydantic import (
     ConfigDict,
     PrivateAttr,
     SecretStr,
+    ValidationError,
     model_validator,
 )
 from typing_extensions import override  # in typing from Python 3.12
@@ -226,3 +228,50 @@ def check_keys_differ_without_case(key: str, names: Iterable[str]) -> None:
                 f"expected names that differ by more than case, got {other} and {name}",
                 (key, other),
             )
+
+
+class RequestBody(BaseModel):
+    """The base of the models of request bodies: unknown fields and other types are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+
+def first_error_path_and_message(error: ValidationError) -> tuple[str, str]:
+    """Return the path of the first invalid value, with dots, and what is wrong with it.
+
+    The path is empty if the whole document is wrong. Neither text repeats the input.
+    """
+    details = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = ".".join(str(part) for part in details["loc"])
+    if details["type"] in ("model_type", "dict_type"):
+        return path, "expected a JSON object"  # pydantic's text names a class
+    return path, details["msg"].removeprefix("Value error, ")
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like a name, without case; None if none is like it."""
+    by_name = {other.lower(): other for other in known}
+    matches = difflib.get_close_matches(name.lower(), by_name, n=1)
+    return by_name[matches[0]] if matches else None
+
+
+def describe_choices(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """Return what to write in place of an unknown name, as the end of a sentence.
+
+    ``prefix`` precedes each name. Example: ``did you mean drain? There are bus, drain``.
+    """
+    names = list(dict.fromkeys(known))
+    if not names:
+        return "there are none"
+    listed = f"{'there is' if len(names) == 1 else 'there are'} "
+    listed += ", ".join(f"{prefix}{each}" for each in names)
+    close = closest(name, names)
+    if close is None:
+        return listed
+    return f"did you mean {prefix}{close}? {listed[0].upper()}{listed[1:]}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.service_manager import report_to_service_manager
+from relay.process import report_to_service_manager
 from relay.simulator import VM, Setup, Simulator
 from tests.cli.command import read_until, start_process
 from tests.cli.test_run import configured

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
-from relay.validation import first_error_path_and_message
+from relay.settings import first_error_path_and_message
 
 
 class Child(BaseModel):

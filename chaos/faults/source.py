@@ -7,7 +7,7 @@ from typing import get_args
 from chaos.faults import Fault, under_load
 from chaos.trial import Trial
 from relay.simulator import Fault as ImdsFault
-from relay.simulator.faults import Kind
+from relay.simulator.setup import Kind
 
 KINDS = tuple(get_args(Kind))
 STATUSES = (404, 410, 429, 500, 503)

@@ -47,7 +47,7 @@ from relay.amqp.topology import (
 )
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.log_once import LogOnce
+from relay.logs import LogOnce
 from relay.net import exponential_backoff
 from relay.rate_limits import CALLER_RATE, TokenBuckets
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aiormq.abc import DeliveredMessage
 
-from relay.amqp.frame_streams import MAX_BODY_BYTES
+from relay.amqp.connection import MAX_BODY_BYTES
 from relay.amqp.topology import ApprovalsQueue
 
 _WITHOUT_CONTROL_CHARACTERS = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")

@@ -26,16 +26,15 @@ from aio_pika.abc import AbstractChannel, DeliveryMode
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.amqp.connection import GuardedConnection
+from relay.amqp.connection import GuardedConnection, content_frames
 from relay.amqp.failures import (
     ConnectionFailure,
     connection_failure_from_exception,
     is_current_task_cancelled_by_caller,
 )
-from relay.amqp.frame_streams import content_frames
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
-from relay.events.names import routing_word
+from relay.events.model import routing_word
 
 PublishResult = aiormq.abc.ConfirmationFrameType | BaseException | None
 """What the broker answered to one message, or why there is no answer."""

@@ -29,7 +29,7 @@ from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
 from relay.clock import Clock
 from relay.files import user_name
-from relay.log_once import RejectionLog
+from relay.logs import RejectionLog
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 from relay.signature import MAX_AGE, MAX_AHEAD, SignatureRefused, verify
 

@@ -33,8 +33,8 @@ from relay.api.responses import Problem, json_response, problem_page
 from relay.api.sessions import SESSION
 from relay.api.state import Relay, ServerState
 from relay.approvals.request import Caller, MalformedJsonBody, Right, read_json
+from relay.settings import first_error_path_and_message
 from relay.store.transaction import Transaction
-from relay.validation import first_error_path_and_message
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 64 * 1024

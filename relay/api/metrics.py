@@ -36,7 +36,7 @@ from relay.events.match import EVENT_TYPES
 from relay.histogram import Histogram
 from relay.store import AttemptOutcome, EntryState, Mode, SinkState
 from relay.store.transaction import Transaction
-from relay.telemetry.event_counts import (
+from relay.telemetry.lines import (
     CHANGES,
     DECISIONS,
     EVENT_STATUSES,

@@ -44,7 +44,7 @@ from relay.approvals.gate import NotDecidedHere
 from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.files import FileBackedValue
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 
 if TYPE_CHECKING:
     from relay.api.sign_in import SignIn

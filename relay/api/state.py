@@ -23,10 +23,10 @@ from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
 from relay.histogram import Histogram
-from relay.log_once import RejectionLog
+from relay.logs import RejectionLog
 from relay.store import RecordedEvent
 from relay.store.sqlite import Store
-from relay.telemetry.event_counts import EventCounts
+from relay.telemetry.lines import EventCounts
 
 if TYPE_CHECKING:  # a relay without them saves the memory of the AMQP and token libraries
     from relay.amqp.approval_consumer import ApprovalConsumer

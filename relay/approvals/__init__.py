@@ -32,9 +32,9 @@ from relay.settings import (
     WrongValue,
     check_keys_differ_without_case,
     check_unique,
+    describe_choices,
 )
 from relay.store import Grant, JournalHead
-from relay.suggestions import describe_choices
 
 
 class AmqpSettings(BrokerSettings):

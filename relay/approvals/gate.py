@@ -20,7 +20,7 @@ from relay.approvals.request import DecisionAnswer, Request, refuse
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
 from relay.clock import Clock, wait_for_event
 from relay.errors import StoreUnavailable
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 from relay.store import Mode
 from relay.store.sqlite import Store, listening
 from relay.store.standing_holds import StandingHolds

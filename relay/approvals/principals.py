@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing_extensions import override
 
 from relay.errors import ConfigError
-from relay.events.names import add_underscore_prefixed_names, other_instance_names, relay_word
+from relay.events.model import add_underscore_prefixed_names, other_instance_names, relay_word
 
 ENTRA_ID_PATTERN = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """The ids of Entra ID in principals: in lower case, as its tokens have them."""

@@ -25,7 +25,7 @@ from relay.approvals.transitions import (
     VoidVotes,
 )
 from relay.events.build import Origin, approval_or_startrequest_event
-from relay.events.remarks import NO_REMARKS
+from relay.events.data_types import NO_REMARKS
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Grant, GrantState, RecordedEvent, TrackedEvent
 from relay.store.transaction import Transaction

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import orjson
 from pydantic import Field, ValidationError
 
-from relay.events.remarks import NO_REMARKS, Remarks, remarks_in
-from relay.validation import RequestBody, first_error_path_and_message
+from relay.events.data_types import NO_REMARKS, Remarks, remarks_in
+from relay.settings import RequestBody, first_error_path_and_message
 
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]+$"
 DecisionKind = Literal["approve", "hold", "release"]

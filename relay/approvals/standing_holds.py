@@ -21,8 +21,8 @@ from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, Rights
 from relay.approvals.rules import RuleConditions, person_of
 from relay.events.match import matches
 from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.settings import RequestBody
 from relay.store import StandingHold, TrackedEvent
-from relay.validation import RequestBody
 
 MAX_OPEN = 100
 """Standing holds that are not over. More are refused."""

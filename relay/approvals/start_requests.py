@@ -25,7 +25,7 @@ from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, wait_for_event
 from relay.errors import SourceError, SourceRefused, StartRequestNotDelivered, StoreUnavailable
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 from relay.store import Grant, RecordedEvent, TrackedEvent
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction

@@ -28,7 +28,7 @@ from relay.approvals.rules import Quorum, clients_of_same_person
 from relay.chat import AnswerableChatSettings
 from relay.chat.message_planner import MessagePlanner
 from relay.clock import Clock
-from relay.events.remarks import NO_REMARKS
+from relay.events.data_types import NO_REMARKS
 from relay.store.sqlite import Store
 
 Submit = Callable[[DecisionRequest], Awaitable[DecisionAnswer]]

@@ -19,11 +19,14 @@ from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.buttons import page_link, rights_of_buttons
-from relay.chat.cards.card import Card
-from relay.chat.cards.deadlines import next_refresh_time
+from relay.chat.cards.card import Card, page_link, rights_of_buttons
 from relay.chat.cards.event_card import event_card, grouped_card
-from relay.chat.cards.wording import follow_up_subject, history_lines, voting_closed_lines
+from relay.chat.cards.wording import (
+    follow_up_subject,
+    history_lines,
+    next_refresh_time,
+    voting_closed_lines,
+)
 from relay.clock import Clock
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import matches, matches_any_pattern

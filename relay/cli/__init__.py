@@ -15,15 +15,15 @@ from typing import Annotated
 import typer
 
 from relay import __version__
-from relay.cli._exit_codes import (
+from relay.cli._output import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_USAGE,
     error_text,
     exit_code,
+    print_to_stderr,
     unwrap_exception_group,
 )
-from relay.cli._output import print_to_stderr
 
 VERBS: Mapping[str, Mapping[str, str]] = {
     "Begin": {
@@ -39,7 +39,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "events": "show",
         "show": "show",
         "explain": "show",
-        "tail": "tail",
+        "tail": "show",
         "fleet": "fleet",
     },
     "Decide": {
@@ -51,7 +51,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "audit": "audit",
     },
     "Send": {"deliveries": "operate", "redeliver": "operate", "sink": "operate"},
-    "Build against it": {"simulate": "simulate", "schema": "init"},
+    "Build against it": {"simulate": "demo", "schema": "init"},
 }
 """The verbs with their modules, by the panel of the help text that lists them.
 

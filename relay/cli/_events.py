@@ -12,9 +12,8 @@ from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import HOLD_NOTICE
-from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import scope_query
-from relay.cli._output import format_local_time, join_names, pluralize
+from relay.cli._output import CommandFailed, format_local_time, join_names, pluralize
 from relay.cli.client import Client
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import duration_text

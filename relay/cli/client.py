@@ -27,9 +27,8 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.api.settings import automatic_socket, supports_local_sockets
-from relay.cli._exit_codes import CommandFailed, RefusedByPolicy, Unprocessable
 from relay.cli._options import AsJson, option
-from relay.cli._output import print_json
+from relay.cli._output import CommandFailed, RefusedByPolicy, Unprocessable, print_json
 from relay.config.location import locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist

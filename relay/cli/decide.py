@@ -16,9 +16,14 @@ from relay.cli._events import (
     get_event,
     vote_count,
 )
-from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AZURE_PROCEEDS, EventId, Reason, argument, option
-from relay.cli._output import format_local_time, join_names, print_lines, print_to_stderr
+from relay.cli._output import (
+    CommandFailed,
+    format_local_time,
+    join_names,
+    print_lines,
+    print_to_stderr,
+)
 from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
 

@@ -15,9 +15,15 @@ from pydantic import BaseModel, SecretStr
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.topology import describe_approvals_queue_of_scope
 from relay.api.doctor import diagnose as diagnose_api
-from relay.cli._exit_codes import EXIT_DONE, EXIT_FAILED
 from relay.cli._options import AsJson, ConfigFile, option
-from relay.cli._output import pluralize, print_json, print_lines, print_to_stderr
+from relay.cli._output import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    pluralize,
+    print_json,
+    print_lines,
+    print_to_stderr,
+)
 from relay.cli._tables import print_table
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from relay.approvals.standing_holds import describe_conditions
-from relay.cli._exit_codes import CommandFailed
 from relay.cli._options import AZURE_PROCEEDS, AllPages, DefaultGroup, Reason, argument, option
-from relay.cli._output import format_local_time, print_lines, print_to_stderr
+from relay.cli._output import CommandFailed, format_local_time, print_lines, print_to_stderr
 from relay.cli._tables import print_page
 from relay.cli.client import Client, RelayCall, RelayCommand
 from relay.errors import ConfigError

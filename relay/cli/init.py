@@ -19,10 +19,8 @@ from relay.cli._tables import print_table
 from relay.config import AGENT_EXAMPLE, DEFAULTS
 from relay.errors import ConfigError
 from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
-from relay.settings import Name
+from relay.settings import Name, closest, first_error_path_and_message
 from relay.signature import PREFIX
-from relay.suggestions import closest
-from relay.validation import first_error_path_and_message
 
 ForAgent = Annotated[bool, option("--agent", None, "For an agent of a fleet: short.")]
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli._events import with_short_event_ids
-from relay.cli._exit_codes import CommandFailed, Unprocessable
 from relay.cli._options import AllPages, argument, option
 from relay.cli._output import (
+    CommandFailed,
+    Unprocessable,
     format_duration,
     format_local_time,
     pluralize,

@@ -16,12 +16,12 @@ from pathlib import Path
 import typer
 
 from relay import app
-from relay.cli._exit_codes import CommandFailed, error_text, exit_code, unwrap_exception_group
 from relay.cli._options import ConfigFile
+from relay.cli._output import CommandFailed, error_text, exit_code, unwrap_exception_group
 from relay.config import LoadedConfig, find_log_format, load
 from relay.errors import ConfigError, RelayError
-from relay.log_fields import log_extra
-from relay.signals import block_sighup
+from relay.logs import log_extra
+from relay.process import block_sighup
 from relay.telemetry import TelemetrySettings
 from relay.telemetry.log import configure_logging, flush_log, is_logging_json_now
 

@@ -19,8 +19,7 @@ from pydantic_core import ErrorDetails
 from relay.config.document import describe_type, line_of, location_prefix, path_of_variable
 from relay.config.kinds import load_kinds, sink_modules
 from relay.config.model import Config
-from relay.settings import KeyPath, WrongValue, format_path
-from relay.suggestions import closest
+from relay.settings import KeyPath, WrongValue, closest, format_path
 
 _SECRET = re.compile(r"(whsec_|imdsr_)[^\s'\"]+|(:/+)[^\s/'\"]*@")
 """A secret that can be recognized wherever it was put by mistake."""

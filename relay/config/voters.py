@@ -16,9 +16,8 @@ from relay.approvals.principals import VM_PREFIX, is_chat_principal, is_machine
 from relay.approvals.rules import Quorum, clients_of_same_person, eligible_voters, person_of
 from relay.chat import AnswerableChatSettings
 from relay.fleet.settings import AgentSettings, HubSettings, patterns_overlap
-from relay.settings import KeyPath, WrongValue
+from relay.settings import KeyPath, WrongValue, describe_choices
 from relay.sinks import SinkSettings
-from relay.suggestions import describe_choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds import DISCOVER
 from relay.imds.document import API_VERSIONS, NEWEST_API_VERSION, find_impossible_conditions
-from relay.suggestions import closest
+from relay.settings import closest
 
 
 def start_warnings(config: Config) -> Iterator[str]:

@@ -30,7 +30,7 @@ from relay.delivery.retry import (
 )
 from relay.errors import Deferred, Rejected
 from relay.events.build import RecordRelayEvent
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 from relay.sinks import Sink
 from relay.store import Entry, SinkState
 

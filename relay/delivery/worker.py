@@ -17,8 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from relay.clock import Clock
-from relay.delivery.ordered_queue import OrderedQueue
-from relay.delivery.read_ahead import EventReadAhead
+from relay.delivery.ordered_queue import EventReadAhead, OrderedQueue
 from relay.delivery.result_recording import (
     ResultRecorder,
     checked_result,
@@ -31,7 +30,7 @@ from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.histogram import Histogram
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 from relay.sinks import Receipt, Sink, SinkSettings
 from relay.store import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.store.sqlite import Store

@@ -3,16 +3,41 @@
 `relay.events.catalog` assigns these types to the CloudEvents, and makes JSON Schemas of them, with
 the descriptions. The routes of the API answer with some of them. They are TypedDicts, because the
 relay stores and sends ``data`` as a dictionary. No type accepts other fields (``_Strict``).
+`Remarks` is what a caller may say with a decision, for the audit: nothing is decided by it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 from pydantic import Field, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from relay.events.remarks import Remarks
+
+class Remarks(TypedDict):
+    """Why somebody decided."""
+
+    reason: Annotated[str | None, Field(description="the reason that the caller gave")]
+    ticket: Annotated[
+        str | None, Field(description="the change or ticket that the caller named, as CHG-1234")
+    ]
+
+
+def remarks_in(data: Mapping[str, Any]) -> Remarks:
+    """Return the remarks among other fields; those that are not there are None."""
+    return cast("Remarks", {name: data.get(name) for name in Remarks.__annotations__})
+
+
+NO_REMARKS = remarks_in({})
+
+
+def describe_remarks(data: Mapping[str, Any], *, quote: str = "{}") -> Iterator[str]:
+    """Yield the remarks for people. ``quote`` is how the reason is written, such as ``“{}”``."""
+    for name in Remarks.__annotations__:
+        if text := data.get(name):
+            yield quote.format(text) if name == "reason" else f"{name} {text}"
+
 
 _Strict = with_config({"extra": "forbid"})
 

@@ -32,7 +32,7 @@ from relay.amqp.publisher import ConfirmedPublisher, PublishChannel
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.fleet.messages import MAX_BODY_BYTES
-from relay.log_once import LogOnce
+from relay.logs import LogOnce
 
 MAX_BATCH = 256
 """Messages that are handed over together."""

@@ -20,7 +20,7 @@ from relay.amqp.message_verification import UnusableMessage
 from relay.events.build import Origin, relay_event
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, event_name
-from relay.events.names import relay_word
+from relay.events.model import relay_word
 from relay.fleet.messages import (
     MAX_BODY_BYTES,
     MESSAGES,
@@ -36,7 +36,7 @@ from relay.fleet.messages import (
     cloudevent_type,
 )
 from relay.fleet.routing import AgentRoutingKey
-from relay.validation import first_error_path_and_message
+from relay.settings import first_error_path_and_message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

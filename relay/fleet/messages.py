@@ -30,7 +30,7 @@ from relay.events.build import Origin
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
 from relay.events.model import EventId, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.validation import first_error_path_and_message
+from relay.settings import first_error_path_and_message
 
 MAX_BODY_BYTES = 1024 * 1024
 """Bytes of a message. A connection of the fleet must let bodies of this size pass."""

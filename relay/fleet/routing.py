@@ -3,7 +3,7 @@
 Agents publish under keys such as ``pulse.<scope>.<relay>``. The hub publishes for one agent under
 ``to.<scope>.<relay>``, and for all agents of a scope under ``scope.<scope>``. The last word is the
 *relay word*: the name of the relay in the characters of a routing key
-(`relay.events.names`).
+(`relay.events.model`).
 
 Only the RabbitMQ user and the routing key say which relay a message is about. RabbitMQ checks both
 against the rights in `relay.fleet.rabbitmq_definitions`. This module checks them again on arrival,
@@ -40,7 +40,7 @@ from relay.amqp.topology import (
 )
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.events.names import relay_word, routing_word
+from relay.events.model import relay_word, routing_word
 from relay.fleet.settings import TrustDomain
 
 AgentMessageKind = Literal["event", "relay", "pulse", "vote", "start"]

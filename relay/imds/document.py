@@ -27,7 +27,7 @@ from relay.errors import DocumentError
 from relay.events.match import Match
 from relay.events.model import Document, EventId, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.validation import first_error_path_and_message
+from relay.settings import first_error_path_and_message
 
 API_VERSIONS: Final = (
     "2017-03-01",

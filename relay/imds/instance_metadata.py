@@ -18,11 +18,11 @@ from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, V
 
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError
-from relay.events.names import add_underscore_prefixed_names, other_instance_names
+from relay.events.model import add_underscore_prefixed_names, other_instance_names
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
-from relay.log_once import LogOnce
-from relay.validation import first_error_path_and_message
+from relay.logs import LogOnce
+from relay.settings import first_error_path_and_message
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 RETRY_INTERVAL = 1.0

@@ -32,8 +32,7 @@ from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document, shows_all_types
 from relay.ingest import FreshReadResult, Recorder, SuccessfulPoll
-from relay.log_fields import log_extra
-from relay.log_once import LogOnce
+from relay.logs import LogOnce, log_extra
 from relay.store import Grant
 from relay.store.sqlite import Store
 

@@ -27,7 +27,7 @@ from relay.config import Config, sink_modules
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.fleet.settings import HubSettings
-from relay.log_once import RejectionLog
+from relay.logs import RejectionLog
 from relay.roles.parts import DRAIN_TIMEOUT, drain, running
 from relay.sinks import SinkSettings
 from relay.store.sqlite import Store

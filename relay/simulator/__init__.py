@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from relay.simulator.azure import RecordedCall
 from relay.simulator.event import Event, Plan
-from relay.simulator.faults import Fault
 from relay.simulator.playbook import (
     Playbook,
     load_packaged_playbooks,
@@ -19,7 +18,7 @@ from relay.simulator.playbook import (
 )
 from relay.simulator.scope import InvalidTransition, UnknownEvent
 from relay.simulator.server import Simulator, run_simulator
-from relay.simulator.setup import VM, Setup
+from relay.simulator.setup import VM, Fault, Setup
 
 __all__ = [
     "VM",

@@ -16,9 +16,8 @@ from datetime import datetime
 
 from relay.clock import Clock, SystemClock
 from relay.simulator.event import Event, EventState
-from relay.simulator.faults import Fault, Target
 from relay.simulator.scope import Scope
-from relay.simulator.setup import Setup
+from relay.simulator.setup import Fault, Setup, Target
 
 _MAX_CALLS = 10_000
 

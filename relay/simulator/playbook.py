@@ -14,13 +14,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from relay.errors import ConfigError
-from relay.settings import Duration, Section, format_path
+from relay.settings import Duration, Section, describe_choices, format_path
 from relay.simulator.azure import SimulatedAzure
 from relay.simulator.event import Event, EventState, Plan
-from relay.simulator.faults import Fault
 from relay.simulator.scope import InvalidTransition
-from relay.simulator.setup import Setup
-from relay.suggestions import describe_choices
+from relay.simulator.setup import Fault, Setup
 
 _PACKAGED = {
     file.stem: file for file in sorted(Path(__file__).with_name("playbooks").glob("*.yaml"))

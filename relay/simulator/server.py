@@ -25,7 +25,6 @@ from yarl import URL
 from relay.clock import Clock
 from relay.imds.document import API_VERSIONS
 from relay.simulator.azure import RecordedCall, SimulatedAzure
-from relay.simulator.faults import JSON, Target, distort_answer, replace_answer
 from relay.simulator.playbook import (
     ACTIONS,
     Action,
@@ -37,10 +36,14 @@ from relay.simulator.playbook import (
 from relay.simulator.scope import InvalidTransition, UnknownEvent
 from relay.simulator.setup import (
     INSTANCE_VERSIONS,
+    JSON,
     VM,
     Setup,
+    Target,
     compute_document,
+    distort_answer,
     instance_document,
+    replace_answer,
 )
 
 DEFAULT_PORT: Final = 8169

@@ -29,8 +29,7 @@ from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any_pattern
 from relay.fast_dataclass import fast_dataclass
-from relay.settings import Name, Section
-from relay.suggestions import closest
+from relay.settings import Name, Section, closest
 
 _EVENT_PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")
 

@@ -16,8 +16,8 @@ from pydantic import Field, Json
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, delivery_priority
+from relay.events.data_types import Remarks
 from relay.events.model import ScheduledEvent
-from relay.events.remarks import Remarks
 from relay.fast_dataclass import fast_dataclass
 from relay.settings import Duration, Section
 

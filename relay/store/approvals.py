@@ -18,7 +18,7 @@ import orjson
 
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
-from relay.events.remarks import remarks_in
+from relay.events.data_types import remarks_in
 from relay.events.timestamps import parse_timestamp
 from relay.store import Decision, Grant, TrackedEvent
 from relay.store.chain import JournalRow, require_not_pruned

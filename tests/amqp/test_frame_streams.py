@@ -14,7 +14,7 @@ from pamqp.base import Frame
 from pamqp.body import ContentBody
 from pamqp.commands import Basic
 
-from relay.amqp.frame_streams import (
+from relay.amqp.connection import (
     MAX_BODY_BYTES,
     SanitizingReader,
     content_frames,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.amqp.frame_streams import MAX_BODY_BYTES
+from relay.amqp.connection import MAX_BODY_BYTES
 from relay.amqp.message_verification import UnusableMessage, extract_message_of_verified_sender
 from relay.amqp.topology import describe_approvals_queue_of_scope
 from relay.api.settings import Client

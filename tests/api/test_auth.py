@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.api.settings import ApiSettings
-from relay.log_once import RejectionLog
+from relay.logs import RejectionLog
 from tests.api.running_relay import (
     EVENT_ID,
     OTHER_SECRET,

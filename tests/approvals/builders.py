@@ -23,8 +23,8 @@ from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.errors import SourceError
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
+from relay.events.data_types import NO_REMARKS, remarks_in
 from relay.events.model import Document, ScheduledEvent
-from relay.events.remarks import NO_REMARKS, remarks_in
 from relay.events.timestamps import format_rfc3339
 from relay.ingest import EventNews, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent

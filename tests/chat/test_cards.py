@@ -17,11 +17,16 @@ from relay.approvals.admission import SENT_BEFORE_NOTICE, find_decision_refusal
 from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
 from relay.approvals.request import HOLD_NOTICE, DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.buttons import available_decisions
-from relay.chat.cards.card import Card
-from relay.chat.cards.deadlines import next_refresh_time, time_left, time_left_changes_at
+from relay.chat.cards.card import Card, available_decisions
 from relay.chat.cards.event_card import MAX_LISTED_EVENTS, event_card, grouped_card
-from relay.chat.cards.wording import WHAT_HOLD_DOES, timeline_line, voting_closed_lines
+from relay.chat.cards.wording import (
+    WHAT_HOLD_DOES,
+    next_refresh_time,
+    time_left,
+    time_left_changes_at,
+    timeline_line,
+    voting_closed_lines,
+)
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import MAX_NAMES, RELAY_EVENTS, impact_text, join_names

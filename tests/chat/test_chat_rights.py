@@ -9,7 +9,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import Caller, Right, Rights
 from relay.chat import AnswerableChatSettings
-from relay.chat.cards.buttons import rights_of_buttons
+from relay.chat.cards.card import rights_of_buttons
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.context import ChatDecisionSubmitter
 from relay.clock import SystemClock

@@ -23,7 +23,7 @@ from relay.chat.platforms.mattermost.clicks import (
     read_token,
     token_key,
 )
-from relay.log_once import MAX_WARNINGS
+from relay.logs import MAX_WARNINGS
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_relay import (
     MattermostRelay,

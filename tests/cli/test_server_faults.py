@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.cli.tail import EventStreamParser
+from relay.cli.show import EventStreamParser
 from relay.simulator import Plan
 from tests.cli.command import read_until, run_async, serve_handler, start_process
 from tests.cli.running_relay import running_relay

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from relay.cli._exit_codes import CommandFailed, unwrap_exception_group
+from relay.cli._output import CommandFailed, unwrap_exception_group
 from relay.cli.demo import Demo, run_demo
 from relay.simulator import load_packaged_playbooks
 from tests.cli.command import (

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 
 from relay import __version__
 from relay.cli import make_app
-from relay.cli._exit_codes import (
+from relay.cli._output import (
     CommandFailed,
     RefusedByPolicy,
     error_text,
     exit_code,
-)
-from relay.cli._output import (
     format_duration,
     format_local_time,
     format_seconds_from_now,

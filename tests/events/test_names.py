@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.events.names import add_underscore_prefixed_names, other_instance_names
+from relay.events.model import add_underscore_prefixed_names, other_instance_names
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 
 from relay.fleet.hub.start_orders import ORDER_LIFETIME
 from relay.simulator import Plan, Setup, Simulator
-from relay.simulator.faults import Fault
+from relay.simulator.setup import Fault
 from tests.depth import CHAOS
 from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, running_fleet

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from relay.amqp.message_verification import UnusableMessage
 from relay.events.build import Origin
 from relay.events.match import matches_any_pattern
-from relay.events.names import relay_word
+from relay.events.model import relay_word
 from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
     AgentRoutingKey,

@@ -13,7 +13,7 @@ import pytest_asyncio
 from pamqp.common import Arguments
 
 from relay.amqp.approval_consumer import PREFETCH
-from relay.amqp.frame_streams import MAX_BODY_BYTES
+from relay.amqp.connection import MAX_BODY_BYTES
 from relay.amqp.topology import MAX_APPROVALS, MAX_APPROVALS_BYTES
 from relay.simulator import Event
 from tests.eventually import eventually

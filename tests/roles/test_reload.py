@@ -19,7 +19,7 @@ from relay.clock import SystemClock
 from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import ReloadRefused
-from relay.simulator.faults import Fault
+from relay.simulator.setup import Fault
 from relay.sinks import Receipt, SinkSettings
 from tests.eventually import eventually
 from tests.journey.relay_process import KEY, after_polls, client, inbox, name_of, webhook

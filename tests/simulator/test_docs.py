@@ -14,9 +14,9 @@ from typing import Any, get_args
 import pytest
 
 from relay.simulator import Fault, Plan, Setup, Simulator, load_playbook
-from relay.simulator.faults import Kind
 from relay.simulator.playbook import ACTIONS, Playbook
 from relay.simulator.server import DEFAULT_PORT
+from relay.simulator.setup import Kind
 from tests import documented
 
 PAGE = "docs/simulator.md"

@@ -13,7 +13,7 @@ import pytest
 from relay.imds.document import NEWEST_API_VERSION
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from relay.simulator.azure import SimulatedAzure
-from relay.simulator.faults import Kind
+from relay.simulator.setup import Kind
 from tests.clocks import ManualClock
 
 EVENTS = "/metadata/scheduledevents"

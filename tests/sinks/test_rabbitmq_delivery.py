@@ -8,7 +8,7 @@ import aio_pika
 import pytest
 from cloudevents.core.bindings import rabbitmq as oracle
 
-from relay.amqp.frame_streams import MAX_BODY_BYTES
+from relay.amqp.connection import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
 from relay.sinks.rabbitmq import sink as sink_module
 from tests.builders import EVENT_ID, cloudevent

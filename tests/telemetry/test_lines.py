@@ -16,8 +16,7 @@ from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import said
 from relay.store import RecordedEvent
-from relay.telemetry.event_counts import EventCounts
-from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, log_line_of_event
+from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, EventCounts, log_line_of_event
 from tests.approvals.builders import build_event
 from tests.clocks import NOON
 from tests.documented import ROOT, block

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 from relay.telemetry.log import (
     FLUSH_TIMEOUT,
     MAX_TEXT,

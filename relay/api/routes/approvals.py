@@ -39,9 +39,9 @@ from relay.events.data_types import (
     StandingHoldInForce,
 )
 from relay.events.timestamps import format_rfc3339
+from relay.settings import RequestBody
 from relay.store import Mode, StandingHold
 from relay.store.rows import PageLimit
-from relay.validation import RequestBody
 
 _KEY = "Idempotency-Key"
 _KEY_PATTERN = r"^[\x21-\x7e]{1,256}$"

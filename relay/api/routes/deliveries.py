@@ -30,12 +30,11 @@ from relay.delivery.worker import Worker
 from relay.errors import StoreUnavailable
 from relay.events.build import relay_event
 from relay.events.cloudevent import CloudEvent
-from relay.log_fields import log_extra
+from relay.logs import log_extra
+from relay.settings import RequestBody, describe_choices
 from relay.store import EntryState, SinkState
 from relay.store.deliveries import DeliveryAttempt, DeliverySummary
 from relay.store.transaction import Transaction
-from relay.suggestions import describe_choices
-from relay.validation import RequestBody
 
 _DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 _log = logging.getLogger(__name__)

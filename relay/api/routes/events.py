@@ -36,17 +36,16 @@ from relay.approvals.status import (
     approval_json_fields,
 )
 from relay.approvals.transitions import remind_at
-from relay.chat.cards.buttons import decisions_available_to_caller
+from relay.chat.cards.card import decisions_available_to_caller
 from relay.events.cloudevent import CloudEvent
-from relay.events.data_types import EventData, LimitWait, StandingHoldInForce
-from relay.events.remarks import Remarks
+from relay.events.data_types import EventData, LimitWait, Remarks, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
 from relay.sentences import event_outcome_text, impact_text, said
 from relay.store import Decision, Mode, TrackedEvent
 from relay.store.deliveries import DeliverySummary
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
-from relay.telemetry.event_counts import OTHER, azure_event_type_label
+from relay.telemetry.lines import OTHER, azure_event_type_label
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from relay.api.sessions import (
     check_sent_by_own_page,
 )
 from relay.approvals.request import Right
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 
 if TYPE_CHECKING:
     from relay.api.sign_in import SignIn

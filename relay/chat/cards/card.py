@@ -3,23 +3,30 @@
 The other modules of this package make a `Card` from an approval status, and each platform renders
 it. Times and people stay objects in a text, so that a platform can show a time in the reader's
 time zone. Plain strings are not escaped for any platform.
+
+A button offers what the gate would accept from somebody who has the right. The gate checks each
+decision again. `available_decisions` is for messages, which everybody sees, and
+`decisions_available_to_caller` for the API, which knows the caller.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import TypeVar
+from urllib.parse import quote
 
-from relay.approvals.request import DecisionKind
+from relay.approvals.admission import find_decision_refusal, hold_caveat
+from relay.approvals.request import Caller, DecisionKind, DecisionRequest, Right
 from relay.approvals.status import ApprovalStatus
+from relay.chat import AnswerableChatSettings
+from relay.chat.cards.wording import Tone, event_title
 from relay.sentences import PrincipalRef, Text
+from relay.sinks import SinkSettings
 
 _Made = TypeVar("_Made")
-Tone = Literal["waiting", "held", "approved", "running", "over"]
-"""The state of an event that the color of a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +110,124 @@ def longest_fitting(
     """Return what ``make`` returns for the first limit at which it fits, or else for the last."""
     *longer, shortest = limits
     return next((made for made in map(make, longer) if fits(made)), None) or make(shortest)
+
+
+# --- buttons
+
+
+LABELS: dict[DecisionKind, str] = {
+    "approve": "Approve",
+    "hold": "Hold",
+    "release": "Release the hold",
+}
+_RIGHTS: dict[DecisionKind, Right] = {"approve": "approve", "hold": "hold", "release": "hold"}
+"""The right that each decision needs at least. People release their own holds with ``hold``."""
+
+
+def available_decisions(status: ApprovalStatus) -> tuple[DecisionKind, ...]:
+    """Return the decisions that the gate would not refuse now, whoever takes them."""
+    if not status.is_startable or status.mode == "off":
+        return ()
+    decisions: list[DecisionKind] = []
+    is_settled = status.is_granted_or_claimed or status.is_refused_by_imds
+    if status.quorum is not None and not status.is_past_voting_close_time and not is_settled:
+        decisions.append("approve")
+    if status.active_holds:
+        decisions.append("release")
+    elif not status.is_accepted_by_imds:
+        # The gate also refuses a hold for the moment in which a StartRequest is being sent.
+        decisions.append("hold")
+    return tuple(decisions)
+
+
+def decisions_available_to_caller(caller: Caller, status: ApprovalStatus) -> list[DecisionKind]:
+    """Return the decisions that the gate would take from a caller now, and that change something.
+
+    A caller can add a hold to the holds of others, and cannot repeat their own vote or hold.
+    """
+    possible = {*available_decisions(status)}
+    if possible:
+        possible.add("hold")
+    for decision in (*status.counted_votes, *status.active_holds):
+        if decision.principal == caller.principal:
+            possible.discard(decision.decision)
+    return [
+        kind
+        for kind in LABELS
+        if kind in possible
+        and find_decision_refusal(
+            DecisionRequest(
+                caller=caller,
+                event_id=status.occurrence.reference,
+                decision=kind,
+                revision=status.occurrence.revision,
+                at=status.now,
+            ),
+            status,
+        )
+        is None
+    ]
+
+
+def rights_of_buttons(sink: SinkSettings, *, in_chat: bool) -> Container[Right] | None:
+    """Return the rights whose buttons a sink shows: what it refuses to everybody gets none.
+
+    None: all of them. Links stay (``in_chat`` false): the page alone knows the rights of its
+    callers.
+    """
+    return sink.can if in_chat and isinstance(sink, AnswerableChatSettings) else None
+
+
+def page_link(public_url: str | None, *, in_chat: bool) -> Link | None:
+    """Return what makes the URLs of buttons; None if they have nowhere to lead.
+
+    A URL opens the page at the event and prepares the decision about its present revision. It is
+    no authority: the page asks for a key or a sign-in. ``in_chat``: the chat takes the decision.
+    """
+    if in_chat:
+        return lambda _status, _decision: None
+    if public_url is None:
+        return None
+
+    return lambda status, decision: event_page(
+        public_url, status, decision, status.occurrence.revision
+    )
+
+
+def event_page(public_url: str, status: ApprovalStatus, *more: str) -> str:
+    """Return the URL of the page at an event. ``more``: a decision, and for which revision."""
+    parts = (status.occurrence.scope, status.occurrence.event.event_id, *more)
+    return f"{public_url}/#/event/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def decision_buttons(
+    status: ApprovalStatus, link: Link | None, can: Container[Right] | None
+) -> tuple[Button, ...]:
+    """Return a button for each possible decision; no ``link``: none. ``can`` None: all."""
+    if link is None:
+        return ()
+    return tuple(
+        Button(
+            decision=decision,
+            label=LABELS[decision],
+            event_id=status.occurrence.reference,
+            revision=status.occurrence.revision,
+            question=confirmation_question(decision, status),
+            url=link(status, decision),
+        )
+        for decision in available_decisions(status)
+        if can is None or _RIGHTS[decision] in can
+    )
+
+
+def confirmation_question(decision: DecisionKind, status: ApprovalStatus) -> Text:
+    title = event_title(status)
+    match decision:
+        case "approve":
+            return (f"{title}: it may begin within seconds, and cannot be taken back.",)
+        case "hold":
+            return (f"{title}: {hold_caveat(status)}.",)
+        case "release":
+            return (
+                f"{title}: votes and rules are weighed again, and it may begin within seconds.",
+            )

@@ -15,15 +15,15 @@ from relay.approvals.request import Right
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import latest_ending_holds
 from relay.approvals.status import ApprovalStatus, approval_state
-from relay.chat.cards.buttons import available_decisions, decision_buttons
-from relay.chat.cards.card import Card, EventLine, Link, Tone
-from relay.chat.cards.deadlines import time_left
+from relay.chat.cards.card import Card, EventLine, Link, available_decisions, decision_buttons
 from relay.chat.cards.wording import (
+    Tone,
     azure_proceeds_regardless_notice,
     event_title,
     event_tone,
     limit_waits_text,
     runbooks_of,
+    time_left,
 )
 from relay.sentences import (
     MAX_NAMES,

@@ -25,7 +25,8 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from relay.chat import ChatSettings, MessageGone, raise_deferred_if_secret_unusable
-from relay.chat.cards.card import Card, Tone, on_one_line
+from relay.chat.cards.card import Card, on_one_line
+from relay.chat.cards.wording import Tone
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock

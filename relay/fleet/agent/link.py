@@ -35,7 +35,7 @@ from relay.fleet.routing import (
     verify_command_from_hub,
 )
 from relay.fleet.settings import AgentSettings
-from relay.log_once import LogOnce
+from relay.logs import LogOnce
 from relay.net import exponential_backoff
 from relay.sinks.rabbitmq.sink import interpret_publish_result
 

@@ -15,8 +15,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.events.model import ScheduledEvent
-from relay.events.names import add_underscore_prefixed_names, other_instance_names, relay_word
+from relay.events.model import (
+    ScheduledEvent,
+    add_underscore_prefixed_names,
+    other_instance_names,
+    relay_word,
+)
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
 from relay.store.fleet import AgentRow

@@ -30,7 +30,7 @@ from relay.approvals.request import (
 from relay.clock import Clock
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
-from relay.log_fields import log_extra
+from relay.logs import log_extra
 from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 
 CHANNEL = "fleet"

@@ -40,8 +40,7 @@ from relay.clock import Clock
 from relay.doctor_findings import Finding
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
-from relay.log_fields import log_extra
-from relay.log_once import LogOnce
+from relay.logs import LogOnce, log_extra
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq import Settings
 

@@ -33,15 +33,14 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from relay.approvals.request import Caller, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, Reply, raise_deferred_if_secret_unusable
-from relay.chat.cards.buttons import LABELS, available_decisions, confirmation_question
-from relay.chat.cards.card import Button
+from relay.chat.cards.card import LABELS, Button, available_decisions, confirmation_question
 from relay.chat.context import ChatContext
 from relay.chat.platforms.mattermost import api as mattermost_api
 from relay.chat.platforms.mattermost.api import MattermostApi, Settings
 from relay.chat.platforms.mattermost.posts import render_markdown
 from relay.clock import Clock
 from relay.errors import Deferred, RelayError, StoreUnavailable
-from relay.log_once import ThrottledLog
+from relay.logs import ThrottledLog
 
 BUTTON_LIFETIME = 14 * 86400
 """Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""

@@ -20,12 +20,12 @@ from typing import Any
 from relay.chat.cards.card import (
     Button,
     Card,
-    Tone,
     cut,
     longest_fitting,
     on_one_line,
     one_line,
 )
+from relay.chat.cards.wording import Tone
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.clock import Clock
 from relay.errors import Deferred

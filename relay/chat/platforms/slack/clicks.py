@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relay.chat.cards.buttons import event_page
+from relay.chat.cards.card import event_page
 from relay.chat.cards.event_card import event_line
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.api import Settings
@@ -30,7 +30,7 @@ from relay.chat.platforms.slack.members import (
 from relay.chat.platforms.slack.messages import Json, text_message
 from relay.clock import Clock
 from relay.errors import DeliveryError, StoreUnavailable
-from relay.log_once import ThrottledLog
+from relay.logs import ThrottledLog
 from relay.sentences import Text
 
 MAX_LISTED_EVENTS = 15

@@ -20,7 +20,7 @@ from relay.approvals.request import Caller, DecisionKind
 from relay.chat.context import ChatDecisionSubmitter
 from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.errors import Deferred, RelayError
-from relay.validation import first_error_path_and_message
+from relay.settings import first_error_path_and_message
 
 LINK_ACTION_PREFIX = "link-"
 """Starts the action_id of a button that opens a page. Slack reports its clicks, too."""

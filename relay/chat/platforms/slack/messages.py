@@ -20,12 +20,12 @@ from relay.chat import MessageGone
 from relay.chat.cards.card import (
     Button,
     Card,
-    Tone,
     cut,
     longest_fitting,
     on_one_line,
     one_line,
 )
+from relay.chat.cards.wording import Tone
 from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.chat.platforms.slack.members import LINK_ACTION_PREFIX, Members
 from relay.errors import Deferred

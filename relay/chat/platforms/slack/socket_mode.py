@@ -22,8 +22,7 @@ from relay.chat.platforms.slack.api import WebApi
 from relay.chat.platforms.slack.clicks import Answers
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
-from relay.log_fields import log_extra
-from relay.log_once import LogOnce
+from relay.logs import LogOnce, log_extra
 from relay.net import exponential_backoff, with_jitter
 
 HEARTBEAT_INTERVAL = 10.0

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from relay.approvals.request import DecisionKind
-from relay.chat.cards.card import Button, Card, Tone, longest_fitting, one_line
+from relay.chat.cards.card import Button, Card, longest_fitting, one_line
+from relay.chat.cards.wording import Tone
 from relay.sentences import Text, render
 
 MAX_CARD_BYTES = 27_000

@@ -1,12 +1,12 @@
-"""Logs that say a thing once: a state when it changes, a warning once in a minute."""
+"""The fields of log lines, and logs that say a thing once: a state, or a warning in a minute."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from relay.clock import Clock
-from relay.log_fields import log_extra
 from relay.rate_limits import TokenBuckets
 
 
@@ -92,3 +92,8 @@ class RejectionLog:
         self.count += 1
         if not self._senders.take(sender, now) and not self._all.take("", now):
             self._logger.warning("%s", text)
+
+
+def log_extra(**fields: object) -> dict[str, Any]:
+    """Return the ``extra`` of a logger's call, whose fields docs/log.md lists. None is left out."""
+    return {"fields": fields}
