@@ -142,7 +142,8 @@ class ApprovalConsumer:
 
     async def _consume(self, connection: GuardedConnection) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            topology_note = await self._declare_topology(connection)
+            unchecked = await declare_topology(connection, self._queue.topology, self._declare)
+        topology_note = log_suffix_for_unchecked_parts(unchecked)
         self.is_connected = True
         broker = host_port(connection.url)
         failures = 0
@@ -165,24 +166,6 @@ class ApprovalConsumer:
             failures = 0 if recorded else failures + 1
             pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
             await self._clock.sleep(pause)
-
-    async def _declare_topology(self, connection: GuardedConnection) -> str:
-        """Make or check the topology; return what to add to a line of the log about it.
-
-        A queue that was made before there were limits stays in use. Raises Deferred.
-        """
-        try:
-            return log_suffix_for_unchecked_parts(
-                await declare_topology(connection, self._queue.topology, self._declare)
-            )
-        except Deferred as error:
-            if error.status != 406:  # AMQP: PRECONDITION_FAILED
-                raise
-        await declare_topology(connection, self._queue.topology_without_limits, self._declare)
-        return (
-            f"; the queue {self._queue.name} was made without limits: set them by a policy "
-            "(docs/rabbitmq.md#a-queue-without-limits)"
-        )
 
     async def _start_consuming(self, channel: AbstractChannel) -> Deliveries:
         """Return what will arrive: messages, then the error of the channel. Raises Deferred."""

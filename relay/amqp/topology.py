@@ -124,21 +124,14 @@ def approvals_topology(
     exchange: str,
     scope: str,
     *,
-    limited: bool = True,
     routing_key: str | None = None,
     dead_letter_keys: tuple[str, ...] = ("#",),
 ) -> tuple[Part, ...]:
     """Return what ``declare: true`` makes.
 
-    The dead-letter exchange and queue come first, so that no rejected message is lost. ``limited``
-    is False for a queue that was made before there were limits. ``routing_key`` is that of the
-    queue if it is not for one scope. ``dead_letter_keys`` are those of `dead_letters_topology`.
+    The dead-letter exchange and queue come first, so that no rejected message is lost.
+    ``routing_key`` is that of a queue for more than one scope.
     """
-    limits = {
-        "x-max-length": MAX_APPROVALS,
-        "x-max-length-bytes": MAX_APPROVALS_BYTES,
-        "x-overflow": "reject-publish",
-    }
     approvals = approvals_exchange_name(exchange)
     dead_letters = dead_letter_exchange_name(exchange)
     return (
@@ -151,7 +144,9 @@ def approvals_topology(
             arguments={
                 "x-single-active-consumer": True,
                 "x-dead-letter-exchange": dead_letters,
-                **(limits if limited else {}),
+                "x-max-length": MAX_APPROVALS,
+                "x-max-length-bytes": MAX_APPROVALS_BYTES,
+                "x-overflow": "reject-publish",
             },
         ),
     )
@@ -172,8 +167,6 @@ class ApprovalsQueue:
     description: str
     """Whose approvals these are, such as ``prod``."""
     topology: tuple[Part, ...]
-    topology_without_limits: tuple[Part, ...]
-    """The same with a queue that was made before there were limits."""
 
 
 def describe_approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
@@ -185,7 +178,6 @@ def describe_approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQue
         key_pattern=re.compile(re.escape(key)),
         description=scope,
         topology=approvals_topology(exchange, scope),
-        topology_without_limits=approvals_topology(exchange, scope, limited=False),
     )
 
 

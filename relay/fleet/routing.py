@@ -225,12 +225,11 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
     )
 
 
-def hub_approvals_topology(exchange: str, *, limited: bool = True) -> tuple[Part, ...]:
+def hub_approvals_topology(exchange: str) -> tuple[Part, ...]:
     """Return what a hub makes for approvals over AMQP: one queue for all scopes."""
     return approvals_topology(
         exchange,
         HUB,
-        limited=limited,
         routing_key=_APPROVALS_KEY,
         dead_letter_keys=_dead_letter_keys(exchange),
     )
@@ -245,5 +244,4 @@ def make_hub_approvals_queue(exchange: str) -> ApprovalsQueue:
         key_pattern=re.compile(r"approve\.(?P<scope>[a-z0-9-]{1,80})"),
         description="all scopes",
         topology=hub_approvals_topology(exchange),
-        topology_without_limits=hub_approvals_topology(exchange, limited=False),
     )

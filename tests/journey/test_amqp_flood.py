@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +30,6 @@ from relay.amqp.topology import (
 )
 from relay.clock import SystemClock
 from relay.rate_limits import CALLER_RATE
-from tests import documented
 from tests.background_tasks import BackgroundTasks
 from tests.depth import depth
 from tests.eventually import eventually
@@ -208,24 +205,11 @@ def allowed_since(began: float) -> float:
     return CLIENT_BURST + CALLER_RATE * (time.monotonic() - began) + 1
 
 
-@pytest.mark.parametrize(
-    "limited", [True, False], ids=["by its arguments", "by the documented policy"]
-)
-async def test_the_broker_refuses_more_than_the_queue_may_hold(
-    node: Broker, *, limited: bool
-) -> None:
-    """The policy takes effect on a queue that exists. What the broker took is not lost."""
+async def test_the_broker_refuses_more_than_the_queue_may_hold(node: Broker) -> None:
+    """What the broker took is not lost."""
     bus = Bus(node, unused_exchange("azure.scheduledevents"))
     async with bus.connection() as connection:
-        parts = approvals_topology(bus.exchange, SCOPE, limited=limited)
-        await declare_topology(connection, parts, True)
-    if not limited:
-        command = documented.block("docs/rabbitmq.md", "sh", "A queue without limits")
-        pattern = re.escape(bus.exchange)
-        command = command.replace("azure\\.scheduledevents", pattern).replace(" -p prod ", " ")
-        command = command.replace("\\\n", "")
-        _, *arguments = shlex.split(command)
-        await asyncio.to_thread(node.ctl, *arguments)
+        await declare_topology(connection, approvals_topology(bus.exchange, SCOPE), True)
     ids = [f"waits {number}" for number in range(MAX_APPROVALS + 500)]
     refused_by_broker = await bus.send_all({"eventId": "none"}, ids, user="drain")
     assert 0 < refused_by_broker <= 500

@@ -158,10 +158,9 @@ async def _take_the_decision_of_the_page(prod: Broker, folder: Path) -> None:
                     await exchange.publish(message, "approve.other", mandatory=True)
 
 
-async def test_the_policy_the_limits_and_the_definitions_of_the_pages_are_taken(
+async def test_the_limits_and_the_definitions_of_the_pages_are_taken(
     prod: Broker, tmp_path: Path
 ) -> None:
-    """What the policy does to a queue that exists: tests/journey/test_amqp_flood.py."""
     (tmp_path / "broker-url").write_text(url_of(prod, "imds-hub"))
     hub = block("docs/fleet.md", "yaml", "1. The hub's configuration")
     (tmp_path / "hub.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)))
@@ -174,13 +173,10 @@ async def test_the_policy_the_limits_and_the_definitions_of_the_pages_are_taken(
         prod,
         tmp_path,
         DECLARING.splitlines()[0],  # makes the virtual host
-        block("docs/rabbitmq.md", "sh", "A queue without limits"),
         f'PATH="{tmp_path}:$PATH"; export PYTHONPATH="{ROOT}"',
         block("docs/fleet.md", "sh", "2. Users, exchanges and queues"),
         block("docs/rabbitmq.md", "sh", "Limits of a fleet"),
     )
-    policies = f'length(rabbit_policy:list(<<"{VHOST}">>)).'
-    assert (await asyncio.to_thread(prod.evaluate, policies)).strip() == "1"
     definitions = json.loads((tmp_path / "fleet.json").read_text())
     assert [user["name"] for user in definitions["users"]] == ["imds-hub", "vmss-web"]
     assert {item["vhost"] for item in definitions["permissions"]} == {VHOST}
