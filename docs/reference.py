@@ -14,8 +14,8 @@ import typer
 
 from relay.api.server import Server
 from relay.api.settings import ApiSettings
+from relay.chat.platforms.slack import SCOPES
 from relay.chat.platforms.slack.api import REMEDIES
-from relay.chat.platforms.slack.manifest import SCOPES
 from relay.cli import VERBS, make_app
 from relay.clock import SystemClock
 from relay.telemetry.lines import EVERY_LINE, LINES

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig
-from relay.config.warnings import start_warnings
+from relay.config.model import start_warnings
 from relay.errors import ReloadRefused
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.instance_metadata import read_boot_id

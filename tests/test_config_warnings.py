@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.config import load
-from relay.config.warnings import config_warnings
+from relay.config.model import config_warnings
 from relay.errors import ConfigError
 
 

@@ -49,7 +49,7 @@ class NotDecidedHere(Exception):
 class DecisionHandler(Protocol):
     """What the channels of decisions call: the API, the chats and the consumer of AMQP.
 
-    That of an agent is `relay.fleet.agent.votes.VoteForwarder`, which asks the hub.
+    That of an agent is `relay.fleet.votes.VoteForwarder`, which asks the hub.
     """
 
     engine: ApprovalEngine

@@ -33,7 +33,7 @@ from relay.cli._output import (
 )
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig, load
-from relay.config.warnings import config_warnings
+from relay.config.model import config_warnings
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
 from relay.events.match import Match

@@ -27,7 +27,7 @@ from relay.cli._output import (
 from relay.cli._tables import print_table
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, sink_modules
-from relay.config.warnings import config_warnings
+from relay.config.model import config_warnings
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
 from relay.fleet.diagnostics import diagnose_broker_for_agent, diagnose_broker_for_hub

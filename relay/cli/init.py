@@ -12,7 +12,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from relay.api.settings import KEY_PREFIX
-from relay.chat.platforms.slack.manifest import manifest
+from relay.chat.platforms.slack import manifest
 from relay.cli._options import AsJson, argument, option
 from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table

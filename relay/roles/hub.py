@@ -24,9 +24,9 @@ from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.roster_keeper import SelectedMachineCounter
 from relay.fleet.hub.start_orders import OrderPort
-from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
+from relay.fleet.votes import MachineVotes
 from relay.roles.deciding import deciding
 from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import open_store_with_log, running

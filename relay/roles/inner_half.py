@@ -24,7 +24,7 @@ from relay.api.state import Relay
 from relay.approvals.gate import Gate
 from relay.clock import Clock
 from relay.config import Config
-from relay.config.warnings import start_warnings
+from relay.config.model import start_warnings
 from relay.events.build import RecordRelayEvent
 from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller

@@ -12,8 +12,8 @@ import pytest
 
 from relay.approvals.request import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
-from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.messages import VoteMessage
+from relay.fleet.votes import VoteForwarder
 from tests.api.running_relay import (
     AUTOMATIC,
     EVENT_ID,

@@ -12,8 +12,8 @@ import pytest
 from relay.chat import MessageGone
 from relay.chat.cards.card import Card
 from relay.chat.platforms import slack as slack_platform
+from relay.chat.platforms.slack import SCOPES, manifest
 from relay.chat.platforms.slack.api import REMEDIES, Settings, WebApi
-from relay.chat.platforms.slack.manifest import SCOPES, manifest
 from relay.chat.platforms.slack.members import Members
 from relay.chat.platforms.slack.messages import Channel
 from relay.clock import SystemClock

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.fleet.agent import votes
+from relay.fleet import votes
 from relay.fleet.messages import VoteMessage
 from relay.simulator import VM, Setup, Simulator
 from tests.eventually import eventually

@@ -17,9 +17,9 @@ from relay.approvals.gate import Gate
 from relay.approvals.status import ApprovalStatus
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
-from relay.fleet.hub.votes import USER_BURST, MachineVotes
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
+from relay.fleet.votes import USER_BURST, MachineVotes
 from relay.ingest import EventNews, Recorder
 from relay.rate_limits import CALLER_BURST
 from relay.store import StateFileScopeAndVm, StoreSettings

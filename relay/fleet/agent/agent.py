@@ -32,7 +32,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document
 from relay.fleet.agent.link import AgentLink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
-from relay.fleet.agent.votes import VoteForwarder
 from relay.fleet.messages import (
     MAX_NAMES,
     Content,
@@ -45,6 +44,7 @@ from relay.fleet.messages import (
 )
 from relay.fleet.routing import PULSE_TTL, agent_key, report_key
 from relay.fleet.settings import AgentSettings
+from relay.fleet.votes import VoteForwarder
 from relay.sinks import Receipt, SinkSettings
 
 INTERVAL = 60.0

@@ -29,7 +29,6 @@ from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
-from relay.fleet.hub.votes import MachineVotes
 from relay.fleet.message_reader import ReceivedMessage, read_message
 from relay.fleet.messages import MAX_ASKED, Pulse, PulseRequest, StartResult, VoteMessage
 from relay.fleet.routing import (
@@ -40,6 +39,7 @@ from relay.fleet.routing import (
     verify_message_from_agent,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
+from relay.fleet.votes import MachineVotes
 from relay.rate_limits import TokenBuckets
 from relay.store.sqlite import Store
 

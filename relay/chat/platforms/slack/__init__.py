@@ -2,13 +2,16 @@
 
 `api` has the platform's section of the configuration and calls Slack, `messages` renders and posts
 cards, `socket_mode` receives clicks and commands, `clicks` does what they ask for, and `members`
-knows who may.
+knows who may. `manifest` is that of the Slack app that the relay needs, with no scope that it does
+not use: ``imds-relay schema slack-manifest`` prints it for whoever makes the app at Slack
+(https://docs.slack.dev/reference/app-manifest). A running relay does not use it.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from relay.chat import ChatSink
 from relay.chat.context import ChatContext
@@ -60,3 +63,50 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
         except DeliveryError as error:
             return [failure(subject, error.reason, "see docs/chat/slack.md")]
         return [ok(subject, f"Slack accepts the tokens, for the workspace {workspace.team_id}")]
+
+
+COMMAND = "/azmaint"
+SCOPES = {
+    "chat:write": "post messages and edit the app's own messages",
+    "commands": f"receive {COMMAND}",
+    "users:read": "check that a person who answers is a full member, and of which workspace",
+}
+"""The bot's scopes and their use. An app that takes no answers needs only the first scope."""
+
+
+def manifest(answers: str) -> dict[str, Any]:
+    """Return the manifest as JSON values.
+
+    ``answers`` says how clicks and commands reach the relay: ``none``, or ``socket`` (Socket Mode).
+    """
+    takes_answers = answers == "socket"
+    features: dict[str, Any] = {
+        "bot_user": {"display_name": "azure-maintenance", "always_online": False}
+    }
+    settings: dict[str, Any] = {}
+    if takes_answers:
+        features["slash_commands"] = [
+            {
+                "command": COMMAND,
+                "description": "Maintenance that Azure has announced",
+                "usage_hint": "list | EVENT",
+                "should_escape": False,
+            }
+        ]
+        settings["interactivity"] = {"is_enabled": True}
+    return {
+        "display_information": {
+            "name": "Azure maintenance",
+            "description": "Shows maintenance that Azure has announced for virtual machines, "
+            "and takes approvals.",
+            "background_color": "#1f3a5f",
+        },
+        "features": features,
+        "oauth_config": {"scopes": {"bot": list(SCOPES) if takes_answers else ["chat:write"]}},
+        "settings": {
+            **settings,
+            "org_deploy_enabled": False,
+            "socket_mode_enabled": takes_answers,
+            "token_rotation_enabled": False,
+        },
+    }
