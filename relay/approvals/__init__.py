@@ -6,7 +6,7 @@ which StartRequests reach IMDS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -157,29 +157,25 @@ class ClaimedGrant:
 class StartRequestPort(Protocol):
     """How StartRequests reach IMDS. Only `start_requests` may call it.
 
-    For each StartRequest, `refresh_events_of_grants`, `choose_agent` and `send_start_request` are
-    called in this order. The calls for one scope never overlap. Those for different scopes do.
+    For each StartRequest, `refresh_event`, `choose_agent` and `send_start_request` are called in
+    this order. The calls for one scope never overlap. Those for different scopes do.
     """
 
-    @property
-    def max_events_per_start_request(self) -> int:
-        """How many events of a scope may share a StartRequest."""
-
-    async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant], /) -> None:
-        """Learn what the events of these grants are now; return once the changes are recorded.
+    async def refresh_event(self, scope: str, grant: Grant, /) -> None:
+        """Learn what the event of a grant is now; return once the changes are recorded.
 
         The read begins now. Raises SourceError, and logs it.
         """
 
-    def choose_agent(self, scope: str, grants: Sequence[Grant], /) -> str | None:
-        """Return who will execute a StartRequest for these grants; None if there is no choice.
+    def choose_agent(self, scope: str, grant: Grant, /) -> str | None:
+        """Return who will execute the StartRequest; None if there is no choice.
 
-        The name becomes ``agent`` of the claims. Raises SourceUnavailable if there is nobody: then
-        nothing is claimed, and the grants wait.
+        The name becomes ``agent`` of the claim. Raises SourceUnavailable if there is nobody: then
+        nothing is claimed, and the grant waits.
         """
 
-    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
-        """Send one StartRequest for these claims; return if IMDS answers 200.
+    async def send_start_request(self, scope: str, claim: ClaimedGrant, /) -> None:
+        """Send the StartRequest; return if IMDS answers 200.
 
         Raises SourceRefused if it answers 400, StartRequestNotDelivered if the StartRequest
         certainly reached nobody, and SourceUnavailable for another answer or none. From then on the

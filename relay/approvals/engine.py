@@ -398,68 +398,57 @@ class ApprovalEngine:
 
     # --- StartRequests
 
-    def claim_grants(
-        self, tx: Transaction, grants: Sequence[Grant], now: datetime, *, agent: str | None = None
-    ) -> list[ClaimedGrant]:
-        """Check everything again, and claim the grants for which a StartRequest may be sent.
+    def claim_grant(
+        self, tx: Transaction, known: Grant, now: datetime, *, agent: str | None = None
+    ) -> ClaimedGrant | None:
+        """Check everything again, and claim the grant; None if no StartRequest may be sent now.
 
         ``agent`` is who will execute it; None if there is no choice. The caller sends it only after
         this transaction is on disk
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
-        claimable = []
-        for known in sorted(grants, key=lambda grant: grant.id):
-            occurrence = tx.occurrences.require_occurrence(known.occurrence)
-            approvals = tx.approvals.of_occurrence(occurrence, afresh=True)
-            grant = next((each for each in approvals.grants if each.id == known.id), None)
-            status = self.status(tx, occurrence, now)
-            if grant is not None and can_claim_grant(grant, status):
-                claimable.append((grant, status))
-        claims = []
-        for grant, status in claimable:  # the claims change nothing about who has slots
-            occurrence = status.occurrence
-            event_id = occurrence.event.event_id
-            note = {
-                "eventId": event_id,
-                "revision": grant.revision,
-                "rule": grant.rule,
-                "approvalId": grant.approval_id,
-                "granted": grant.id,
-                "attempt": grant.attempts + 1,
-                "required": status.votes_required,
-                "votes": status.vote_count,
-                "recorded": [vote.position for vote in status.counted_votes if status.quorum],
-            }
-            if agent is not None:
-                note["agent"] = agent
-            tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
-            claims.append(ClaimedGrant(grant, event_id, agent, tx.head()))
-        return claims
+        occurrence = tx.occurrences.require_occurrence(known.occurrence)
+        approvals = tx.approvals.of_occurrence(occurrence, afresh=True)
+        grant = next((each for each in approvals.grants if each.id == known.id), None)
+        status = self.status(tx, occurrence, now)
+        if grant is None or not can_claim_grant(grant, status):
+            return None
+        event_id = occurrence.event.event_id
+        note = {
+            "eventId": event_id,
+            "revision": grant.revision,
+            "rule": grant.rule,
+            "approvalId": grant.approval_id,
+            "granted": grant.id,
+            "attempt": grant.attempts + 1,
+            "required": status.votes_required,
+            "votes": status.vote_count,
+            "recorded": [vote.position for vote in status.counted_votes if status.quorum],
+        }
+        if agent is not None:
+            note["agent"] = agent
+        tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
+        return ClaimedGrant(grant, event_id, agent, tx.head())
 
-    def record_start_answers(
-        self,
-        tx: Transaction,
-        claims: Sequence[ClaimedGrant],
-        error: SourceError | None,
-        now: datetime,
+    def record_start_answer(
+        self, tx: Transaction, claim: ClaimedGrant, error: SourceError | None, now: datetime
     ) -> None:
-        """Record the answer of IMDS to the StartRequest for these claims; None means 200.
+        """Record the answer of IMDS to a StartRequest; None means 200.
 
-        A 400 for one event alone is final: IMDS would refuse the next StartRequest too. A 400 for
-        several events can be due to one of them. After that, and after any other error, the claims
-        remain, and the gate sends them again after another fresh read.
+        A 400 is final: IMDS would refuse the next StartRequest too. After any other error the claim
+        remains, and the gate sends it again after another fresh read.
         """
-        self.in_flight.difference_update((claim.grant.id, claim.attempt_number) for claim in claims)
+        self.in_flight.discard((claim.grant.id, claim.attempt_number))
         state: GrantState = "accepted"
         if error is not None:
-            is_final = isinstance(error, SourceRefused) and len(claims) == 1
-            state = "refused" if is_final else "sent"
-        http_status = error.status if error is not None else 200
-        reason = error.reason if error is not None else None
-        for claim in claims:
-            occurrence = tx.occurrences.require_occurrence(claim.grant.occurrence)
-            recording = Recording(tx, self.origin, occurrence, now)
-            recording.start_answer(claim.grant, state, http_status=http_status, reason=reason)
+            state = "refused" if isinstance(error, SourceRefused) else "sent"
+        occurrence = tx.occurrences.require_occurrence(claim.grant.occurrence)
+        Recording(tx, self.origin, occurrence, now).start_answer(
+            claim.grant,
+            state,
+            http_status=error.status if error is not None else 200,
+            reason=error.reason if error is not None else None,
+        )
 
 
 def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:

@@ -151,11 +151,7 @@ class LimitSlots:
 def _place_in_line(status: ApprovalStatus) -> Place | None:
     """Return the place of an event that only the limits can delay; None for another."""
     occurrence = status.occurrence
-    sent = [
-        grant
-        for grant in status.grants
-        if grant.state == "sent" and (grant.may_have_been_accepted or not status.is_held)
-    ]
+    sent = [each for each in status.grants if each.state == "sent"]
     granted = [each for each in status.grants if can_unsent_grant_keep_slot(each, status)]
     if sent or granted:
         grant, rank = (sent or granted)[0], _SENT if sent else _GRANTED

@@ -3,13 +3,14 @@
 The steps of each StartRequest
 (docs/guarantees.md#every-startrequest-follows-from-the-journal):
 
-1. Wait until the notices about its events are delivered, or ``tell_first`` has passed.
-2. Read the events afresh, and choose who executes it.
-3. Check everything again and claim the grants, in one transaction.
+1. Wait until the notices about its event are delivered, or ``tell_first`` has passed.
+2. Read the event afresh, and choose who executes it.
+3. Check everything again and claim the grant, in one transaction.
 4. Send it, and record the answer.
 
-The task of a scope knows its tries. It ends with the last open grant, so a scope without one costs
-nothing, and a scope that hangs delays no other.
+A StartRequest is for one event: a 400 says nothing about another. The task of a scope knows its
+tries. It ends with the last open grant, so a scope without one costs nothing, and one that hangs
+delays no other.
 """
 
 from __future__ import annotations
@@ -62,27 +63,20 @@ class _Scope:
     """When each open grant was seen first, by the monotonic clock."""
     last_turn: dict[int, int] = field(default_factory=dict)
     """The turn in which each was tried last."""
-    unshared: set[int] = field(default_factory=set)
-    """Those whose shared StartRequest got a 400, so that each needs a StartRequest of its own."""
     turns: int = 0
     failures: int = 0
     """StartRequests in a row that nobody executed, or that IMDS neither accepted nor refused."""
     unreached_agents: set[str | None] = field(default_factory=set)
     """To whom a StartRequest could not be delivered, without a pause since then."""
 
-    def take_next_grants(self, ready: Sequence[Grant], most: int) -> list[Grant]:
-        """Return at most so many of the grants: for them the next StartRequest goes.
+    def take_next(self, ready: Sequence[Grant]) -> Grant:
+        """Return the grant that waited longest since its last try.
 
-        Those that waited longest since their last try come first. So a grant that fails again and
-        again delays no other for long.
+        So a grant that fails again and again delays no other for long.
         """
-        by_turn = sorted(ready, key=lambda grant: self.last_turn.get(grant.id, 0))
-        if by_turn[0].id in self.unshared:
-            taken = by_turn[:1]
-        else:
-            taken = [grant for grant in by_turn if grant.id not in self.unshared][:most]
+        taken = min(ready, key=lambda grant: self.last_turn.get(grant.id, 0))
         self.turns += 1
-        self.last_turn |= {grant.id: self.turns for grant in taken}
+        self.last_turn[taken.id] = self.turns
         return taken
 
     def pause_after(self, error: SourceError, agent: str | None) -> float:
@@ -241,78 +235,69 @@ class StartRequestSender:
         return waited >= self._engine.settings.tell_first
 
     async def _send_next(self, scope: _Scope, ready: Sequence[Grant]) -> float:
-        """Send one StartRequest for the grants that still hold; return how long to pause."""
-        grants = scope.take_next_grants(ready, self._port.max_events_per_start_request)
+        """Send one StartRequest, if its grant still holds; return how long to pause."""
+        grant = scope.take_next(ready)
         try:
-            await self._port.refresh_events_of_grants(scope.name, grants)
+            await self._port.refresh_event(scope.name, grant)
         except SourceError:
             return RETRY_DELAY  # the port logs the error
         agent: str | None = None
         try:
-            agent = self._port.choose_agent(scope.name, grants)
-            is_sent = await self._send_claimed(scope, grants, agent)
+            agent = self._port.choose_agent(scope.name, grant)
+            is_sent = await self._send_claimed(scope, grant, agent)
         except SourceError as error:
             return scope.pause_after(error, agent)
         except StoreUnavailable:
             return RETRY_DELAY
         return 0.0 if is_sent else NOTICE_CHECK_INTERVAL  # a transition will record why
 
-    async def _send_claimed(
-        self, scope: _Scope, grants: Sequence[Grant], agent: str | None
-    ) -> bool:
-        """Return whether a grant was claimed. Raises StoreUnavailable: nothing was sent."""
+    async def _send_claimed(self, scope: _Scope, grant: Grant, agent: str | None) -> bool:
+        """Return whether the grant was claimed. Raises StoreUnavailable: nothing was sent."""
 
-        def claim(tx: Transaction) -> list[ClaimedGrant]:
-            # The fresh read may have added notices about these events.
-            told = [
-                grant
-                for grant in grants
-                if self._has_told_long_enough(scope, grant)
-                or not self._has_undelivered_notices(
-                    tx, tx.occurrences.require_occurrence(grant.occurrence)
-                )
-            ]
-            return self._engine.claim_grants(tx, told, self._clock.now(), agent=agent)
+        def claim(tx: Transaction) -> ClaimedGrant | None:
+            occurrence = tx.occurrences.require_occurrence(grant.occurrence)
+            # The fresh read may have added notices about the event.
+            if not self._has_told_long_enough(scope, grant) and self._has_undelivered_notices(
+                tx, occurrence
+            ):
+                return None
+            return self._engine.claim_grant(tx, grant, self._clock.now(), agent=agent)
 
         if self._is_stopping:
             return False
-        # From the claim on, only the answer decides about these grants. Set this before the claim
-        # is on disk, because transitions run at any time. It takes effect with the claim, which
-        # counts the attempt.
-        attempts = {(grant.id, grant.attempts + 1) for grant in grants}
-        self._engine.in_flight.update(attempts)
+        # From the claim on, only the answer decides about this grant. Set this before the claim is
+        # on disk, because transitions run at any time. It takes effect with the claim, which counts
+        # the attempt.
+        attempt = grant.id, grant.attempts + 1
+        self._engine.in_flight.add(attempt)
         self._sending += 1
         try:
-            claims = await self._store.transact(claim)
-            if claims:
-                await self._send(scope, claims)
+            claimed = await self._store.transact(claim)
+            if claimed is not None:
+                await self._send(scope, claimed)
         finally:
-            self._engine.in_flight.difference_update(attempts)
+            self._engine.in_flight.discard(attempt)
             self._sending -= 1
-        return bool(claims)
+        return claimed is not None
 
-    async def _send(self, scope: _Scope, claims: Sequence[ClaimedGrant]) -> None:
+    async def _send(self, scope: _Scope, claim: ClaimedGrant) -> None:
         """Send it and record the answer. Raises SourceError if IMDS neither took nor refused it."""
-        for claim in claims:
-            _log_start_request(scope.name, claim)
+        _log_start_request(scope.name, claim)
         answer: SourceError | None = None
         try:
-            await self._port.send_start_request(scope.name, claims)
+            await self._port.send_start_request(scope.name, claim)
         except SourceError as error:
             answer = error
-        is_refused = isinstance(answer, SourceRefused)
-        if is_refused and len(claims) > 1:
-            # One wrong event can be the reason for the 400.
-            scope.unshared |= {claim.grant.id for claim in claims}
-        elif answer is None or is_refused:
+        is_final = answer is None or isinstance(answer, SourceRefused)
+        if is_final:
             scope.failures = 0
             scope.unreached_agents.clear()
         # The StartRequest was sent, so its answer counts even if the file cannot be written.
         now = self._clock.now()
         await self._store.transact(
-            lambda tx: self._engine.record_start_answers(tx, claims, answer, now), fail_open=True
+            lambda tx: self._engine.record_start_answer(tx, claim, answer, now), fail_open=True
         )
-        if answer is not None and not is_refused:
+        if answer is not None and not is_final:
             raise answer
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -135,14 +135,14 @@ class ImdsClient(ImdsSession):
         return Call(origin=url, path="/metadata/scheduledevents", query=query, **options)
 
     async def send_start_request(
-        self, event_ids: Sequence[str], *, seconds_left: Callable[[], float] | None = None
+        self, event_id: str, *, seconds_left: Callable[[], float] | None = None
     ) -> None:
-        """Ask Azure to start these events now. Return when it answered 200.
+        """Ask Azure to start an event now. Return when it answered 200.
 
-        The EventIds are sent in the case in which they are given. Azure answers 200 for every valid
-        EventId (docs/protocol.md#startrequests). ``seconds_left`` is the deadline, as for `Call`.
+        The EventId is sent in the case in which it is given. Azure answers 200 for every valid one
+        (docs/protocol.md#startrequests). ``seconds_left`` is the deadline, as for `Call`.
         """
-        body = orjson.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
+        body = orjson.dumps({"StartRequests": [{"EventId": event_id}]})
         if self.base_url is None:
             raise SourceUnavailable("expected a metadata service, none is found yet")
         timeout = self._settings.timeout

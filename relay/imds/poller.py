@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 
 from relay.approvals import ClaimedGrant
@@ -245,18 +245,15 @@ def _fail(read: asyncio.Future[FreshReadResult], error: SourceError) -> None:
 class ImdsStartRequestPort:
     """Polls and StartRequests share a client: the fresh read counts as the next poll."""
 
-    max_events_per_start_request = 100
-    """Keeps the body of a StartRequest small, however many events a document holds."""
-
     def __init__(self, poller: Poller, client: ImdsClient) -> None:
         self._poller = poller
         self._client = client
 
-    async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    async def refresh_event(self, _scope: str, _grant: Grant) -> None:
         await self._poller.read_with_imds_time()
 
-    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    def choose_agent(self, _scope: str, _grant: Grant) -> None:
         """Return None: this relay sends its StartRequests itself."""
 
-    async def send_start_request(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
-        await self._client.send_start_request([claim.event_id for claim in claims])
+    async def send_start_request(self, _scope: str, claim: ClaimedGrant) -> None:
+        await self._client.send_start_request(claim.event_id)

@@ -109,8 +109,7 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
 def _answered(grant: Grant, kind: str, status: int | None) -> Grant:
     if kind == "startrequest.accepted":
         return replace(grant, state="accepted", status=status)
-    # A 400 that an `answer` told before was not final.
-    if status == 400 and grant.state == "sent" and grant.status is None:  # HTTP
+    if status == 400 and grant.state == "sent":  # HTTP
         return replace(grant, state="refused", status=status)
     return replace(grant, state="failed")
 

@@ -91,7 +91,7 @@ APPROVALS = {
 class ScriptedAzure:
     """Stands in for IMDS and the poller, and records the StartRequests."""
 
-    started: list[tuple[str, ...]] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
     started_in: list[str] = field(default_factory=list)
     """The scope of each StartRequest."""
     lost: bool = False
@@ -104,19 +104,15 @@ class ScriptedAzure:
     def __post_init__(self) -> None:
         self.may_answer.set()
 
-    @property
-    def max_events_per_start_request(self) -> int:
-        return 100
-
-    async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    async def refresh_event(self, _scope: str, _grant: Grant) -> None:
         """Return: the document has not changed."""
 
-    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    def choose_agent(self, _scope: str, _grant: Grant) -> None:
         """IMDS itself executes each StartRequest."""
 
-    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, scope: str, claim: ClaimedGrant) -> None:
         self.started_in.append(scope)
-        self.started.append(tuple(claim.event_id for claim in claims))
+        self.started.append(claim.event_id)
         await self.may_answer.wait()
 
 

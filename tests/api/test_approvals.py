@@ -24,7 +24,7 @@ async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: RunningR
     }
     second = await relay.decide(by="bob")
     assert (second.json["state"], second.json["votes"]) == ("granted", 2)
-    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
+    await eventually(lambda: relay.azure.started == [EVENT_ID])
 
 
 async def test_the_event_id_is_compared_without_case_and_shown_as_azure_wrote_it(
@@ -112,7 +112,7 @@ async def test_a_hold_stops_a_grant_and_its_release_weighs_the_votes_again(
     assert (await relay.decide(by="bob")).json["state"] == "held"
     released = await relay.decide("release", by="bob")
     assert (released.status, released.json["state"]) == (202, "granted")
-    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
+    await eventually(lambda: relay.azure.started == [EVENT_ID])
 
 
 async def test_the_stricter_of_the_configured_and_the_requested_mode_holds(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ async def test_a_standing_hold_from_its_making_to_its_end(relay: RunningRelay) -
     assert (await relay.call("GET", path)).json["state"] == "active"
     ended = await relay.call("POST", f"{path}/end", {"reason": "over"})
     assert (ended.status, ended.json["endedBy"]) == (200, "client:alice")
-    await eventually(lambda: relay.azure.started == [(EVENT_ID,)])
+    await eventually(lambda: relay.azure.started == [EVENT_ID])
     assert (await relay.call("GET", path)).json["state"] == "ended"
     (event,) = await relay.recorded_events("standing-hold.ended")
     assert (event["subject"], event["data"]["endReason"]) == (made.json["holdId"], "over")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -407,11 +408,16 @@ class ApprovalFile:
         self.transact(lambda tx: tx.store_approval_mode(mode, "local:root", self.clock.now()))
         self.apply_transitions()
 
-    def claim(self) -> list[ClaimedGrant]:
-        """Claim every open grant, as the gate does last before it sends."""
-        return self.transact(
-            lambda tx: self.engine.claim_grants(tx, open_grants(tx), self.clock.now())
-        )
+    def claim(self, grants: Iterable[Grant] | None = None) -> list[ClaimedGrant]:
+        """Claim every open grant or these, as the gate does last before it sends each."""
+
+        def work(tx: Transaction) -> list[ClaimedGrant]:
+            now = self.clock.now()
+            known = open_grants(tx) if grants is None else grants
+            claims = (self.engine.claim_grant(tx, grant, now) for grant in known)
+            return [claim for claim in claims if claim is not None]
+
+        return self.transact(work)
 
     def set_in_flight(self, *claims: ClaimedGrant) -> None:
         """Set which StartRequests are being sent, as the gate does."""
@@ -419,9 +425,12 @@ class ApprovalFile:
 
     def answer(self, claims: list[ClaimedGrant], error: SourceError | None) -> None:
         """Record what IMDS answered; None is 200."""
-        self.transact(
-            lambda tx: self.engine.record_start_answers(tx, claims, error, self.clock.now())
-        )
+        for claim in claims:
+            self.transact(
+                partial(
+                    self.engine.record_start_answer, claim=claim, error=error, now=self.clock.now()
+                )
+            )
 
     def accept(self, claims: list[ClaimedGrant]) -> None:
         """Record that IMDS answered 200."""

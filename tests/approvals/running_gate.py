@@ -60,16 +60,15 @@ class Azure:
         answers: Sequence[SourceError | None] = (),
         agents: Sequence[str] | None = None,
     ) -> None:
-        """``agents`` can execute a StartRequest, each for one event; None: IMDS itself does."""
+        """``agents`` can execute a StartRequest; None: IMDS itself does."""
         self.document: tuple[ScheduledEvent, ...] = events
         self.answers = deque(answers)
         """The next answers to StartRequests; None, or nothing left: 200."""
         self.read_errors: deque[SourceError] = deque()
         self.agents = list(agents) if agents is not None else None
-        self.max_events_per_start_request = 100 if agents is None else 1
         self.claims: list[ClaimedGrant] = []
         """The claims of all StartRequests that were sent."""
-        self.sent: list[tuple[str, ...]] = []
+        self.sent: list[str] = []
         self.reads = 0
         self.in_flight_count = 0
         self.after_read: Callable[[], object] = lambda: None
@@ -80,7 +79,7 @@ class Azure:
         self._clock = clock
         self._recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
 
-    async def refresh_events_of_grants(self, _scope: str, _grants: Sequence[Grant]) -> None:
+    async def refresh_event(self, _scope: str, _grant: Grant) -> None:
         """Read and record the document, once the test allows it."""
         self.reads += 1
         await self.may_read.wait()
@@ -94,7 +93,7 @@ class Azure:
         result = SuccessfulPoll(Document(1, self.document), self._clock.now(), gap=False)
         await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
 
-    def choose_agent(self, _scope: str, _grants: Sequence[Grant]) -> str | None:
+    def choose_agent(self, _scope: str, _grant: Grant) -> str | None:
         """Return the first agent."""
         if self.agents is None:
             return None
@@ -102,13 +101,13 @@ class Azure:
             raise NOBODY
         return self.agents[0]
 
-    async def send_start_request(self, _scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, _scope: str, claim: ClaimedGrant) -> None:
         """Answer a StartRequest, once the test allows it."""
         assert self.in_flight_count == 0, "two StartRequests in flight"
         self.in_flight_count += 1
         try:
-            self.claims += claims
-            self.sent.append(tuple(claim.event_id for claim in claims))
+            self.claims.append(claim)
+            self.sent.append(claim.event_id)
             await self.may_answer.wait()
         finally:
             self.in_flight_count -= 1
@@ -151,21 +150,20 @@ class ScopeOfFleet(Azure):
 class Fleet:
     """The port of a hub: each scope is asked by itself."""
 
-    def __init__(self, scopes: Sequence[ScopeOfFleet], max_events_per_start_request: int) -> None:
-        self.max_events_per_start_request = max_events_per_start_request
+    def __init__(self, scopes: Sequence[ScopeOfFleet]) -> None:
         self.scopes = {scope.scope: scope for scope in scopes}
 
-    async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant]) -> None:
+    async def refresh_event(self, scope: str, grant: Grant) -> None:
         """Read the events of a scope."""
-        await self.scopes[scope].refresh_events_of_grants(scope, grants)
+        await self.scopes[scope].refresh_event(scope, grant)
 
-    def choose_agent(self, scope: str, grants: Sequence[Grant]) -> str | None:
+    def choose_agent(self, scope: str, grant: Grant) -> str | None:
         """Return the first agent of a scope."""
-        return self.scopes[scope].choose_agent(scope, grants)
+        return self.scopes[scope].choose_agent(scope, grant)
 
-    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, scope: str, claim: ClaimedGrant) -> None:
         """Answer a StartRequest in a scope."""
-        await self.scopes[scope].send_start_request(scope, claims)
+        await self.scopes[scope].send_start_request(scope, claim)
 
 
 class GateHarness:
@@ -302,7 +300,6 @@ async def running_hub(
     clock: ManualClock,
     *scopes: ScopeOfFleet,
     settings: ApprovalsSettings = SETTINGS,
-    max_events_per_start_request: int = 1,
 ) -> AsyncIterator[GateHarness]:
     """Run the gate of a hub on the store in a folder. Leaving the context kills it."""
     path = folder / "relay.db"
@@ -313,9 +310,7 @@ async def running_hub(
             scope.store = store
             await scope.poll()
         engine = ApprovalEngine(settings, Origin("hub", "hub-0"), client_resources=CLIENT_RESOURCES)
-        gate = Gate(
-            engine, store, Fleet(scopes, max_events_per_start_request), clock, lambda _: False
-        )
+        gate = Gate(engine, store, Fleet(scopes), clock, lambda _: False)
         async with _running(gate) as task:
             yield GateHarness(path, clock, scopes[0], store, gate, task)
 

@@ -45,24 +45,15 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
     assert approvals.grants[0].state == "sent"
 
 
-def test_only_grants_that_were_asked_for_are_claimed(approvals: ApprovalFile) -> None:
-    approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
-    wanted = approvals.grants[1:]
-    claims = approvals.transact(
-        lambda tx: approvals.engine.claim_grants(tx, wanted, approvals.clock.now())
-    )
-    assert [claimed.event_id for claimed in claims] == ["E-2"]
-
-
 def test_a_grant_that_was_read_before_the_event_changed_back_is_not_claimed(
     approvals: ApprovalFile,
 ) -> None:
     approvals.record_document(USER_REBOOT)
-    read_before = approvals.transact(open_grants)
+    (read_before,) = approvals.transact(open_grants)
     approvals.record_document(build_event(event_source="User", due=1800.0))
     approvals.record_document(USER_REBOOT)
     now = approvals.clock.now()
-    assert approvals.transact(lambda tx: approvals.engine.claim_grants(tx, read_before, now)) == []
+    assert approvals.transact(lambda tx: approvals.engine.claim_grant(tx, read_before, now)) is None
     assert len(approvals.claim()) == 1
 
 
@@ -107,27 +98,6 @@ def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(
     assert (approvals.grants[0].state, approvals.grants[0].status) == ("sent", 503)
     approvals.record_document()
     assert approvals.data("startrequest.failed")["status"] == 503
-
-
-def test_a_400_for_several_events_is_final_for_none_of_them(
-    approvals: ApprovalFile,
-) -> None:
-    """After a failure for another reason each can be approved again: IMDS refused neither alone."""
-    approvals.record_document(USER_REBOOT, build_event("E-2", event_source="User"))
-    claims = approvals.claim()
-    approvals.answer(claims, SourceRefused("400", status=400))
-    approvals.crash(SETTINGS.model_copy(update={"rules": ()}))
-    approvals.apply_transitions()
-    assert [(grant.state, grant.status) for grant in approvals.grants] == [
-        ("failed", 400),
-        ("failed", 400),
-    ]
-    approvals.crash(SETTINGS)
-    approvals.apply_transitions()
-    assert [grant.state for grant in approvals.grants if grant.status is None] == [
-        "granted",
-        "granted",
-    ]
 
 
 def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(

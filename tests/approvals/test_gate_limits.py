@@ -41,18 +41,18 @@ def started(of: ScheduledEvent) -> ScheduledEvent:
 async def test_events_go_one_after_the_other_with_a_rest_between_them(tmp_path: Path) -> None:
     async with running_gate(tmp_path, A, B, C, settings=limited("automatic")) as harness:
         await harness.wait_for_start_requests(1)
-        assert harness.azure.sent == [("C",)]
+        assert harness.azure.sent == ["C"]
         await harness.record_document(A, B, started(C))
         await harness.record_document(A, B)
         await harness.settle()
         while harness.clock.now() < NOON + timedelta(seconds=119):
             harness.clock.advance(1.0)
             await harness.settle()
-        assert harness.azure.sent == [("C",)]
+        assert harness.azure.sent == ["C"]
         while harness.clock.now() < NOON + timedelta(seconds=123):
             harness.clock.advance(1.0)
             await harness.settle()
-        await eventually(lambda: harness.azure.sent == [("C",), ("B",)])
+        await eventually(lambda: harness.azure.sent == ["C", "B"])
         waited = harness.events("approval.granted")[1].attributes["time"]
         assert "2026-04-11T12:02:00" <= waited < "2026-04-11T12:02:05"
 
@@ -74,7 +74,7 @@ async def test_a_grant_that_waits_reads_no_document_and_goes_when_the_slot_is_fr
         await harness.settle()
         assert harness.azure.sent == []
         await harness.clock.advance_until(lambda: len(harness.azure.sent) == 1, step=1.0)
-        assert harness.azure.sent == [("A",)]
+        assert harness.azure.sent == ["A"]
 
 
 async def test_more_known_machines_make_more_slots_after_a_wake(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ async def test_more_known_machines_make_more_slots_after_a_wake(tmp_path: Path) 
         known = 20
         harness.gate.wake()
         await eventually(lambda: len(harness.azure.sent) == 2)
-        assert harness.azure.sent == [("B",), ("A",)]
+        assert harness.azure.sent == ["B", "A"]
 
 
 async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slot_goes_from_one_to_another(
@@ -111,4 +111,4 @@ async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slot_goes_from_one_to_
         assert harness.events("approval.granted")[-1].attributes["scope"] == "east"
         west.document = ()
         await west.poll()
-        await clock.advance_until(lambda: east.sent == [("B",)])
+        await clock.advance_until(lambda: east.sent == ["B"])

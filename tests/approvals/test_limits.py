@@ -25,7 +25,7 @@ from relay.approvals.limits import (
     count_selected_machines,
 )
 from relay.approvals.status import approval_json_fields, approval_state
-from relay.errors import SourceRefused, SourceUnavailable
+from relay.errors import SourceUnavailable
 from relay.events.build import common_event_data
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
@@ -36,7 +36,6 @@ from tests.approvals.builders import (
     build_occurrence,
     decide,
 )
-from tests.approvals.running_gate import REFUSED
 from tests.clocks import NOON
 
 DATABASES: dict[str, Any] = {
@@ -313,47 +312,6 @@ def test_a_limit_with_hours_ends_with_them(tmp_path: Path) -> None:
 
 
 # --- who gives a slot back
-
-
-def test_a_slot_goes_on_at_once_when_the_start_request_of_its_event_cannot_be_accepted(
-    tmp_path: Path,
-) -> None:
-    freezes = {"name": "freezes", "match": {"event_type": ["Freeze"]}, "approve": "automatic"}
-    waiting, other = (
-        event(name, machine, event_type="Freeze") for name, machine in (("B", "db-2"), ("W", "w"))
-    )
-    with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
-        approvals.record_document(A, waiting, other)
-        claims = approvals.claim()
-        assert {claim.event_id for claim in claims} == {"A", "W"}
-        approvals.answer(claims, REFUSED)  # IMDS does not say for which of the two
-        approvals.reload(limited(DATABASES, rule=freezes))
-        approvals.apply_transitions()
-        assert approvals.events("startrequest.failed")[0].subject == "A"
-        assert approvals.status("B").active_grant is not None
-
-
-def test_events_of_a_shared_400_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """IMDS took neither, so the first goes beside what Azure has started meanwhile."""
-    with approvals_with(tmp_path, DATABASES | {"max": 2}) as approvals:
-        approvals.record_document(A, B, C)
-        for one in (A, C):
-            decide(approvals, "approve", "alice", of=one)
-        claims = approvals.claim()
-        assert len(claims) == 2
-        approvals.answer(claims, SourceRefused("no", status=400))
-        approvals.record_document(A, started(B), C)
-        assert go(approvals) == ["A"]
-        assert approvals.status("C").waiting_for[0].machines == ("db-1", "db-2")
-
-
-def test_an_event_that_is_held_after_a_shared_400_gives_its_slot_back(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES | {"max": 2}, rule=_AT_ONCE) as approvals:
-        approvals.record_document(A, B)
-        approvals.answer(approvals.claim(), REFUSED)
-        decide(approvals, "hold", "eve", of=A)
-        approvals.record_document(A, B, C)
-        assert states(approvals, "C") == {"C": "granted"}
 
 
 def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -87,19 +87,17 @@ class _CheckedScope(ScopeOfFleet):
         await super().poll()
 
     @override
-    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant]) -> None:
+    async def send_start_request(self, scope: str, claim: ClaimedGrant) -> None:
         assert scope == self.scope
         assert self.answer is None, "two StartRequests in flight in a scope"
-        assert 1 <= len(claims) <= self._machine.max_events_per_start_request
-        for claim in claims:
-            self._machine.check_claim(self, claim)
-        self.in_flight = {(claim.event_id, claim.grant.revision) for claim in claims}
+        self._machine.check_claim(self, claim)
+        self.in_flight = {(claim.event_id, claim.grant.revision)}
         self.answer = asyncio.get_running_loop().create_future()
         try:
             answer = await self.answer
         finally:
             self.answer = None
-        if answer is None or (answer is REFUSED and len(claims) == 1):
+        if answer is None or answer is REFUSED:
             self.final_answers |= self.in_flight
         if answer is not None:
             raise answer
@@ -108,13 +106,12 @@ class _CheckedScope(ScopeOfFleet):
 class Scopes(RuleBasedStateMachine):
     """What can happen in three scopes, in any order."""
 
-    @initialize(max_events_per_start_request=st.sampled_from([1, 100]))
-    def begin(self, max_events_per_start_request: int) -> None:
+    @initialize()
+    def begin(self) -> None:
         """Begin with a StartRequest in flight in each scope."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.runner = asyncio.Runner(debug=True, loop_factory=DebugLoop)
         self.clock = ManualClock()
-        self.max_events_per_start_request = max_events_per_start_request
         self.mode: Mode = "on"
         self.held: set[tuple[str, str]] = set()
         self.scopes = {name: self._run(self._make_scope(name)) for name in _SCOPES}
@@ -138,12 +135,7 @@ class Scopes(RuleBasedStateMachine):
 
     async def _open(self) -> None:
         self.stack = AsyncExitStack()
-        hub = running_hub(
-            Path(self.folder.name),
-            self.clock,
-            *self.scopes.values(),
-            max_events_per_start_request=self.max_events_per_start_request,
-        )
+        hub = running_hub(Path(self.folder.name), self.clock, *self.scopes.values())
         self.harness: GateHarness = await self.stack.enter_async_context(hub)
         await self.harness.settle()
 

@@ -223,7 +223,6 @@ class Approvals(RuleBasedStateMachine):
         self.holds_of_ended: dict[str, dict[tuple[str, bool], datetime]] = {}
         """The holds of events that left the document; they return with the event."""
         self.claims_in_flight: list[ClaimedGrant] = []
-        self.unshared: set[int] = set()
         self.restarts, self.posts = 0, list[Post]()
         self.ahead: list[Ahead] = []
         self.azure_says("A", "voted", 400.0)
@@ -363,7 +362,6 @@ class Approvals(RuleBasedStateMachine):
         self.approvals.crash()
         self.restarts += 1
         self.claims_in_flight = []
-        self.unshared = set()
         self._void()
 
     @rule(rules=st.sampled_from(["usual", "usual", "timed", "timed", "lenient", "none"]))
@@ -532,15 +530,12 @@ class Approvals(RuleBasedStateMachine):
     def claim(self, lost: bool) -> None:
         """Read afresh and claim; perhaps crash before the StartRequest is sent."""
         grants = self.approvals.transact(open_grants)
-        grants = [grant for grant in grants if grant.id in self.unshared][:1] or grants
         self._read()
         self.approvals.engine.in_flight = {(grant.id, grant.attempts + 1) for grant in grants}
-        self.claims_in_flight = self.approvals.transact(
-            lambda tx: self.approvals.engine.claim_grants(tx, grants, self.clock.now())
-        )
+        self.claims_in_flight = self.approvals.claim(grants)
         assert len({claim.event_id for claim in self.claims_in_flight}) == len(
             self.claims_in_flight
-        ), "one event twice in one StartRequest"
+        ), "one event twice in flight"
         for claim in self.claims_in_flight:
             self._check(claim)
             self.posts.append(Post(self.restarts, claim.grant.occurrence, claim.grant.revision))
@@ -606,13 +601,13 @@ class Approvals(RuleBasedStateMachine):
             "timeout, but processed": SourceUnavailable("timeout"),
         }
         self.approvals.answer(claims, errors[answer])
-        if answer == "400" and len(claims) == 1 and claims[0].event_id in self.model:
-            claim = claims[0]
+        for claim in claims if answer == "400" else ():
             # An event that came back meanwhile is another occurrence, which nobody refused.
-            if self.approvals.status(claim.event_id).occurrence.id == claim.grant.occurrence:
+            if (
+                claim.event_id in self.model
+                and self.approvals.status(claim.event_id).occurrence.id == claim.grant.occurrence
+            ):
                 self.model[claim.event_id].refused.add(claim.grant.revision)
-        if answer == "400" and len(claims) > 1:
-            self.unshared = {claim.grant.id for claim in claims}
         if answer == "timeout, but processed":
             for claim in claims:
                 if claim.event_id in self.azure:

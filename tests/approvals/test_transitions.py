@@ -78,7 +78,6 @@ OF_USER, DRY = granted(of=USER_REBOOT), granted(of=USER_REBOOT, dry_run=True)
         ("votes about to expire", True, voted(now=299)),
         ("no NotBefore", True, build_status(NO_NOT_BEFORE, *VOTES_WITHOUT_NOT_BEFORE, now=299)),
         ("after a failure", True, voted(grants=granted(state="failed"))),
-        ("after a shared 400", True, voted(grants=granted(state="failed", status=400))),
         ("after a grant for another revision", True, voted(grants=granted(revision="x"))),
         ("another accepted", True, voted(grants=granted(state="accepted", revision="x"))),
         ("after a grant of a dry run", True, voted(grants=granted(dry_run=True))),

@@ -281,22 +281,22 @@ class Fleet:
             self.false_ends += 1
 
     def _would_show(self, vm: Vm) -> bool:
-        """Whether the document of a VM shows the event, which it would say if it was asked."""
-        view = self.view(vm)
-        if view is None or (self._has_started and not view.is_started):
-            return False  # it sees no event, or the next occurrence
-        return vm.is_up and vm.polls and self.is_fresh(vm.name)
+        """Whether the document of a VM shows the event, which it would say if it was asked.
 
-    @property
-    def _has_started(self) -> bool:
-        return self.history is not None and self.history.started
+        After an end that nobody told, it shows the next occurrence.
+        """
+        told_at = self.history.told_at if self.history is not None else START
+        error = timedelta(seconds=DATE_ERROR)
+        if any(state is None and at >= told_at - error for at, state in self.truth):
+            return False
+        return self.view(vm) is not None and vm.is_up and vm.polls and self.is_fresh(vm.name)
 
     def _shows(self, vm: Vm) -> bool:
         """Whether a VM has said that it sees the event, still does, and would say so again."""
         word = self.history.words.get(vm.name) if self.history is not None else None
         if word is None or word.state is None or self.view(vm) is None:
             return False
-        if self._has_started and word.state in NOT_STARTED:
+        if self.history is not None and self.history.started and word.state in NOT_STARTED:
             return False  # it has seen the next occurrence
         breaks = [at for at, state in self.truth if state is None]
         if vm.unhidden_at is not None:

@@ -314,10 +314,10 @@ async def test_an_order_that_a_reload_gives_up_is_waited_for_by_the_next_gate(
     async with hub_with(tmp_path, "a/vm-1") as hub:
         hub.fleet.agent("a/vm-1").mode = "frozen"
         await show_event(hub)
-        grants = await hub.store.read(open_grants)
+        (grant,) = await hub.store.read(open_grants)
         hub.task.cancel()
         await asyncio.wait({hub.task})
-        waiting = asyncio.create_task(hub.port.refresh_events_of_grants("a", grants))
+        waiting = asyncio.create_task(hub.port.refresh_event("a", grant))
         await hub.advance(7.75)
         assert not waiting.done()
         await hub.advance(0.5)
@@ -328,10 +328,10 @@ async def test_no_order_is_sent_while_the_state_file_cannot_be_read(tmp_path: Pa
     async with hub_with(tmp_path, "a/vm-1") as hub:
         hub.fleet.publish = "down"
         await show_event(hub)
-        grants = await hub.store.read(open_grants)
+        (grant,) = await hub.store.read(open_grants)
         await hub.store.close()
         with pytest.raises(SourceUnavailable, match="state file"):
-            await hub.port.refresh_events_of_grants("a", grants)
+            await hub.port.refresh_event("a", grant)
         hub.task.cancel()
 
 

@@ -6,7 +6,7 @@ The server's clock is the real one. That of the VM is moved by the tests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -292,7 +292,7 @@ async def test_a_start_request_that_waits_for_its_turn_until_the_deadline_is_not
 
     async with rig(tmp_path) as running:
 
-        async def send_later(client: ImdsClient, *ids: Sequence[str], **options: Any) -> None:
+        async def send_later(client: ImdsClient, *ids: str, **options: Any) -> None:
             running.clock.monotonic_ahead += 6
             await send(client, *ids, **options)
 

@@ -75,7 +75,7 @@ async def test_each_version_takes_a_start_request(api_version: str) -> None:
         event = sim.schedule(Plan(lasts=None))
         settings = SourceSettings(url=sim.url, api_version=api_version)
         async with ImdsClient(settings, SystemClock()) as client:
-            await client.send_start_request([event.event_id])
+            await client.send_start_request(event.event_id)
         assert sim.event(event).approved
         (call,) = sim.start_requests
         assert call.query == f"api-version={api_version}"

@@ -113,7 +113,7 @@ async def test_a_start_request_is_sent_nowhere_before_the_service_is_found() -> 
     finder = CandidateFinder(clock, leases=list, ask=answering(PRIVATE))
     async with ImdsClient(SourceSettings(url="discover"), clock, finder) as client:
         with pytest.raises(SourceUnavailable, match="none is found yet"):
-            await client.send_start_request(["A"])
+            await client.send_start_request("A")
         assert client.base_url is None
 
 

@@ -129,7 +129,7 @@ async def test_a_vote_from_the_page_counts_for_the_revision_that_was_seen(
     await relay.decide(by="bob")
     await expect(page.locator(".event")).to_contain_text("Azure accepted the StartRequest")
     await expect(page.locator(".event .count")).to_contain_text("any moment")
-    assert relay.azure.started == [(EVENT_ID,)]
+    assert relay.azure.started == [EVENT_ID]
     seen = make_event().revision
     assert await decisions(relay) == [
         ("approve", "client:alice", "drained", seen),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -51,9 +51,7 @@ class DocumentReader(Protocol):
 
 
 class StartRequestSender(Protocol):
-    async def send_start_request(
-        self, event_ids: Sequence[str], *, seconds_left: Callable[[], float]
-    ) -> None:
+    async def send_start_request(self, event_id: str, *, seconds_left: Callable[[], float]) -> None:
         """Send a StartRequest unless its time is over; return on 200.
 
         It must ask ``seconds_left`` directly before it sends, and must send nothing later. Raises
@@ -187,7 +185,7 @@ class StartOrders:
         if seconds_left() <= 0:
             return _result(received, "stale", "the deadline has passed by the clock of IMDS")
         try:
-            await self._sender.send_start_request([event.event_id], seconds_left=seconds_left)
+            await self._sender.send_start_request(event.event_id, seconds_left=seconds_left)
         except SourceCallNotSentInTime as error:
             return _result(received, "stale", error.reason)
         except SourceRefused as error:

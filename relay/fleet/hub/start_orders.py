@@ -22,7 +22,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
@@ -97,9 +97,6 @@ class OrderPort:
     returns None, no grant is claimed.
     """
 
-    max_events_per_start_request = 1
-    """An order is for one event."""
-
     def __init__(
         self,
         store: Store,
@@ -122,7 +119,7 @@ class OrderPort:
         """Until when an order of a scope can be carried out that nobody answered."""
         self._awaited: dict[str, _AwaitedOrder] = {}
         self._events: dict[str, TrackedEvent] = {}
-        """The event in each scope for which `refresh_events_of_grants` was called last."""
+        """The event in each scope for which `refresh_event` was called last."""
         self._failed_at: dict[tuple[str, str], float] = {}
         """When agents did not carry out an order, by the monotonic clock."""
         self._returned_at: dict[tuple[str, str], datetime] = {}
@@ -142,9 +139,8 @@ class OrderPort:
 
     # --- StartRequestPort
 
-    async def refresh_events_of_grants(self, scope: str, grants: Sequence[Grant], /) -> None:
+    async def refresh_event(self, scope: str, grant: Grant, /) -> None:
         """Return once no earlier order can be carried out. The agent reads the document itself."""
-        (grant,) = grants
         while (wait := self._seconds_until_free(scope)) > 0:
             reason = "because an earlier order can still be carried out"
             _log.info("fleet: scope %s waits %.1f s, %s", scope, wait, reason)
@@ -157,9 +153,8 @@ class OrderPort:
             _log.warning("fleet: no order in scope %s for now: %s", scope, error)
             raise SourceUnavailable(str(error)) from None
 
-    def choose_agent(self, scope: str, grants: Sequence[Grant], /) -> str:
+    def choose_agent(self, scope: str, grant: Grant, /) -> str:
         """Return the relay word of the agent that gets the order. Raises SourceUnavailable."""
-        (grant,) = grants
         event = self._events[scope]
         if self._connected_since() is None:
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
@@ -192,13 +187,12 @@ class OrderPort:
 
         return min(reachable, key=rank).relay
 
-    async def send_start_request(self, scope: str, claims: Sequence[ClaimedGrant], /) -> None:
+    async def send_start_request(self, scope: str, claim: ClaimedGrant, /) -> None:
         """Order one agent to send the StartRequest; return if IMDS accepted it.
 
         Raises SourceRefused if IMDS answered 400, StartRequestNotDelivered if the agent sent
         nothing, and SourceUnavailable otherwise.
         """
-        (claim,) = claims
         agent = self._roster.agent(scope, claim.agent or "")
         if agent is None:
             raise StartRequestNotDelivered(f"relay {claim.agent} is forgotten")
