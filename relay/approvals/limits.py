@@ -185,8 +185,7 @@ def assign(
         taken[taking.limit].append(taking)
     # A StartRequest that may not have been accepted is tried again from its place in line. Until
     # it has slots there, that its machines may go lets no other event go: two could do so mutually.
-    tried_again = {event.id for event, _ in line if not event.event.is_started}
-    certain = {taking.occurrence for taking in going} - tried_again
+    certain = {taking.occurrence for taking in going} - {event.id for event, _ in line}
     first_waiting: dict[str, str] = {}
     waits: dict[int, tuple[WaitingFor, ...]] = {}
     for event, needs in line:

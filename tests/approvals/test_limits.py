@@ -328,6 +328,22 @@ def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_pat
         assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
 
 
+def test_a_start_request_without_an_answer_waits_while_azure_has_started_another_event(
+    tmp_path: Path,
+) -> None:
+    """Another event of its machine, which may be down already, is no reason for it to go."""
+    same_machine = event("C", "db-1")
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, rule=_AT_ONCE) as approvals:
+        approvals.record_document(A)
+        approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
+        approvals.record_document(A, started(B), same_machine)
+        assert approvals.claim() == []
+        assert states(approvals, "C") == {"C": "waiting"}
+        assert approvals.status("A").waiting_for[0].machines == ("db-2",)
+        approvals.record_document(A, same_machine)
+        assert [claim.event_id for claim in approvals.claim()] == ["A", "C"]
+
+
 def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path: Path) -> None:
     with approvals_with(tmp_path, DATABASES) as approvals:
         approvals.record_document(A, B)

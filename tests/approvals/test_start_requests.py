@@ -100,6 +100,20 @@ async def test_a_grant_that_fails_again_and_again_delays_another_by_one_turn_onl
         assert azure.sent[-3:] == ["E-1", "E-2", "E-1"]
 
 
+async def test_after_an_answer_the_pauses_begin_anew(tmp_path: Path) -> None:
+    clock = ManualClock()
+    answers = [TIMEOUT, TIMEOUT, None, TIMEOUT]
+    azure = Azure(clock, USER_REBOOT, OTHER_REBOOT, answers=answers)
+    async with running_gate(tmp_path, azure=azure, clock=clock) as harness:
+        for sent, pause in ((1, 1.0), (2, 2.0), (4, 1.0)):
+            await harness.wait_for_start_requests(sent)
+            clock.advance(pause - 0.1)
+            await harness.settle()
+            assert len(azure.sent) == sent
+            clock.advance(0.1)
+        await harness.wait_for_events("startrequest.accepted", 2)
+
+
 async def test_nothing_is_read_or_sent_in_a_scope_while_a_start_request_is_in_flight(
     tmp_path: Path,
 ) -> None:
