@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import cast
 
-import aiormq
 from aio_pika import exceptions as amqp
 from aiormq.exceptions import ChannelAccessRefused
-from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.broker_url import Declare, host_port
@@ -23,9 +20,6 @@ from relay.amqp.topology import Part, Queue
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import Deferred
 
-_INVALID_EXPIRATION = "never"
-"""A broker that lets the user publish refuses a message with it, so no queue gets the message."""
-
 
 async def diagnose(
     subject: str,
@@ -33,15 +27,13 @@ async def diagnose(
     parts: Sequence[Part],
     declare: Declare,
     *,
-    writes: tuple[str, str] | None = None,
     reads: Collection[str] = (),
     examine: Callable[[GuardedConnection], Awaitable[list[Finding]]] | None = None,
 ) -> list[Finding]:
     """Return a finding for each host and, from the first that works, one for each part.
 
-    ``writes`` is an exchange and a routing key with which the user must be allowed to publish.
     ``reads`` are the queues from which the user must be allowed to consume. ``examine`` returns
-    more findings over the same connection, as a fleet does about the rights of its users.
+    more findings over the same connection, such as about the rights to publish.
     """
     findings: list[Finding] = []
     checked = False
@@ -59,8 +51,6 @@ async def diagnose(
                     await _check_exchange_or_queue(subject, connection, part, declare, reads)
                     for part in parts
                 ]
-                if writes is not None:
-                    findings.append(await _check_write(subject, connection, *writes))
                 if examine is not None:
                     findings += await examine(connection)
                 checked = True
@@ -99,37 +89,30 @@ async def _check_exchange_or_queue(
                 problem = f"the user has no right on {title} ({refusal})"
                 return failure(subject, problem, "grant it configure, write and read on it")
             unknown = f"whether {title} is there is unknown: the user has no right to look"
-            # The relay uses only these queues, and the exchange that `_check_write` checks.
+            # The relay uses only these queues, and the exchange that `check_publish` checks.
             if isinstance(part, Queue) and part.name in reads:
                 return warning(subject, f"{unknown} ({refusal})", "grant the user read on it")
             return ok(subject, f"{unknown} ({refusal})")
     return ok(subject, f"{title} is there")
 
 
-async def _check_write(
-    subject: str, connection: GuardedConnection, exchange: str, key: str
-) -> Finding:
-    async with connection.channel() as channel:
-        aiormq_channel = cast("aiormq.Channel", await channel.get_underlay_channel())
+async def check_publish(
+    subject: str, connection: GuardedConnection, exchange: str, key: str, remedy: str
+) -> Finding | None:
+    """Return whether the user may publish; None: there is no exchange.
+
+    The broker checks the rights at once. The transaction is rolled back, so that no queue gets the
+    message.
+    """
+    async with connection.channel(publisher_confirms=False) as channel:
+        raw = await channel.get_underlay_channel()
         try:
-            await aiormq_channel.basic_publish(
-                b"",
-                exchange=exchange,
-                routing_key=key,
-                properties=Basic.Properties(expiration=_INVALID_EXPIRATION),
-            )
+            await raw.tx_select()
+            await raw.basic_publish(b"", exchange=exchange, routing_key=key)
+            await raw.tx_rollback()
         except ChannelAccessRefused as error:
-            return failure(
-                subject,
-                f"the user may not publish ({broker_message(error)})",
-                "grant it write on the exchange, and on the topic",
-            )
-        except amqp.ChannelPreconditionFailed:
-            return ok(subject, f"the user may publish to {exchange}")
+            problem = f"the user may not publish with the key {key} ({broker_message(error)})"
+            return failure(subject, problem, remedy)
         except amqp.ChannelNotFoundEntity:
-            return ok(subject, f"whether the user may publish shows when {exchange} is there")
-    return warning(
-        subject,
-        "whether the user may publish could not be seen",
-        "check the rights of the user on the broker",
-    )
+            return None
+    return ok(subject, f"the user may publish to {exchange} with the key {key}")

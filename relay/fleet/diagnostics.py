@@ -8,6 +8,7 @@ from aio_pika import exceptions as amqp
 from aiormq.exceptions import ChannelAccessRefused
 
 from relay.amqp.connection import GuardedConnection
+from relay.amqp.diagnostics import check_publish
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message
 from relay.doctor_findings import Finding, failure, ok, warning
@@ -69,26 +70,8 @@ async def diagnose_broker_for_agent(
 
 
 async def _check_publish(connection: GuardedConnection, exchange: str, key: str) -> Finding:
-    """Publish in a transaction that is rolled back, so that no queue gets the message.
-
-    The broker checks the rights at once. `relay.amqp.diagnostics` publishes a message that the
-    broker refuses, but RabbitMQ 4 refuses it before it checks the right to the key.
-    """
-    async with connection.channel(publisher_confirms=False) as channel:
-        raw = await channel.get_underlay_channel()
-        try:
-            await raw.tx_select()
-            await raw.basic_publish(b"", exchange=exchange, routing_key=key)
-            await raw.tx_rollback()
-        except ChannelAccessRefused as error:
-            return failure(
-                _SUBJECT,
-                f"the user may not publish with the key {key} ({broker_message(error)})",
-                _REMEDY,
-            )
-        except amqp.ChannelNotFoundEntity:
-            return _missing_exchange(exchange)
-    return ok(_SUBJECT, f"the user may publish to {exchange} with the key {key}")
+    finding = await check_publish(_SUBJECT, connection, exchange, key, _REMEDY)
+    return finding or _missing_exchange(exchange)
 
 
 def _missing_exchange(exchange: str) -> Finding:

@@ -21,6 +21,7 @@ from pamqp.commands import Basic
 
 from relay.amqp.broker_url import host_port
 from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
+from relay.amqp.diagnostics import check_publish
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import (
     ConnectionFailure,
@@ -201,7 +202,12 @@ async def diagnose(settings: Settings, scope: str) -> list[Finding]:
     """Check whether the broker answers, has what is needed, and lets the user publish."""
     topology = events_topology(settings.exchange)
     parts = topology if settings.declare else topology[-1:]
-    writes = (settings.exchange, f"event.scheduled.none.{scope}")
-    return await diagnose_broker(
-        f"sink {settings.name}", settings.broker_urls(), parts, settings.declare, writes=writes
-    )
+    subject, key = f"sink {settings.name}", f"event.scheduled.none.{scope}"
+
+    async def examine(connection: GuardedConnection) -> list[Finding]:
+        remedy = "grant it write on the exchange, and on the topic"
+        finding = await check_publish(subject, connection, settings.exchange, key, remedy)
+        return [finding] if finding is not None else []
+
+    urls = settings.broker_urls()
+    return await diagnose_broker(subject, urls, parts, settings.declare, examine=examine)
