@@ -39,7 +39,6 @@ from relay.approvals.standing_holds import (
     refuse_creation,
     refuse_end,
     standing_hold_to_json_object,
-    stored_conditions,
 )
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import (
@@ -319,9 +318,6 @@ class ApprovalEngine:
                 self._record_standing_hold(tx, EXPIRED, hold, now)
                 event_keys = None
         open_holds = tx.standing_holds.list_open()
-        have_hours = self._have_hours or any(
-            stored_conditions(hold.conditions).time is not None for hold in open_holds
-        )
         moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
         moments = [moment for moment in moments if moment > now]
         for occurrence in tx.approvals.occurrences_to_check(
@@ -331,7 +327,7 @@ class ApprovalEngine:
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
-            if status.is_startable and have_hours:
+            if status.is_startable and self._have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
         return min(moments + self._grant_what_has_slots(tx, now), default=None)

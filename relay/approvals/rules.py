@@ -14,7 +14,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from relay.approvals.principals import expected_form, is_principal, matches_principal
 from relay.events.match import Match, matches
@@ -86,8 +86,6 @@ _MINUTE_FORM = 'a minute in quotes such as "08:00"'
 
 class Hours(Section):
     """When a rule applies. Hours that pass midnight belong to the day on which they begin."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)  # bodies of the API hold them
 
     days: tuple[Day, ...] = Field(default=_DAYS, min_length=1)
     """mon, tue, wed, thu, fri, sat, sun."""

@@ -1,6 +1,6 @@
 """Standing holds: which events they are about, and when, and who may make and end them. Pure.
 
-A standing hold is a hold by the conditions of a rule and for a time. It is made before an event
+A standing hold is a hold by conditions and for a time. It is made before an event
 exists, and keeps this relay from starting every event that can meet its conditions, automatic rules
 included. Nobody knows yet which events will, so whose rights are limited to resources makes none.
 `engine` records what was made, ended and expired, and `relay.store.standing_holds` folds it.
@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Annotated, Any
 
-import orjson
 from pydantic import AfterValidator, Field
 
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, Rights, refuse
-from relay.approvals.rules import RuleConditions, person_of
-from relay.events.match import matches
+from relay.approvals.rules import person_of
+from relay.events.match import Match, matches
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.settings import RequestBody
 from relay.store import StandingHold, TrackedEvent
@@ -54,7 +52,7 @@ def _check_timestamp_syntax(text: str) -> str:
     return text
 
 
-def _check_entry_lengths(conditions: RuleConditions) -> RuleConditions:
+def _check_entry_lengths(conditions: Match) -> Match:
     """To compile a pattern takes more than its length says."""
     for entries in (
         conditions.event_type,
@@ -73,9 +71,9 @@ Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_times
 class StandingHoldBody(RequestBody):
     """The body of ``POST /v1/standing-holds``."""
 
-    match: Annotated[RuleConditions, AfterValidator(_check_entry_lengths)]
-    """The conditions of a rule; ``{}`` holds every event. An event that can meet them is held: one
-    matching resource is enough, and so is a type, source or duration that Azure does not say."""
+    match: Annotated[Match, AfterValidator(_check_entry_lengths)]
+    """``{}`` holds every event. An event that can meet them is held: one matching resource is
+    enough, and so is a type, source or duration that Azure does not say."""
     starts: Timestamp | None = None
     """RFC 3339: from when it holds; default: at once."""
     ends: Timestamp
@@ -100,7 +98,7 @@ class CreateRequest(Request):
         assert ends is not None  # noqa: S101  # the body was validated
         return StandingHold(
             hold_id=hold_id,
-            conditions=orjson.dumps(conditions_to_json_object(self.body.match)).decode(),
+            conditions=self.body.match,
             starts=parse_timestamp(self.body.starts) or self.at,
             ends=ends,
             principal=self.caller.principal,
@@ -134,7 +132,8 @@ def refuse_creation(
         return refuse(422, f"ends: {time_problem}; it is {format_rfc3339(now)}", "ends")
     if len(open_holds) >= MAX_OPEN:
         return refuse(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
-    if sum(len(each.conditions) for each in (*open_holds, hold)) > MAX_CONDITIONS:
+    texts = [each.conditions.model_dump_json(exclude_unset=True) for each in (*open_holds, hold)]
+    if sum(map(len, texts)) > MAX_CONDITIONS:
         return refuse(
             409,
             "the conditions of the standing holds that are not over would have more than "
@@ -187,24 +186,10 @@ def _is_limited(rights: Rights) -> bool:
 # --- which events, and when
 
 
-@lru_cache(maxsize=512)
-def stored_conditions(text: str) -> RuleConditions:
-    """Return the conditions of a standing hold, as it stores them.
-
-    Every event meets those that cannot be read: the text was damaged, or this machine does not know
-    the time zone any more. Otherwise the relay would end at each start, or start what was held.
-    """
-    try:
-        return RuleConditions.model_validate_json(text)
-    except ValueError:
-        return RuleConditions()
-
-
 def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
     """Whether a standing hold is about an event, at whatever time."""
-    conditions = stored_conditions(hold.conditions)
     data, scope = occurrence.data, occurrence.scope
-    return matches(conditions, data, scope, every_resource=False, unknown=True)
+    return matches(hold.conditions, data, scope, every_resource=False, unknown=True)
 
 
 def has_begun(hold: StandingHold, now: datetime) -> bool:
@@ -216,20 +201,12 @@ def has_begun(hold: StandingHold, now: datetime) -> bool:
 
 
 def is_in_force(hold: StandingHold, now: datetime) -> bool:
-    """Whether a standing hold applies at a moment: between its times, and within its hours."""
-    if hold.ended is not None or not has_begun(hold, now) or now >= hold.ends:
-        return False
-    hours = stored_conditions(hold.conditions).time
-    return hours is None or hours.are_active(now)
+    return hold.ended is None and has_begun(hold, now) and now < hold.ends
 
 
 def next_hold_change(hold: StandingHold, now: datetime) -> datetime | None:
     """Return when a standing hold begins or ceases to apply next by time alone; None: never."""
-    is_begun = has_begun(hold, now)
-    moments = [hold.ends] if is_begun else [hold.starts, hold.ends]
-    hours = stored_conditions(hold.conditions).time
-    if hours is not None and is_begun and now < hold.ends:
-        moments += filter(None, [hours.next_change(now)])
+    moments = [hold.ends] if has_begun(hold, now) else [hold.starts, hold.ends]
     return min((moment for moment in moments if moment > now), default=None)
 
 
@@ -255,7 +232,7 @@ def _value_text(value: Any) -> str:
 def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
     return {
         "holdId": hold.hold_id,
-        "match": conditions_to_json_object(stored_conditions(hold.conditions)),
+        "match": conditions_to_json_object(hold.conditions),
         "starts": format_rfc3339(hold.starts),
         "ends": format_rfc3339(hold.ends),
         "principal": hold.principal,
@@ -266,11 +243,9 @@ def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
     }
 
 
-def conditions_to_json_object(conditions: RuleConditions) -> dict[str, Any]:
+def conditions_to_json_object(conditions: Match) -> dict[str, Any]:
     """Return conditions as the configuration and the API write them, without what is not set."""
-    found = conditions.model_dump(
-        mode="json", by_alias=True, exclude_none=True, exclude={"duration"}
-    )
+    found = conditions.model_dump(mode="json", exclude_none=True, exclude={"duration"})
     if conditions.duration is not None:
         found["duration"] = conditions.duration.model_dump(mode="json", exclude_unset=True)
     return found

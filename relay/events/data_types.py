@@ -300,29 +300,15 @@ class DurationCondition(TypedDict, total=False):
     max: Annotated[str, _says("such as 8s")]
 
 
-HoldHours = TypedDict(  # "from" is a keyword
-    "HoldHours",
-    {
-        "days": Annotated[list[str], _says("mon, tue, wed, thu, fri, sat, sun")],
-        "from": Annotated[str, _says("the first minute, such as 08:00")],
-        "to": Annotated[str, _says("the first minute after the hours")],
-        "zone": Annotated[str, _says("the time zone of the hours")],
-    },
-    total=False,
-)
-_Strict(HoldHours)
-
-
 @_Strict
 class HoldConditions(TypedDict, total=False):
-    """The conditions of a rule; an absent one is always met."""
+    """An absent condition is always met."""
 
     event_type: list[str]
     event_source: list[str]
     duration: DurationCondition
     resources: Annotated[list[str], _says("patterns; one matching resource is enough")]
     scope: Annotated[list[str], _says("patterns over the scope's name")]
-    time: HoldHours
 
 
 @_Strict

@@ -17,6 +17,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events.cloudevent import CloudEvent, delivery_priority
 from relay.events.data_types import Remarks
+from relay.events.match import Match
 from relay.events.model import ScheduledEvent
 from relay.fast_dataclass import fast_dataclass
 from relay.settings import Duration, Section
@@ -156,12 +157,11 @@ class Decision:
 class StandingHold:
     """A hold by conditions and for a time, which can be older than the events that it is about.
 
-    ``conditions`` are those of a rule, as JSON. ``ended_by`` is None if it expired. ``position`` is
-    that of its ``standing-hold.created``.
+    ``ended_by`` is None if it expired. ``position`` is that of its ``standing-hold.created``.
     """
 
     hold_id: str
-    conditions: str
+    conditions: Match
     starts: datetime
     ends: datetime
     principal: str

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-import orjson
 from pydantic import TypeAdapter
 
 from relay.events.cloudevent import CloudEvent
@@ -73,7 +72,7 @@ class StandingHolds:
         folded = self._folded()
         holds = folded.open if only_open else tuple(folded.by_id.values())
         older = (hold for hold in reversed(holds) if before is None or hold.position < before)
-        return take_page(older, lambda hold: len(hold.conditions + hold.reason), limit)
+        return take_page(older, _size, limit)
 
     def first_open_position(self) -> int | None:
         """Return where the oldest standing hold that is not over is in the journal."""
@@ -125,9 +124,9 @@ class StandingHolds:
 
 def _hold_of(position: int, event: CloudEvent) -> StandingHold:
     data = event.data
-    fields = {
-        "hold_id": data["holdId"],
-        "conditions": orjson.dumps(data["match"]).decode(),
-        "position": position,
-    }
+    fields = {"hold_id": data["holdId"], "conditions": data["match"], "position": position}
     return _STANDING_HOLD.validate_python({**data, **fields})
+
+
+def _size(hold: StandingHold) -> int:
+    return len(hold.reason) + len(hold.conditions.model_dump_json(exclude_unset=True))

@@ -124,7 +124,7 @@ async def test_who_may_make_and_end_a_standing_hold(relay: RunningRelay) -> None
     ("changes", "field"),
     [
         ({"match": {"event_type": "Reboot"}}, "match.event_type"),
-        ({"match": {"time": {"from": "8"}}}, "match.time.from"),
+        ({"match": {"time": {"from": "08:00"}}}, "match.time"),
         ({"match": {"duration": {"max": 8}}}, "match.duration.max"),
         ({"ends": "soon"}, "ends"),
         ({"ends": "2020-01-01T00:00:00Z"}, "ends"),

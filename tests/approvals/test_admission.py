@@ -19,6 +19,7 @@ from relay.approvals.request import (
     Rights,
     refuse,
 )
+from relay.events.match import Match
 from relay.events.model import ScheduledEvent
 from relay.store import Decision, GrantState, StandingHold
 from tests.approvals.builders import (
@@ -196,7 +197,7 @@ def standing_hold(principal: str, minutes: int) -> StandingHold:
         hold_id=f"{minutes:08d}-rest",
         principal=principal,
         channel="http",
-        conditions="{}",
+        conditions=Match(),
         starts=NOON,
         ends=NOON + timedelta(minutes=minutes),
         reason="freeze",

@@ -116,7 +116,6 @@ _CONDITIONS: dict[str, dict[str, Any]] = {
     "everything": {},
     "of users": {"event_source": ["User"]},
     "of a machine": {"resources": ["db-2"]},
-    "at hours": {"time": {"from": "12:02", "to": "12:06"}},
 }
 
 
@@ -135,7 +134,6 @@ class Ahead:
             "everything": True,
             "of users": event.event_source == "User",
             "of a machine": "db-2" in event.resources,
-            "at hours": _OPENS <= now < _CLOSES,
         }[self.conditions]
         return is_met and self.starts <= now < self.ends
 
