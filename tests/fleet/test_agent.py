@@ -101,6 +101,19 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     assert {received.message.expiration for received in hub.pulses} == {120.0}
 
 
+async def test_an_agent_says_at_once_that_it_has_read_its_first_document(
+    hub: HubSide, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call can take two minutes. Before it, the agent gets no orders."""
+    monkeypatch.setattr(agent_parts, "INTERVAL", 3600.0)
+    async with (
+        Simulator(Setup(vms=VMS, first_call=2.0)) as azure,
+        running_agent(hub, azure.urls["vm-0"], tmp_path),
+    ):
+        await hub.wait_for_listener(2)
+    assert [pulse.poll_age is None for pulse in hub.contents(Pulse)] == [True, False]
+
+
 async def test_no_pulse_overtakes_a_report_that_waits(
     hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

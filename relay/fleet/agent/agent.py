@@ -220,20 +220,28 @@ class Agent:
         self._pulse_earlier.set()
 
     async def _send_pulses(self) -> NoReturn:
+        said_document = True
         while True:
             self._pulse_earlier.clear()
+            if not said_document and self._has_read():  # from now on it can get orders
+                self._pulse_at, said_document = self._clock.monotonic(), True
             seconds = self._pulse_at - self._clock.monotonic()
             if seconds > 0 or not self.link.is_connected:
-                await wait_for_event(self._pulse_earlier, self._clock, max(seconds, MIN_INTERVAL))
+                pause = max(seconds, MIN_INTERVAL) if said_document else MIN_INTERVAL
+                await wait_for_event(self._pulse_earlier, self._clock, pause)
                 continue
             # The sink has what was recorded before the document is `last_document`.
             if not self._reports_wait():
                 spread = INTERVAL_SPREAD * (2 * self._chance() - 1)
                 self._pulse_at = self._clock.monotonic() + INTERVAL * (1 + spread)
+                said_document = self._has_read()
                 pulse, at = self._make_pulse()
                 with suppress(DeliveryError):  # the next one follows
                     await self._say(pulse, at, PULSE_TTL)
             await self._clock.sleep(MIN_INTERVAL)
+
+    def _has_read(self) -> bool:
+        return self._source is not None and self._source.last_document is not None
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
         machine, source = self._machine, self._source
