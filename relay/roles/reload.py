@@ -16,8 +16,6 @@ from relay.config.changes import KeyChange, find_key_changes, key_needs_restart
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
 from relay.roles.inner_half import RunningRelay
 
-LOAD_TIMEOUT = 30.0
-"""Seconds for the configuration to be read. A pipe or a lost network drive can block for ever."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +44,6 @@ class Reloader:
         self._on_reload = on_reload
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[list[KeyChange]]] = set()
-        self._loading: asyncio.Future[LoadedConfig] | None = None
         self._has_ended = False
 
     async def reload(self, by: str) -> list[KeyChange]:
@@ -100,16 +97,9 @@ class Reloader:
             return changes
 
     async def _read(self) -> LoadedConfig:
-        """Return it. Raises ReloadRefused. A thread that blocks cannot end: one at most runs."""
-        if self._loading is not None:
-            await self._wait_for_load(self._loading)
-        loop = asyncio.get_running_loop()
-        self._loading = loop.run_in_executor(None, self._load)
-        self._loading.add_done_callback(lambda loading: loading.cancelled() or loading.exception())
-        await self._wait_for_load(self._loading)
-        loading, self._loading = self._loading, None
+        """Return it. Raises ReloadRefused."""
         try:
-            return loading.result()
+            return await asyncio.to_thread(self._load)
         except ConfigError as error:
             raise ReloadRefused(str(error)) from error
         except Exception as error:
@@ -118,14 +108,6 @@ class Reloader:
             raise ReloadRefused(
                 f"it could not be read: {type(error).__name__}; the log says more"
             ) from error
-
-    async def _wait_for_load(self, loading: asyncio.Future[LoadedConfig]) -> None:
-        """Return when a load has ended. Raises ReloadRefused if that takes too long."""
-        await asyncio.wait({loading}, timeout=LOAD_TIMEOUT)
-        if not loading.done():
-            raise ReloadRefused(
-                f"it could not be read within {LOAD_TIMEOUT:g} s: one of its files blocks"
-            )
 
     async def _change(self) -> tuple[LoadedConfig, list[KeyChange]]:
         """Take over the configuration as it is now; return what differs. Raises ReloadRefused."""

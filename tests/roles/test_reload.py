@@ -18,12 +18,11 @@ from relay.approvals.request import Caller, DecisionBody, Rights
 from relay.clock import SystemClock
 from relay.config import LoadedConfig, sink_modules
 from relay.delivery.dispatcher import Dispatcher
-from relay.errors import ReloadRefused
 from relay.simulator.setup import Fault
 from relay.sinks import Receipt, SinkSettings
 from tests.eventually import eventually
 from tests.journey.relay_process import KEY, after_polls, client, inbox, name_of, webhook
-from tests.roles.reloadable_relay import ReloadableRelay, reloadable_relay, voter
+from tests.roles.reloadable_relay import reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}
 OPERATOR = client("operator")
@@ -509,42 +508,6 @@ async def test_settings_that_fail_in_their_own_code_refuse_the_reload_and_not_th
             assert (status, "LookupError" in problem["detail"]) == (422, True)
         await relay.reload(sinks=[webhook(drain.url)])
         assert relay.reloader.problem is None
-
-
-async def test_a_file_that_blocks_refuses_each_reload_until_it_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reads = 0
-
-    def load() -> LoadedConfig:
-        nonlocal reads
-        reads += 1
-        pipe.read_bytes()
-        return LoadedConfig(relay.running.config, None)
-
-    async with reloadable_relay(tmp_path) as relay:
-        monkeypatch.setattr("relay.roles.reload.LOAD_TIMEOUT", 0.2)
-        monkeypatch.setattr(relay.reloader, "_load", load)
-        try:
-            assert "one of its files blocks" in await relay.refuse()
-            assert "one of its files blocks" in await relay.refuse()
-            assert reads == 1  # each would keep a thread
-        finally:
-            pipe.write_bytes(b"")
-        pipe.unlink()
-        pipe.write_bytes(b"")
-        await eventually(lambda: _reloads(relay))
-        assert reads == 2
-
-
-async def _reloads(relay: ReloadableRelay) -> bool:
-    try:
-        await relay.reload()
-    except ReloadRefused:
-        return False
-    return True
 
 
 async def test_a_reload_does_not_set_the_counter_of_refusals_back(
