@@ -30,7 +30,6 @@ PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and show or write the results."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "metric",

@@ -57,8 +57,6 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One event, by its position in the file."""
-
     position: int
     id: str
     body: bytes
@@ -118,7 +116,6 @@ class _Writer:
             self._arrived.set()
 
     def settle(self, position: int, target: int) -> None:
-        """Store that an event was delivered."""
         self._settled.append((position, target))
         self._work.set()
 

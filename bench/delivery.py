@@ -66,7 +66,6 @@ async def burst(options: Options) -> Section:
 
 
 async def deliver_burst(one: Trial, events: int, section: Section, label: str) -> None:
-    """Measure one burst."""
     await one.begin()
     cpu_before = cpu_seconds(one.sender.pid)
     told_at = one.tell(events)

@@ -64,7 +64,6 @@ class FleetTrial:
 
     @property
     def pid(self) -> int:
-        """The hub's process."""
         assert self.process.process is not None  # noqa: S101  # it was started
         return self.process.process.pid
 

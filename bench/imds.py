@@ -98,7 +98,6 @@ class MetadataEndpoint:
         self._body = orjson.dumps({"DocumentIncarnation": self._incarnation, "Events": events})
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # the server made one
         self._connections[task] = writer
@@ -113,7 +112,6 @@ class MetadataEndpoint:
                 )
 
     async def close(self) -> None:
-        """End every connection."""
         tasks = set(self._connections)
         for writer in self._connections.values():
             writer.transport.abort()
@@ -136,7 +134,6 @@ class MetadataEndpoint:
 
 @asynccontextmanager
 async def metadata_endpoint() -> AsyncIterator[MetadataEndpoint]:
-    """Run an endpoint on a port of loopback."""
     endpoint = MetadataEndpoint()
     server = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
     endpoint.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -33,7 +33,6 @@ def machine() -> str:
 
 
 def versions() -> str:
-    """Return the versions of the relay and of what it is built with."""
     libraries = ", ".join(
         f"{name} {version(name)}" for name in ("aiohttp", "aio-pika", "orjson", "pydantic")
     )

@@ -44,7 +44,6 @@ class Book:
         self._complete = asyncio.Event()
 
     def note(self, endpoint: int, body: bytes) -> None:
-        """Note one request or message."""
         now = time.monotonic_ns()
         match = _EVENT_ID.search(body)
         if match is None or int(match[1], 16) != self._run:
@@ -79,8 +78,6 @@ class Book:
 
 
 class _Endpoint(asyncio.Protocol):
-    """A connection to one HTTP endpoint."""
-
     def __init__(self, book: Book, number: int) -> None:
         self._book = book
         self._number = number

@@ -31,7 +31,6 @@ class Options:
             yield number
 
     def scaled(self, count: int) -> int:
-        """Return how many events to use where a full run uses so many."""
         return max(1, round(count * self.scale))
 
 
@@ -72,7 +71,6 @@ def _summary(values: Sequence[float] | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Return three significant digits, or an integer."""
     magnitude = abs(value)
     if magnitude >= 100 or value == int(value):
         return f"{value:,.0f}"

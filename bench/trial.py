@@ -44,14 +44,11 @@ class Sender:
 
 
 def next_run() -> int:
-    """Return the number of a new run."""
     return next(_runs) % 0x10000
 
 
 @dataclass(slots=True)
 class Trial:
-    """What a measurement uses."""
-
     endpoint: MetadataEndpoint
     receiver: Receiver
     sender: Sender

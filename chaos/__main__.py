@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.machine import machine, versions
 from chaos import report
@@ -26,10 +22,8 @@ from chaos.faults import Fault, Place, all_faults
 from chaos.judge import Counts
 from tests.rabbitmq import Broker
 
-FAILED = 1
 PIPE_WIDTH = 160
 ROUNDS_PER_LINE = 10
-"""Where there is no terminal for a progress bar, a line says how far the rounds are."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,40 +31,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = all_faults()
     chosen = _parser(faults).parse_args(arguments)
     names = chosen.only or [*faults]
-    rounds = {name: chosen.rounds or getattr(faults[name], chosen.tier) for name in names}
     results: dict[str, report.Proof] = {}
     stamp = report.Stamp(
         date=f"{datetime.now(UTC):%Y-%m-%d}", machine=machine(), versions=versions()
     )
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        Broker(Path(directory)) as broker,
-        _progress(sum(rounds.values())) as advance,
-    ):
+    with tempfile.TemporaryDirectory() as directory, Broker(Path(directory)) as broker:
         broker.start()
         for name in names:
-            missing = faults[name].missing()
-            if missing is not None:
-                print(f"{name}: left out, this machine lacks {missing}", file=sys.stderr)
+            if not faults[name].can_run:
+                print(f"{name}: left out, it needs {faults[name].needs}", file=sys.stderr)
                 continue
-            counts = _run(faults[name], rounds[name], chosen.seed, broker, advance)
+            rounds = chosen.rounds or getattr(faults[name], chosen.tier)
+            counts = _run(faults[name], rounds, chosen.seed, broker)
             results[name] = report.Proof(text=faults[name].text, counts=counts, stamp=stamp)
     if chosen.json:
-        print(orjson.dumps(asdict(report.Report(results)), option=orjson.OPT_INDENT_2).decode())
+        print(report.REPORT.dump_json(results, indent=2).decode())
     else:
         console = Console()
         report.print_table(results, console if console.is_terminal else Console(width=PIPE_WIDTH))
     if chosen.write:
         report.store(results)
         subprocess.run([sys.executable, "-m", "docs.generate"], check=True)
-    return FAILED if any(proof.counts.has_failed for proof in results.values()) else 0
+    return int(any(proof.counts.has_failed for proof in results.values()))
 
 
-def _run(
-    fault: Fault, rounds: int, seed: int, broker: Broker, advance: Callable[[str], None]
-) -> Counts:
-    """Run all rounds of a fault, in trials of some rounds."""
-    counts = Counts()
+def _run(fault: Fault, rounds: int, seed: int, broker: Broker) -> Counts:
+    counts, said = Counts(), _say_how_far(fault.name)
     for first in range(0, rounds, fault.rounds_of_a_trial):
         number = min(fault.rounds_of_a_trial, rounds - first)
         again = f"make chaos ARGS='--only {fault.name} --rounds {number} --seed {seed + first}'"
@@ -79,10 +65,10 @@ def _run(
                 folder=Path(folder),
                 broker=broker,
                 chance=random.Random(f"{fault.name}-{seed + first}"),  # noqa: S311  # no secret
-                advance=lambda: advance(fault.name),
+                advance=lambda: next(said),
             )
             try:
-                done = asyncio.run(_await(fault.run(place, number)))
+                done = asyncio.run(fault.run(place, number))
             except Exception:  # noqa: BLE001  # one trial must not end the others
                 done = Counts(rounds=number, problems=[traceback.format_exc()])
         done.problems = [f"{again}: {problem}" for problem in done.problems]
@@ -90,8 +76,11 @@ def _run(
     return counts
 
 
-async def _await(counts: Awaitable[Counts]) -> Counts:
-    return await counts
+def _say_how_far(name: str) -> Iterator[None]:
+    for number in itertools.count(1):
+        if number % ROUNDS_PER_LINE == 1:
+            print(f"{name}: round {number} …", file=sys.stderr, flush=True)
+        yield
 
 
 def _parser(faults: Mapping[str, Fault]) -> argparse.ArgumentParser:
@@ -107,28 +96,6 @@ def _parser(faults: Mapping[str, Fault]) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     parser.add_argument("--write", action="store_true", help="store the results in docs/proof.md")
     return parser
-
-
-@contextmanager
-def _progress(rounds: int) -> Iterator[Callable[[str], None]]:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=rounds)
-        begun: Counter[str] = Counter()
-
-        def advance(name: str) -> None:
-            begun[name] += 1
-            bar.update(task, description=name, advance=1)
-            if not console.is_terminal and begun[name] % ROUNDS_PER_LINE == 1:
-                print(f"{name}: round {begun[name]} …", file=sys.stderr, flush=True)
-
-        yield advance
 
 
 if __name__ == "__main__":

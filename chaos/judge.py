@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -20,6 +20,7 @@ from relay.store.chain import JournalRow, read_all_rows, verify_journal
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 
+T = TypeVar("T")
 MOST_DESCRIBED = 5
 """Events that did not arrive of which the problems tell more."""
 FAMILIES = ("event.", "approval.", "startrequest.")
@@ -62,7 +63,6 @@ class Counts:
 
     @property
     def has_failed(self) -> bool:
-        """Whether something is not as the relay promises."""
         return bool(
             self.lost
             or self.unexpected
@@ -74,7 +74,6 @@ class Counts:
         )
 
     def add(self, other: Counts) -> None:
-        """Add the counts of more rounds."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.name in ("most_start_requests", "most_in_flight"):
@@ -93,22 +92,21 @@ class Offer:
     """The EventIds for which enough people voted, with no hold."""
 
     def add(self, event_id: str, change: str) -> None:
-        """Azure has made a change."""
         self.changes.setdefault(event_id, []).append(change)
+
+
+def _read(file: Path, read: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+    """Return what is read from a state file, or ``otherwise`` while it cannot be read."""
+    try:
+        with contextlib.closing(open_for_reading(file)) as connection:
+            return read(connection)
+    except (StoreError, sqlite3.Error):
+        return otherwise
 
 
 def read_journal(file: Path) -> list[JournalRow]:
     """Return the rows of a journal; none while it cannot be read."""
-    try:
-        connection = open_for_reading(file)
-    except StoreError:
-        return []
-    try:
-        return list(read_all_rows(connection))
-    except sqlite3.Error:
-        return []
-    finally:
-        connection.close()
+    return _read(file, lambda connection: list(read_all_rows(connection)), [])
 
 
 def read_changes(file: Path, after: int) -> list[tuple[int, str, str]]:
@@ -116,36 +114,27 @@ def read_changes(file: Path, after: int) -> list[tuple[int, str, str]]:
 
     The EventId is in lower case and has no scope. None while the journal cannot be read.
     """
-    try:
-        connection = open_for_reading(file)
-    except StoreError:
-        return []
-    try:
+
+    def read(connection: sqlite3.Connection) -> list[tuple[int, str, str]]:
         rows = connection.execute(
             "SELECT position, event_key, kind FROM journal "
             "WHERE position > ? AND kind GLOB 'event.*' ORDER BY position",
             (after,),
         )
         return [(position, _event_id(key), kind) for position, key, kind in rows]
-    except sqlite3.Error:
-        return []
-    finally:
-        connection.close()
+
+    return _read(file, read, [])
 
 
 def audit(file: Path) -> tuple[bool, Sequence[str]]:
     """Return whether the chain of hashes of a journal holds, and its claims without a root."""
-    try:
-        connection = open_for_reading(file)
-    except StoreError:
-        return False, ()
-    try:
+
+    def read(connection: sqlite3.Connection) -> tuple[bool, Sequence[str]]:
         verify_journal(connection)
         return True, audit_claims(connection).problems
-    except StoreError:
-        return False, ()
-    finally:
-        connection.close()
+
+    unreadable: tuple[bool, Sequence[str]] = (False, ())
+    return _read(file, read, unreadable)
 
 
 def describe_undelivered(file: Path, sink: str, ids: Iterable[str]) -> list[str]:
@@ -164,7 +153,6 @@ def describe_undelivered(file: Path, sink: str, ids: Iterable[str]) -> list[str]
 
 
 def events_to_deliver(rows: Iterable[JournalRow]) -> set[str]:
-    """Return the ids of the events that each sink must get."""
     return {orjson.loads(row.body)["id"] for row in rows if row.kind.startswith(FAMILIES)}
 
 
@@ -215,7 +203,8 @@ def _judge_sink(
     counts: Counts, sink: str, wanted: set[str], events: Iterable[Mapping[str, Any]]
 ) -> set[str]:
     """Count what arrived, and return the ids of the events that did not."""
-    got = [str(each["id"]) for each in events if _family(each).startswith(FAMILIES)]
+    types = ((str(each["id"]), each["type"].removeprefix("io.imdsrelay.")) for each in events)
+    got = [event_id for event_id, kind in types if kind.startswith(FAMILIES)]
     counts.delivered += len(set(got) & wanted)
     counts.repeated += len(got) - len(set(got))
     counts.lost += len(wanted - set(got))
@@ -263,7 +252,3 @@ def _most_in_flight(event_id: str, posts: Sequence[RecordedCall]) -> int:
 
 def _event_id(event_key: str | None) -> str:
     return (event_key or "").partition("@")[0]
-
-
-def _family(event: Mapping[str, Any]) -> str:
-    return str(event["type"]).removeprefix("io.imdsrelay.")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
 from chaos.judge import Offer, read_changes
 from relay.simulator import Event, Plan, Simulator
+from tests.journey.relay_process import RelayProcess
 
 KEYS = {"alice": "a-bearer-key-of-alice-in-chaos", "bob": "a-bearer-key-of-bob-in-chaos"}
 """The clients, by name. Both votes are a quorum."""
@@ -42,25 +42,13 @@ START_TIMEOUT = 600.0
 While parts of a fleet are killed in turns, several tries can fail."""
 
 
-class Target(Protocol):
-    """The relay that decides: a plain relay, or the hub of a fleet."""
-
-    @property
-    def store(self) -> Path:
-        """Its state file."""
-
-    @property
-    def url(self) -> str:
-        """The base URL of its API."""
-
-
 class Load:
     """Lets events happen to some VMs until it is stopped."""
 
     def __init__(
         self,
         azure: Simulator,
-        target: Target,
+        target: RelayProcess,
         chance: random.Random,
         *,
         vms: tuple[str, ...] = ("vm-0",),
@@ -95,7 +83,6 @@ class Load:
             raise
 
     def stop(self) -> None:
-        """Begin no more events."""
         self._stopping.set()
 
     async def wait_until_busy(self, more: int = 3) -> None:
@@ -134,15 +121,13 @@ class Load:
         for voter in KEYS:
             await self._decide(voter, event, "approve")
         await self._azure.wait_until_started(event, within=START_TIMEOUT)
-        await self._recorded(event, "event.started")
-        await self._end(event)
+        await self._goes_on(event)
 
     async def _not_approved(self, event: Event) -> None:
         """Only a part of the quorum votes. Azure starts by itself."""
         await self._decide(self._chance.choice([*KEYS]), event, "approve")
         self._azure.start(event)
-        await self._recorded(event, "event.started")
-        await self._end(event)
+        await self._goes_on(event)
 
     async def _held(self, event: Event) -> None:
         """Both vote, but there is a hold."""
@@ -151,8 +136,7 @@ class Load:
         for voter in KEYS:
             await self._decide(voter, event, "approve")
         self._azure.start(event)
-        await self._recorded(event, "event.started")
-        await self._end(event)
+        await self._goes_on(event)
 
     async def _canceled(self, event: Event) -> None:
         """One votes, Azure changes the event and takes it back."""
@@ -162,7 +146,8 @@ class Load:
         self._azure.cancel(event)
         await self._recorded(event, "event.ended")
 
-    async def _end(self, event: Event) -> None:
+    async def _goes_on(self, event: Event) -> None:
+        await self._recorded(event, "event.started")
         self._azure.end(event)
         await self._recorded(event, "event.ended")
 

@@ -29,11 +29,9 @@ class Proxy:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def redirect(self, url: str) -> str:
-        """Return a URL of the target that leads through the proxy."""
         return str(URL(url).with_port(self.port))
 
     def reset_all(self) -> None:
-        """Reset every connection."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -44,13 +42,11 @@ class Proxy:
         self.delay, self.piece, self.drops, self.refuses = 0.0, 65536, False, False
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Proxy a new connection."""
         task = asyncio.create_task(self._proxy(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End every connection."""
         self.reset_all()
         for task in self._tasks:
             task.cancel()
@@ -96,7 +92,6 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy(url: str) -> AsyncIterator[Proxy]:
-    """Run a proxy to the port of a URL."""
     port = URL(url).port
     assert port is not None
     running = Proxy(port)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -15,38 +15,8 @@ from chaos.judge import Counts
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "chaos" / "results.json"
 PAGE = ROOT / "docs" / "proof.md"
-COLUMNS = (
-    "rounds",
-    "offered",
-    "recorded",
-    "delivered",
-    "lost",
-    "dead_letters",
-    "repeated",
-    "unexpected",
-    "start_requests",
-    "most_start_requests",
-    "most_in_flight",
-    "without_grant",
-    "without_claim",
-    "invalid_journals",
-)
-HEADINGS = (
-    "rounds",
-    "offered",
-    "recorded",
-    "delivered",
-    "lost",
-    "dead letters",
-    "repeated",
-    "unexpected",
-    "Start­Requests",
-    "most for one event",
-    "most in flight",
-    "without a grant",
-    "without a claim",
-    "invalid journals",
-)
+COLUMNS = [each.name for each in fields(Counts) if each.name != "problems"]
+HEADINGS = [name.replace("_", " ") for name in COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,29 +30,19 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What came of a fault."""
-
     text: str
     counts: Counts
     stamp: Stamp
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The results of all faults, by name."""
-
-    proofs: dict[str, Proof] = field(default_factory=dict)
-
-
-REPORT = TypeAdapter(Report)
+REPORT = TypeAdapter(dict[str, Proof])
 
 
 def print_table(results: Mapping[str, Proof], console: Console) -> None:
-    """Print the counts, and then each problem."""
     table = Table()
     table.add_column("fault", no_wrap=True)
     for heading in HEADINGS:
-        table.add_column(heading.replace("\u00ad", ""), justify="right")
+        table.add_column(heading, justify="right")
     for name, proof in results.items():
         style = "bold red" if proof.counts.has_failed else None
         table.add_row(name, *_cells(proof.counts), style=style)
@@ -92,21 +52,17 @@ def print_table(results: Mapping[str, Proof], console: Console) -> None:
             console.print(f"{name}: {problem}", style="red", markup=False, highlight=False)
 
 
-def stored() -> Report:
-    """Return the stored results."""
+def stored() -> dict[str, Proof]:
     return REPORT.validate_json(FILE.read_bytes())
 
 
 def store(results: Mapping[str, Proof]) -> None:
-    """Store results in the place of earlier ones of the same faults."""
-    earlier = stored().proofs if FILE.exists() else {}
-    report = Report({**earlier, **results})
-    FILE.write_bytes(REPORT.dump_json(report, indent=1) + b"\n")
+    earlier = stored() if FILE.exists() else {}
+    FILE.write_bytes(REPORT.dump_json({**earlier, **results}, indent=1) + b"\n")
 
 
 def page() -> str:
-    """Return the generated part of docs/proof.md."""
-    return "\n".join(_page(stored().proofs))
+    return "\n".join(_page(stored()))
 
 
 def _page(proofs: Mapping[str, Proof]) -> Iterator[str]:

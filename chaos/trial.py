@@ -37,7 +37,6 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """The name of the queue."""
         return f"{self.exchange}.service"
 
     async def declare(self) -> None:
@@ -57,7 +56,6 @@ class Queue:
 
     @asynccontextmanager
     async def consuming(self) -> AsyncIterator[None]:
-        """Read the queue while the context lasts."""
         async with await aio_pika.connect(self.broker.amqp_url()) as connection:
             channel = await connection.channel()
             queue = await channel.get_queue(self.name)
@@ -98,12 +96,7 @@ class Trial:
     loading: asyncio.Task[None]
 
     async def pause(self, longest: float) -> None:
-        """Wait for a random time, in seconds."""
         await asyncio.sleep(self.chance.random() * longest)
-
-    async def resume(self, sink: str) -> None:
-        """Resume a sink, as an operator does."""
-        await self.process.call("POST", f"/v1/sinks/{sink}/resume")
 
     async def settle(self) -> Counts:
         """End the load, wait until all has arrived, stop the relay, and judge."""
@@ -156,7 +149,6 @@ class Trial:
 async def trial(
     folder: Path, broker: Broker, chance: random.Random, wiring: Wiring | None = None
 ) -> AsyncIterator[Trial]:
-    """Start a relay and a load; end both."""
     wiring = wiring or Wiring()
     await asyncio.to_thread(broker.heal)
     queue = Queue(broker, unused_exchange("chaos"))

@@ -6,19 +6,21 @@ A module has a tuple ``FAULTS``. A fault is added there, and the command finds i
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chaos.judge import Counts
 from chaos.trial import Trial, Wiring, trial
 from tests.rabbitmq import Broker
 
 ROUNDS_OF_A_TRIAL = 10
-"""Rounds under one load. Each trial ends with a judgment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Place:
     advance: Callable[[], None]
 
 
-Run = Callable[[Place, int], Awaitable[Counts]]
+Run = Callable[[Place, int], Coroutine[Any, Any, Counts]]
 """Performs so many rounds, and returns what came of them."""
 
 
@@ -40,7 +42,7 @@ class Fault:
     """One kind of failure.
 
     ``text`` says what happens in a round, for the report. ``quick`` and ``full`` are the rounds of
-    each tier. ``missing`` returns what this machine lacks; None: nothing.
+    each tier. ``needs`` is a program, or root.
     """
 
     name: str
@@ -49,12 +51,17 @@ class Fault:
     full: int
     run: Run
     rounds_of_a_trial: int = ROUNDS_OF_A_TRIAL
-    missing: Callable[[], str | None] = lambda: None
+    needs: str | None = None
+
+    @property
+    def can_run(self) -> bool:
+        if self.needs == "root":
+            return os.geteuid() == 0
+        return self.needs is None or shutil.which(self.needs) is not None
 
 
 @asynccontextmanager
 async def no_wiring(_: Place) -> AsyncIterator[Wiring]:
-    """Put nothing between the relay and its far sides."""
     yield Wiring()
 
 
@@ -73,6 +80,10 @@ def under_load(
             for _ in range(rounds):
                 place.advance()
                 await inject(running)
+            if running.process.prefix != wiring.prefix:  # the fault ran the relay under a program
+                await running.process.kill()
+                running.process.prefix = wiring.prefix
+                await running.process.start(ready=False)
             counts = await running.settle()
         counts.rounds = rounds
         return counts
@@ -81,7 +92,6 @@ def under_load(
 
 
 def all_faults() -> dict[str, Fault]:
-    """Return the faults of all modules of this package, by name."""
     modules = [
         importlib.import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
-from chaos.faults import Fault, under_load
+from chaos.faults import Fault, Run, under_load
 from chaos.trial import Trial
+from tests.rabbitmq import Broker
 
 FROZEN = 5.0
 """Seconds without an answer: more than a delivery may take."""
@@ -21,25 +24,16 @@ async def _kill(running: Trial) -> None:
     await running.load.wait_until_busy(1)
 
 
-async def _freeze(running: Trial) -> None:
-    await asyncio.to_thread(running.broker.freeze)
-    await asyncio.sleep(FROZEN)
-    await asyncio.to_thread(running.broker.thaw)
-    await running.load.wait_until_busy(1)
+def _without(
+    seconds: float, take: Callable[[Broker], object], give: Callable[[Broker], object]
+) -> Run:
+    async def inject(running: Trial) -> None:
+        await asyncio.to_thread(take, running.broker)
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(give, running.broker)
+        await running.load.wait_until_busy(1)
 
-
-async def _block(running: Trial) -> None:
-    await asyncio.to_thread(running.broker.alarm, on=True)
-    await asyncio.sleep(BLOCKED)
-    await asyncio.to_thread(running.broker.alarm, on=False)
-    await running.load.wait_until_busy(1)
-
-
-async def _take_away(running: Trial) -> None:
-    await asyncio.to_thread(running.broker.stop)
-    await asyncio.sleep(GONE)
-    await asyncio.to_thread(running.broker.start)
-    await running.load.wait_until_busy(1)
+    return under_load(inject)
 
 
 FAULTS = (
@@ -55,20 +49,20 @@ FAULTS = (
         text=f"RabbitMQ stands still for {FROZEN:g} s with its connections open",
         quick=2,
         full=20,
-        run=under_load(_freeze),
+        run=_without(FROZEN, Broker.freeze, Broker.thaw),
     ),
     Fault(
         name="broker-blocked",
         text=f"a memory alarm of RabbitMQ blocks publishers for {BLOCKED:g} s",
         quick=2,
         full=20,
-        run=under_load(_block),
+        run=_without(BLOCKED, partial(Broker.alarm, on=True), partial(Broker.alarm, on=False)),
     ),
     Fault(
         name="broker-gone",
         text=f"RabbitMQ is shut down for {GONE:g} s, a scaled hour",
         quick=1,
         full=5,
-        run=under_load(_take_away),
+        run=_without(GONE, Broker.stop, Broker.start),
     ),
 )

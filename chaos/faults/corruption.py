@@ -49,10 +49,10 @@ async def _flip_bytes(place: Place, rounds: int) -> Counts:
                 await _vote(process, event)
             await process.stop()
             rows = read_journal(process.store)
-            good = {path: path.read_bytes() for path in _state_files(process)}
+            good = {path: path.read_bytes() for path in process.directory.glob("relay.db*")}
             for _ in range(rounds):
                 place.advance()
-                for path in _all_files(process):
+                for path in process.directory.glob("*.db*"):
                     path.unlink()
                 for path, content in good.items():
                     path.write_bytes(content)
@@ -76,7 +76,7 @@ async def _vote(process: RelayProcess, event: Event) -> None:
 
 
 async def _judge_audit(file: Path, rows: Sequence[JournalRow]) -> str | None:
-    """Return what is wrong with the audit of a state file whose journal had these rows."""
+    """Return what is wrong with it; ``rows`` are those of the journal before."""
     audit = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "relay", "audit", "--store", str(file)),
         stdout=subprocess.PIPE,
@@ -106,14 +106,6 @@ async def _judge(process: RelayProcess, azure: Simulator, box: Inbox, counts: Co
     counts.delivered += 1
     counts.recorded += 1
     return None
-
-
-def _state_files(process: RelayProcess) -> list[Path]:
-    return sorted(process.directory.glob("relay.db*"))
-
-
-def _all_files(process: RelayProcess) -> list[Path]:
-    return [path for path in process.directory.iterdir() if ".db" in path.name]
 
 
 def _flip_byte(file: Path, chance: random.Random) -> int:

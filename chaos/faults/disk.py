@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import AsyncIterator
@@ -12,8 +10,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from chaos.faults import Fault, Place, under_load
-from chaos.judge import Counts
-from chaos.trial import Trial, Wiring, trial
+from chaos.trial import Trial, Wiring
 
 FULL_FOR = 3.0
 """Seconds without room on the disk."""
@@ -70,56 +67,28 @@ def _hold_write_lock(file: Path) -> None:
         connection.execute("ROLLBACK")
 
 
-async def _fail_syncs(place: Place, rounds: int) -> Counts:
-    """Run the relay under strace, where one sync after the start fails."""
-    async with trial(place.folder, place.broker, place.chance) as running:
-        await running.load.wait_until_busy()
-        for _ in range(rounds):
-            place.advance()
-            await running.process.kill()
-            number = place.chance.randrange(1, MOST_SYNCS)
-            trace = ("-e", "trace=fdatasync,fsync")
-            inject = ("-e", f"inject=fdatasync,fsync:error=EIO:when={number}")
-            running.process.prefix = (
-                "strace", "-D", "-f", "-qq", "-o", "/dev/null", *trace, *inject
-            )  # fmt: skip
-            await running.process.start(ready=False)
-            await running.load.wait_until_busy(2)
-        await running.process.kill()
-        running.process.prefix = ()
-        await running.process.start(ready=False)
-        counts = await running.settle()
-    counts.rounds = rounds
-    return counts
+async def _fail_sync(running: Trial) -> None:
+    await running.process.kill()
+    number = running.chance.randrange(1, MOST_SYNCS)
+    trace = ("-e", "trace=fdatasync,fsync")
+    inject = ("-e", f"inject=fdatasync,fsync:error=EIO:when={number}")
+    running.process.prefix = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", *trace, *inject)
+    await running.process.start(ready=False)
+    await running.load.wait_until_busy(2)
 
 
-async def _be_read_only(place: Place, rounds: int) -> Counts:
+async def _be_read_only(running: Trial) -> None:
     """Start the relay where its folder is mounted without the right to write."""
-    async with trial(place.folder, place.broker, place.chance) as running:
-        await running.load.wait_until_busy()
-        folder = str(running.process.store.parent)
-        mount = f'mount --bind "{folder}" "{folder}" && mount -o remount,ro,bind "{folder}"'
-        for _ in range(rounds):
-            place.advance()
-            await running.process.kill()
-            running.process.prefix = ("unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh")
-            await running.process.start(ready=False)
-            await asyncio.sleep(FULL_FOR)
-            await running.process.kill()
-            running.process.prefix = ()
-            await running.process.start(ready=False)
-            await running.load.wait_until_busy(1)
-        counts = await running.settle()
-    counts.rounds = rounds
-    return counts
-
-
-def _without_root() -> str | None:
-    return None if os.geteuid() == 0 else "root, which mounts a small disk"
-
-
-def _without_strace() -> str | None:
-    return None if shutil.which("strace") else "strace"
+    folder = str(running.process.store.parent)
+    mount = f'mount --bind "{folder}" "{folder}" && mount -o remount,ro,bind "{folder}"'
+    await running.process.kill()
+    running.process.prefix = ("unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    await running.process.start(ready=False)
+    await asyncio.sleep(FULL_FOR)
+    await running.process.kill()
+    running.process.prefix = ()
+    await running.process.start(ready=False)
+    await running.load.wait_until_busy(1)
 
 
 FAULTS = (
@@ -129,15 +98,15 @@ FAULTS = (
         quick=2,
         full=20,
         run=under_load(_fill, _on_small_disk),
-        missing=_without_root,
+        needs="root",
     ),
     Fault(
         name="sync-fails",
         text="a sync of the state file fails with an error of the disk",
         quick=3,
         full=30,
-        run=_fail_syncs,
-        missing=_without_strace,
+        run=under_load(_fail_sync),
+        needs="strace",
     ),
     Fault(
         name="store-locked",
@@ -151,7 +120,7 @@ FAULTS = (
         text="the relay is started where it cannot write its state file, and later where it can",
         quick=1,
         full=10,
-        run=_be_read_only,
-        missing=_without_root,
+        run=under_load(_be_read_only),
+        needs="root",
     ),
 )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
-from chaos.faults import Fault, Place, under_load
-from chaos.judge import Counts
-from chaos.trial import Trial, trial
+from chaos.faults import Fault, under_load
+from chaos.trial import Trial
 from tests.kill_at_sync import killed_at_sync
 
 LONGEST_PAUSE = 1.5
@@ -28,25 +25,12 @@ async def _stop(running: Trial) -> None:
     await running.process.start()
 
 
-async def _kill_at_syncs(place: Place, rounds: int) -> Counts:
-    async with trial(place.folder, place.broker, place.chance) as running:
-        await running.load.wait_until_busy()
-        for _ in range(rounds):
-            place.advance()
-            await running.process.kill()
-            running.process.prefix = killed_at_sync(place.chance.randrange(1, MOST_SYNCS))
-            await running.process.start(ready=False)
-            assert running.process.process is not None
-            await running.process.process.wait()
-        running.process.prefix = ()
-        await running.process.start(ready=False)
-        counts = await running.settle()
-    counts.rounds = rounds
-    return counts
-
-
-def _without_strace() -> str | None:
-    return None if shutil.which("strace") else "strace"
+async def _kill_at_sync(running: Trial) -> None:
+    await running.process.kill()
+    running.process.prefix = killed_at_sync(running.chance.randrange(1, MOST_SYNCS))
+    await running.process.start(ready=False)
+    assert running.process.process is not None
+    await running.process.process.wait()
 
 
 FAULTS = (
@@ -62,8 +46,8 @@ FAULTS = (
         text="the relay is killed as it syncs its state file, as a machine without power would be",
         quick=15,
         full=200,
-        run=_kill_at_syncs,
-        missing=_without_strace,
+        run=under_load(_kill_at_sync),
+        needs="strace",
     ),
     Fault(
         name="stop",

@@ -29,7 +29,7 @@ async def _fail(running: Trial) -> None:
     running.box.status = 204
     running.box.may_answer.set()
     # 410 means that nobody wants more, so the relay disables the sink until somebody resumes it.
-    await running.resume("drain")
+    await running.process.call("POST", "/v1/sinks/drain/resume")
     await running.load.wait_until_busy(1)
 
 
