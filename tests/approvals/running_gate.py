@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +32,8 @@ from relay.ingest import (
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
 from relay.store.chain import JournalRow, read_all_rows, verify_journal
 from relay.store.file import open_for_reading
-from relay.store.sqlite import Store, open_store
+from relay.store.sqlite import Store, Work, open_store
+from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     BOOT_ID,
     CLIENT_RESOURCES,
@@ -242,6 +244,25 @@ class GateHarness:
         """Wait until so many StartRequests were sent, and the gate waits for what comes next."""
         await eventually(lambda: len(self.azure.sent) == count)
         await self.settle()
+
+    async def block_store(self, until: threading.Event) -> asyncio.Event:
+        """Let the thread of the store wait. Return what is set when an answer waits for it."""
+        begun, answered, submit = threading.Event(), asyncio.Event(), self.store.submit
+
+        def wait(_: Transaction) -> None:
+            begun.set()
+            until.wait(30)
+
+        def watch(work: Work[Any], *, fail_open: bool = False) -> asyncio.Future[Any]:
+            job = submit(work, fail_open=fail_open)
+            if fail_open:
+                answered.set()
+            return job
+
+        self.store.submit(wait)
+        await eventually(begun.is_set)
+        self.store.submit = watch  # type: ignore[method-assign]
+        return answered
 
     async def deliver_everything(self) -> None:
         """Settle every entry of every sink."""

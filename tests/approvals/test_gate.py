@@ -300,11 +300,9 @@ async def test_a_stop_waits_until_the_answer_is_on_disk(tmp_path: Path) -> None:
         harness.azure.may_answer.clear()
         await eventually(lambda: bool(harness.azure.sent))
         stop = asyncio.create_task(harness.gate.stop_start_requests(1000))
-        harness.store.submit(lambda _: before.wait(30))
-        queued = harness.store._jobs.qsize  # noqa: SLF001
-        await eventually(lambda: queued() == 0)
+        answered = await harness.block_store(before)
         harness.azure.may_answer.set()
-        await eventually(lambda: queued() == 1)  # the answer
+        await answered.wait()
         harness.store.submit(lambda _: after.wait(30))  # in the same transaction
         before.set()
         await eventually(lambda: not harness.gate.engine.in_flight)

@@ -115,9 +115,9 @@ async def test_an_answer_about_damaged_rows_keeps_no_notice_from_its_sinks(
         await eventually(lambda: len(harness.azure.sent) == 1)
         await harness.store.transact(partial(spoil, rows="kind = 'claim'"))
         may_go_on = threading.Event()
-        harness.store.submit(lambda _: may_go_on.wait(30))
+        answered = await harness.block_store(may_go_on)
         harness.azure.may_answer.set()
-        await eventually(lambda: harness.store._jobs.qsize() == 1)  # noqa: SLF001  # the answer
+        await answered.wait()
         harness.azure.document = (REDEPLOY, build_event("E-9", event_type="Freeze"))
         poll = asyncio.create_task(harness.azure.poll())
         await asyncio.sleep(0)
