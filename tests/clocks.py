@@ -26,7 +26,6 @@ class ManualClock:
         self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
 
     def now(self) -> datetime:
-        """The wall clock."""
         return self._wall
 
     def monotonic(self) -> float:

@@ -135,7 +135,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End the server that forks relays."""
     forked_relay.disable()
 
 

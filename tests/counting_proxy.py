@@ -34,7 +34,6 @@ class CountingProxy:
 
     @property
     def open(self) -> int:
-        """How many connections are open now."""
         return len(self._writers)
 
     def cut(self) -> None:

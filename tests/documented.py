@@ -75,7 +75,6 @@ def every_block() -> tuple[Block, ...]:
 
 
 def blocks_of(page: str, root: Path) -> Iterator[Block]:
-    """Yield the blocks of a page."""
     heading = ""
     tokens = MarkdownIt("commonmark").parse((root / page).read_text(encoding="utf-8"))
     for before, token in zip([None, *tokens], tokens, strict=False):

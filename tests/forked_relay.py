@@ -65,8 +65,6 @@ class Process(Protocol):
 
 
 class ForkedProcess:
-    """A forked process. Its server reports how it ends."""
-
     def __init__(self, pid: int, reports: socket.socket) -> None:
         """Await the report about its end in the running event loop."""
         self.pid = pid
@@ -94,7 +92,6 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait for the end. Return the exit code."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
@@ -182,7 +179,6 @@ class _Server:
     """A process that has imported the relay. It forks when it is asked to, and ends with us."""
 
     def __init__(self) -> None:
-        """Start it."""
         self._environment = dict(os.environ)
         self._requests, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_end:
@@ -216,7 +212,6 @@ class _Server:
         return _read_report(reports), reports
 
     def end(self) -> None:
-        """End the server. Its forks go on."""
         self._requests.close()
         self._process.wait()
 

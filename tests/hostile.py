@@ -69,7 +69,6 @@ field can be a misspelled one."""
 
 
 def with_wrong_field(decision: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a whole decision with one wrong field."""
     changed = {**decision, name: value}
     if value is MISSING:
         del changed[name]

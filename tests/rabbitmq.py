@@ -227,7 +227,6 @@ class Broker:
             time.sleep(0.002)
 
     def thaw(self) -> None:
-        """Let a frozen node go on."""
         if self._frozen:
             self._signal(signal.SIGCONT)
             self._frozen = False
@@ -381,7 +380,6 @@ class Broker:
             time.sleep(0.05)
 
     def alarmed(self) -> bool:
-        """Whether an alarm is raised now."""
         return "memory" in self.evaluate("rabbit_alarm:get_alarms().")
 
     def output(self) -> str:

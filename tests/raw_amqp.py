@@ -24,8 +24,6 @@ class RefusedError(Exception):
 
 
 class RawChannel:
-    """One channel on a connection of its own."""
-
     def __init__(self, url: str) -> None:
         self._url = URL(url)
         self._confirmed = 0  # messages that `publish_all` has sent
@@ -121,5 +119,4 @@ def property_bytes(flag: int, value: bytes) -> bytes:
 
 
 def table(content: bytes) -> bytes:
-    """A table of headers with these bytes."""
     return struct.pack(">I", len(content)) + content

@@ -40,12 +40,10 @@ FOR_EXAMPLES = {
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """The file of a test's document."""
     return tmp_path / "relay.yaml"
 
 
 def load_text(file: Path, text: str, environment: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration of a text."""
     file.write_text(text, encoding="utf-8", errors="surrogateescape")
     return load(file, environment or {}).config
 
@@ -128,7 +126,6 @@ def settings_of(model: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
 
 
 def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the sections in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -136,7 +133,6 @@ def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def all_sections(model: type[BaseModel]) -> set[type[BaseModel]]:
-    """Return a section with all sections inside it."""
     sections = {model}
     for inner_models in settings_of(model).values():
         for inner in inner_models:

@@ -17,13 +17,11 @@ BOB = {"name": "bob", "key": "bearer-test-key-of-bob-x", "can": ["read"]}
 
 
 def hook(name: str, **more: Any) -> dict[str, Any]:
-    """Return the section of a webhook."""
     fields = {"kind": "webhook", "name": name, "url": "https://example.com", "secrets": [SECRET]}
     return {**fields, **more}
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the changes from one document to another."""
     found = find_key_changes(Config.model_validate(before), Config.model_validate(after))
     return [(change.key, change.kind) for change in found]
 

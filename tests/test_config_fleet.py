@@ -96,7 +96,6 @@ def test_a_domain_speaks_for_the_scopes_and_relays_that_its_patterns_match(
 
 
 def machine_rule(*voters: str, votes: int = 1, each_resource: bool = True) -> str:
-    """A rule that takes votes of these."""
     rule = {
         "name": "drained",
         "approve": {"votes": votes, "from": list(voters), "each_resource": each_resource},

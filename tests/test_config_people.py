@@ -35,7 +35,6 @@ def load_people(
     group: str = "client:drain",
     rule: str = "local:root",
 ) -> None:
-    """Load the document with these principals."""
     file = tmp_path / "relay.yaml"
     values = {"PERSON": person, "GROUP": group, "RULE": rule}
     text = DOCUMENT

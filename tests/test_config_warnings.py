@@ -12,7 +12,6 @@ from relay.errors import ConfigError
 
 
 def warnings_of(tmp_path: Path, text: str) -> list[str]:
-    """Return the warnings about a document."""
     file = tmp_path / "relay.yaml"
     file.write_text(text)
     return list(config_warnings(load(file, {}).config))

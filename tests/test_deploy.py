@@ -242,7 +242,6 @@ async def _deleted_and_made_again(node: Broker, queue: str) -> None:
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
-    """The services of the compose file."""
     found: dict[str, Any] = read_yaml(ROOT / "docker-compose.yml")["services"]
     return found
 

@@ -91,7 +91,6 @@ class Azure:
         return web.json_response({"access_token": f"token for {request.query['resource']}"})
 
     async def secret(self, request: web.Request) -> web.Response:
-        """Give the secret to whoever has the token."""
         self.calls.append(request.path)
         if request.headers.get("Authorization") != "Bearer token for https://vault.azure.net":
             return web.Response(status=401)
@@ -100,7 +99,6 @@ class Azure:
 
 @pytest.fixture
 async def azure() -> AsyncIterator[Azure]:
-    """Both on one loopback port."""
     serves = Azure()
     application = web.Application()
     application.router.add_get("/metadata/identity/oauth2/token", serves.token)

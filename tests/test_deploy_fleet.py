@@ -67,13 +67,11 @@ def test_the_examples_of_agent_and_hub_are_valid_and_belong_together(example: An
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
-    """The services of the compose file of a fleet."""
     found: dict[str, Any] = read_yaml(ROOT / "deploy/compose/fleet.yml")["services"]
     return found
 
 
 def configuration(name: str) -> Config:
-    """Load a configuration of the compose file."""
     return load(FOLDER / f"{name}.yaml", {}).config
 
 

@@ -34,7 +34,6 @@ def leads_nowhere(page: Path, anchor: str) -> bool:
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Where a page's links inside the repository lead."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:

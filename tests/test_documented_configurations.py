@@ -75,7 +75,6 @@ def test_a_configuration_of_a_page_is_accepted(block: Block, tmp_path: Path) -> 
 
 
 def merge(document: dict[str, Any], added: dict[str, Any]) -> None:
-    """Add sections to a configuration. Lists are appended."""
     for key, value in added.items():
         there = document.setdefault(key, value)
         if there is value:

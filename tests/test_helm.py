@@ -42,7 +42,6 @@ def render(role: str, *arguments: str) -> dict[str, Any]:
 
 
 def pod_of(manifests: dict[str, Any]) -> Any:
-    """Return the specification of the pods."""
     kind = "StatefulSet" if "StatefulSet" in manifests else "DaemonSet"
     return manifests[kind]["spec"]["template"]["spec"]
 

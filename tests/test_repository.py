@@ -19,12 +19,10 @@ LOCKS = ("run", "build", "dev", "site", "release", "fuzz")
 
 
 def lock(name: str) -> str:
-    """Return the text of a lock."""
     return (ROOT / f"requirements/{name}.lock").read_text()
 
 
 def project() -> dict[str, Any]:
-    """Return pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

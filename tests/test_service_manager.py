@@ -24,8 +24,6 @@ LIFE = {"WATCHDOG_USEC": "20000"}
 
 
 class Listener:
-    """A service manager's end of the socket."""
-
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.setblocking(False)

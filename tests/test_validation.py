@@ -11,8 +11,6 @@ from relay.settings import first_error_path_and_message
 
 
 class Child(BaseModel):
-    """A model inside another."""
-
     count: int
 
     @field_validator("count")
@@ -24,8 +22,6 @@ class Child(BaseModel):
 
 
 class Parent(BaseModel):
-    """The document."""
-
     children: list[Child]
     labels: dict[str, str] = {}
 

@@ -110,8 +110,6 @@ async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_agai
 
 @asynccontextmanager
 async def _mute(greeted: list[bytes]) -> AsyncIterator[str]:
-    """The URL of a broker that says nothing."""
-
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeted.append(await reader.readexactly(8))
         await reader.read()

@@ -27,7 +27,6 @@ _CONTENT = struct.Struct(">HHQ")
 
 
 def content(properties: bytes, size: int = 2) -> bytes:
-    """The payload of a header frame."""
     return _CONTENT.pack(Basic.frame_id, 0, size) + properties
 
 
@@ -84,7 +83,6 @@ async def frames(
 
 
 def message(channel: int, size: int, message_id: str) -> list[bytes]:
-    """The frames of a delivery."""
     deliver: Frame = Basic.Deliver("tag", 1, exchange="x", routing_key="k")
     parts = [b"x" * min(100_000, size - start) for start in range(0, size, 100_000)]
     return [

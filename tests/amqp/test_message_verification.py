@@ -55,7 +55,6 @@ def request_in(delivered: DeliveredMessage) -> DecisionRequest:
 
 
 def reason_against(delivered: DeliveredMessage) -> str:
-    """The reason why a message is unusable."""
     with pytest.raises(UnusableMessage) as refused:
         request_in(delivered)
     return str(refused.value)

@@ -13,7 +13,6 @@ AMQP = {"url": "amqp://h/"}
 
 
 def sink(name: str = "bus", **fields: Any) -> dict[str, Any]:
-    """A section that publishes."""
     return {"kind": "rabbitmq", "name": name, "url": "amqp://h/", **fields}
 
 

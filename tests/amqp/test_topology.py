@@ -75,7 +75,6 @@ async def broker_connection(broker: Reachable, exchange: str) -> AsyncIterator[G
 
 
 async def exists(connection: GuardedConnection, part: Exchange | Queue) -> bool:
-    """Whether there is anything of that kind and name."""
     async with connection.channel() as channel:
         try:
             await part.declare(channel, passive=True)

@@ -43,8 +43,6 @@ def principal(object_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A person who can sign in."""
-
     object_id: str
     name: str
     roles: tuple[str, ...]
@@ -59,8 +57,6 @@ ACCOUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a code stands for."""
-
     account: Account
     redirect_uri: str
     challenge: str
@@ -69,8 +65,6 @@ class Grant:
 
 @dataclass(slots=True, kw_only=True)
 class Entra:
-    """One tenant with one registered application."""
-
     origin: str = ""
     redirect_uris: set[str] = field(default_factory=set)
     secrets: set[str] = field(default_factory=lambda: {CLIENT_SECRET})

@@ -91,8 +91,6 @@ async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[Meas
 
 @dataclass(frozen=True, slots=True)
 class DocumentedMetric:
-    """A row of the table in docs/metrics.md."""
-
     kind: str
     unit: str
     meaning: str

@@ -12,8 +12,6 @@ from jsonschema import Draft202012Validator
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The document."""
-
     document: dict[str, Any]
 
     def check(self, method: str, path: str, status: int, media: str, body: bytes) -> None:

@@ -117,8 +117,6 @@ class ScriptedAzure:
 
 
 class RecordingSinkSettings(SinkSettings):
-    """The settings of a recording sink."""
-
     kind: str = "box"
 
 
@@ -144,8 +142,6 @@ class RecordingSink:
 
 @dataclass(slots=True)
 class Response:
-    """The response to a call."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes

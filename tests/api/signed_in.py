@@ -52,7 +52,6 @@ class Browser:
     async def call(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Call the relay with the browser's cookies."""
         sent = dict(headers or {})
         if self.cookies:
             sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())

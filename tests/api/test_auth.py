@@ -29,7 +29,6 @@ DIGEST = {
 
 @pytest.fixture
 async def keyed(tmp_path: Path) -> AsyncIterator[RunningRelay]:
-    """A relay with keys in each of their forms."""
     (tmp_path / "key").write_text("bearer-test-key-of-file\n")
     clients = (
         {

@@ -17,8 +17,6 @@ from tests.api.running_relay import RunningRelay, run_relay
 
 @dataclass(slots=True)
 class Wall:
-    """A chat whose platform proves itself by a header."""
-
     heard: list[bytes] = field(default_factory=list)
     concurrency: int = 1
     longest_pause: float = 60.0

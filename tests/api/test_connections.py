@@ -34,8 +34,6 @@ CROWDED = ServerLimits(
 
 @dataclass(slots=True)
 class RawConnection:
-    """A connection that stays open between its calls."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 

@@ -139,7 +139,6 @@ async def test_the_tries_of_a_delivery_come_in_pages(relay: RunningRelay) -> Non
 
 @asynccontextmanager
 async def _slow_readers(relay: RunningRelay, count: int, path: str) -> AsyncIterator[None]:
-    """Readers of one key that ask and read nothing."""
     request = (
         f"GET {path} HTTP/1.1\r\nHost: relay\r\n"
         "Authorization: Bearer bearer-test-key-of-reader\r\n\r\n"

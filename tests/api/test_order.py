@@ -118,7 +118,6 @@ async def test_reads_too_check_401_then_403_then_422_then_404(relay: RunningRela
 
 
 def _flood(relay: RunningRelay, attempt: Attempt) -> None:
-    """Empty the buckets that the call would take from."""
     relay.clock.freeze_monotonic()
     rates = relay.server.state.rates  # faster than a hundred calls
     buckets = {"address": (rates.addresses, "loopback")}

@@ -76,7 +76,6 @@ class SignInMachine(RuleBasedStateMachine):
 
     @rule(sign_in=begun)
     def restart(self, sign_in: Begun) -> None:
-        """A new process has a new key."""
         with pytest.raises(SignInRefused):
             PendingSignIns().finish(sign_in.pending.cookie, sign_in.pending.state, self.now)
 
@@ -171,7 +170,6 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def there_are_few(self) -> None:
-        """Each person has at most ten."""
         assert len(self.sessions) <= 3 * MAX_SESSIONS_OF_PRINCIPAL
 
     def _forget(self) -> None:

@@ -52,7 +52,6 @@ async def started_in(hub: RunningRelay, *scopes: str) -> None:
 
 
 async def send(hub: RunningRelay, way: str, **changes: str) -> Response:
-    """Approve the event over HTTP or by a callback."""
     if way == "http":
         return await hub.call("POST", "/v1/approvals", hub.decision_body(**changes))
     return await hub.post_callback(orjson.dumps(hub.decision_body(**changes)))

@@ -118,7 +118,6 @@ def build_request(
     at: datetime = NOON,
     **changes: Any,
 ) -> DecisionRequest:
-    """A request for the current revision of an event."""
     of = of or build_event()
     fields: dict[str, Any] = {
         "revision": of.revision,
@@ -143,7 +142,6 @@ OPERATOR = build_caller("op", "operate")
 
 
 def build_occurrence(of: ScheduledEvent | None = None, **changes: Any) -> TrackedEvent:
-    """An event that is in the document."""
     of = of or build_event()
     fields: dict[str, Any] = {
         "id": 1,
@@ -195,7 +193,6 @@ VOTES = build_decision(), build_decision(by="bob")
 def build_grant(
     state: GrantState = "granted", of: ScheduledEvent | None = None, **changes: Any
 ) -> Grant:
-    """A grant for the current revision of an event."""
     fields: dict[str, Any] = {
         "id": 1,
         "occurrence": 1,
@@ -244,7 +241,6 @@ def build_status(
 
 
 def open_grants(tx: Transaction) -> list[Grant]:
-    """Return every grant whose StartRequest has no final answer."""
     return [grant for grant, _ in tx.approvals.open_grants()]
 
 
@@ -295,17 +291,14 @@ class ApprovalFile:
         self._open()
 
     def reload(self, settings: ApprovalsSettings) -> None:
-        """Take other rules over while the relay runs."""
         self.settings = settings
         self._make_engine()
 
     def close(self) -> None:
-        """Close the file."""
         self._opened.close()
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection to the file."""
         return self._opened.connection
 
     def transact(self, work: Callable[[Transaction], T]) -> T:
@@ -350,7 +343,6 @@ class ApprovalFile:
         of: ScheduledEvent | None = None,
         **changes: Any,
     ) -> DecisionAnswer:
-        """Submit a request about an event."""
         request = build_request(decision, by, of, at=self.clock.now(), **changes)
         return self.transact(lambda tx: self.engine.decide(tx, request))
 
@@ -391,7 +383,6 @@ class ApprovalFile:
     def end_ahead(
         self, hold_id: str, by: Caller | str = "eve", *, request_id: str | None = None
     ) -> DecisionAnswer:
-        """Ask to end a standing hold."""
         request = EndRequest(
             caller=build_caller(by) if isinstance(by, str) else by,
             at=self.clock.now(),
@@ -452,8 +443,6 @@ class ApprovalFile:
         return self.transact(read_grants)
 
     def status(self, event_id: str = "E-1") -> ApprovalStatus:
-        """The status of an event's approval."""
-
         def read_status(tx: Transaction) -> ApprovalStatus:
             newest = tx.occurrences.find_newest_occurrence(event_id.lower())
             assert newest is not None
@@ -486,7 +475,6 @@ class ApprovalFile:
         return dict(recorded.data)
 
     def cause(self, name: str) -> str | None:
-        """The causationid of the last event with this name."""
         return self.events(name)[-1].attributes.get("causationid")
 
 

@@ -96,7 +96,6 @@ class Azure:
         await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
 
     def choose_agent(self, _scope: str, _grant: Grant) -> str | None:
-        """Return the first agent."""
         if self.agents is None:
             return None
         if not self.agents:
@@ -156,15 +155,12 @@ class Fleet:
         self.scopes = {scope.scope: scope for scope in scopes}
 
     async def refresh_event(self, scope: str, grant: Grant) -> None:
-        """Read the events of a scope."""
         await self.scopes[scope].refresh_event(scope, grant)
 
     def choose_agent(self, scope: str, grant: Grant) -> str | None:
-        """Return the first agent of a scope."""
         return self.scopes[scope].choose_agent(scope, grant)
 
     async def send_start_request(self, scope: str, claim: ClaimedGrant) -> None:
-        """Answer a StartRequest in a scope."""
         await self.scopes[scope].send_start_request(scope, claim)
 
 
@@ -195,17 +191,14 @@ class GateHarness:
         await self.azure.poll()
 
     async def submit(self, *given: Any, **changes: Any) -> DecisionAnswer:
-        """Submit a request about an event."""
         return await self.gate.submit(build_request(*given, at=self.clock.now(), **changes))
 
     async def hold_ahead(self, body: StandingHoldBody, by: str = "eve") -> DecisionAnswer:
-        """Make a standing hold."""
         return await self.gate.submit(
             CreateRequest(caller=build_caller(by), at=self.clock.now(), body=body)
         )
 
     async def end_ahead(self, hold_id: str, by: str = "eve") -> DecisionAnswer:
-        """End a standing hold."""
         return await self.gate.submit(
             EndRequest(caller=build_caller(by), at=self.clock.now(), hold_id=hold_id)
         )
@@ -226,11 +219,9 @@ class GateHarness:
         return [recorded for recorded in recorded_events if not names or recorded.name in names]
 
     def kinds(self) -> list[str]:
-        """The kinds of the journal's rows."""
         return [row.kind for row in self.journal()]
 
     def claim_notes(self) -> list[dict[str, Any]]:
-        """The claims in the journal."""
         return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
 
     async def wait_for_events(self, name: str, count: int = 1) -> list[CloudEvent]:
@@ -265,8 +256,6 @@ class GateHarness:
         return answered
 
     async def deliver_everything(self) -> None:
-        """Settle every entry of every sink."""
-
         def settle_entries(tx: Any) -> None:
             for entry in tx.deliveries.waiting_entries():
                 tx.deliveries.store_final_state(entry.id, "delivered", None, NOON)

@@ -179,7 +179,6 @@ LIMITED = Caller("slack:T1/U1", "slack", Rights(frozenset({"approve", "hold"}), 
 
 
 def settings(approve: Any, **more: Any) -> ApprovalsSettings:
-    """One rule that decides about everything."""
     return ApprovalsSettings.model_validate(
         {"rules": [{"name": "all", "approve": approve}], **more}
     )
@@ -192,7 +191,6 @@ ONE = settings({"votes": 1, "from": ["client:alice", "vm:prod/*"]})
 
 
 def standing_hold(principal: str, minutes: int) -> StandingHold:
-    """A standing hold on every event."""
     return StandingHold(
         hold_id=f"{minutes:08d}-rest",
         principal=principal,
@@ -206,7 +204,6 @@ def standing_hold(principal: str, minutes: int) -> StandingHold:
 
 
 def machine(decision: DecisionKind = "approve", name: str = "prod/db-1") -> DecisionRequest:
-    """The request of a machine."""
     caller = Caller(f"vm:{name}", "fleet", Rights(frozenset({"approve", "hold"})))
     return build_request(decision, caller, BOTH)
 

@@ -53,7 +53,6 @@ def by_hand_running(approvals: ApprovalFile, *statements: str) -> None:
 
 
 def by_hand(approvals: ApprovalFile, *statements: str) -> None:
-    """Write so while the relay is stopped."""
     by_hand_running(approvals, *statements)
     approvals.crash()
 

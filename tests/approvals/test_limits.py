@@ -74,7 +74,6 @@ def approvals_with(
 
 
 def event(name: str, *machines: str, due: float | None = 900.0, **more: Any) -> ScheduledEvent:
-    """A reboot of these machines."""
     return build_event(name, due=due, resources=machines, **more)
 
 
@@ -87,7 +86,6 @@ A, B, C = event("A", "db-1"), event("B", "db-2"), event("C", "db-3")
 
 
 def states(approvals: ApprovalFile, *names: str) -> dict[str, str]:
-    """The state of each event's approval."""
     return {name: approval_state(approvals.status(name)) for name in names}
 
 
@@ -109,7 +107,6 @@ def taking(limit: str, occurrence: int, names: str, minutes: float | None = None
 
 
 def machines(names: str, scope: str = "prod") -> frozenset[Machine]:
-    """Machines of a scope."""
     return frozenset(Machine(scope, name.lower(), name) for name in names.split())
 
 

@@ -46,7 +46,6 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the 
 
 
 def configuration(limits: str, rules: str) -> ApprovalsSettings:
-    """The settings of a run."""
     return ApprovalsSettings.model_validate(
         {"rules": [_RULES[rules]], "limits": _LIMITS[limits], "hold_expires": "90s"}
     )
@@ -86,7 +85,6 @@ class Limits(RuleBasedStateMachine):
 
     @initialize(limits=st.sampled_from(sorted(_LIMITS)), rules=st.sampled_from(sorted(_RULES)))
     def begin(self, limits: str, rules: str) -> None:
-        """Begin with an empty document."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.limits = _LIMITS[limits]
         self.clock = ManualClock()
@@ -136,7 +134,6 @@ class Limits(RuleBasedStateMachine):
     @precondition(lambda self: self.azure)
     @rule(of=st.sampled_from(_IDS))
     def starts(self, of: str) -> None:
-        """Azure starts an event by itself."""
         if of in self.azure:
             self._start(of)
 
@@ -149,7 +146,6 @@ class Limits(RuleBasedStateMachine):
     @precondition(lambda self: self.azure)
     @rule(of=st.sampled_from(_IDS), read=st.booleans())
     def ends(self, of: str, read: bool) -> None:
-        """An event leaves the document."""
         if of in self.azure:
             del self.azure[of]
             if read:
@@ -205,14 +201,12 @@ class Limits(RuleBasedStateMachine):
 
     @rule(of=st.sampled_from(_IDS), who=st.sampled_from(["alice", "bob"]))
     def vote(self, of: str, who: str) -> None:
-        """Vote for the state that the relay has read."""
         revision = self._revision(of)
         if revision is not None:
             self.approvals.submit("approve", who, event_id=of, revision=revision)
 
     @rule(of=st.sampled_from(_IDS), decision=st.sampled_from(["hold", "release"]))
     def hold(self, of: str, decision: Any) -> None:
-        """Take or release a hold."""
         revision = self._revision(of)
         if revision is not None:
             self.approvals.submit(decision, "alice", event_id=of, revision=revision)

@@ -32,7 +32,6 @@ BOTH = build_event(resources=("db-1", "web-1"))
 
 
 def of(approve: Any, **more: Any) -> ApprovalsSettings:
-    """One rule that decides about everything."""
     return ApprovalsSettings.model_validate(
         {"rules": [{"name": "all", "approve": approve, **more.pop("rule", {})}], **more}
     )

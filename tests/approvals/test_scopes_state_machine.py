@@ -108,7 +108,6 @@ class Scopes(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Begin with a StartRequest in flight in each scope."""
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.runner = asyncio.Runner(debug=True, loop_factory=DebugLoop)
         self.clock = ManualClock()
@@ -192,7 +191,6 @@ class Scopes(RuleBasedStateMachine):
     @precondition(lambda self: any(scope.answer for scope in self.scopes.values()))
     @rule(data=st.data(), answer=st.sampled_from([*_ANSWERS, "200"]))
     def imds_answers(self, data: st.DataObject, answer: str) -> None:
-        """A StartRequest in flight gets its answer."""
         in_flight = [name for name, scope in self.scopes.items() if scope.answer]
         scope = self.scopes[data.draw(st.sampled_from(in_flight))]
         self._run(self._answer(scope, _ANSWERS[answer]))
@@ -221,7 +219,6 @@ class Scopes(RuleBasedStateMachine):
 
     @rule(scope=_scopes)
     def a_read_fails(self, scope: str) -> None:
-        """The next fresh read in a scope fails."""
         self.scopes[scope].read_errors.append(NOBODY)
 
     # --- people, time and crashes
@@ -247,7 +244,6 @@ class Scopes(RuleBasedStateMachine):
 
     @rule(mode=st.sampled_from(["on", "on", "on", "on", "off", "dry-run"]))
     def switch(self, mode: Mode) -> None:
-        """An operator sets the mode."""
         self._run(self._switch(mode))
 
     async def _switch(self, mode: Mode) -> None:

@@ -92,7 +92,6 @@ READER = {"name": "reader", "key": "bearer-test-key-of-reader"}
 
 
 def configured(votes: int, *voters: str, people: dict[str, list[str]] | None = None) -> Config:
-    """A relay with these clients and one rule."""
     rules = [{"name": "all", "approve": {"votes": votes, "from": list(voters)}}]
     api = {"clients": [ALICE, DRAIN, READER], "tls": TLS}
     return Config.model_validate(

@@ -23,7 +23,6 @@ from tests.eventually import eventually
 
 
 def hold_everything(resources: Sequence[str] | None = None) -> StandingHoldBody:
-    """A standing hold for an hour."""
     ends = format_rfc3339(NOON + timedelta(hours=1))
     match = {} if resources is None else {"resources": list(resources)}
     return StandingHoldBody.model_validate({"match": match, "ends": ends, "reason": "freeze"})

@@ -105,8 +105,6 @@ def requirement(rules: str, now: datetime) -> Requirement:
 
 
 class Vote(NamedTuple):
-    """A vote for one revision."""
-
     revision: str
     given_at: datetime
     expires_at: datetime
@@ -121,15 +119,12 @@ _CONDITIONS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Ahead:
-    """A standing hold."""
-
     hold_id: str
     conditions: str
     starts: datetime
     ends: datetime
 
     def holds(self, event: ScheduledEvent, now: datetime) -> bool:
-        """Whether no StartRequest may be sent for an event."""
         is_met = {
             "everything": True,
             "of users": event.event_source == "User",
@@ -140,8 +135,6 @@ class Ahead:
 
 @dataclass
 class Model:
-    """The true state of one event."""
-
     seen: ScheduledEvent
     votes: dict[str, Vote] = field(default_factory=dict)
     """The newest vote of each voter."""
@@ -308,7 +301,6 @@ class Approvals(RuleBasedStateMachine):
             self._settle(of)
 
     def _expire_ahead(self) -> None:
-        """Forget the standing holds that the next transitions expire."""
         self.ahead[:] = [hold for hold in self.ahead if hold.ends > self.clock.now()]
 
     def _step(self) -> None:
@@ -348,7 +340,6 @@ class Approvals(RuleBasedStateMachine):
 
     @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
     def switch(self, mode: Mode) -> None:
-        """An operator sets the mode."""
         self._settle_all()
         self._expire_ahead()
         self.mode = mode
@@ -449,7 +440,6 @@ class Approvals(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(who=st.sampled_from(["alice", "eve"]), of=_IDS)
     def hold(self, who: str, of: str) -> None:
-        """Take a hold."""
         revision, now = self._revision(of, known=True), self.clock.now()
         before = self._count_events("approval.recorded")
         if of in self.model:
@@ -493,7 +483,6 @@ class Approvals(RuleBasedStateMachine):
         ends=st.sampled_from([50.0, 90.0, 400.0]),
     )
     def hold_ahead(self, conditions: str, starts: float | None, ends: float) -> None:
-        """Make a standing hold."""
         self._settle_all()
         now = self.clock.now()
         answer = self.approvals.hold_ahead(

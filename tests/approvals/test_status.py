@@ -157,7 +157,6 @@ STANDING_HOLD = StandingHold(
 
 
 def of(approve: Any, **more: Any) -> ApprovalsSettings:
-    """One rule that decides about everything."""
     rule = {"name": "all", "approve": approve, **more.pop("rule", {})}
     return ApprovalsSettings.model_validate({"rules": [rule], **more})
 

@@ -47,17 +47,14 @@ def voted(*more: Decision, **status: Any) -> ApprovalStatus:
 
 
 def user(*decisions: Decision, **status: Any) -> ApprovalStatus:
-    """The status of an event with an automatic rule."""
     return build_status(USER_REBOOT, *decisions, **status)
 
 
 def one(vote: Decision, **status: Any) -> ApprovalStatus:
-    """The status of a Reboot with one vote."""
     return build_status(None, vote, **status)
 
 
 def granted(**changes: Any) -> list[Grant]:
-    """One grant."""
     return [build_grant(changes.pop("state", "granted"), **changes)]
 
 

@@ -38,11 +38,9 @@ class AppriseService:
 
     @property
     def url(self) -> str:
-        """Apprise's URL of this receiver."""
         return apprise_url(self.port)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a call."""
         self.calls.append(request.path)
         if self.is_dripping:
             return await _drip(request)
@@ -73,13 +71,11 @@ async def _drip(request: web.Request) -> web.StreamResponse:
 
 
 def apprise_url(port: int) -> str:
-    """Return Apprise's URL of a receiver at a port."""
     return f"json://relay:{PASSWORD}@127.0.0.1:{port}{PATH}"
 
 
 @asynccontextmanager
 async def running_service() -> AsyncIterator[AppriseService]:
-    """Run a receiver that accepts every message."""
     service = AppriseService()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", service.handle)

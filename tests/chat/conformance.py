@@ -102,17 +102,13 @@ class ReceiverControl(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ChatRelay(RecordingRelay):
-    """A relay whose one sink is the chat."""
-
     chat: ChatSink
     observed: Watched
 
     async def deliveries(self) -> list[DeliverySummary]:
-        """Return every entry of the store."""
         return await self.store.read(lambda tx: tx.deliveries.page(limit=500))
 
     async def logged_reasons(self) -> str:
-        """Return everything that the log of attempts holds."""
         texts = []
         for delivery in await self.deliveries():
             texts.append(str(delivery["reason"]))
@@ -342,7 +338,6 @@ async def makes_one_message_of_many_events(
 async def updates_its_message_after_a_restart(
     receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
 ) -> None:
-    """A restarted relay updates the same message."""
     async with relay_with_chat(directory, receiver) as relay:
         reboot = relay.reboot()
         await relay.deliver_document(reboot)

@@ -61,7 +61,6 @@ def new_id() -> str:
 
 
 def error_response(status: int, error_id: str, message: str = "") -> web.Response:
-    """Return an error in the form of the API."""
     body = {
         "id": error_id,
         "message": message or error_id,
@@ -73,12 +72,10 @@ def error_response(status: int, error_id: str, message: str = "") -> web.Respons
 
 
 def displayed_text(escaped: str) -> str:
-    """Return what a reader sees of escaped Markdown."""
     return re.sub(r"\\(?=[\\`*\[\]|$_])", "", escaped.replace("\N{ZERO WIDTH SPACE}", ""))
 
 
 def button_labels(post: Mapping[str, Any]) -> list[str]:
-    """Return the labels of the buttons of a post."""
     return [button["name"] for button in buttons_of(post)]
 
 
@@ -92,7 +89,6 @@ def buttons_of(post: Mapping[str, Any]) -> list[Json]:
 
 
 def post_text(post: Mapping[str, Any]) -> str:
-    """Return everything that a post says to its readers."""
     texts = [post["message"]]
     for attachment in post["props"].get("attachments", []):
         texts += [attachment.get(name, "") for name in ("title", "text", "footer")]
@@ -186,7 +182,6 @@ class MattermostServer:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Cut all connections and refuse new ones."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -219,7 +214,6 @@ class MattermostServer:
         return [post for post in self.posts.values() if post["root_id"]]
 
     def thread_lines(self, root: Mapping[str, Any]) -> list[str]:
-        """Return the lines of the replies to a post."""
         return [
             line.replace("\N{ZERO WIDTH SPACE}", "")
             for reply in self.replies
@@ -237,7 +231,6 @@ class MattermostServer:
     # --- what people do
 
     def add_user(self, name: str, *, is_member: bool = True, **fields: Any) -> str:
-        """Create an account and return its id."""
         user_id = new_id()
         account = {
             "id": user_id,
@@ -251,7 +244,6 @@ class MattermostServer:
         return user_id
 
     def add_member(self, user_id: str) -> None:
-        """Add a user to the channel."""
         self.members[user_id] = {
             "channel_id": self.channel_id,
             "user_id": user_id,
@@ -264,7 +256,6 @@ class MattermostServer:
         return f"mattermost:{self.team_id}/{user_id}"
 
     def delete_post(self, root: Mapping[str, Any]) -> None:
-        """Delete a post and its thread."""
         for post in self.posts.values():
             if root["id"] in (post["id"], post["root_id"]):
                 post["delete_at"] = self._timestamp()
@@ -277,7 +268,6 @@ class MattermostServer:
     def click_payload(
         self, post: Mapping[str, Any], button: Mapping[str, Any], user_id: str
     ) -> Json:
-        """Return what the server sends when somebody clicks."""
         return {
             "user_id": user_id,
             "channel_id": post["channel_id"],
@@ -505,7 +495,6 @@ def _are_ids_valid(ids: Iterable[str]) -> bool:
 
 @asynccontextmanager
 async def running_mattermost() -> AsyncIterator[MattermostServer]:
-    """Run a server whose bot is in the channel."""
     server = MattermostServer()
     server.users[server.bot_id] = {
         "id": server.bot_id,

@@ -24,8 +24,6 @@ from relay.sentences import Text
 
 
 class Settings(AnswerableChatSettings):
-    """A pinboard."""
-
     principals: ClassVar = PrincipalForm("pinboard", "<board>/<user>", r"[a-z]+/[a-z0-9]+")
 
     kind: Literal["pinboard"]
@@ -38,13 +36,11 @@ class Board:
     cards: dict[str, Card] = field(default_factory=dict)
 
     async def post(self, card: Card) -> str | None:
-        """Pin a card."""
         ref = f"pin-{len(self.cards) + 1}"
         self.cards[ref] = card
         return ref
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Replace a card."""
         self.cards[ref] = card
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
@@ -84,7 +80,6 @@ board = Board()
 async def connect(
     settings: Settings, clock: Clock, context: ChatContext
 ) -> AsyncIterator[Pinboard]:
-    """Open the pinboard."""
     pinboard = Pinboard(settings, context, clock)
     async with pinboard.refreshing():
         yield pinboard

@@ -50,8 +50,6 @@ class Stage:
         )
 
     async def settle(self) -> None:
-        """Return when no delivery is waiting."""
-
         async def is_idle() -> bool:
             return not await self.running.relay.store.read(
                 lambda tx: tx.deliveries.waiting_entries()
@@ -60,7 +58,6 @@ class Stage:
         await eventually(is_idle)
 
     def starts(self, event: Event) -> int:
-        """Return how many StartRequests Azure received for an event."""
         return sum(event.event_id in call.event_ids for call in self.azure.start_requests)
 
     async def event(self, event: Event) -> dict[str, Any]:

@@ -24,7 +24,6 @@ _STYLES = {"bold", "italic", "strike", "code"}
 
 
 def is_valid_block_kit(blocks: Sequence[Block]) -> bool:
-    """Return whether Slack would accept these blocks."""
     action_ids = [
         element["action_id"]
         for block in blocks

@@ -40,7 +40,6 @@ class AnnouncedReboot:
         return PostedMessage("", reply["text"], reply["blocks"])
 
     async def voters(self) -> list[str]:
-        """Return the user ids of the decisions that count."""
         return [
             vote["principal"].rpartition("/")[2]
             for vote in (await self.relay.event(self.event))["votes"]
@@ -48,7 +47,6 @@ class AnnouncedReboot:
         ]
 
     async def recorded(self) -> list[str]:
-        """Return the names of the CloudEvents about the reboot."""
         return [
             entry["type"].removeprefix("io.imdsrelay.").removesuffix(".v1")
             for entry in (await self.relay.event(self.event))["history"]

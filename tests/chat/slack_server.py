@@ -58,7 +58,6 @@ class PostedMessage:
         return text_of_blocks(self.blocks)
 
     def buttons(self) -> dict[str, dict[str, Any]]:
-        """Return its buttons by label."""
         return {
             button["text"]["text"]: button
             for block in self.blocks
@@ -67,7 +66,6 @@ class PostedMessage:
         }
 
     def links(self) -> dict[str, str]:
-        """Return the URLs of its links by their text."""
         return {
             element["text"]: element["url"]
             for element in rich_text_elements(self.blocks)
@@ -86,8 +84,6 @@ def responds(
     headers: Mapping[str, str] | None = None,
     body: str | None = None,
 ) -> FailureHandler:
-    """Return a handler that always gives this response."""
-
     async def respond(_: web.Request) -> web.StreamResponse:
         if body is not None:
             return web.Response(status=status, text=body, content_type="text/html", headers=headers)
@@ -102,21 +98,17 @@ def api_error(code: str, **fields: Any) -> FailureHandler:
 
 
 def rate_limited(seconds: int) -> FailureHandler:
-    """Return a handler that answers with a rate limit."""
     headers = {"Retry-After": str(seconds)}
     return responds(429, {"ok": False, "error": "ratelimited"}, headers=headers)
 
 
 async def never_answers(_: web.Request) -> web.StreamResponse:
-    """Handle a request by waiting forever."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 @dataclass(slots=True)
 class SlackServer:
-    """One workspace with one channel."""
-
     port: int = 0
     messages: dict[str, PostedMessage] = field(default_factory=dict)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -164,7 +156,6 @@ class SlackServer:
         return [message for message in self.messages.values() if message.thread_ts is None]
 
     def thread_lines(self, message: PostedMessage) -> list[str]:
-        """Return the lines in a message's thread."""
         return [
             line
             for reply in self.messages.values()
@@ -173,13 +164,11 @@ class SlackServer:
         ]
 
     def call_count(self, method: str) -> int:
-        """Return how often a method was called."""
         return sum(called_method == method for called_method, _ in self.calls)
 
     # --- the Web API
 
     async def handle_api_call(self, request: web.Request) -> web.StreamResponse:
-        """Handle a call of the Web API."""
         method = request.match_info["method"]
         if method.endswith(".info"):  # these methods take no JSON
             arguments: dict[str, Any] = dict(request.query)
@@ -307,7 +296,6 @@ class SlackServer:
         }
 
     def command_payload(self, text: str, user_id: str = ALICE, **changes: Any) -> dict[str, str]:
-        """Return the form of a slash command."""
         number = next(self._numbers)
         return {
             "token": "deprecated-verification-token",
@@ -328,7 +316,6 @@ class SlackServer:
     # --- Socket Mode
 
     async def handle_socket(self, request: web.Request) -> web.StreamResponse:
-        """Handle a Socket Mode connection."""
         socket = web.WebSocketResponse(timeout=0.5)
         await socket.prepare(request)
         self.sockets.append(socket)
@@ -369,7 +356,6 @@ class SlackServer:
     async def click(
         self, message: PostedMessage, label: str, user_id: str = ALICE, **changes: Any
     ) -> None:
-        """Click a button of a message."""
         await self.send_envelope(self.click_payload(message, label, user_id, **changes))
 
     async def send_disconnect(self, reason: str = "refresh_requested") -> None:
@@ -384,7 +370,6 @@ class SlackServer:
 
 @asynccontextmanager
 async def running_slack(port: int = 0) -> AsyncIterator[SlackServer]:
-    """Run a Slack server on loopback."""
     server = SlackServer()
     app = web.Application(client_max_size=1024**2)
     app.router.add_route("*", "/api/{method}", server.handle_api_call)

@@ -167,7 +167,6 @@ def _error(
 
 @asynccontextmanager
 async def running_workflow() -> AsyncIterator[TeamsWorkflow]:
-    """Run a workflow on loopback."""
     workflow = TeamsWorkflow()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", workflow.handle_request)

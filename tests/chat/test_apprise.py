@@ -29,7 +29,6 @@ NOT_BEFORE = NOON + timedelta(seconds=900)
 
 
 def services(*urls: str, **changes: Any) -> Services:
-    """Return what sends to these URLs."""
     section = {"kind": "apprise", "name": "pager", "urls": urls, "allow_http": True, **changes}
     return Services(Settings.model_validate(section))
 
@@ -41,7 +40,6 @@ def make_card(**event_changes: Any) -> Card:
 
 
 async def post_error(platform: Services) -> Deferred:
-    """Return why a post failed."""
     with pytest.raises(Deferred) as caught:
         await platform.post(make_card())
     return caught.value

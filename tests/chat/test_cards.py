@@ -146,7 +146,6 @@ IS_ACCEPTED = "It is approved: Azure has accepted the StartRequest."
 
 
 def waiting(**changes: object) -> ApprovalStatus:
-    """Return an event that waits for another limit."""
     return replace(WAITING, waiting_for=(replace(LIMIT, **changes),))  # type: ignore[arg-type]  # each row gives its fields
 
 
@@ -410,7 +409,6 @@ def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None
 
 
 def thread_lines(book: ApprovalFile) -> list[str]:
-    """Return a line for every CloudEvent in a journal."""
     return [plain_text(timeline_line(event)) for event in book.events()]
 
 

@@ -23,13 +23,10 @@ DB, VM = ("db-*",), ("vm-*",)
 
 
 class Sink(AnswerableChatSettings):
-    """The section of a chat."""
-
     kind: Literal["slack"] = "slack"
 
 
 def rights(*can: Right, resources: tuple[str, ...] | None = None) -> Rights:
-    """Make the rights of a client."""
     return Rights(frozenset(can), resources)
 
 

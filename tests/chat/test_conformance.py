@@ -20,8 +20,6 @@ from tests.sinks.test_conformance import TcpProxy
 
 @dataclass(slots=True)
 class _BehindProxy:
-    """What all receivers behind a proxy have in common."""
-
     proxy: TcpProxy
 
     async def disconnect(self) -> None:
@@ -42,8 +40,6 @@ async def open_proxy(port: int) -> AsyncIterator[TcpProxy]:
 
 @dataclass(slots=True)
 class TeamsReceiver(_BehindProxy):
-    """A workflow."""
-
     workflow: teams_server.TeamsWorkflow
     kind: str = "teams"
     edits: bool = False
@@ -76,15 +72,12 @@ class TeamsReceiver(_BehindProxy):
 
 @asynccontextmanager
 async def teams_receiver() -> AsyncIterator[ReceiverControl]:
-    """A workflow behind a proxy."""
     async with teams_server.running_workflow() as workflow, open_proxy(workflow.port) as proxy:
         yield TeamsReceiver(proxy, workflow)
 
 
 @dataclass(slots=True)
 class MattermostReceiver:
-    """A server with a channel."""
-
     server: mattermost_server.MattermostServer
     kind: str = "mattermost"
     edits: bool = True
@@ -130,8 +123,6 @@ async def mattermost_receiver() -> AsyncIterator[ReceiverControl]:
 
 @dataclass(slots=True)
 class SlackReceiver(_BehindProxy):
-    """A workspace with a channel."""
-
     server: slack_server.SlackServer
     kind: str = "slack"
     edits: bool = True
@@ -170,7 +161,6 @@ class SlackReceiver(_BehindProxy):
 
 @asynccontextmanager
 async def slack_receiver() -> AsyncIterator[ReceiverControl]:
-    """A workspace behind a proxy."""
     async with slack_server.running_slack() as server, open_proxy(server.port) as proxy:
         yield SlackReceiver(proxy, server)
 
@@ -207,7 +197,6 @@ class AppriseReceiver(_BehindProxy):
 
 @asynccontextmanager
 async def apprise_receiver() -> AsyncIterator[ReceiverControl]:
-    """A receiver behind a proxy."""
     async with apprise_server.running_service() as service, open_proxy(service.port) as proxy:
         yield AppriseReceiver(proxy, service)
 
@@ -226,7 +215,6 @@ def test_every_platform_has_a_receiver() -> None:
 
 @pytest.fixture(params=sorted(RECEIVERS))
 async def receiver(request: pytest.FixtureRequest) -> AsyncIterator[ReceiverControl]:
-    """Start the receiver of each platform in turn."""
     async with RECEIVERS[request.param]() as control:
         yield control
 

@@ -58,7 +58,6 @@ def channel(api: MattermostApi) -> Channel:
 
 
 async def post_error(channel: Channel) -> Deferred:
-    """Return why a post failed."""
     with pytest.raises(Deferred) as caught:
         await channel.post(CARD)
     return caught.value

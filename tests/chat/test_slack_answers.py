@@ -49,7 +49,6 @@ OTHER_WORKSPACE = "people of other workspaces cannot decide"
 
 @pytest.fixture
 async def slack() -> AsyncIterator[SlackServer]:
-    """Run a workspace."""
     async with running_slack() as server:
         yield server
 
@@ -99,7 +98,6 @@ async def test_two_people_approve_in_the_channel_and_the_message_shows_everythin
 
 
 def enterprise_user(enterprise_id: str, *teams: str) -> dict[str, Any]:
-    """Return a user whose home is another workspace."""
     membership = {"enterprise_id": enterprise_id, "teams": list(teams)}
     return member(ALICE, team_id="T0OTHER", enterprise_user=membership)
 
@@ -381,7 +379,6 @@ def test_a_malformed_command_is_unreadable() -> None:
 
 
 def paths(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value in a document."""
     yield path
     if isinstance(document, dict | list):
         for key in document if isinstance(document, dict) else range(len(document)):

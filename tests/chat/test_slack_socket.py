@@ -44,14 +44,12 @@ class FastClock(SystemClock):
 
     @override
     async def sleep(self, seconds: float) -> None:
-        """Sleep a thousandth of the time."""
         self.sleeps.append(seconds)
         await asyncio.sleep(seconds / 1000)
 
 
 @pytest.fixture
 async def slack() -> AsyncIterator[SlackServer]:
-    """Run a workspace."""
     async with running_slack() as server:
         yield server
 

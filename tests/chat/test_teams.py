@@ -46,13 +46,11 @@ from tests.clocks import NOON
 
 
 def section(url: str) -> dict[str, Any]:
-    """Return the sink's section of the YAML document."""
     return {"kind": "teams", "name": "ops", "url": url, "allow_http": True}
 
 
 @asynccontextmanager
 async def webhook(settings: Settings) -> AsyncIterator[WorkflowWebhook]:
-    """Yield what posts to a workflow."""
     async with open_session() as session:
         yield WorkflowWebhook(settings, SystemClock(), session)
 
@@ -154,7 +152,6 @@ GAP = "\N{ZERO WIDTH SPACE}"
 
 
 def link(*_: Any) -> str:
-    """Return the link of every button."""
     return "https://relay.example.com/#/event/s/E-1/approve/r"
 
 
@@ -164,7 +161,6 @@ def waiting_card(**changes: Any) -> Card:
 
 
 def adaptive_card(card: Card) -> dict[str, Any]:
-    """Return the valid Adaptive Card in a card's message."""
     message = card_message(card)
     assert message["type"] == "message"
     (attachment,) = message["attachments"]
@@ -175,12 +171,10 @@ def adaptive_card(card: Card) -> dict[str, Any]:
 
 
 def displayed_lines(card: Card) -> str:
-    """Return what a reader sees of a card."""
     return "\n".join(card_lines(adaptive_card(card)))
 
 
 def workflow_after(message: dict[str, Any]) -> TeamsWorkflow:
-    """Return a workflow that has run with a message."""
     workflow = TeamsWorkflow()
     workflow.run(message)
     return workflow

@@ -41,8 +41,6 @@ from tests.eventually import eventually
 
 
 class WallSettings(ChatSettings):
-    """The section of the wall."""
-
     kind: Literal["wall"] = "wall"
 
 
@@ -74,21 +72,18 @@ class Wall:
     error: Deferred | None = None
 
     async def post(self, card: Card) -> str | None:
-        """Add a message."""
         self._called("post")
         ref = f"m{len(self.cards) + 1}"
         self.cards[ref] = card
         return ref if self.can_edit else None
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Replace a message."""
         self._called("edit")
         if ref not in self.cards:
             raise MessageGone(ref)
         self.cards[ref] = card
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Add lines to a thread."""
         self._called("reply")
         if ref is not None and ref not in self.cards:
             raise MessageGone(ref)
@@ -140,8 +135,6 @@ class RecordingRelay:
         return await self.store.transact(lambda tx: self.approvals.decide(tx, request))
 
     async def settle(self) -> None:
-        """Return when everything recorded is delivered."""
-
         async def is_idle() -> bool:
             return not await self.store.read(lambda tx: tx.deliveries.waiting_entries())
 
@@ -150,14 +143,11 @@ class RecordingRelay:
 
 @dataclass(slots=True, kw_only=True)
 class WallRelay(RecordingRelay):
-    """A relay whose one sink is a wall."""
-
     clock: ManualClock
     wall: Wall
     dispatcher: Dispatcher
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass for a task that sleeps."""
         await eventually(lambda: bool(self.clock.remaining_sleeps))
         self.clock.advance(seconds)
 

@@ -27,8 +27,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The exit code and the output of a command."""
-
     code: int
     out: str
     err: str
@@ -87,7 +85,6 @@ async def run_async(*arguments: str) -> CommandResult:
 
 
 def file_names(folder: Path) -> list[str]:
-    """Return the names of the files in a folder."""
     return sorted(file.name for file in folder.iterdir())
 
 

@@ -52,7 +52,6 @@ class RunningRelay:
         return event
 
     async def poll(self) -> None:
-        """Let the relay read the document now."""
         await self.poller.read_with_imds_time()
 
     async def wait_for_webhook(self, name: str, subject: str) -> None:
@@ -66,7 +65,6 @@ class RunningRelay:
         )
 
     async def get_event(self, event: Event) -> dict[str, Any]:
-        """Return the event of the API."""
         details: dict[str, Any] = (await self.run("show", event.event_id, "--json")).json
         return details
 

@@ -35,7 +35,6 @@ async def journal_of_a_decision(tmp_path: Path) -> tuple[str, Path, str]:
 
 @pytest.fixture
 def approvals(tmp_path: Path) -> Iterator[ApprovalFile]:
-    """A state file in which approvals are decided."""
     file = ApprovalFile(tmp_path / "relay.db")
     yield file
     file.close()
@@ -131,7 +130,6 @@ def documented_verifier() -> str:
 
 
 def verify_export(export: str) -> str:
-    """What that program says of an export."""
     command = [sys.executable, "-I", "-c", documented_verifier()]
     result = subprocess.run(
         command, input=export, capture_output=True, text=True, check=False, timeout=30

@@ -48,7 +48,6 @@ api:
 
 @pytest.fixture
 def relay_yaml(tmp_path: Path) -> str:
-    """A configuration with something of everything."""
     file = tmp_path / "relay.yaml"
     file.write_text(DOCUMENT)
     return str(file)
@@ -60,7 +59,6 @@ def azure(*events: Mapping[str, Any]) -> bytes:
 
 
 def event(**fields: Any) -> dict[str, Any]:
-    """One of its events."""
     usual = {
         "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
         "EventStatus": "Scheduled",
@@ -79,7 +77,6 @@ def event(**fields: Any) -> dict[str, Any]:
 
 
 def checked(folder: Path, text: str, *arguments: str) -> CommandResult:
-    """Check a configuration."""
     file = folder / "relay.yaml"
     file.write_text(text)
     return run_command("check", "--config", str(file), *arguments)
@@ -171,7 +168,6 @@ DISCOVER = f"approvals: {{rules: [{USER_RULE}]}}\nsource: {{url: discover}}\nrel
 
 
 def rules(*entries: str, api_version: str = "2020-07-01") -> str:
-    """A configuration with these rules."""
     return f'source: {{api_version: "{api_version}"}}\napprovals: {{rules: [{", ".join(entries)}]}}'
 
 

@@ -28,7 +28,6 @@ from tests.eventually import eventually
 
 @pytest.fixture
 async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
-    """A relay that runs."""
     async with running_relay(tmp_path) as relay:
         yield relay
 

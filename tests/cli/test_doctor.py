@@ -37,7 +37,6 @@ INSTANCE = orjson.dumps({"compute": {"vmId": VM_ID, "name": "db-0"}})
 
 @pytest.fixture
 async def azure() -> AsyncIterator[Simulator]:
-    """A metadata service."""
     async with Simulator(Setup(vms=(VM("db-0"),))) as simulator:
         yield simulator
 
@@ -68,7 +67,6 @@ async def examined(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[s
 
 
 def states(findings: dict[str, list[dict[str, Any]]]) -> set[str]:
-    """How everything is."""
     return {finding["state"] for group in findings.values() for finding in group}
 
 

@@ -27,7 +27,6 @@ DOMAINS = (TrustDomain(user="a", scopes=("scope-a*",)),)
 
 @pytest.fixture
 def node(own_broker: Broker) -> Iterator[Broker]:
-    """A node with the definitions of a fleet."""
     settings = HubSettings(
         role="hub", url=SecretStr("amqp://h@127.0.0.1/"), declare="passive", domains=DOMAINS
     )

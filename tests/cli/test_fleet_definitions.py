@@ -32,7 +32,6 @@ GOOD_HASH = hash_password("x", b"salt")
 
 @pytest.fixture
 def hub_yaml(tmp_path: Path) -> Path:
-    """The configuration of a hub."""
     file = tmp_path / "hub.yaml"
     file.write_text(HUB)
     return file

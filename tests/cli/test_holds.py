@@ -26,7 +26,6 @@ RULES = [
 
 @pytest.fixture
 async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
-    """A relay that approves what users start."""
     async with running_relay(tmp_path, rules=RULES) as relay:
         yield relay
 

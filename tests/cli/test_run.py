@@ -26,13 +26,11 @@ from tests.eventually import eventually
 
 @pytest.fixture
 async def azure() -> AsyncIterator[Simulator]:
-    """A metadata service."""
     async with Simulator(Setup(vms=(VM("vm-0"),))) as simulator:
         yield simulator
 
 
 def configured(folder: Path, url: str, **sections: Any) -> Path:
-    """A folder with a configuration for that metadata service."""
     document = {
         "source": {"url": url},
         "store": {"path": str(folder / "relay.db")},

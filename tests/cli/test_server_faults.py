@@ -121,7 +121,6 @@ async def test_a_key_that_no_header_can_carry_is_exit_code_2_and_not_shown(key: 
 
 
 def head(position: int, journal: str = "a") -> str:
-    """The journalhead at a position of a journal."""
     return f"{position}:{journal * 64}"
 
 

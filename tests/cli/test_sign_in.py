@@ -16,7 +16,6 @@ from tests.api.entra import Entra, run_entra
 
 @pytest.fixture
 async def entra() -> AsyncIterator[Entra]:
-    """The stand-in for Entra ID."""
     async with run_entra() as running:
         yield running
 

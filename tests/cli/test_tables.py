@@ -22,8 +22,6 @@ SETS = "aks-nodepool1-12345678-vmss_0, aks-nodepool1-12345678-vmss_1 and 97 more
 
 
 class Terminal(io.StringIO):
-    """Standard output of a terminal."""
-
     @override
     def isatty(self) -> bool:
         return True

@@ -32,12 +32,10 @@ Answer = Callable[[CloudEvent], Awaitable[Receipt]]
 
 
 async def accepts(_: CloudEvent) -> Receipt:
-    """Takes everything."""
     return Receipt(204)
 
 
 async def refuses(_: CloudEvent) -> Receipt:
-    """Refuses connections."""
     raise Deferred("it refused the connection")
 
 
@@ -84,14 +82,11 @@ class ScriptedSink:
         return [event.id for event in self.delivered if subject is None or event.subject == subject]
 
     def times(self, subject: str) -> list[float]:
-        """When the tries about an event began."""
         return [moment for moment, event in self.attempts if event.subject == subject]
 
 
 @dataclass(slots=True)
 class RunningDispatcher:
-    """A dispatcher that runs."""
-
     store: Store
     dispatcher: Dispatcher
     clock: Clock
@@ -154,7 +149,6 @@ class RunningDispatcher:
                 await asyncio.sleep(0)
 
     async def forward(self, seconds: float) -> None:
-        """Let time pass."""
         assert isinstance(self.clock, ManualClock)
         await self.clock.forward(seconds, self.settle)
 

@@ -402,7 +402,6 @@ async def asks_for_somebody(_: CloudEvent) -> Receipt:
 
 
 async def has_enough(_: CloudEvent) -> Receipt:
-    """Refuses the event for good."""
     raise Rejected("it takes no such event", status=400)
 
 

@@ -25,7 +25,6 @@ CONCURRENCY = pytest.mark.parametrize("concurrency", [1, 16, 64], ids=["chat", "
 
 
 async def record_flood(relay: RunningDispatcher) -> None:
-    """Record refusals about many EventIds."""
     for number in range(FLOOD):
         await relay.record_event(f"E-{number}", "approval.refused")
 

@@ -156,7 +156,6 @@ class LanesLaw(RuleBasedStateMachine):
 
     @rule()
     def take_the_most_important(self) -> None:
-        """A try begins."""
         first = min(self.of("free").values(), key=lambda lane: lane.rank, default=None)
         assert self.lanes.mark_next_entry_in_flight() == (first.waiting[0] if first else None)
         if first is not None:
@@ -164,7 +163,6 @@ class LanesLaw(RuleBasedStateMachine):
 
     @rule(of_all=st.booleans())
     def take_the_least_tried(self, *, of_all: bool) -> None:
-        """A probe begins."""
         first = min(
             self.of("free").values(),
             key=lambda lane: (
@@ -222,7 +220,6 @@ class LanesLaw(RuleBasedStateMachine):
 
     @rule(passed=st.sampled_from([0.0, 0.5, 1.0, 3.0]))
     def wake(self, passed: float) -> None:
-        """Time passes."""
         self.now += passed
         self.lanes.release_due(self.now)
         for lane in self.of("resting").values():

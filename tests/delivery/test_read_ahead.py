@@ -16,7 +16,6 @@ from tests.eventually import eventually
 
 
 async def record_events(folder: Path, count: int = 10) -> None:
-    """Record events that a later dispatcher has to read."""
     async with running_dispatcher(folder, {"bus": ScriptedSink(hangs)}, run=False) as relay:
         for number in range(count):
             await relay.record_event(f"E-{number}")

@@ -50,7 +50,6 @@ class Sink:
         self.health.plan_after_failure(tried, error, began)
 
     def succeed(self) -> None:
-        """Deliver another entry."""
         self.health.record_success(entry(2, "b"))
 
 

@@ -30,7 +30,6 @@ def gaps(moments: list[float]) -> list[float]:
 def patient_sink(
     clock: ManualClock, answer: Answer = accepts, *, give_up_after: float = DAY
 ) -> ScriptedSink:
-    """Return a sink with the limits of a webhook."""
     return ScriptedSink(answer, clock=clock, longest_pause=300.0, give_up_after=give_up_after)
 
 

@@ -81,5 +81,4 @@ def azure_event(**changes: Any) -> dict[str, Any]:
 
 
 def document_body(*events: Any, incarnation: Any = 2) -> bytes:
-    """The bytes of a document of those entries."""
     return orjson.dumps({"DocumentIncarnation": incarnation, "Events": list(events)})

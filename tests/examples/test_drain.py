@@ -50,7 +50,6 @@ def without(*names: str) -> bytes:
 
 
 def with_data(**data: object) -> bytes:
-    """The event with other data."""
     return json.dumps(EVENT | {"data": EVENT["data"] | data}).encode()
 
 

@@ -68,20 +68,17 @@ class Node:
         self.set(unschedulable=False)
 
     def set(self, *, unschedulable: bool, **annotations: str) -> None:
-        """Put the node into a state."""
         node = {"metadata": {"annotations": annotations}, "spec": {"unschedulable": unschedulable}}
         (self.folder / "node.json").write_text(json.dumps(node))
 
     @property
     def calls(self) -> list[str]:
-        """The calls that changed the node."""
         log = self.folder / "kubectl.log"
         lines = log.read_text().splitlines() if log.exists() else []
         return [line for line in lines if not line.startswith("get ")]
 
     @property
     def cordoned(self) -> bool:
-        """Whether pods stay away."""
         return bool(json.loads((self.folder / "node.json").read_text())["spec"]["unschedulable"])
 
     @asynccontextmanager

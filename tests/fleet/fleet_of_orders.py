@@ -60,8 +60,6 @@ def user_event(event_id: str = "E-1", **changes: Any) -> ScheduledEvent:
 
 @dataclass(eq=False)
 class PublishedOrder:
-    """An order that the hub has published."""
-
     scope: str
     agent: str
     order: StartOrder
@@ -72,8 +70,6 @@ class PublishedOrder:
 
 @dataclass(eq=False)
 class FakeAgent:
-    """The relay on a VM."""
-
     scope: str
     relay: str
     user: str
@@ -113,8 +109,6 @@ class SentPulse:
 
 @dataclass(frozen=True)
 class Post:
-    """A StartRequest that reached IMDS."""
-
     at: float
     scope: str
     agent: str

@@ -139,8 +139,6 @@ async def publish_as(
 
 @dataclass(slots=True)
 class Received:
-    """A message of an agent."""
-
     key: str
     user: str | None
     content: Any

@@ -234,7 +234,6 @@ class Target:
 async def target(
     hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Target]:
-    """A running agent that has seen an event."""
     # Nothing here restarts an agent, so it need not wait before it obeys.
     monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
     event = azure.schedule(Plan(resources=("vm-0",)))

@@ -56,8 +56,6 @@ def no_such_event() -> StartOrder:
 
 @dataclass
 class Imds:
-    """An IMDS that remembers when each StartRequest arrived."""
-
     on_read: Callable[[], float] | None = None
     """Called with each read of the document; it returns the seconds until the answer."""
     on_start: Callable[[], float] | None = None

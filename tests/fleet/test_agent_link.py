@@ -49,8 +49,6 @@ KEY = f"event.scheduled.freeze.{SCOPE}.vm-0"
 
 @dataclass
 class Handler:
-    """Notes what the hub sends."""
-
     listens: int = 0
     orders: list[StartOrder] = field(default_factory=list)
     answers: list[VoteAnswer] = field(default_factory=list)

@@ -85,7 +85,6 @@ def reboot(*resources: str) -> ScheduledEvent:
 
 @pytest.fixture
 async def hub(tmp_path: Path) -> AsyncIterator[VotingHub]:
-    """A hub on a store. Nothing is started."""
     clock, path = ManualClock(), tmp_path / "hub.db"
     owner = StateFileScopeAndVm(HUB.scope, None, is_hub=True)
     settings = ApprovalsSettings.model_validate({"tell_first": "0s", "rules": [RULE]})

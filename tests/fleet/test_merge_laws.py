@@ -189,7 +189,6 @@ class Network:
     # --- laws
 
     def check(self) -> None:
-        """Check the laws that hold at all times."""
         assert told_in_shape(self.fleet), "each occurrence appears, changes, starts and ends"
         restored, history = self.fleet.restored(), self.fleet.history
         assert (restored is None) == (history is None)
@@ -255,7 +254,6 @@ class SplitDocuments(Network):
 
     @override
     def check_truth(self) -> None:
-        """There is no one history."""
         assert not self.fleet.false_ends, "nothing ends while an agent can say that it is there"
 
 
@@ -284,8 +282,6 @@ class BadClocks(Network):
 
 
 class DistinctStates(Network):
-    """One occurrence whose states differ all."""
-
     @override
     def change(self) -> None:
         if not self.fleet.truth or self.fleet.current is not None:

@@ -108,7 +108,6 @@ async def merging(
 
 @asynccontextmanager
 async def held(store: Store) -> AsyncIterator[None]:
-    """Let the store do nothing inside the block."""
     reached, release = threading.Event(), threading.Event()
 
     def hold(_: Transaction) -> None:

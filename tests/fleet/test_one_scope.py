@@ -69,7 +69,6 @@ class Story:
         self.expected += 5
 
     def return_to_before(self) -> None:
-        """Bring a state and an EventId back."""
         self.azure.start(self.moved)
         self.azure.update_event(self.flapping, description="A")
         self.azure.schedule(Plan(id=self.canceled.event_id, resources=("vm-3",)))
@@ -78,7 +77,6 @@ class Story:
         self.expected += 5
 
     def end(self) -> None:
-        """End all that is left."""
         self.azure.end(self.moved)
         self.azure.end(self.failed)
         for event in (self.flapping, self.canceled, self.odd, self.evicted):

@@ -140,7 +140,6 @@ async def arrived(node: Broker, queue: str) -> DeliveredMessage:
 
 
 async def next_messages(channel: AbstractChannel, queue: str, count: int) -> list[DeliveredMessage]:
-    """Consume and acknowledge the next messages of a queue."""
     raw = await channel.get_underlay_channel()
     arrivals: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
     await raw.basic_consume(queue, arrivals.put)

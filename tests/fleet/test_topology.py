@@ -18,7 +18,6 @@ MAIN = "azure.scheduledevents"
 
 
 def line_of(title: str) -> str:
-    """The row of the page about a part."""
     (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {title}"))
     return line
 

@@ -39,8 +39,6 @@ _SECOND = 1.06
 
 @dataclass
 class Rig:
-    """A running poller and its reports."""
-
     clock: ManualClock
     store: Store
     poller: Poller

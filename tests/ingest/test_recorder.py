@@ -35,7 +35,6 @@ def approval_file(tmp_path: Path) -> Iterator[ApprovalFile]:
 def record(
     approval_file: ApprovalFile, *events: ScheduledEvent, gap: bool = False, incarnation: int = 7
 ) -> int:
-    """Record a poll. Return the number of changes."""
     return approval_file.transact(
         lambda tx: approval_file.recorder.record(
             tx, SuccessfulPoll(Document(incarnation, events), approval_file.clock.now(), gap)

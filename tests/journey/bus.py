@@ -105,12 +105,10 @@ class Bus:
 
     @property
     def queue(self) -> str:
-        """The queue of approvals."""
         return f"{self.exchange}.approvals.{SCOPE}"
 
     @property
     def approvals_exchange(self) -> str:
-        """The exchange to which clients publish approvals."""
         return f"{self.exchange}.approvals"
 
     async def send(
@@ -154,7 +152,6 @@ class Bus:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[GuardedConnection]:
-        """A connection of a user with all rights."""
         # The relay's own connection: some dead letters would end any other.
         connection = GuardedConnection(URL(self.broker.amqp_url()), "journey")
         await connection.connect()
@@ -163,7 +160,6 @@ class Bus:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[AbstractChannel]:
-        """A channel of a user with all rights."""
         async with self.connection() as connection, connection.channel() as channel:
             yield channel
 
@@ -204,7 +200,6 @@ class Bus:
     async def wait_for_event(
         self, name: str, event: Event | None = None, cause: str | None = None, *, within: float = 60
     ) -> dict[str, Any]:
-        """The first such event."""
         await eventually(lambda: bool(self.events_of_type(name, event, cause)), within=within)
         return self.events_of_type(name, event, cause)[0]
 
@@ -263,11 +258,9 @@ class System:
         }
 
     def starts(self, event: Event) -> int:
-        """How many StartRequests Azure got for an event."""
         return sum(event.event_id in call.event_ids for call in self.sim.start_requests)
 
     async def is_consuming(self) -> bool:
-        """Whether the relay consumes approvals."""
         try:
             return (await self.bus.waiting())[1] == 1
         except ChannelNotFoundEntity:  # the relay has not made the queue yet
@@ -278,7 +271,6 @@ class System:
         return await self.bus.waiting() == (0, 1)
 
     async def is_not_consuming(self) -> bool:
-        """Whether nobody consumes approvals."""
         return (await self.bus.waiting())[1] == 0
 
 

@@ -106,7 +106,6 @@ class Inbox:
 
 @asynccontextmanager
 async def inbox(port: int = 0) -> AsyncIterator[Inbox]:
-    """Run a receiver on a loopback port."""
     box = Inbox()
     application = web.Application()
     application.router.add_post("/", box.receive)
@@ -133,17 +132,14 @@ class RelayProcess:
 
     @property
     def store(self) -> Path:
-        """The state file."""
         return Path(self.document.get("store", {}).get("path", self.directory / "relay.db"))
 
     @property
     def log(self) -> str:
-        """The output of the relay since its first start."""
         return (self.directory / "log").read_text(encoding="utf-8")
 
     @property
     def url(self) -> str:
-        """The base URL of its API."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, *, ready: bool = True) -> None:
@@ -185,7 +181,6 @@ class RelayProcess:
             return False
 
     async def kill(self) -> None:
-        """End the process with SIGKILL."""
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
@@ -227,7 +222,6 @@ async def relay(
 
 
 def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:
-    """Return the configuration section of a webhook sink."""
     return {
         "kind": "webhook",
         "name": name,

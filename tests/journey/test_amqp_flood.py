@@ -42,7 +42,6 @@ MESSAGES = depth(20_000, 2_000)
 
 @pytest.fixture(scope="module")
 def node(_node: Broker) -> Broker:
-    """A broker with the users of these tests."""
     _node.heal()
     define_users(_node)
     return _node
@@ -201,7 +200,6 @@ async def test_what_returned_to_the_queue_is_decided_within_the_rate_that_it_pai
 
 
 def allowed_since(began: float) -> float:
-    """How many messages a client may have had decided."""
     return CLIENT_BURST + CALLER_RATE * (time.monotonic() - began) + 1
 
 

@@ -63,7 +63,6 @@ async def is_buried(system: System, message_id: str, event: Event) -> None:
 
 
 async def leads_to_nothing(system: System, event: Event) -> None:
-    """It starts nothing and is told to nobody."""
     await system.wait_until_earlier_are_decided()
     assert not [
         item
@@ -178,7 +177,6 @@ async def test_no_password_is_ever_told(
 
 
 def _all_of(directory: Path) -> str:
-    """What is in its files."""
     return "".join(
         path.read_bytes().decode(errors="replace")
         for path in directory.rglob("*")

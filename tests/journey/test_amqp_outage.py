@@ -112,7 +112,6 @@ async def consumer(broker: Broker, exchange: str) -> AsyncIterator[Ledger]:
 
 
 def document(sim: Simulator, url: str, exchange: str) -> dict[str, Any]:
-    """Configure a relay that sends everything and decides nothing."""
     sink = {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}
     return {"scope": "journey", "source": {"url": sim.url, "interval": "500ms"}, "sinks": [sink]}
 
@@ -238,7 +237,6 @@ def _count(process: RelayProcess, condition: str) -> int:
 
 
 def _memory(process: RelayProcess) -> int:
-    """Kilobytes that the relay has in memory."""
     assert process.process is not None
     lines = Path(f"/proc/{process.process.pid}/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))

@@ -64,7 +64,6 @@ async def approve(system: System, message_id: str) -> None:
 
 
 def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the relay said of its approvals over AMQP."""
     return [
         record.getMessage().removeprefix("approvals over AMQP: ")
         for record in caplog.records

@@ -23,7 +23,6 @@ MANY = depth(1000, 150)
 
 
 async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:
-    """A consumer that was there all along."""
     connection = await aio_pika.connect(url)
     async with connection, connection.channel() as channel:
         await channel.set_qos(prefetch_count=200)

@@ -136,7 +136,6 @@ class Flood:
         self._slow: list[asyncio.StreamWriter] = []
 
     async def run(self, requests: int) -> None:
-        """Send this many requests."""
         last = next(self.sent) + requests
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
@@ -169,13 +168,11 @@ class Flood:
             writer.close()
 
     def close(self) -> None:
-        """Close the connections of the slow requests."""
         for writer in self._slow:
             writer.close()
 
 
 def _memory(process: RelayProcess) -> float:
-    """Return the memory of the relay in MiB."""
     assert process.process is not None
     status = Path(f"/proc/{process.process.pid}/status").read_text()
     resident = re.search(r"VmRSS:\s+(\d+) kB", status)

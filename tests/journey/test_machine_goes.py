@@ -34,12 +34,10 @@ class Machine:
     """The notices that the receiver had each time Azure took a StartRequest for the event."""
 
     async def boot(self, number: int) -> None:
-        """Start the VM's relay under this boot id."""
         (self.folder / "boot-id").write_text(f"boot-{number}\n")
         await self.relay.start()
 
     async def approve_reboot(self) -> Event:
-        """Announce a reboot of this VM and approve it."""
         event = self.azure.schedule(
             Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=600.0)
         )

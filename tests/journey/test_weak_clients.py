@@ -95,7 +95,6 @@ class Scene:
         }
 
     def note_arrival(self, event: dict[str, Any]) -> None:
-        """Remember when the webhook got an event."""
         self.arrivals.setdefault((name_of(event), str(event.get("subject"))), time.monotonic())
 
     async def notice(self, _: dict[str, Any]) -> float:
@@ -184,11 +183,9 @@ class Scene:
         return figures
 
     def started(self) -> list[str]:
-        """Return the EventIds of all StartRequests."""
         return [event_id for call in self.sim.start_requests for event_id in call.event_ids]
 
     def memory(self) -> int:
-        """Return the resident memory of the relay in bytes."""
         assert self.process.process is not None
         status = Path(f"/proc/{self.process.process.pid}/status").read_text()
         resident = re.search(r"VmRSS:\s+(\d+) kB", status)

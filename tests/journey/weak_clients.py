@@ -43,8 +43,6 @@ class WeakClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """Who sends how much to whom."""
-
     port: int
     clients: list[WeakClient]
     event_id: str
@@ -67,8 +65,6 @@ class Report:
 
 
 class Flood:
-    """One attack."""
-
     def __init__(self, attack: Attack) -> None:
         self._attack = attack
         self.report = Report()
@@ -80,7 +76,6 @@ class Flood:
         self._signers = {client.name: Webhook(client.secret) for client in attack.clients}
 
     async def run(self) -> None:
-        """Send everything."""
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(self._keep_stream(number)) for number in range(STREAMS)]
             senders = [group.create_task(self._publish(client)) for client in self._attack.clients]
@@ -136,7 +131,6 @@ class Flood:
             self._unread.popleft().close()
 
     def _request(self, number: int, *, reads: bool) -> tuple[str, bytes]:
-        """Return the kind and the bytes of a request."""
         attack = self._attack
         client = attack.clients[number % len(attack.clients)]
         vote = {"eventId": attack.event_id, "decision": "approve", "revision": attack.revision}

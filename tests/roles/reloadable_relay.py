@@ -83,7 +83,6 @@ class ReloadableRelay:
         return str((await self.event(event)).get("approval", {}).get("state", "unknown"))
 
     async def vote(self, event: Event, name: str) -> tuple[int, Any]:
-        """Vote for an event."""
         body = {
             "eventId": event.event_id,
             "decision": "approve",
@@ -92,7 +91,6 @@ class ReloadableRelay:
         return await self.call("POST", "/v1/approvals", body, key=OTHER_KEYS[name])
 
     def starts(self, event: Event) -> int:
-        """Return how many StartRequests Azure got for an event."""
         return sum(event.event_id in call.event_ids for call in self.azure.start_requests)
 
     async def told(self, name: str) -> list[dict[str, Any]]:

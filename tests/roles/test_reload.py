@@ -34,7 +34,6 @@ def api(*clients: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def by_votes(votes: int, *names: str) -> dict[str, Any]:
-    """Return a rule that takes votes of these clients."""
     return {
         "name": "votes",
         "approve": {"votes": votes, "from": [f"client:{name}" for name in names]},
@@ -42,21 +41,16 @@ def by_votes(votes: int, *names: str) -> dict[str, Any]:
 
 
 class BreakingSettings(SinkSettings):
-    """A sink that cannot be made."""
-
     kind: Literal["breaking"] = "breaking"
 
 
 class Box:
-    """A sink that keeps what it gets."""
-
     concurrency = 1
     longest_pause = 1.0
     give_up_after = 1.0
     open_boxes = 0
 
     async def deliver(self, _event: object) -> Receipt:
-        """Take an event."""
         return Receipt()
 
 

@@ -119,7 +119,6 @@ async def test_new_connections_get_the_new_certificate_and_old_ones_stay(tmp_pat
 
 
 def reloader(running: RunningRelay, before: Config, after: dict[str, Any]) -> Reloader:
-    """Return a reloader that reads this document."""
     loaded = LoadedConfig(Config.model_validate(after), None)
     return Reloader(running, LoadedConfig(before, None), lambda: loaded, SystemClock(), nullcontext)
 

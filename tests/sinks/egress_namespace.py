@@ -114,8 +114,6 @@ async def delivered(name: str, proxy: str | None = None) -> str:
 
 
 async def main() -> None:
-    """Show it."""
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")

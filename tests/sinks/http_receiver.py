@@ -68,8 +68,6 @@ Behaviour = Callable[[Connection], Awaitable[None]]
 
 @dataclass(slots=True)
 class Receiver:
-    """A listening receiver and what it has seen."""
-
     port: int = 0
     scheme: str = "http"
     status: int = 204
@@ -149,7 +147,6 @@ class Names(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Look the name up."""
         assert family == socket.AF_UNSPEC, "both families are asked for"
         addresses = self._names[host]
         if isinstance(addresses, OSError):

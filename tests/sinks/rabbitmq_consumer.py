@@ -22,7 +22,6 @@ from tests.eventually import eventually
 
 
 def settings(url: str | None, exchange: str = "azure.scheduledevents", **fields: Any) -> Settings:
-    """The sink's section of the YAML document."""
     return Settings.model_validate(
         {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, **fields}
     )
@@ -90,7 +89,6 @@ async def take(queue: AbstractQueue) -> AbstractIncomingMessage:
 
 
 async def waiting(queue: AbstractQueue) -> list[bytes]:
-    """The bodies of all that waits in the queue."""
     bodies = []
     while (message := await queue.get(fail=False, no_ack=True)) is not None:
         bodies.append(message.body)

@@ -124,8 +124,6 @@ class WebhookReceiver:
 
 @asynccontextmanager
 async def webhook_receiver(_: pytest.FixtureRequest) -> AsyncIterator[ReceiverControl]:
-    """A receiver behind a proxy."""
-
     async def takes(connection: Connection) -> None:
         while True:
             await connection.request()
@@ -175,7 +173,6 @@ class RabbitMQReceiver:
 
 @asynccontextmanager
 async def rabbitmq_receiver(request: pytest.FixtureRequest) -> AsyncIterator[ReceiverControl]:
-    """The broker of the tests behind a proxy."""
     broker: Reachable = request.getfixturevalue("broker")
     exchange: str = request.getfixturevalue("exchange")
     url = URL(broker.amqp_url())
@@ -204,7 +201,6 @@ def test_every_sink_has_a_receiver() -> None:
 
 @pytest.fixture(params=sorted(RECEIVERS))
 async def receiver(request: pytest.FixtureRequest, exchange: Any) -> AsyncIterator[ReceiverControl]:
-    """Start the receiver of each sink in turn."""
     assert exchange
     async with RECEIVERS[request.param](request) as made:
         yield made

@@ -29,7 +29,6 @@ async def consumer(url: str, exchange: str) -> None:
 
 
 async def stored(url: str, exchange: str) -> list[bytes]:
-    """What that queue holds."""
     async with channel(url) as broker_channel:
         return await waiting(await broker_channel.get_queue(exchange))
 

@@ -36,7 +36,6 @@ OTHER_CA = ssl.DER_cert_to_PEM_cert(ssl.create_default_context().get_ca_certs(bi
 
 
 async def headers_of(**fields: Any) -> Mapping[str, str]:
-    """The headers that a receiver gets."""
     async with listening(good) as receiver, sink(url=receiver.url, **fields) as webhook:
         await webhook.deliver(cloudevent())
     return receiver.requests[0].headers

@@ -57,7 +57,6 @@ async def deliver(
     tls: ssl.SSLContext | None = None,
     **fields: Any,
 ) -> Receipt:
-    """One delivery of one event."""
     async with sink(resolver, tls, url=url, **fields) as webhook:
         return await webhook.deliver(cloudevent())
 

@@ -30,7 +30,6 @@ NOW = datetime(2026, 4, 11, 22, 26, 58, tzinfo=UTC)
 def numbered_event(
     number: int = 0, name: str = "event.scheduled", subject: str | None = None, **data: Any
 ) -> CloudEvent:
-    """Return a CloudEvent whose id is the number."""
     subject = subject if subject is not None else f"E-{number}"
     return cloudevent(
         name, subject, {**DATA, "eventId": subject, "notBefore": None, **data}, id=f"{number:032x}"

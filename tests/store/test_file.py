@@ -187,7 +187,6 @@ def test_a_log_that_holds_everything_restores_a_broken_file(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A valid state file. Tests copy it."""
     path = tmp_path_factory.mktemp("whole") / "relay.db"
     begin(path)
     return path

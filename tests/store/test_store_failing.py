@@ -46,8 +46,6 @@ ROWS = depth(1_000_000, 100_000)
 
 @dataclass(slots=True)
 class Notified:
-    """The calls to the listeners of a store."""
-
     recorded: list[RecordedEvent] = field(default_factory=list)
     failing: list[str | None] = field(default_factory=list)
 

@@ -22,8 +22,6 @@ from tests.eventually import eventually
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the log holds."""
-
     caplog: pytest.LogCaptureFixture
 
     def fields(self) -> list[dict[str, Any]]:
@@ -31,7 +29,6 @@ class Told:
         return [record.fields for record in self.caplog.records if hasattr(record, "fields")]
 
     def types(self) -> list[str]:
-        """Return the types of events that were told."""
         return [fields["type"] for fields in self.fields() if "type" in fields]
 
     async def wait(self, name: str, count: int = 1) -> dict[str, Any]:
@@ -42,7 +39,6 @@ class Told:
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
-    """The log from INFO on."""
     caplog.set_level(logging.INFO, "relay")
     return Told(caplog)
 
@@ -130,7 +126,6 @@ async def test_events_are_told_in_their_order_and_once_however_many(
 
 
 def record_pings(tx: Transaction, count: int) -> None:
-    """Record events in one transaction."""
     event = relay_event(
         "relay.ping",
         Origin("west", "vm-0"),

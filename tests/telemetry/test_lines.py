@@ -79,7 +79,6 @@ def test_the_documented_line_is_one_of_ours() -> None:
 
 
 def documented_fields() -> set[str]:
-    """Return the names of fields on the page."""
     page = (ROOT / "docs/log.md").read_text(encoding="utf-8")
     return set(re.findall(r"`(\w+)`", page.partition("## Fields")[2].partition("<!--")[0]))
 
@@ -97,7 +96,6 @@ def test_every_field_that_the_code_logs_is_documented() -> None:
 
 
 def about(name: str, resources: tuple[str, ...] = ("db-0",), **added: Any) -> CloudEvent:
-    """Return an event about a decision."""
     return approval_or_startrequest_event(
         name,
         Origin("west", "vm-0"),

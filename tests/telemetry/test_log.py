@@ -44,7 +44,6 @@ def record(message: str, *arguments: object, name: str = "relay.app", **more: An
 
 
 def raised(text: str) -> tuple[type[BaseException], BaseException, Any]:
-    """Return an error with its traceback."""
     try:
         raise ValueError(text)  # noqa: TRY301  # the traceback is what matters
     except ValueError:
@@ -54,7 +53,6 @@ def raised(text: str) -> tuple[type[BaseException], BaseException, Any]:
 
 
 def text(made: Any) -> str:
-    """Return the line for people."""
     return TextFormatter(lambda: SECRETS).format(made)
 
 
@@ -175,7 +173,6 @@ def piped() -> Iterator[tuple[logging.Logger, StderrHandler, int]]:
 
 
 def read_lines(reader: int, until: str) -> list[Any]:
-    """Read up to the line that holds the text."""
     content = b""
     while until.encode() not in content or not content.endswith(b"\n"):
         content += os.read(reader, 65536)
