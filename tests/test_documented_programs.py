@@ -84,7 +84,7 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
         file = tmp_path / "relay.yaml"
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with start_relay(load(file, {}).config, SystemClock()) as running:
-            url = f"http://127.0.0.1:{running.api_port}"
+            url = f"http://127.0.0.1:{running.server.port}"
             azure.schedule(Plan(type="Reboot", id=EVENT, resources=("db-0",), notice=900.0))
             await eventually(lambda: bool(workflow.cards))
             shown = (await run_async("show", EVENT, "--json", "-c", str(file))).json

@@ -146,7 +146,7 @@ async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
             demo.print(f"a webhook receiver listens at {receiver_url}")
             config = _configuration(azure.url, receiver_url, demo.secret, key, store)
             async with start_relay(config, SystemClock()) as running:
-                url = f"http://127.0.0.1:{running.api_port}"
+                url = f"http://127.0.0.1:{running.server.port}"
                 demo.print(f"the relay runs, its API is at {url}")
                 await _follow_one_event(demo, azure, store, url, key)
                 demo.are_steps_done = True

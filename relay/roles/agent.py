@@ -6,7 +6,6 @@ configuration are the hub's. It decides nothing, and passes decisions of local p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
@@ -19,7 +18,7 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.fleet.agent.agent import Agent, ImdsClock, ReportSinkSettings, VmIdentity
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
-from relay.roles.inner_half import RunningRelay
+from relay.roles.inner_half import RunningRelay, attached
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     drain,
@@ -30,8 +29,6 @@ from relay.roles.parts import (
     running,
 )
 from relay.store import StateFileScopeAndVm
-
-_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -82,16 +79,13 @@ async def start(
         )
         async with running(agent=agent.run(), delivery=dispatcher.run()):
             try:
-                async with running_relay.entered(), polling(poller, store):
-                    _log.info(
-                        "agent %s of scope %s runs; the API listens on %s",
-                        origin.relay,
-                        origin.scope,
-                        server.address,
-                    )
-                    server.state.attach_relay(relay)
+                name = f"agent {origin.relay} of scope {origin.scope}"
+                async with (
+                    running_relay.entered(),
+                    polling(poller, store),
+                    attached(server, running_relay, name),
+                ):
                     yield running_relay
-                    server.state.detach_relay()
             finally:
                 await agent.stop_orders(DRAIN_TIMEOUT / 2)
                 await drain(dispatcher)

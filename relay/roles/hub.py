@@ -7,7 +7,6 @@ sinks. The gate decides, and its `OrderPort` orders an agent to send the StartRe
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -28,11 +27,9 @@ from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
 from relay.fleet.votes import MachineVotes
 from relay.roles.deciding import deciding
-from relay.roles.inner_half import RunningRelay
+from relay.roles.inner_half import RunningRelay, attached
 from relay.roles.parts import open_store_with_log, running
 from relay.store import StateFileScopeAndVm
-
-_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -107,10 +104,8 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             await server.state.settled.wait()
             return await gate.submit(request)
 
-        def wake() -> None:
-            gate.wake()
-
-        hub.attach_handlers(port.on_result, MachineVotes(submit, clock), wake)
+        votes = MachineVotes(submit, clock)
+        hub.attach_handlers(port.on_result, votes, lambda: gate.wake())  # noqa: PLW0108  # a reload makes another
         running_relay = RunningRelay(config, server, store, clock, report, enter)
         is_entered = asyncio.Event()
 
@@ -122,12 +117,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # It listens until the half is left: the results of orders still arrive.
         async with running(hub=listen()), running_relay.entered():
             is_entered.set()
-            _log.info(
-                "hub %s of the fleet %s runs; the API listens on %s",
-                origin.relay,
-                fleet.exchange,
-                server.address,
-            )
-            server.state.attach_relay(running_relay.relay)
-            yield running_relay
-            server.state.detach_relay()
+            name = f"hub {origin.relay} of the fleet {fleet.exchange}"
+            async with attached(server, running_relay, name):
+                yield running_relay

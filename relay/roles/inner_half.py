@@ -63,10 +63,6 @@ class RunningRelay:
         self._task: asyncio.Task[None]
         self._must_leave: asyncio.Event
 
-    @property
-    def api_port(self) -> int:
-        return self.server.port
-
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
         """Enter the half and leave it in the end. If it fails meanwhile, the body ends with it."""
@@ -157,3 +153,12 @@ class RunningRelay:
         _, unfinished = await asyncio.wait({self._task}, timeout=LEAVE_TIMEOUT)
         if unfinished:
             _log.error("the tries of a sink do not end, and go on")
+
+
+@asynccontextmanager
+async def attached(server: Server, running: RunningRelay, name: str) -> AsyncIterator[None]:
+    """Let the API answer for the relay. If the body fails, it does so to the end."""
+    _log.info("%s runs; the API listens on %s", name, server.address)
+    server.state.attach_relay(running.relay)
+    yield
+    server.state.detach_relay()

@@ -122,4 +122,4 @@ async def stage(
             start_relay(Config.model_validate(document), clock or SystemClock())
         )
         web = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Stage(azure, running, f"http://127.0.0.1:{running.api_port}", web)
+        yield Stage(azure, running, f"http://127.0.0.1:{running.server.port}", web)

@@ -122,6 +122,6 @@ async def running_relay(
                 poller=poller,
                 receiver=receiver,
                 config=str(file),
-                url=f"http://127.0.0.1:{running.api_port}",
+                url=f"http://127.0.0.1:{running.server.port}",
                 store=folder / "relay.db",
             )

@@ -183,7 +183,7 @@ class RunningFleet:
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> tuple[int, Any]:
-        url = f"http://127.0.0.1:{self.running_hub.api_port}{path}"
+        url = f"http://127.0.0.1:{self.running_hub.server.port}{path}"
         headers = {"Authorization": f"Bearer {KEY}"}
         async with (
             aiohttp.ClientSession() as session,

@@ -75,7 +75,7 @@ async def vote_by_callback(fleet: RunningFleet, event: Event) -> None:
         "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_1", at, body),
         "content-type": "application/json",
     }
-    url = f"http://127.0.0.1:{fleet.running_hub.api_port}/v1/callbacks/ops"
+    url = f"http://127.0.0.1:{fleet.running_hub.server.port}/v1/callbacks/ops"
     async with (
         aiohttp.ClientSession() as session,
         session.post(url, data=body, headers=headers) as answer,

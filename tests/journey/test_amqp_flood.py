@@ -217,7 +217,7 @@ async def test_the_broker_refuses_more_than_the_queue_may_hold(node: Broker) -> 
 
 async def rejected(system: System) -> float:
     """How many calls and messages the relay has rejected without an event."""
-    url = f"http://127.0.0.1:{system.running.api_port}/metrics"
+    url = f"http://127.0.0.1:{system.running.server.port}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         lines = (await response.text()).splitlines()
     return next(

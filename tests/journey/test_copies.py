@@ -55,7 +55,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         await bus.listen(stack)
         event, decision = await system.schedule_reboot(starts_after=30.0)
         url, body, now = (
-            f"http://127.0.0.1:{running.api_port}/v1",
+            f"http://127.0.0.1:{running.server.port}/v1",
             orjson.dumps(decision),
             datetime.now(UTC),
         )

@@ -67,7 +67,7 @@ class ReloadableRelay:
         """Call the API; return status and body."""
         async with self.session.request(
             method,
-            f"http://127.0.0.1:{self.running.api_port}{path}",
+            f"http://127.0.0.1:{self.running.server.port}{path}",
             json=body,
             headers={"Authorization": f"Bearer {key}"},
         ) as response:

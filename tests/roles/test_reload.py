@@ -513,7 +513,7 @@ async def test_a_reload_does_not_set_the_counter_of_refusals_back(
 
         async def refusals() -> str:
             headers = {"Authorization": f"Bearer {KEY}"}
-            url = f"http://127.0.0.1:{relay.running.api_port}/metrics"
+            url = f"http://127.0.0.1:{relay.running.server.port}/metrics"
             async with relay.session.get(url, headers=headers) as response:
                 lines = (await response.text()).splitlines()
             return next(line for line in lines if line.startswith("imds_relay_refusals_total{"))

@@ -103,7 +103,7 @@ async def test_new_connections_get_the_new_certificate_and_old_ones_stay(tmp_pat
         return str(names["commonName"])
 
     async with reloadable_relay(tmp_path) as relay:
-        port = relay.running.api_port
+        port = relay.running.server.port
         assert (await relay.call("GET", "/healthz"))[0] == 200  # its connection is kept
         await relay.reload(api=api("one"))
         assert await name_shown(port) == "one"

@@ -201,7 +201,9 @@ async def test_no_credential_is_in_a_log_an_error_or_an_answer_of_the_api(
                 texts += [ended.out, ended.err]
             async with aiohttp.ClientSession() as anyone:
                 for path in ("metrics", "readyz", "healthz"):
-                    async with anyone.get(f"http://127.0.0.1:{running.api_port}/{path}") as answer:
+                    async with anyone.get(
+                        f"http://127.0.0.1:{running.server.port}/{path}"
+                    ) as answer:
                         texts.append(f"{answer.headers}{await answer.text()}")
             assert "drain" in texts[-3]
     wire = "".join(f"{request.line}{dict(request.headers)}" for request in receiver.requests)
