@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import sys
 import threading
@@ -38,8 +39,8 @@ MAX_TEXT = 2000
 _SHORTEST_SECRET = 6
 """Characters. A shorter text is not hidden: it would turn up in words by chance."""
 _log = logging.getLogger(__name__)
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@+*,%")
-"""Characters that a value may hold without quotes."""
+_PLAIN = re.compile(r"[a-zA-Z0-9_.:/@+*,%-]+")
+"""What a value may be without quotes."""
 
 
 def configure_logging(
@@ -280,17 +281,10 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _format_value(value: object) -> str:
-    match value:
-        case str():
-            pass
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return f"{value}"
-        case list() | tuple():
-            value = ",".join(map(str, value))
-    text = str(value)
-    if text and _PLAIN.issuperset(text):
+    if isinstance(value, (list, tuple)):
+        value = ",".join(map(str, value))
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if _PLAIN.fullmatch(text):
         return text
     return '"' + escape(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
