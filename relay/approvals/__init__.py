@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 
 from relay.amqp.broker_url import BrokerSettings, Declare
 from relay.approvals.limits import Limit
-from relay.approvals.principals import ONE_MACHINE_VOTES, is_machine, most_votes
 from relay.approvals.rules import (
     BoundedDuration,
     Member,
@@ -23,8 +22,6 @@ from relay.approvals.rules import (
     Quorum,
     Rule,
     RuleConditions,
-    eligible_voters,
-    person_of,
 )
 from relay.settings import (
     KeyPath,
@@ -99,7 +96,6 @@ class ApprovalsSettings(Section):
                 )
             if isinstance(rule.approve, Quorum):
                 self._check_voters_exist(rule.approve, ("rules", index, "approve", "from"))
-                self._check_quorum(rule.approve, f"rules.{rule.name}.approve")
             if rule.match == RuleConditions():
                 catch_all = rule.name
         return self
@@ -114,17 +110,6 @@ class ApprovalsSettings(Section):
                     f"{describe_choices(name, self.groups, prefix='group:')}",
                 )
             self._check_person_exists(voter, (*path, index))
-
-    def _check_quorum(self, quorum: Quorum, path: str) -> None:
-        voters = eligible_voters(quorum, self.groups, self.people).entries
-        people = {person_of(voter, self.people) for voter in voters}
-        if most_votes(people, each_resource=quorum.each_resource) < quorum.votes:
-            note = "; each person counts once" if self.people else ""
-            if not quorum.each_resource and any(map(is_machine, people)):
-                note += f"; {ONE_MACHINE_VOTES}"
-            raise ValueError(
-                f"{path}: {quorum.votes} votes can never come from {len(people)} principals{note}"
-            )
 
     def _check_person_exists(self, member: str, path: KeyPath) -> None:
         kind, _, name = member.partition(":")

@@ -173,12 +173,13 @@ class Config(Section):
             names = [voter.name for voter in voters]
             if most_votes(names, each_resource=quorum.each_resource) < quorum.votes:
                 has_machines = any(map(is_machine, names)) and not quorum.each_resource
-                raise ValueError(
-                    f"approvals.rules.{rule.name}.approve: expected {quorum.votes} who may vote, "
+                raise WrongValue(
+                    ("approvals", "rules", self.approvals.rules.index(rule), "approve"),
+                    f"expected {quorum.votes} who may vote, "
                     f"there are only: {', '.join(names) or 'none'}. "
                     "A client: or mtls: must be one of api.clients with approve in its can, also "
                     "where its person votes in chat; an entra: needs api.oidc"
-                    + (f"; {ONE_MACHINE_VOTES}" if has_machines else "")
+                    + (f"; {ONE_MACHINE_VOTES}" if has_machines else ""),
                 )
             self._refuse_double_voter(rule.name, quorum)
         return self
