@@ -341,10 +341,6 @@ def test_a_person_releases_a_hold_of_their_other_principal(tmp_path: Path) -> No
             "a person of approvals.people",
             {"rules": [{"name": "r", "approve": {"votes": 1, "from": ["person:x"]}}]},
         ),
-        (
-            "each person counts once",
-            {"rules": [{"name": "r", "approve": {"votes": 2, "from": ["person:ann"]}}], **PEOPLE},
-        ),
         ("expected client:<name>", {"people": {"a": ["person:b"]}}),
         ("votes, each_resource", {"rules": [{"name": "r", "approve": {"from": ["client:a"]}}]}),
         (
