@@ -17,9 +17,10 @@ from typing import Any
 
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_server import SECRET, MattermostServer, post_text, running_mattermost
-from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.running_relay import rule, stage
 from tests.chromium import connected, executable, serving
 from tests.eventually import eventually
+from tests.relay_in_process import RelayInProcess
 
 RUNBOOK = "https://wiki.example.com/reboots"
 DIRECTORY = Path(__file__).parent
@@ -113,7 +114,7 @@ def dialog_html(dialog: Mapping[str, Any]) -> str:
 @asynccontextmanager
 async def announced_reboot(
     *, in_chat: bool
-) -> AsyncIterator[tuple[Stage, MattermostServer, Event, list[str]]]:
+) -> AsyncIterator[tuple[RelayInProcess, MattermostServer, Event, list[str]]]:
     """Yield a relay that has posted about a reboot, the server, the event, and two voters."""
     async with running_mattermost() as server, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
         voters = [server.add_user("ann"), server.add_user("ben")]

@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from relay.simulator import VM, Event, Setup, Simulator
-from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import ALICE, BOB, TEAM, PostedMessage, SlackServer, running_slack
 from tests.chromium import connected, executable, serving
 from tests.eventually import eventually
+from tests.relay_in_process import RelayInProcess
 
 RUNBOOK = "https://wiki.example.com/reboots"
 HERE = Path(__file__).parent
@@ -119,7 +120,9 @@ def confirm_dialog_html(message: PostedMessage, label: str) -> str:
 
 
 @asynccontextmanager
-async def announced_reboot(*, in_chat: bool) -> AsyncIterator[tuple[Stage, SlackServer, Event]]:
+async def announced_reboot(
+    *, in_chat: bool
+) -> AsyncIterator[tuple[RelayInProcess, SlackServer, Event]]:
     """Run a relay that has posted about a reboot."""
     voters = (f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}")
     rules = {"rules": [rule(2, *voters) | {"runbook": RUNBOOK}]}

@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.chat.running_relay import ALICE, BOB, Stage, rule, stage
+from tests.chat.running_relay import ALICE, BOB, rule, stage
 from tests.chat.teams_server import TeamsWorkflow, running_workflow
 from tests.chromium import connected, executable, serving
 from tests.eventually import eventually
+from tests.relay_in_process import RelayInProcess
 
 RUNBOOK = "https://wiki.example.com/reboots"
 HERE = Path(__file__).parent
@@ -119,7 +120,7 @@ def message_html(card: dict[str, Any]) -> str:
     return f'<div class="post">{author}<div class="card">{content}</div></div></div>'
 
 
-async def wait_for_cards(relay: Stage, workflow: TeamsWorkflow, count: int) -> None:
+async def wait_for_cards(relay: RelayInProcess, workflow: TeamsWorkflow, count: int) -> None:
     """Return when so many cards are posted and no delivery is waiting."""
     dispatcher = relay.running.relay.dispatcher
     await eventually(lambda: len(workflow.cards) >= count and dispatcher.workers[0].waiting == 0)
@@ -139,7 +140,7 @@ async def pages() -> dict[str, str]:
                 bodies["announced"] = message_html(workflow.cards[0])
                 for client in (ALICE, BOB):
                     count = len(workflow.cards)
-                    await relay.approve(event, client=client)
+                    await relay.decide(event, key=str(client["key"]))
                     await wait_for_cards(relay, workflow, count + 1)
                 await eventually(lambda: "Azure began" in workflow.card_texts[-1])
                 relay.azure.end(event.event_id)

@@ -14,16 +14,17 @@ from typing import Any
 import orjson
 
 from tests.chat import pinboard_platform
-from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.running_relay import rule, stage
 from tests.eventually import eventually
+from tests.relay_in_process import RelayInProcess
 
 VOTER = "pinboard:lobby/alice"
 
 
-async def answer(relay: Stage, user: str) -> dict[str, Any]:
+async def answer(relay: RelayInProcess, user: str) -> dict[str, Any]:
     """Click the first button of the first card as this user."""
     body = orjson.dumps({"pin": "pin-1", "click": f"click of {user}"})
-    async with relay.web.post(
+    async with relay.session.post(
         f"{relay.url}/v1/chat/pins", data=body, headers={"X-User": user}
     ) as response:
         reply = await response.json() if response.status == 200 else None

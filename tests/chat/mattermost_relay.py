@@ -11,8 +11,9 @@ from typing import Any
 from relay.clock import Clock
 from relay.simulator import Event, Simulator
 from tests.chat.mattermost_server import SECRET, Json, MattermostServer, buttons_of
-from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.running_relay import rule, stage
 from tests.eventually import eventually
+from tests.relay_in_process import RelayInProcess
 
 IN_CHAT = {"approve_in_chat": True, "secret": SECRET}
 
@@ -21,7 +22,7 @@ IN_CHAT = {"approve_in_chat": True, "secret": SECRET}
 class MattermostRelay:
     """A running relay and a server. Ann and Ben, named by their user ids, may vote."""
 
-    relay: Stage
+    relay: RelayInProcess
     server: MattermostServer
     ann: str
     ben: str

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from relay.simulator import Event, Simulator
-from tests.chat.running_relay import Stage, rule, stage
+from tests.chat.running_relay import rule, stage
 from tests.chat.slack_block_kit import text_of_blocks
 from tests.chat.slack_server import ALICE, BOB, TEAM, PostedMessage, SlackServer
 from tests.eventually import eventually
+from tests.relay_in_process import RelayInProcess
 
 ANN, BEN = f"slack:{TEAM}/{ALICE}", f"slack:{TEAM}/{BOB}"
 VOTERS = {"rules": [rule(2, ANN, BEN)]}
@@ -23,7 +24,7 @@ class AnnouncedReboot:
     """A relay with an announced reboot, and the message about it."""
 
     slack: SlackServer
-    relay: Stage
+    relay: RelayInProcess
     event: Event
     message: PostedMessage
 

@@ -354,7 +354,7 @@ async def test_buttons_and_dialogs_of_a_deleted_post_decide_nothing(ops: Matterm
     click = click_with_proof(ops.server, post, ops.ann, proof_in(post))
     await ops.server.click(post, "Approve", ops.ann)
     ops.server.delete_post(post)
-    await ops.relay.approve(event, "hold")
+    await ops.relay.decide(event, "hold")
     await eventually(lambda: bool(ops.server.channel_posts))
     await ops.relay.settle()
     _, answer = await ops.server.call_relay(CALLBACK_URL, click)
@@ -377,7 +377,7 @@ async def test_a_button_that_was_used_before_decides_again(ops: MattermostRelay)
         await ops.server.call_relay(CALLBACK_URL, ops.server.click_payload(post, hold, ops.ann))
         assert await ops.server.submit(ops.ann, ops.server.dialogs[-1]) == (200, {})
         assert (await ops.relay.event(event))["approval"]["state"] == "held"
-        assert await ops.relay.approve(event, "release") == 202
+        assert (await ops.relay.decide(event, "release"))[0] == 202
 
 
 async def test_clicks_of_many_strangers_do_not_fill_the_log(

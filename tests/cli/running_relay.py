@@ -1,4 +1,4 @@
-"""A relay in the test's own event loop, with a simulated Azure and a webhook receiver."""
+"""A relay in the test's own event loop, with a webhook receiver, for the command line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 
 import orjson
 
-from relay.app import start_relay
-from relay.clock import SystemClock
 from relay.config import load
 from relay.imds.poller import Poller
-from relay.simulator import VM, Event, Plan, Setup, Simulator
+from relay.simulator import Event, Plan
 from tests.cli.command import CommandResult, run_async
 from tests.eventually import eventually
 from tests.journey.relay_process import SECRET, Inbox, inbox, name_of
+from tests.relay_in_process import RelayInProcess, document_of, relay_in_process, simulated
 
 LOCAL_PRINCIPAL = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
 """The principal of the user who runs the tests."""
@@ -27,15 +26,13 @@ ALICE_KEY = "imdsr_bearer-test-key-of-alice"
 READER_KEY = "imdsr_bearer-test-key-of-the-reader"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningRelay:
-    """The parts. ``config`` is a file that names the socket; calls of ``url`` need a key."""
+@dataclass(slots=True, kw_only=True)
+class RunningRelay(RelayInProcess):
+    """``config`` is a file that names the socket; calls of ``url`` need a key."""
 
-    azure: Simulator
     poller: Poller
     receiver: Inbox
     config: str
-    url: str
     store: Path
 
     async def run(self, *arguments: str) -> CommandResult:
@@ -78,12 +75,9 @@ async def running_relay(
     **approvals: Any,
 ) -> AsyncIterator[RunningRelay]:
     """Run a relay with a rule of two votes; the mappings add to their sections."""
-    async with Simulator(Setup(vms=(VM("db-0"), VM("db-1")))) as azure, inbox() as receiver:
+    async with simulated("db-0", "db-1") as azure, inbox() as receiver:
         file = folder / "relay.yaml"
-        document = {
-            "scope": "west",
-            "source": {"url": azure.url, "interval": "500ms"},
-            "store": {"path": str(folder / "relay.db")},
+        document = document_of(folder, azure, relay="auto") | {
             "sinks": [
                 {
                     "kind": "webhook",
@@ -114,14 +108,15 @@ async def running_relay(
             "telemetry": telemetry or {},
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
-        async with start_relay(load(file, {}).config, SystemClock()) as running:
-            poller = running.relay.source
+        async with relay_in_process(azure, load(file, {}).config) as relay:
+            poller = relay.running.relay.source
             assert isinstance(poller, Poller)
             yield RunningRelay(
                 azure=azure,
+                running=relay.running,
+                session=relay.session,
                 poller=poller,
                 receiver=receiver,
                 config=str(file),
-                url=f"http://127.0.0.1:{running.server.port}",
                 store=folder / "relay.db",
             )

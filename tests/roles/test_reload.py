@@ -67,7 +67,7 @@ async def test_a_grant_of_a_rule_that_is_gone_is_not_sent(tmp_path: Path) -> Non
         ) as relay,
     ):
         drain.status = 503  # so the StartRequest waits for the notice
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "granted"))
         assert await relay.reload(approvals={"tell_first": "0s", "rules": []}) == [
             ("approvals.tell_first", "changed"),
@@ -90,7 +90,7 @@ async def test_a_new_rule_grants_what_waits_for_it_once_new_sinks_know_of_it(
 ) -> None:
     async with inbox() as late, reloadable_relay(tmp_path) as relay:
         late.status = 503
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "none"))
         await relay.reload(
             sinks=[webhook(late.url)], approvals={"tell_first": "100s", "rules": [AUTOMATIC]}
@@ -108,7 +108,7 @@ async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> No
     rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
     async with reloadable_relay(tmp_path, approvals=rules) as relay:
         await relay.reload(approvals={**rules, "enabled": False})
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "none"))
         await relay.reload(approvals={**rules, "dry_run": True})
         await eventually(lambda: _has(relay.told("approval.granted"), 1))
@@ -128,7 +128,7 @@ async def test_a_reload_waits_for_the_answer_to_a_start_request(
         reloadable_relay(tmp_path, approvals=rules) as relay,
     ):
         relay.azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: _has(relay.told("approval.granted"), 1))
         await eventually(lambda: relay.running.relay.gate.engine.in_flight)
         await relay.reload(sinks=[webhook(drain.url)])
@@ -157,7 +157,7 @@ async def test_a_decision_during_a_reload_waits_for_the_new_configuration(
         config = relay.running.config
         slow = config.model_copy(update={"sinks": (BreakingSettings(name="slow"),)})
         await relay.running.change(slow)
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "pending"))
         earlier = relay.running.relay
         reload = asyncio.create_task(
@@ -197,13 +197,13 @@ async def test_what_cannot_be_sent_at_once_goes_to_where_the_new_settings_say(
         reloadable_relay(tmp_path, sinks=[webhook(old.url)]) as relay,
     ):
         old.may_answer.clear()
-        first = relay.schedule()
+        first = relay.reboot()
         await eventually(lambda: len(old.events) == 1)
         relay.azure.start(first)  # waits behind the delivery that is in flight
         await eventually(lambda: _has(relay.told("event.started"), 1))
         reload = asyncio.create_task(relay.reload(sinks=[webhook(new.url)]))
         await eventually(lambda: len(relay.loads) == 1)
-        second = relay.schedule()  # is recorded while the half is left
+        second = relay.reboot()  # is recorded while the half is left
         await reload
         await eventually(lambda: len(new.events) == 3)
         assert new.types_of(first.event_id) == ["event.scheduled", "event.started"]
@@ -228,7 +228,7 @@ async def test_no_event_misses_a_sink_or_reaches_it_twice_while_reloads_come_and
         addresses = itertools.cycle((one.url, other.url))
         event_ids = []
         for number in range(12):
-            event_ids += [relay.schedule().event_id for _ in range(3)]
+            event_ids += [relay.reboot().event_id for _ in range(3)]
             sinks = [webhook(keeper.url, "keeper"), webhook(next(addresses), "changing")]
             if number % 2 or number == 11:
                 sinks.append(webhook(guest.url, "guest"))
@@ -281,7 +281,7 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
             assert [sink.name for sink in relay.running.relay.dispatcher.workers] == ["drain"]
         _, page = await relay.call("GET", "/v1/dead-letters")
         assert page["items"] == []
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
         await relay.running.change(config.model_copy(update={"sinks": (*config.sinks, good)}))
@@ -301,7 +301,7 @@ async def test_a_sink_that_raises_while_it_disconnects_ends_nothing_else(
         await relay.running.change(config)
         await relay.reload(sinks=[webhook(drain.url)])
         assert "it cannot be ended" in caplog.text
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
         await relay.running.change(config)  # and at the end of the relay
 
@@ -336,7 +336,7 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
         config = relay.running.config
         stubborn = (BreakingSettings(name="drain"),)
         await relay.running.change(config.model_copy(update={"sinks": stubborn}))
-        event = relay.schedule()
+        event = relay.reboot()
         try:
             await eventually(lambda: tries == 1)
             async with asyncio.timeout(10):
@@ -354,7 +354,7 @@ async def test_a_reload_is_refused_while_the_state_file_cannot_be_written(tmp_pa
         store = relay.running.store
         connection = store._state_file.connection  # noqa: SLF001  # no other way to break the disk
         connection.execute("PRAGMA query_only = ON")
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: store.write_error is not None)
         assert "readonly" in await relay.refuse(sinks=[webhook(drain.url)])
         assert relay.running.relay.dispatcher.workers == []
@@ -518,7 +518,7 @@ async def test_a_reload_does_not_set_the_counter_of_refusals_back(
                 lines = (await response.text()).splitlines()
             return next(line for line in lines if line.startswith("imds_relay_refusals_total{"))
 
-        event = relay.schedule()
+        event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "none"))
         await relay.reload(sinks=[webhook(drain.url)])  # its engine records one refusal
         for _ in range(3):

@@ -59,7 +59,7 @@ async def test_approvals_from_rabbitmq_follow_the_clients(
                 return is_up and await bus.waiting() == (0, 1)
 
             await eventually(is_consuming, every=0.1)
-            event = relay.schedule()
+            event = relay.reboot()
             await eventually(lambda: _is_known(relay, event), every=0.1)
             decision = {
                 "eventId": event.event_id,
