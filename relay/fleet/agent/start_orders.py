@@ -182,8 +182,6 @@ class StartOrders:
             to_deadline = (received.order.deadline - date).total_seconds() - DATE_RESOLUTION
             return min(to_deadline - passed, self._remaining_lifetime(received))
 
-        if seconds_left() <= 0:
-            return _result(received, "stale", "the deadline has passed by the clock of IMDS")
         try:
             await self._sender.send_start_request(event.event_id, seconds_left=seconds_left)
         except SourceCallNotSentInTime as error:
