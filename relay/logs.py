@@ -1,13 +1,13 @@
-"""The fields of log lines, and logs that say a thing once: a state, or a warning in a minute."""
+"""What the relay tells its operator: logs that say a thing once, and the findings of `doctor`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from relay.clock import Clock
-from relay.rate_limits import TokenBuckets
+from relay.clock import Clock, TokenBuckets
 
 
 class LogOnce:
@@ -26,74 +26,71 @@ class LogOnce:
 
 
 LOG_INTERVAL = 60.0
-"""Seconds before the same warning is logged again."""
-MAX_WARNINGS = 20
-"""Different warnings in that time; more are not logged. Some platforms do not prove who clicked."""
+"""Seconds before a warning about the same is logged again."""
+_MAX_WARNINGS = 1024
 
 
 class ThrottledLog:
-    """Logs warnings of one sink, each text at most once per interval.
+    """Counts every warning, and logs at most one in a minute for each key, and ``most`` in all.
 
-    Unlike `LogOnce`, it logs a refusal again on another day, and it does not log
-    every click of two people who take turns.
+    A key is whoever caused it, or the text itself. Unlike `LogOnce`, it logs a refusal again on
+    another day, and not every click of two people who take turns. ``now`` is monotonic seconds. No
+    text contains a secret.
     """
 
-    def __init__(self, logger: logging.Logger, clock: Clock, sink_name: str) -> None:
-        self._logger = logger
-        self._clock = clock
-        self._sink_name = sink_name
-        self._logged_at: dict[str, float] = {}
-
-    def warning(self, text: str) -> None:
-        now = self._clock.monotonic()
-        self._logged_at = {
-            logged_text: logged_at
-            for logged_text, logged_at in self._logged_at.items()
-            if now - logged_at < LOG_INTERVAL
-        }
-        if text not in self._logged_at and len(self._logged_at) < MAX_WARNINGS:
-            self._logged_at[text] = now
-            extra = log_extra(sink=self._sink_name)
-            self._logger.warning("sink %s: %s", self._sink_name, text, extra=extra)
-
-
-_MAX_REJECTIONS = 1024
-"""Lines about all senders in an interval."""
-_MAX_REASON_LENGTH = 300  # characters of a reason that may quote the message
-
-
-class RejectionLog:
-    """Counts every rejection, and logs them at most once per interval for each sender.
-
-    They are calls without valid credentials, and AMQP messages that cannot be used; neither becomes
-    an event. `now` is monotonic seconds. No reason contains a secret.
-    """
-
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, most: int = _MAX_WARNINGS) -> None:
         self.count = 0
         self._logger = logger
-        self._senders = TokenBuckets(1 / LOG_INTERVAL, 1)
-        self._all = TokenBuckets(_MAX_REJECTIONS / LOG_INTERVAL, _MAX_REJECTIONS)
+        self._keys = TokenBuckets(1 / LOG_INTERVAL, 1)
+        self._all = TokenBuckets(most / LOG_INTERVAL, most)
 
-    def record_unauthenticated_call(
-        self, address: str, reason: str, now: float, *, network: str
+    def warning(
+        self, key: str, text: str, now: float, extra: Mapping[str, object] | None = None
     ) -> None:
-        """Record a call without valid credentials. All addresses of a network are one sender."""
-        text = f"a call from {address} without good credentials was refused: {reason}"
-        self._record(network, text, now)
-
-    def record_unusable_amqp_message(self, user: str | None, reason: str, now: float) -> None:
-        """Record an AMQP message that cannot be used. The broker validated the user."""
-        quoted = ascii(reason[:_MAX_REASON_LENGTH])
-        text = f"a message from {user or 'nobody'!r} was dead-lettered: {quoted}"
-        self._record(f"amqp {user}", text, now)
-
-    def _record(self, sender: str, text: str, now: float) -> None:
         self.count += 1
-        if not self._senders.take(sender, now) and not self._all.take("", now):
-            self._logger.warning("%s", text)
+        if not self._keys.take(key, now) and not self._all.take("", now):
+            self._logger.warning("%s", text, extra=extra)
+
+
+MAX_SINK_WARNINGS = 20
+"""Different warnings of a sink in a minute: some platforms do not prove who clicked."""
+
+
+def throttled_sink_log(logger: logging.Logger, clock: Clock, sink: str) -> Callable[[str], None]:
+    log = ThrottledLog(logger, MAX_SINK_WARNINGS)
+
+    def warn(text: str) -> None:
+        log.warning(text, f"sink {sink}: {text}", clock.monotonic(), log_extra(sink=sink))
+
+    return warn
 
 
 def log_extra(**fields: object) -> dict[str, Any]:
     """Return the ``extra`` of a logger's call, whose fields docs/log.md lists. None is left out."""
     return {"fields": fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check. ``subject`` names what was checked. No text contains a secret."""
+
+    subject: str
+    state: Literal["ok", "warning", "failed"]
+    message: str
+    remedy: str | None = None
+
+    @property
+    def line(self) -> str:
+        return self.message if self.remedy is None else f"{self.message}. Remedy: {self.remedy}"
+
+
+def ok(subject: str, message: str) -> Finding:
+    return Finding(subject=subject, state="ok", message=message)
+
+
+def warning(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, state="warning", message=message, remedy=remedy)
+
+
+def failure(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, state="failed", message=message, remedy=remedy)

@@ -45,11 +45,10 @@ from relay.amqp.topology import (
     declare_topology,
     log_suffix_for_unchecked_parts,
 )
-from relay.clock import Clock
+from relay.clock import CALLER_RATE, Clock, TokenBuckets
 from relay.errors import Deferred
 from relay.logs import LogOnce
 from relay.net import exponential_backoff
-from relay.rate_limits import CALLER_RATE, TokenBuckets
 
 CLIENT_BURST = 250
 """Messages of one kind that a client may have decided at once; then `CALLER_RATE` a second."""

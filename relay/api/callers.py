@@ -27,10 +27,9 @@ from relay.api.responses import Problem
 from relay.api.sessions import SESSION, SESSION_COOKIE, Session, check_sent_by_own_page
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
-from relay.clock import Clock
+from relay.clock import CALLER_BURST, CALLER_RATE, Clock, TokenBuckets
 from relay.files import user_name
-from relay.logs import RejectionLog
-from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
+from relay.logs import ThrottledLog
 from relay.signature import MAX_AGE, MAX_AHEAD, SignatureRefused, verify
 
 if TYPE_CHECKING:
@@ -280,7 +279,7 @@ class CallRates:
     """
 
     clock: Clock
-    rejections: RejectionLog = field(default_factory=lambda: RejectionLog(_log))
+    rejections: ThrottledLog = field(default_factory=lambda: ThrottledLog(_log))
     addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
     callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
     _callbacks: OrderedDict[str, float] = field(default_factory=OrderedDict)
@@ -291,7 +290,8 @@ class CallRates:
         if refused := self._charge_address(request):
             return refused
         peer, now = connection_of(request).peer, self.clock.monotonic()
-        self.rejections.record_unauthenticated_call(peer.address, reason, now, network=peer.network)
+        text = f"a call from {peer.address} without good credentials was refused: {reason}"
+        self.rejections.warning(peer.network, text, now)
         return problem
 
     def charge(self, principal: str) -> None:

@@ -29,11 +29,11 @@ from typing_extensions import override
 from relay import __version__
 from relay.api.state import Relay, ServerState
 from relay.approvals.status import ApprovalState, approval_state
+from relay.clock import Histogram
 from relay.delivery.sink_health import CircuitState
 from relay.delivery.worker import Worker
 from relay.errors import StoreUnavailable
 from relay.events.match import EVENT_TYPES
-from relay.histogram import Histogram
 from relay.store import AttemptOutcome, EntryState, Mode, SinkState
 from relay.store.transaction import Transaction
 from relay.telemetry.lines import (

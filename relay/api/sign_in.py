@@ -45,8 +45,7 @@ from relay.api.entra import (
 )
 from relay.api.entra_settings import OidcSettings, redirect_uri
 from relay.api.sessions import PENDING_LIFETIME, Sessions, SignInRefused
-from relay.clock import Clock
-from relay.rate_limits import TokenBuckets
+from relay.clock import Clock, TokenBuckets
 
 _MAX_CODE_LENGTH = 4096
 _MAX_REMEMBERED = 4096

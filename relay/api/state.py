@@ -19,11 +19,10 @@ from relay.api.connections import ServerLimits
 from relay.api.responses import Problem
 from relay.approvals.gate import DecisionHandler
 from relay.chat import ChatSink
-from relay.clock import Clock
+from relay.clock import Clock, Histogram
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
-from relay.histogram import Histogram
-from relay.logs import RejectionLog
+from relay.logs import ThrottledLog
 from relay.store import RecordedEvent
 from relay.store.sqlite import Store
 from relay.telemetry.lines import EventCounts
@@ -142,7 +141,7 @@ class ServerState:
         self.long_reads = asyncio.Semaphore(self.limits.max_long_reads)
 
     @property
-    def rejection_log(self) -> RejectionLog:
+    def rejection_log(self) -> ThrottledLog:
         """Counts and logs the calls, and the messages over RabbitMQ, that were rejected."""
         return self.rates.rejections
 

@@ -49,9 +49,9 @@ from relay.approvals.transitions import (
     due_transitions,
     next_change_at,
 )
+from relay.clock import TokenBuckets
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin, standing_hold_event
-from relay.rate_limits import TokenBuckets
 from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
 from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction

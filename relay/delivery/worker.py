@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 
-from relay.clock import Clock
+from relay.clock import Clock, Histogram
 from relay.delivery.ordered_queue import EventReadAhead, OrderedQueue
 from relay.delivery.result_recording import (
     ResultRecorder,
@@ -29,7 +29,6 @@ from relay.delivery.sink_health import CircuitState, SinkHealth
 from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
-from relay.histogram import Histogram
 from relay.logs import log_extra
 from relay.sinks import Receipt, Sink, SinkSettings
 from relay.store import Attempt, AttemptOutcome, Entry, EntryState, SinkState

@@ -35,12 +35,11 @@ from relay.approvals.request import (
     Rights,
     validate_body,
 )
-from relay.clock import Clock
+from relay.clock import CALLER_BURST, CALLER_RATE, Clock, TokenBuckets
 from relay.errors import DeliveryError
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
 from relay.logs import log_extra
-from relay.rate_limits import CALLER_BURST, CALLER_RATE, TokenBuckets
 from relay.store import Mode
 from relay.store.standing_holds import StandingHolds
 

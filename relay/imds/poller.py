@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from relay.approvals import ClaimedGrant
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock, Histogram, wait_for_event
 from relay.errors import (
     DocumentTooLarge,
     SourceError,
@@ -26,7 +26,6 @@ from relay.errors import (
 )
 from relay.events.build import RecordRelayEvent
 from relay.events.model import Document
-from relay.histogram import Histogram
 from relay.imds import SourceSettings
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient

@@ -27,7 +27,7 @@ from relay.config import Config, sink_modules
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.fleet.settings import HubSettings
-from relay.logs import RejectionLog
+from relay.logs import ThrottledLog
 from relay.roles.parts import DRAIN_TIMEOUT, drain, running
 from relay.sinks import SinkSettings
 from relay.store.sqlite import Store
@@ -128,8 +128,24 @@ async def _enter_in_time(
     return sink
 
 
+_MAX_REASON_LENGTH = 300  # characters of a reason, which may quote the message
+
+
+def unusable_message_log(
+    rejections: ThrottledLog, clock: Clock
+) -> Callable[[str | None, str], None]:
+    """Return what logs an AMQP message that cannot be used. The broker validated its user."""
+
+    def record(user: str | None, reason: str) -> None:
+        quoted = ascii(reason[:_MAX_REASON_LENGTH])
+        text = f"a message from {user or 'nobody'!r} was dead-lettered: {quoted}"
+        rejections.warning(f"amqp {user}", text, clock.monotonic())
+
+    return record
+
+
 def make_approval_consumer(
-    config: Config, relay: Relay, rejections: RejectionLog
+    config: Config, relay: Relay, rejections: ThrottledLog
 ) -> ApprovalConsumer | None:
     settings = config.approvals.amqp
     if settings is None:
@@ -142,9 +158,6 @@ def make_approval_consumer(
 
     exchange = config.approval_answers_exchange
     is_hub = isinstance(config.fleet, HubSettings)
-
-    def on_unusable(user: str | None, reason: str) -> None:
-        rejections.record_unusable_amqp_message(user, reason, relay.clock.monotonic())
 
     return ApprovalConsumer(
         urls=settings.broker_urls,
@@ -161,7 +174,7 @@ def make_approval_consumer(
             store=relay.store,
             clock=relay.clock,
         ),
-        on_unusable=on_unusable,
+        on_unusable=unusable_message_log(rejections, relay.clock),
         clock=relay.clock,
     )
 

@@ -26,7 +26,7 @@ from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
 from relay.fleet.votes import MachineVotes
-from relay.roles.deciding import deciding
+from relay.roles.deciding import deciding, unusable_message_log
 from relay.roles.inner_half import RunningRelay, attached
 from relay.roles.parts import open_store_with_log, running
 from relay.store import StateFileScopeAndVm
@@ -45,10 +45,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         )
         owner = StateFileScopeAndVm(origin.scope, None, is_hub=True)
         store, report = await open_store_with_log(config, owner, origin, config.sinks, clock, stack)
-
-        def on_unusable(user: str | None, reason: str) -> None:
-            server.state.rejection_log.record_unusable_amqp_message(user, reason, clock.monotonic())
-
+        on_unusable = unusable_message_log(server.state.rejection_log, clock)
         hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()
         port = OrderPort(

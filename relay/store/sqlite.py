@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from relay.clock import Clock
+from relay.clock import Clock, Histogram
 from relay.errors import StoreUnavailable
-from relay.histogram import Histogram
 from relay.store import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import FoldCache
 from relay.store.file import StateFile, open_state_file, result_code

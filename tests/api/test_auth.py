@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.api.settings import ApiSettings
-from relay.logs import RejectionLog
+from relay.logs import ThrottledLog
 from tests.api.running_relay import (
     EVENT_ID,
     OTHER_SECRET,
@@ -222,12 +222,12 @@ async def test_unauthenticated_calls_are_logged_once_a_minute_and_not_journaled(
 def test_unauthenticated_calls_from_many_addresses_take_bounded_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rejections = RejectionLog(logging.getLogger("test"))
+    rejections = ThrottledLog(logging.getLogger("test"))
     for number in range(5000):
-        rejections.record_unauthenticated_call("x", "no key", 1.0, network=f"2001:db8:{number:x}::")
+        rejections.warning(f"2001:db8:{number:x}::", "no key", 1.0)
     assert rejections.count == 5000
     assert len(caplog.records) == 1024
-    rejections.record_unauthenticated_call("192.0.2.1", "no key", 62.0, network="192.0.2.1")
+    rejections.warning("192.0.2.1", "no key", 62.0)
     assert len(caplog.records) == 1025
 
 

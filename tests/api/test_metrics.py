@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from relay.api.metrics import Metrics
+from relay.clock import Histogram
 from relay.errors import Deferred, Rejected, StoreUnavailable
-from relay.histogram import Histogram
 from tests.api.measured_relay import (
     Values,
     documented_metrics,

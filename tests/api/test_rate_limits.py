@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.api.connections import Peer
-from relay.rate_limits import TokenBuckets
+from relay.clock import TokenBuckets
 
 PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)
 

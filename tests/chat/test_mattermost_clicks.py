@@ -23,7 +23,7 @@ from relay.chat.platforms.mattermost.clicks import (
     read_token,
     token_key,
 )
-from relay.logs import MAX_WARNINGS
+from relay.logs import MAX_SINK_WARNINGS
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_relay import (
     MattermostRelay,
@@ -384,7 +384,7 @@ async def test_clicks_of_many_strangers_do_not_fill_the_log(
     ops: MattermostRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, post = await ops.announce_reboot()
-    for _ in range(MAX_WARNINGS):
+    for _ in range(MAX_SINK_WARNINGS):
         await ops.server.click(post, "Approve", new_id())
     caplog.clear()
     for _ in range(5):

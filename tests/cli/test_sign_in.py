@@ -10,7 +10,7 @@ from aiohttp import web
 
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
-from relay.doctor_findings import Finding
+from relay.logs import Finding
 from tests.api.entra import Entra, run_entra
 
 

@@ -15,13 +15,13 @@ from relay.approvals import ApprovalsSettings, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.status import ApprovalStatus
+from relay.clock import CALLER_BURST
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
 from relay.fleet.messages import VoteAnswer, VoteMessage
 from relay.fleet.routing import AuthorizedSender
 from relay.fleet.votes import USER_BURST, MachineVotes
 from relay.ingest import EventNews, Recorder
-from relay.rate_limits import CALLER_BURST
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.chain import read_all_rows
 from relay.store.file import open_for_reading

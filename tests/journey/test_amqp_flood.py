@@ -28,8 +28,7 @@ from relay.amqp.topology import (
     declare_topology,
     describe_approvals_queue_of_scope,
 )
-from relay.clock import SystemClock
-from relay.rate_limits import CALLER_RATE
+from relay.clock import CALLER_RATE, SystemClock
 from tests.background_tasks import BackgroundTasks
 from tests.depth import depth
 from tests.eventually import eventually

@@ -24,7 +24,7 @@ from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
-from relay.logs import RejectionLog
+from relay.logs import ThrottledLog
 from relay.roles.deciding import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
@@ -309,7 +309,7 @@ async def _second_consumer(
 ) -> AsyncIterator[None]:
     """Another consumer of the same relay, with other intervals."""
     config = system.config
-    rejections = RejectionLog(logging.getLogger("test"))
+    rejections = ThrottledLog(logging.getLogger("test"))
     consumer = make_approval_consumer(config, system.running.relay, rejections)
     assert consumer is not None
     async with asyncio.TaskGroup() as group:

@@ -11,13 +11,13 @@ from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Page
 
+from relay.clock import Histogram
 from relay.errors import Deferred, Rejected
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
-from relay.histogram import Histogram
 from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.chromium import STEP_MILLISECONDS
 from tests.eventually import eventually

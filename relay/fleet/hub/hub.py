@@ -19,7 +19,7 @@ from typing import NoReturn
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.message_verification import UnusableMessage
-from relay.clock import Clock
+from relay.clock import Clock, TokenBuckets
 from relay.errors import DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
@@ -40,7 +40,6 @@ from relay.fleet.routing import (
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.fleet.votes import MachineVotes
-from relay.rate_limits import TokenBuckets
 from relay.store.sqlite import Store
 
 UPKEEP_INTERVAL = 5.0

@@ -40,7 +40,7 @@ from relay.chat.platforms.mattermost.api import MattermostApi, Settings
 from relay.chat.platforms.mattermost.posts import render_markdown
 from relay.clock import Clock
 from relay.errors import Deferred, RelayError, StoreUnavailable
-from relay.logs import ThrottledLog
+from relay.logs import throttled_sink_log
 
 BUTTON_LIFETIME = 14 * 86400
 """Seconds, longer than Azure's longest notice. NotBefore and the gate end a button earlier."""
@@ -176,7 +176,7 @@ class Clicks:
         self._context = context
         self._api = api
         self._clock = clock
-        self._throttled_log = ThrottledLog(_log, clock, settings.name)
+        self._warn = throttled_sink_log(_log, clock, settings.name)
         # The configuration requires public_url (`Settings.needs_public_url`).
         self._callback_url = f"{context.public_url}/v1/chat/{settings.name}"
 
@@ -205,11 +205,11 @@ class Clicks:
         except NotDecided as error:
             refusal = str(error)
             if isinstance(error, NotEligible):
-                self._throttled_log.warning(f"refused user {payload.user_id}: {refusal}")
+                self._warn(f"refused user {payload.user_id}: {refusal}")
         except StoreUnavailable:
             refusal = "The decision cannot be recorded now: nothing was decided, try again."
         except Deferred as error:
-            self._throttled_log.warning(f"nothing was decided: {error.reason}")
+            self._warn(f"nothing was decided: {error.reason}")
             refusal = "Mattermost could not verify who you are: nothing was decided, try again."
         if isinstance(payload, Click):
             return {"ephemeral_text": refusal, "skip_slack_parsing": True}

@@ -30,7 +30,7 @@ from relay.chat.platforms.slack.members import (
 from relay.chat.platforms.slack.messages import Json, text_message
 from relay.clock import Clock
 from relay.errors import DeliveryError, StoreUnavailable
-from relay.logs import ThrottledLog
+from relay.logs import throttled_sink_log
 from relay.sentences import Text
 
 MAX_LISTED_EVENTS = 15
@@ -54,7 +54,7 @@ class Answers:
         self._settings = settings
         self._context = context
         self._members = members
-        self._throttled_log = ThrottledLog(_log, clock, settings.name)
+        self._warn = throttled_sink_log(_log, clock, settings.name)
 
     async def answer(self, envelope: Mapping[str, Any]) -> Reply | None:
         """Do what an envelope asks for. A decision is on disk when this returns."""
@@ -72,16 +72,16 @@ class Answers:
                 case _:
                     return None
         except Unreadable as error:
-            self._throttled_log.warning(f"ignored an unreadable envelope: {error}")
+            self._warn(f"ignored an unreadable envelope: {error}")
             return None
         try:
             message = await handling
             return Reply(actor, message) if message is not None else None
         except NotAuthorized as error:
-            self._throttled_log.warning(f"{actor.principal} was refused: {error}")
+            self._warn(f"{actor.principal} was refused: {error}")
             problem = f"Nothing was decided: {error}."
         except DeliveryError as error:
-            self._throttled_log.warning(f"Slack cannot identify {actor.principal}: {error.reason}")
+            self._warn(f"Slack cannot identify {actor.principal}: {error.reason}")
             problem = (
                 "Slack cannot tell now who you are, so nothing was decided. Try again in a moment."
             )
