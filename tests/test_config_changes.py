@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.config import Config, load
-from relay.config.changes import RESTART_KEYS, find_key_changes, key_needs_restart
+from relay.roles.reload import RESTART_KEYS, find_key_changes, key_needs_restart, place_of_key
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 ALICE = {"name": "alice", "key": "bearer-test-key-of-alice", "can": ["read", "approve"]}
@@ -95,12 +95,13 @@ def test_only_what_says_who_the_relay_is_and_where_needs_a_restart() -> None:
     assert [key for key in live if key_needs_restart(key)] == []
 
 
-def test_a_loaded_configuration_knows_where_these_keys_are(tmp_path: Path) -> None:
+def test_a_key_is_named_with_its_place_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text("relay: vm-0\nsource:\n  interval: 1s\n  url: http://127.0.0.1:1\n")
     loaded = load(file, {})
-    assert (loaded.lines["relay"], loaded.lines["source.url"]) == (1, 4)
-    assert "scope" not in loaded.lines
+    assert place_of_key("relay", loaded) == f"relay ({file}:1)"
+    assert place_of_key("source.url", loaded) == f"source.url ({file}:4)"
+    assert place_of_key("scope", loaded) == "scope"
     assert not loaded.is_empty
     file.write_text("# nothing yet\n")
     assert load(file, {}).is_empty

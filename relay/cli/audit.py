@@ -17,7 +17,7 @@ import typer
 
 from relay.cli._options import AsJson, ConfigFile, DefaultGroup, option
 from relay.cli._output import CommandFailed, pluralize, print_json, print_json_line, print_lines
-from relay.config.location import locate_relay
+from relay.config import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.store import JournalHead

@@ -1,7 +1,7 @@
 """The client of the command line: which relay a verb calls, and how.
 
 A verb calls the relay of ``--url`` with a key, or of a local socket: that of ``--socket``, else
-that of the configuration (`relay.config.location`). Every failed call is an error with a
+that of the configuration (`relay.config`). Every failed call is an error with a
 sentence and an exit code. Each async function is a `RelayCommand`, which has the options for this
 choice.
 """
@@ -29,7 +29,7 @@ from yarl import URL
 from relay.api.settings import automatic_socket, supports_local_sockets
 from relay.cli._options import AsJson, option
 from relay.cli._output import CommandFailed, RefusedByPolicy, Unprocessable, print_json
-from relay.config.location import locate_relay
+from relay.config import locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist
 from relay.net.tls import client_context_trusting_ca_file, default_context, explain_refusal

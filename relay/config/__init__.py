@@ -1,35 +1,38 @@
 """Finds, reads and checks the configuration. Environment variables override the YAML document.
 
-`load` goes through the modules of this package in this order: `location` finds the file,
-`document` reads it and the variables as plain values, `model` checks these, and `problems`
-describes what is wrong. Each line of the ConfigError names the file with its line or the variable,
-the key path, what was expected and what was there. It shows no secret.
+`load` finds the file, `document` reads it and the variables as plain values, `model` checks these,
+and `problems` describes what is wrong. Each line of the ConfigError names the file with its line or
+the variable, the key path, what was expected and what was there. It shows no secret.
+
+`locate_relay` reads ``api.socket`` and ``store.path`` only, for the command line: no secret, and no
+variable of another key. So it works for users who cannot read the secrets of the relay, and while
+somebody edits the configuration.
 """
 
 from __future__ import annotations
 
 import importlib.resources
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from relay.config.changes import RESTART_KEYS
 from relay.config.document import (
     VARIABLE_PREFIX,
     expand_variables,
-    line_of,
     override_from_environment,
     read_document,
 )
 from relay.config.kinds import sink_modules
-from relay.config.location import DEFAULT_PATHS, find_file, find_trusted_file
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInputs, describe_errors
 from relay.errors import ConfigError
+from relay.files import is_planted, may_exist
 from relay.telemetry import LogFormat
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "LoadedConfig",
     "find_log_format",
     "load",
+    "locate_relay",
     "sink_modules",
 ]
 
@@ -47,6 +51,8 @@ DEFAULTS = importlib.resources.files("relay") / "default.yaml"
 """The annotated document with every default. Without a document the defaults apply."""
 AGENT_EXAMPLE = importlib.resources.files("relay") / "agent.yaml"
 """An annotated document for an agent of a fleet."""
+DEFAULT_PATHS = (Path("relay.yaml"), Path("/etc/imds-relay/relay.yaml"))
+"""Where the document is if no option or variable names it: here, else that of the service."""
 COMMAND_LINE_VARIABLES = frozenset({"IMDS_RELAY_CONFIG", "IMDS_RELAY_URL", "IMDS_RELAY_KEY"})
 """Variables with the prefix that are no settings: the command line reads them."""
 
@@ -58,10 +64,13 @@ class LoadedConfig:
     config: Config
     file: Path | None
     """None if only defaults and variables apply."""
-    is_empty: bool = False
-    """Whether the file has no keys. A reload may refuse it: somebody may just be writing it."""
-    lines: Mapping[str, int] = field(default_factory=dict)
-    """The line in the file of each of `RESTART_KEYS` that it has, for the refusal of a reload."""
+    document: Any = None
+    """What is in the file, with the lines of its values."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file has no keys. A reload may refuse it: somebody may be writing it."""
+        return self.file is not None and not self.document
 
 
 def load(
@@ -71,8 +80,7 @@ def load(
     default_paths: Sequence[Path] = DEFAULT_PATHS,
 ) -> LoadedConfig:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
-    file = find_trusted_file(path, environment, default_paths)
-    document = read_document(file) if file is not None else {}
+    file, document = _find_document(path, environment, default_paths)
     values = expand_variables(file, document, environment)
     variables = {
         name: value
@@ -81,22 +89,33 @@ def load(
     }
     override_from_environment(values, variables)
     try:
-        config = Config.model_validate(values)
+        return LoadedConfig(Config.model_validate(values), file, document)
     except ValidationError as error:
-        inputs = ConfigInputs(
-            file=file,
-            document=document if file is not None else None,
-            values=values,
-            variables=variables,
-        )
+        inputs = ConfigInputs(file=file, document=document, values=values, variables=variables)
         raise ConfigError("\n".join(describe_errors(error, inputs))) from None
-    lines = {key: line_of(document, tuple(key.split("."))) for key in RESTART_KEYS}
-    return LoadedConfig(
-        config,
-        file,
-        is_empty=file is not None and not document,
-        lines={key: line for key, line in lines.items() if line is not None},
-    )
+
+
+def _find_document(
+    path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path]
+) -> tuple[Path | None, Any]:
+    """Return the file that an option or a variable names, else the first that exists; read it.
+
+    Raises ConfigError, also if a stranger put a file that nobody named there: the usual places
+    include the current folder.
+    """
+    named = path or (Path(variable) if (variable := environment.get("IMDS_RELAY_CONFIG")) else None)
+    if named is not None:
+        return named, read_document(named)
+    file = next((place for place in default_paths if may_exist(place, stat.S_ISREG)), None)
+    if file is None:
+        return None, {}
+    with suppress(OSError):  # whoever reads the file gets the reason
+        if is_planted(file):
+            raise ConfigError(
+                f"{file} is of another user, in a folder that others can write, so it is not "
+                f"used; to use it all the same: --config {file}"
+            )
+    return file, read_document(file)
 
 
 def find_log_format(
@@ -108,9 +127,64 @@ def find_log_format(
     form that the operator asked for.
     """
     form = environment.get("IMDS_RELAY_TELEMETRY__LOG")
-    file = find_file(path, environment)
-    if form is None and file is not None:
+    if form is None:
         with suppress(ConfigError):
-            telemetry = read_document(file).get("telemetry")
+            telemetry = _find_document(path, environment, DEFAULT_PATHS)[1].get("telemetry")
             form = telemetry.get("log") if isinstance(telemetry, dict) else None
     return "json" if form == "json" else "text"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLocation:
+    file: Path | None
+    socket: str | None
+    """``api.socket``: a path, or ``auto``. None: the relay has no local socket."""
+    store_path: Path
+
+    def state_file(self) -> Path:
+        """Return the state file.
+
+        A relative ``store.path`` begins at the folder in which the relay runs: this one, or that of
+        the configuration. Raises ConfigError if both have the file. Whoever guesses then would
+        verify the journal of another relay, or ask it.
+        """
+        folders = (Path(), self.file.parent if self.file is not None else Path())
+        there = {os.path.realpath(folder / self.store_path): folder for folder in folders}
+        found = [path for path in there if may_exist(Path(path))]
+        if len(found) > 1:
+            raise ConfigError(
+                f"{self.file}: store.path begins at the folder in which the relay runs, and there "
+                f"are {' and '.join(found)}: make it an absolute path"
+            )
+        return (there[found[0]] if found else folders[0]) / self.store_path
+
+
+def locate_relay(
+    path: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    default_paths: Sequence[Path] = DEFAULT_PATHS,
+) -> RelayLocation:
+    """Return where it is. Raises ConfigError for an unusable file, or one that was planted."""
+    file, document = _find_document(path, environment, default_paths)
+    values: dict[str, Any] = {}
+    for section, key in (("api", "socket"), ("store", "path")):
+        found = document.get(section)
+        if isinstance(found, dict) and key in found:
+            values |= expand_variables(file, {section: {key: found[key]}}, environment)
+    names = [f"{VARIABLE_PREFIX}{name}" for name in ("API", "API__SOCKET", "STORE", "STORE__PATH")]
+    override_from_environment(
+        values, {name: environment[name] for name in names if name in environment}
+    )
+    return RelayLocation(
+        file=file,
+        socket=_value(values, "api", "socket", "auto"),
+        store_path=Path(_value(values, "store", "path", "relay.db") or "relay.db"),
+    )
+
+
+def _value(values: Mapping[str, Any], section: str, key: str, default: str) -> str | None:
+    """Return a text or null of the configuration. What `check` would refuse is the default."""
+    found = values.get(section)
+    value = found.get(key, default) if isinstance(found, dict) else default
+    return value if value is None or (isinstance(value, str) and value) else default

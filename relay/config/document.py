@@ -6,7 +6,7 @@ It knows the syntax of both, and the line of each value. It does not know what t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -14,9 +14,7 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedBase
-from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, SequenceNode
 
 from relay.errors import ConfigError
 from relay.files import describe_os_error
@@ -35,11 +33,9 @@ _KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
 def read_document(file: Traversable) -> Any:
     """Return the document with the lines of its values. Raises ConfigError without values."""
-    text = ""
     try:
         # YAML 1.2: "off" is text, and a repeated key is an error.
-        text = file.read_text(encoding="utf-8")
-        document = YAML(typ="rt", pure=True).load(text)
+        document = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"{file}: expected a file that can be read: {describe_os_error(error)}"
@@ -51,11 +47,8 @@ def read_document(file: Traversable) -> Any:
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = (error.problem or "it cannot be parsed").splitlines()[0]
-        first = ""
-        if isinstance(error, DuplicateKeyError):
-            first = _line_of_first_key(text, error)
         raise ConfigError(
-            f"{file}{line}: expected YAML: {_redact_parser_message(problem)}{first}"
+            f"{file}{line}: expected YAML: {_redact_parser_message(problem)}"
         ) from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
@@ -78,31 +71,6 @@ def read_document(file: Traversable) -> Any:
             f"got {describe_type(document)}"
         )
     return document
-
-
-def _line_of_first_key(text: str, error: DuplicateKeyError) -> str:
-    second = error.problem_mark.index
-    for mapping in _all_yaml_mapping_nodes(YAML(typ="rt", pure=True).compose(text)):
-        marks = {key.start_mark.index: key for key, _ in mapping.value}
-        if second in marks:
-            first = next(key for key, _ in mapping.value if key.value == marks[second].value)
-            return f"; the first is in line {first.start_mark.line + 1}"
-    return ""
-
-
-def _all_yaml_mapping_nodes(node: Any) -> Iterator[MappingNode]:
-    """Yield each mapping of a document. An alias leads to no mapping twice."""
-    nodes, seen = [node], set()
-    while nodes:
-        node = nodes.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, MappingNode):
-            yield node
-            nodes += [part for pair in node.value for part in pair]
-        elif isinstance(node, SequenceNode):
-            nodes += node.value
 
 
 def _redact_parser_message(problem: str) -> str:

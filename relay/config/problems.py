@@ -10,8 +10,9 @@ import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -143,7 +144,7 @@ def _environment_variable_of(path: KeyPath, inputs: ConfigInputs) -> str | None:
 def _describe_problem(errors: Sequence[ErrorDetails], path: KeyPath, inputs: ConfigInputs) -> str:
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        return describe_unknown_key(Config, first["loc"])
+        return _describe_unknown_key(first["loc"])
     if first["type"] == "missing":
         return "expected this key, but it is missing"
     expectations = dict.fromkeys(_describe_expectation(error, path, inputs) for error in errors)
@@ -199,7 +200,7 @@ def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> st
 
     Examples: ``timeout: 0s`` gives ``'0s'``, ``sinks: {}`` gives ``a mapping``.
     """
-    if any(part in secret_keys(Config) for part in path):
+    if any(part in _secret_keys() for part in path):
         return "a value that is not shown, because it may be a secret"
     value = error["ctx"]["tag"] if error["type"] == "union_tag_invalid" else error["input"]
     if isinstance(value, float):
@@ -214,84 +215,65 @@ def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> st
 
 
 @functools.cache
-def secret_keys(root: type[BaseModel]) -> frozenset[str]:
-    """Return the keys that hold secrets, in any section of the document ``root``."""
+def _secret_keys() -> frozenset[str]:
     keys = {"key_sha256"}  # people put the key itself here by mistake
-    sections = [root]
+    sections: list[type[BaseModel]] = [Config]
     for section in sections:  # grows by the sections inside, which may contain themselves
         for name, field in section.model_fields.items():
-            for inner in _nested_annotations(field.annotation):
-                if inner is SecretStr:
-                    keys.add(name)
-                elif _is_section(inner) and inner not in sections:
-                    sections.append(inner)
+            if SecretStr in _parts_of(field.annotation):
+                keys.add(name)
+            inner = _sections_in(field.annotation)
+            sections += [each for each in inner if each not in sections]
     return frozenset(keys)
 
 
-def describe_unknown_key(root: type[BaseModel], location: Sequence[str | int]) -> str:
+def _describe_unknown_key(location: Sequence[str | int]) -> str:
     """Return what is wrong with a key and may be meant; ``location`` is that of pydantic."""
     key = str(location[-1])
-    keys = _keys_at(root, location[:-1])
+    sections: list[type[BaseModel]] = [Config]
+    for part in location[:-1]:
+        inner = [found for section in sections for found in _sections_of_key(section, part)]
+        # Else the part is an index, or names an alternative, such as the kind of a sink.
+        sections = inner or [each for each in sections if _is_alternative(each, part)] or sections
+    keys = list(dict.fromkeys(key for section in sections for key in _keys_of(section)))
     close = closest(key, keys)
     known = f"the keys here are {', '.join(keys)}"
     if close is not None:
         return f"unknown key; did you mean {close}? {known[0].upper()}{known[1:]}"
     elsewhere = [
         f"{name}.{key}"
-        for name, field in root.model_fields.items()
-        for section in _sections_in_annotation(field.annotation)
-        if name != location[0] and key in _keys_of_section(section)
+        for name in Config.model_fields
+        for section in _sections_of_key(Config, name)
+        if name != location[0] and key in _keys_of(section)
     ]
     if elsewhere:
         return f"unknown key; did you mean {' or '.join(dict.fromkeys(elsewhere))}?"
     return f"unknown key; {known}"
 
 
-def _keys_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    sections = [root]
-    for part in location:
-        if isinstance(part, int):
-            continue
-        fields = [_find_field(section, part) for section in sections]
-        inner = [
-            found
-            for field in fields
-            if field is not None
-            for found in _sections_in_annotation(field.annotation)
-        ]
-        # Else the part is the name of an alternative, such as the kind of a sink.
-        sections = inner or [each for each in sections if _is_alternative(each, part)] or sections
-    return list(dict.fromkeys(key for section in sections for key in _keys_of_section(section)))
+def _sections_of_key(section: type[BaseModel], key: str | int) -> list[type[BaseModel]]:
+    return [
+        inner
+        for name, field in section.model_fields.items()
+        if key in (field.alias, name)
+        for inner in _sections_in(field.annotation)
+    ]
 
 
-def _find_field(section: type[BaseModel], key: str) -> Any:
-    return next(
-        (field for name, field in section.model_fields.items() if key in (field.alias, name)), None
-    )
+def _is_alternative(section: type[BaseModel], name: str | int) -> bool:
+    tags = [section.model_fields[tag] for tag in ("kind", "role") if tag in section.model_fields]
+    return section.__name__ == name or any(name in get_args(tag.annotation) for tag in tags)
 
 
-def _is_alternative(section: type[BaseModel], name: str) -> bool:
-    if section.__name__ == name:
-        return True
-    return any(
-        (field := section.model_fields.get(tag)) is not None and name in get_args(field.annotation)
-        for tag in ("kind", "role")
-    )
-
-
-def _keys_of_section(section: type[BaseModel]) -> list[str]:
+def _keys_of(section: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
-def _sections_in_annotation(annotation: Any) -> Iterator[type[BaseModel]]:
-    return filter(_is_section, _nested_annotations(annotation))
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    parts = _parts_of(annotation)
+    return [each for each in parts if isinstance(each, type) and issubclass(each, BaseModel)]
 
 
-def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _nested_annotations(annotation: Any) -> Iterator[Any]:
-    yield annotation
-    for argument in get_args(annotation):
-        yield from _nested_annotations(argument)
+def _parts_of(annotation: Any) -> list[Any]:
+    inner = (_parts_of(argument) for argument in get_args(annotation))
+    return [annotation, *chain.from_iterable(inner)]

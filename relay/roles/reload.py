@@ -1,20 +1,25 @@
 """Reloads the configuration of a running relay: all of it, or nothing.
 
-One reload runs after the other. `RunningRelay.change` takes a configuration over.
+One reload runs after the other. `RunningRelay.change` takes a configuration over. The log and the
+answer of the API list what differs (`find_key_changes`). If one of these keys needs a restart, the
+new configuration is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from relay.clock import Clock
-from relay.config import LoadedConfig
-from relay.config.changes import KeyChange, find_key_changes, key_needs_restart
+from relay.config import Config, LoadedConfig
+from relay.config.document import line_of
 from relay.errors import ConfigError, ReloadRefused, StoreUnavailable
 from relay.roles.inner_half import RunningRelay
+from relay.settings import Section
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +124,7 @@ class Reloader:
         changes = find_key_changes(self._loaded.config, loaded.config)
         keys = [change.key for change in changes if key_needs_restart(change.key)]
         if keys:
-            named = ", ".join(_place_of_key(key, loaded) for key in keys)
+            named = ", ".join(place_of_key(key, loaded) for key in keys)
             raise ReloadRefused(
                 f"restart required for: {named}. Nothing was changed", restart_keys=keys
             )
@@ -138,7 +143,88 @@ class Reloader:
         return loaded, changes
 
 
-def _place_of_key(key: str, loaded: LoadedConfig) -> str:
+def place_of_key(key: str, loaded: LoadedConfig) -> str:
     """Return a key with its file and line: ``store.path (relay.yaml:7)``."""
-    lines = [line for outer, line in loaded.lines.items() if f"{key}.".startswith(f"{outer}.")]
-    return f"{key} ({loaded.file}:{lines[0]})" if lines else key
+    line = line_of(loaded.document, tuple(key.split(".")))
+    return key if line is None else f"{key} ({loaded.file}:{line})"
+
+
+RESTART_KEYS = (
+    "scope",
+    "relay",
+    "fleet",
+    "source.url",
+    "source.api_version",
+    "store.path",
+    "api.listen",
+    "api.socket",
+)
+"""The keys that a reload cannot change, with the keys inside them.
+
+They say who this relay is, and where it is found. All others can change while the relay runs.
+"""
+_LIVE_KEYS = ("fleet.domains",)
+"""The exceptions inside `RESTART_KEYS`."""
+
+ChangeKind = Literal["added", "changed", "removed", "moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """A key whose value differs. Entries of a list that have names are keys too: ``sinks.bus``.
+
+    moved: the entries of a list are the same, in another order.
+    """
+
+    key: str
+    kind: ChangeKind
+
+
+def find_key_changes(before: Config, after: Config) -> list[KeyChange]:
+    return list(_changes_of("", before, after))
+
+
+def key_needs_restart(key: str) -> bool:
+    return _is_under(key, RESTART_KEYS) and not _is_under(key, _LIVE_KEYS)
+
+
+def _is_under(key: str, keys: tuple[str, ...]) -> bool:
+    return any(f"{key}.".startswith(f"{outer}.") for outer in keys)
+
+
+def _changes_of(key: str, before: Any, after: Any) -> Iterator[KeyChange]:
+    if before == after:
+        return
+    if isinstance(before, Section) and type(before) is type(after):
+        for field in type(before).model_fields:
+            path = f"{key}.{field}" if key else field
+            yield from _changes_of(path, getattr(before, field), getattr(after, field))
+    elif isinstance(before, Mapping) and isinstance(after, Mapping):
+        yield from _changes_of_entries(key, before, after)
+    elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
+        changes = list(_changes_of_entries(key, old, new))
+        yield from changes or [KeyChange(key, "moved")]
+    else:
+        yield KeyChange(key, "changed")
+
+
+def _changes_of_entries(
+    key: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[KeyChange]:
+    for name in (*before, *(name for name in after if name not in before)):
+        if name not in after:
+            yield KeyChange(f"{key}.{name}", "removed")
+        elif name not in before:
+            yield KeyChange(f"{key}.{name}", "added")
+        elif before[name] != after[name]:
+            yield KeyChange(f"{key}.{name}", "changed")
+
+
+def _by_name(value: Any) -> dict[str, Any] | None:
+    """Return the entries of a list by their names; None if they have none."""
+    if not isinstance(value, tuple):
+        return None
+    named: dict[Any, Any] = {
+        getattr(entry, "name", getattr(entry, "user", None)): entry for entry in value
+    }
+    return named if len(named) == len(value) and None not in named else None

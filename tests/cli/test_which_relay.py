@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from relay.cli.client import find_socket
-from relay.config.location import locate_relay
+from relay.config import locate_relay
 from relay.errors import ConfigError
 from tests.cli.command import run_async, run_command, serve_handler
 from tests.cli.running_relay import running_relay
