@@ -7,22 +7,23 @@ an EventId: EVENTID@SCOPE names one of them. Everything here takes the JSON obje
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import HOLD_NOTICE
 from relay.cli._options import scope_query
-from relay.cli._output import CommandFailed, format_local_time, join_names, pluralize
+from relay.cli._output import CommandFailed, format_local_time, pluralize
 from relay.cli.client import Client
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import duration_text
-from relay.sentences import said
+from relay.sentences import join_names, said
 
 _EVENT_ID_LENGTH = 36
 """Characters of an EventId. A text of this length or longer begins no other."""
-_MIN_BEGINNING = 8
-"""Characters of the shortest beginning that is printed."""
+_BEGINNING = 8
+"""Characters of an EventId that a table shows, if no other in it begins so."""
 _MAX_NAMED = 5
 """How many of several possible EventIds an error lists."""
 
@@ -50,7 +51,7 @@ async def find_event(relay: Client, text: str, scope: str | None) -> tuple[str, 
     if len(candidates) > 1:
         names = [f"{event['eventId']} ({event['eventType']})" for event in candidates]
         raise CommandFailed(
-            f"{beginning!r} begins {len(names)} EventIds: {join_names(names, limit=_MAX_NAMED)}. "
+            f"{beginning!r} begins {len(names)} EventIds: {join_names(names, most=_MAX_NAMED)}. "
             "Give more of the one you mean"
         )
     return candidates[0]["eventId"], scope_query(candidates[0]["scope"])
@@ -62,15 +63,6 @@ async def get_event(relay: Client, text: str) -> Any:
     return await relay.get("events", event_id, **query)
 
 
-def unique_beginnings(event_ids: Iterable[str]) -> dict[str, str]:
-    """Return a beginning of each EventId that no other one has, at least eight characters."""
-    known = set(event_ids)
-    lower, length = {event_id.lower() for event_id in known}, _MIN_BEGINNING
-    while len({event_id[:length] for event_id in lower}) < len(lower):
-        length += 1
-    return {event_id: event_id[:length] for event_id in known}
-
-
 def with_short_event_ids(page: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a page with beginnings of its EventIds, so that a row fits into a line.
 
@@ -78,10 +70,14 @@ def with_short_event_ids(page: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not sys.stdout.isatty():
         return page
-    short = unique_beginnings(item["eventId"] for item in page["items"] if item["eventId"])
-    items = [
-        {**item, "eventId": short.get(item["eventId"], item["eventId"])} for item in page["items"]
-    ]
+    ids = {item["eventId"] or "" for item in page["items"]}
+    beginnings = Counter(event_id[:_BEGINNING].lower() for event_id in ids)
+
+    def shortened(event_id: str | None) -> str | None:
+        is_unique = event_id and beginnings[event_id[:_BEGINNING].lower()] == 1
+        return event_id[:_BEGINNING] if event_id and is_unique else event_id
+
+    items = [{**item, "eventId": shortened(item["eventId"])} for item in page["items"]]
     return {**page, "items": items}
 
 
@@ -92,7 +88,7 @@ def event_fields(event: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield "scope", event["scope"]
     yield "what", " ".join(filter(None, (event["eventType"], event["eventStatus"])))
     yield "outcome", event["outcome"]
-    yield "machines", join_names(event["resources"], limit=50) or "none named"
+    yield "machines", join_names(event["resources"], most=50) or "none named"
     yield "not before", format_local_time(event["notBefore"])
     yield "takes", "unknown" if duration is None else duration_text(duration)
     yield "started by", event["eventSource"]
@@ -142,7 +138,7 @@ def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
     if wait["behind"]:
         return f"{text}: event {wait['behind']} comes first"
     until = f" until {format_local_time(wait['until'])}" if wait["until"] else ""
-    return f"{text}: {join_names(wait['machines'], limit=10)}{until}"
+    return f"{text}: {join_names(wait['machines'], most=10)}{until}"
 
 
 def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -90,14 +90,6 @@ def format_duration(seconds: float) -> str:
 
 def _two_units(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
-
-
-def join_names(names: Sequence[Any] | None, *, limit: int = 5) -> str:
-    if not names:
-        return ""
-    others = len(names) - limit
-    listed = ", ".join(str(name) for name in names[:limit])
-    return f"{listed} and {others} more" if others > 0 else listed
 
 
 def pluralize(number: int, noun: str) -> str:

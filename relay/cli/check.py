@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from yarl import URL
-
 from relay.amqp.broker_url import BrokerSettings, host_port
 from relay.api.doctor import static_findings
 from relay.api.entra_settings import redirect_uri
@@ -25,7 +23,6 @@ from relay.approvals.transitions import due_transitions
 from relay.cli._options import AsJson, ConfigFile, option
 from relay.cli._output import (
     format_duration,
-    join_names,
     pluralize,
     print_json,
     print_lines,
@@ -34,12 +31,14 @@ from relay.cli._output import (
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig, load
 from relay.config.model import config_warnings
+from relay.config.voters import Voter
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
 from relay.events.match import Match
 from relay.events.model import Document
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.document import parse_document
+from relay.sentences import join_names
 from relay.sinks import SinkSettings
 from relay.sinks.webhook import Settings as WebhookSettings
 from relay.store import TrackedEvent
@@ -88,14 +87,12 @@ def check(
             print_lines("")
             print_table(columns, rows, empty=empty)
     if events is not None:
-        keys = ("eventId", "eventType", "eventSource", "resources", "rule", "follows")
-        lists = [event | {"resources": join_names(event["resources"], limit=3)} for event in events]
+        titles = ("event", "type", "source", "machines", "rule", "what follows")
+        keys = ("eventId", "eventType", "eventSource", "machines", "rule", "follows")
+        named = [{**event, "machines": join_names(event["resources"], most=3)} for event in events]
+        rows = [tuple(event[key] for key in keys) for event in named]
         print_lines("")
-        print_table(
-            ("event", "type", "source", "machines", "rule", "what follows"),
-            [tuple(event[key] for key in keys) for event in lists],
-            empty="the document holds no events",
-        )
+        print_table(titles, rows, empty="the document holds no events")
     for warning in warnings:
         print_to_stderr(f"warning: {warning}")
 
@@ -196,22 +193,23 @@ def _overview(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
     yield "log", f"{config.telemetry.log}, from {config.telemetry.level} on"
 
 
-def _tables(config: Config) -> Iterator[tuple[Sequence[str], list[tuple[object, ...]], str]]:
+def _tables(config: Config) -> Iterator[tuple[Sequence[str], Sequence[Sequence[object]], str]]:
+    """Yield titles and rows of each table, and what is said if it has none; else it is left out."""
     approvals = config.approvals
     is_agent = isinstance(config.fleet, AgentSettings)
-    sinks: list[tuple[object, ...]] = [
+    nobody = "no sinks: the hub tells" if is_agent else "no sinks: nobody is told"
+    nothing = "no rules: the hub decides" if is_agent else "no rules: nothing is approved"
+    sinks = [
         (sink.name, sink.kind, _origins(sink), join_names(sink.events), _describe_match(sink.match))
         for sink in config.sinks
     ]
-    nobody = "no sinks: the hub tells" if is_agent else "no sinks: nobody is told"
     yield ("sink", "kind", "to", "events", "only"), sinks, nobody
-    rules: list[tuple[object, ...]] = [
+    rules = [
         (at, rule.name, _describe_match(rule.match) or "every event", _describe_approval(rule))
         for at, rule in enumerate(approvals.rules, start=1)
     ]
-    nothing = "no rules: the hub decides" if is_agent else "no rules: nothing is approved"
     yield ("rule", "name", "if", "then"), rules, nothing
-    limits: list[tuple[object, ...]] = [
+    limits = [
         (
             limit.name,
             _describe_match(limit.match) or "every machine",
@@ -221,52 +219,45 @@ def _tables(config: Config) -> Iterator[tuple[Sequence[str], list[tuple[object, 
         for limit in approvals.limits
     ]
     yield ("limit", "counts", "lets go", "rest"), limits, ""
-    for title, members, named in (
-        ("person", "is", approvals.people),
-        ("group", "members", approvals.groups),
+    for titles, named in (
+        (("person", "is"), approvals.people),
+        (("group", "members"), approvals.groups),
     ):
-        yield (title, members), [(name, ", ".join(who)) for name, who in named.items()], ""
-    voters: list[tuple[object, ...]] = [
-        (
-            rule.name,
-            quorum.votes,
-            "; ".join(
-                one.name
-                if one.principals == (one.name,)
-                else f"{one.name} ({', '.join(one.principals)})"
-                for one in able
-            ),
-        )
+        yield titles, [(name, ", ".join(who)) for name, who in named.items()], ""
+    voters = [
+        (rule.name, quorum.votes, "; ".join(map(_describe_voter, able)))
         for rule, quorum, able in config.voting_rules
     ]
     yield ("rule", "votes", "who can vote"), voters, ""
-    clients: list[tuple[object, ...]] = [
+    clients = [
         (
             client.name,
             ", ".join(client.can),
-            join_names(client.resources) or "every machine",
+            join_names(client.resources or ()) or "every machine",
             ", ".join(client.credential_kinds),
         )
         for client in config.api.clients
     ]
-    nobody = "no clients: the API refuses every caller from elsewhere"
-    yield ("client", "may", "about", "comes with"), clients, nobody
-    if isinstance(config.fleet, HubSettings):
-        domains: list[tuple[object, ...]] = [
-            (domain.user, join_names(domain.scopes), join_names(domain.relays))
-            for domain in config.fleet.domains
-        ]
-        yield ("RabbitMQ user of agents", "scopes", "relays"), domains, ""
+    empty = "no clients: the API refuses every caller from elsewhere"
+    yield ("client", "may", "about", "comes with"), clients, empty
+    domains = config.fleet.domains if isinstance(config.fleet, HubSettings) else ()
+    users = [(each.user, join_names(each.scopes), join_names(each.relays)) for each in domains]
+    yield ("RabbitMQ user of agents", "scopes", "relays"), users, ""
+
+
+def _describe_voter(voter: Voter) -> str:
+    is_person = voter.principals != (voter.name,)
+    return f"{voter.name} ({', '.join(voter.principals)})" if is_person else voter.name
 
 
 def _origins(sink: SinkSettings) -> str:
     """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
-    urls: tuple[URL, ...] = ()  # a plug-in can have keys with the names of these methods
-    if isinstance(sink, BrokerSettings):
-        urls = sink.broker_urls()
-    elif isinstance(sink, WebhookSettings):
-        urls = (sink.receiver_url(),)
-    return ", ".join(str(url.origin()) for url in urls)
+    match sink:  # a plug-in can have keys with the names of these methods
+        case BrokerSettings():
+            return ", ".join(str(url.origin()) for url in sink.broker_urls())
+        case WebhookSettings():
+            return str(sink.receiver_url().origin())
+    return ""
 
 
 def _describe_match(match: Match) -> str:
@@ -283,7 +274,7 @@ def _describe_match(match: Match) -> str:
         conditions.append(f"takes {match.duration.min:g} to {match.duration.max:g} s")
     if isinstance(match, RuleConditions) and match.time is not None:
         hours = match.time
-        days = f" on {join_names(hours.days, limit=7)}" if len(set(hours.days)) < 7 else ""
+        days = f" on {join_names(hours.days, most=7)}" if len(set(hours.days)) < 7 else ""
         conditions.append(f"{hours.from_} to {hours.to} {hours.zone}{days}")
     return "; ".join(conditions)
 

@@ -20,12 +20,12 @@ from relay.cli._options import AZURE_PROCEEDS, EventId, Reason, argument, option
 from relay.cli._output import (
     CommandFailed,
     format_local_time,
-    join_names,
     print_lines,
     print_to_stderr,
 )
 from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
+from relay.sentences import join_names
 
 Revision = Annotated[
     str | None,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import typer
 from aiohttp import web
@@ -35,7 +35,6 @@ from relay.simulator.server import DEFAULT_PORT
 from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
 
-T = TypeVar("T")
 STEP_TIMEOUT: Final = 10.0
 """Seconds that one step may take."""
 _VM_NAME = "demo-vm"
@@ -58,17 +57,15 @@ def demo(
 
 
 class Demo:
-    """The steps so far, and the webhook receiver, which keeps each event once."""
+    """The steps so far, and the webhook receiver, which takes each event once."""
 
     def __init__(self, patience: float) -> None:
         self.started_at = self._last_at = time.monotonic()
-        self.are_steps_done = False
-        """Until then the steps are printed in a fixed order."""
         self.patience = patience
         self.secret = new_signing_secret()
-        self.events: dict[str, CloudEvent] = {}
+        self.event_ids: set[str] = set()
         self.rejected_requests = 0
-        self._received = asyncio.Event()
+        self._received: asyncio.Queue[CloudEvent] = asyncio.Queue()
 
     def print(self, text: str) -> None:
         """Print a step that is done, with the seconds since the start and since the last step."""
@@ -78,28 +75,25 @@ class Demo:
         print_lines(f"{now - self.started_at:6.2f} s  {took:>8}  {text}")
         self._last_at = now
 
-    async def wait(self, description: str, work: Awaitable[T]) -> T:
-        """Wait for a step. Raises CommandFailed if it takes longer."""
+    async def wait_for(self, name: str) -> CloudEvent:
+        """Wait until the receiver has an event, and print it. Raises CommandFailed if it is late.
+
+        The events of one EventId come in order, so what is before it is about something else.
+        """
         try:
             async with asyncio.timeout(self.patience):
-                return await work
+                while (event := await self._received.get()).name != name:
+                    pass
         except TimeoutError as error:
             raise CommandFailed(
-                f"expected {description} within {self.patience:g} s, it did not come"
+                f"expected {name} at the receiver within {self.patience:g} s, it did not come"
             ) from error
-
-    async def wait_for(self, name: str, event_id: str) -> CloudEvent:
-        event = await self.wait(f"{name} at the receiver", self._find(name, event_id))
         self._print_received(event)
         return event
 
-    async def _find(self, name: str, event_id: str) -> CloudEvent:
+    async def print_all(self) -> None:
         while True:
-            self._received.clear()
-            for event in self.events.values():
-                if (event.name, event.subject) == (name, event_id):
-                    return event
-            await self._received.wait()
+            self._print_received(await self._received.get())
 
     def _print_received(self, event: CloudEvent) -> None:
         self.print(f"the receiver has {event.name}, its signature is good")
@@ -113,11 +107,9 @@ class Demo:
             self.rejected_requests += 1
             return web.Response(status=401)
         event = CloudEvent.parse(body)
-        if event.id not in self.events:
-            self.events[event.id] = event
-            self._received.set()
-            if self.are_steps_done:
-                self._print_received(event)
+        if event.id not in self.event_ids:
+            self.event_ids.add(event.id)
+            self._received.put_nowait(event)
         return web.Response(status=204)
 
     @asynccontextmanager
@@ -149,7 +141,6 @@ async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
                 url = f"http://127.0.0.1:{running.server.port}"
                 demo.print(f"the relay runs, its API is at {url}")
                 await _follow_one_event(demo, azure, store, url, key)
-                demo.are_steps_done = True
                 if stay:
                     event = '{"type": "Reboot", "notice": "5m", "lasts": "30s"}'
                     print_lines(
@@ -161,7 +152,7 @@ async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
                         "  imds-relay approve <event>",
                         f"Or open {url}/ in a browser, and enter the key from above.\n",
                     )
-                    await asyncio.Event().wait()
+                    await demo.print_all()
 
 
 def _configuration(azure_url: str, receiver_url: str, secret: str, key: str, store: Path) -> Config:
@@ -194,7 +185,7 @@ async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str,
 
     not_before = format_local_time(planned.not_before.isoformat())
     demo.print(f"Azure announces a Reboot of {_VM_NAME}, not before {not_before}")
-    await demo.wait_for("event.scheduled", event_id)
+    await demo.wait_for("event.scheduled")
     async with connect(url=url, key=key) as relay:
         event: dict[str, Any] = await relay.get("events", event_id)
         approval = event["approval"]
@@ -207,19 +198,17 @@ async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str,
     )
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
-    await demo.wait_for("approval.recorded", event_id)
-    await demo.wait_for("approval.granted", event_id)
-    await demo.wait(
-        "a StartRequest at Azure", azure.wait_until_approved(event_id, within=demo.patience)
-    )
+    await demo.wait_for("approval.recorded")
+    await demo.wait_for("approval.granted")
+    await azure.wait_until_approved(event_id, within=demo.patience)
     demo.print("Azure has the StartRequest")
-    await demo.wait_for("startrequest.accepted", event_id)
-    await demo.wait("the event to start", azure.wait_until_started(event_id, within=demo.patience))
+    await demo.wait_for("startrequest.accepted")
+    await azure.wait_for(event_id, "started", within=demo.patience)
     demo.print("Azure starts the event")
-    await demo.wait_for("event.started", event_id)
-    await demo.wait("the event to end", azure.wait_for(event_id, "gone", within=demo.patience))
+    await demo.wait_for("event.started")
+    await azure.wait_for(event_id, "gone", within=demo.patience)
     demo.print("the event is over, Azure shows it no more")
-    ended = await demo.wait_for("event.ended", event_id)
+    ended = await demo.wait_for("event.ended")
     if demo.rejected_requests:
         raise CommandFailed(
             f"expected only valid signatures, {demo.rejected_requests} were not valid"
@@ -229,7 +218,7 @@ async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str,
     demo.print(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")
     print_lines(
         f"done in {time.monotonic() - demo.started_at:.1f} s: "
-        f"told in {len(demo.events)} signed CloudEvents, "
+        f"told in {len(demo.event_ids)} signed CloudEvents, "
         f"approved by client:operator, {ended.data['outcome']}"
     )
 

@@ -21,7 +21,6 @@ from relay.cli._events import (
 from relay.cli._options import AllPages, EventId, Scope, scope_query
 from relay.cli._output import (
     format_local_time,
-    join_names,
     print_json_line,
     print_lines,
     print_to_stderr,
@@ -30,6 +29,7 @@ from relay.cli._tables import print_fields, print_page, print_table
 from relay.cli.client import Client, RelayCall
 from relay.events.cloudevent import event_name
 from relay.process import run_until_stopped
+from relay.sentences import join_names
 
 
 async def events(call: RelayCall, *, scope: Scope = None, all_pages: AllPages = False) -> None:
@@ -53,7 +53,7 @@ def _event_row(event: Mapping[str, Any], *, with_scope: bool) -> tuple[object, .
         event["eventId"],
         event["eventType"],
         event["outcome"] or event["eventStatus"],
-        join_names(event["resources"], limit=3),
+        join_names(event["resources"], most=3),
         format_local_time(event["notBefore"]) if event["outcome"] is None else None,
         approval_summary(event),
     )
@@ -227,7 +227,7 @@ def _print_event(event: Mapping[str, Any], *, as_json: bool) -> None:
     data = event["data"]
     subject = ""
     if "eventId" in data:
-        machines = join_names(data.get("resources")) or "unknown machines"
+        machines = join_names(data.get("resources") or ()) or "unknown machines"
         subject = f"{data.get('eventType') or 'event'} {data['eventId']} of {machines}"
     parts = (time, f"{name:<21}", subject, principal, details)
     print_lines("  ".join(str(part) for part in parts if part))

@@ -24,7 +24,6 @@ from relay.cli._output import (
     format_duration,
     format_local_time,
     format_seconds_from_now,
-    join_names,
     pluralize,
     strip_control,
 )
@@ -262,9 +261,7 @@ def test_moments_are_local_and_say_how_far_away_they_are() -> None:
     assert format_local_time("soon") == "soon"
 
 
-def test_names_and_numbers_are_spoken() -> None:
-    assert join_names(None) == join_names([]) == ""
-    assert join_names(["a", "b", "c"], limit=2) == "a, b and 1 more"
+def test_numbers_are_spoken() -> None:
     assert [
         pluralize(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))
     ] == ["1 vote", "2 votes", "0 tries"]
