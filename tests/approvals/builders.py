@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+import orjson
+from jsonschema import Draft202012Validator
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
@@ -23,6 +27,7 @@ from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHo
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.errors import SourceError
 from relay.events.build import Origin, common_event_data
+from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import NO_REMARKS, remarks_in
 from relay.events.model import Document, ScheduledEvent
@@ -36,6 +41,9 @@ from relay.store.transaction import Route, Transaction
 from tests.clocks import NOON, ManualClock
 
 T = TypeVar("T")
+_SCHEMAS = {
+    event_type.name: Draft202012Validator(cloudevent_schema(event_type)) for event_type in CATALOG
+}
 ORIGIN = Origin("prod", "vm-0")
 BOOT_ID = "boot-1"
 SETTINGS = ApprovalsSettings.model_validate(
@@ -476,6 +484,16 @@ class ApprovalFile:
 
     def cause(self, name: str) -> str | None:
         return self.events(name)[-1].attributes.get("causationid")
+
+
+@contextmanager
+def checked_file(folder: Path, settings: ApprovalsSettings = SETTINGS) -> Iterator[ApprovalFile]:
+    """An empty state file. At the end every event in it is checked against its schema."""
+    approvals = ApprovalFile(folder / "relay.db", settings)
+    yield approvals
+    for recorded in approvals.events():
+        _SCHEMAS[recorded.name].validate(orjson.loads(recorded.body))
+    approvals.close()
 
 
 def decide(

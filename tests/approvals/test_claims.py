@@ -114,17 +114,6 @@ def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(
     ] == ["m"] * 3
 
 
-def test_a_message_is_not_the_cause_of_a_grant_that_another_vote_completes(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit(request_id="m", message_id="m")
-    approvals.submit(by="bob")
-    approvals.accept(approvals.claim())
-    assert approvals.cause("approval.granted") == approvals.events("approval.recorded")[1].id
-    assert approvals.cause("startrequest.accepted") == approvals.events("approval.granted")[0].id
-
-
 def test_a_clock_that_was_set_back_changes_no_cause(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.submit()

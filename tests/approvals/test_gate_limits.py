@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from relay.approvals.limits import Limit
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import build_event
 from tests.approvals.running_gate import ScopeOfFleet, running_gate, running_hub
-from tests.clocks import NOON, ManualClock
+from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 A, B, C = (
@@ -36,25 +35,6 @@ VOTES = {"votes": 1, "from": ["client:alice"]}
 def started(of: ScheduledEvent) -> ScheduledEvent:
     """The same event after Azure began."""
     return build_event(of.event_id, resources=of.resources, event_status="Started", not_before=None)
-
-
-async def test_events_go_one_after_the_other_with_a_rest_between_them(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, A, B, C, settings=limited("automatic")) as harness:
-        await harness.wait_for_start_requests(1)
-        assert harness.azure.sent == ["C"]
-        await harness.record_document(A, B, started(C))
-        await harness.record_document(A, B)
-        await harness.settle()
-        while harness.clock.now() < NOON + timedelta(seconds=119):
-            harness.clock.advance(1.0)
-            await harness.settle()
-        assert harness.azure.sent == ["C"]
-        while harness.clock.now() < NOON + timedelta(seconds=123):
-            harness.clock.advance(1.0)
-            await harness.settle()
-        await eventually(lambda: harness.azure.sent == ["C", "B"])
-        waited = harness.events("approval.granted")[1].attributes["time"]
-        assert "2026-04-11T12:02:00" <= waited < "2026-04-11T12:02:05"
 
 
 async def test_a_grant_that_waits_reads_no_document_and_goes_when_the_slot_is_free(

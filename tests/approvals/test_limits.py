@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
-from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
@@ -27,13 +24,13 @@ from relay.approvals.limits import (
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.errors import SourceUnavailable
 from relay.events.build import common_event_data
-from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import (
     ORIGIN,
     ApprovalFile,
     build_event,
     build_occurrence,
+    checked_file,
     decide,
 )
 from tests.clocks import NOON
@@ -49,9 +46,6 @@ _VOTE: dict[str, Any] = {
     "approve": {"votes": 1, "from": ["client:alice", "client:bob"]},
 }
 _AT_ONCE: dict[str, Any] = {"name": "all", "approve": "automatic"}
-_SCHEMAS = {
-    event_type.name: Draft202012Validator(cloudevent_schema(event_type)) for event_type in CATALOG
-}
 
 
 def limited(
@@ -61,16 +55,10 @@ def limited(
     return ApprovalsSettings.model_validate({"rules": [rule], "limits": limits, **more})
 
 
-@contextmanager
 def approvals_with(
-    folder: Path, *limits: dict[str, Any], rule: dict[str, Any] = _VOTE, **more: Any
-) -> Iterator[ApprovalFile]:
-    """A state file with limits. At the end every event in it is checked against its schema."""
-    approvals = ApprovalFile(folder / "relay.db", limited(*limits, rule=rule, **more))
-    yield approvals
-    for recorded in approvals.events():
-        _SCHEMAS[recorded.name].validate(orjson.loads(recorded.body))
-    approvals.close()
+    folder: Path, *limits: dict[str, Any], rule: dict[str, Any] = _VOTE
+) -> AbstractContextManager[ApprovalFile]:
+    return checked_file(folder, limited(*limits, rule=rule))
 
 
 def event(name: str, *machines: str, due: float | None = 900.0, **more: Any) -> ScheduledEvent:

@@ -160,37 +160,23 @@ async def test_the_gate_reminds_where_nobody_has_decided_anything(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("status", "is_reminded"),
+    ("what", "is_reminded", "status"),
     [
-        (build_status(None, settings=settings()), True),
-        (build_status(None, settings=settings(), grants=[build_grant()]), False),
-        (build_status(None, settings=settings(), grants=[build_grant("refused")]), False),
-        (build_status(None, settings=settings(), grants=[build_grant("failed")]), True),
-        (build_status(STARTED, settings=settings()), False),
-        (build_status(None, settings=settings(), live=False), False),
-        (build_status(None, *VOTES, settings=settings()), False),
-        (build_status(None, *VOTES[:1], settings=settings()), True),
-        (build_status(None, build_decision("hold", "eve"), settings=settings()), False),
-        (build_status(None, settings=settings(), mode="off"), False),
-        (build_status(None, settings=settings(close_before="5m"), now=601.0), False),
-        (build_status(None, settings=settings(), now=900.0), False),
-    ],
-    ids=[
-        "nobody has voted",
-        "it is granted",
-        "IMDS has refused it",
-        "a grant has failed",
-        "it has started",
-        "it has ended",
-        "all have voted",
-        "a vote is missing",
-        "it is held",
-        "approvals are off",
-        "voting is closed",
-        "NotBefore has passed",
+        ("nobody has voted", True, build_status(None, settings=settings())),
+        ("it is granted", False, build_status(settings=settings(), grants=[build_grant()])),
+        ("refused", False, build_status(settings=settings(), grants=[build_grant("refused")])),
+        ("a failure", True, build_status(settings=settings(), grants=[build_grant("failed")])),
+        ("it has started", False, build_status(STARTED, settings=settings())),
+        ("it has ended", False, build_status(settings=settings(), live=False)),
+        ("all have voted", False, build_status(None, *VOTES, settings=settings())),
+        ("a vote is missing", True, build_status(None, *VOTES[:1], settings=settings())),
+        ("it is held", False, build_status(None, build_decision("hold"), settings=settings())),
+        ("approvals are off", False, build_status(settings=settings(), mode="off")),
+        ("closed", False, build_status(settings=settings(close_before="5m"), now=601.0)),
+        ("NotBefore has passed", False, build_status(settings=settings(), now=900.0)),
     ],
 )
 def test_people_are_reminded_only_where_a_vote_would_help(
-    status: ApprovalStatus, is_reminded: bool
+    what: str, is_reminded: bool, status: ApprovalStatus
 ) -> None:
-    assert (remind_at(status) is not None) is is_reminded
+    assert (remind_at(status) is not None) is is_reminded, what

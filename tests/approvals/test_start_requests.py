@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -17,13 +16,11 @@ from tests.approvals.running_gate import (
     ScopeOfFleet,
     running_gate,
     running_hub,
-    start_request_tasks,
 )
 from tests.clocks import ManualClock
 from tests.eventually import eventually
 
 OTHER_REBOOT = build_event("E-2", event_source="User")
-OTHER_REDEPLOY = build_event("E-2", event_type="Redeploy")
 
 
 # --- who executes it
@@ -114,56 +111,7 @@ async def test_after_an_answer_the_pauses_begin_anew(tmp_path: Path) -> None:
         await harness.wait_for_events("startrequest.accepted", 2)
 
 
-async def test_nothing_is_read_or_sent_in_a_scope_while_a_start_request_is_in_flight(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path, USER_REBOOT) as harness:
-        harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
-        await harness.record_document(USER_REBOOT, OTHER_REBOOT)
-        await harness.wait_for_events("approval.granted", 2)
-        harness.gate.wake()
-        await harness.settle()
-        assert (harness.azure.reads, harness.azure.sent) == (1, ["E-1"])
-        harness.azure.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted", 2)
-        assert (harness.azure.reads, harness.azure.sent) == (2, ["E-1", "E-2"])
-
-
-async def test_a_change_while_a_start_request_is_in_flight_counts_right_after_its_answer(
-    tmp_path: Path,
-) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
-    async with running_gate(tmp_path, azure=azure) as harness:
-        azure.may_answer.clear()
-        await eventually(lambda: bool(azure.sent))
-        await harness.record_document(build_event(event_source="User", due=950))
-        await harness.settle()
-        assert not harness.events("startrequest.failed")
-        azure.may_answer.set()
-        (failed,) = await harness.wait_for_events("startrequest.failed")
-        assert "the event changed" in failed.data["reason"]
-
-
 # --- the end
-
-
-async def test_nothing_is_claimed_any_more_while_the_relay_waits_to_be_idle(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, OTHER_REDEPLOY) as harness:
-        harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
-        await harness.submit(of=OTHER_REDEPLOY)
-        waiting = asyncio.create_task(harness.gate.stop_start_requests(1000))
-        await eventually(lambda: bool(harness.clock.remaining_sleeps))
-        harness.azure.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted")
-        harness.clock.advance(0.05)
-        await waiting
-        await harness.settle()
-        assert (harness.azure.reads, harness.azure.sent) == (1, ["E-1"])
-        assert harness.kinds().count("claim") == 1
 
 
 async def test_a_grant_that_was_just_read_is_not_claimed_while_the_relay_waits_to_be_idle(
@@ -176,24 +124,6 @@ async def test_a_grant_that_was_just_read_is_not_claimed_while_the_relay_waits_t
         harness.azure.may_read.set()
         await harness.settle()
         assert "claim" not in harness.kinds()
-
-
-async def test_a_relay_without_an_open_grant_has_no_task_for_start_requests_of_its_scope(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path, USER_REBOOT) as harness:
-        harness.azure.may_answer.clear()
-        await eventually(lambda: bool(harness.azure.sent))
-        assert len(start_request_tasks()) == 1
-        harness.azure.may_answer.set()
-        await harness.wait_for_events("startrequest.accepted")
-        assert start_request_tasks() == []
-
-
-OTHER_REBOOT = build_event("E-2", event_source="User")
-
-
-# --- failures
 
 
 async def test_each_scope_has_pauses_of_its_own(
@@ -231,6 +161,3 @@ async def test_each_scope_has_pauses_of_its_own(
             await harness.wait_for_events("startrequest.accepted", 3)
     warnings = [text for text in caplog.messages if text.startswith("cannot send")]
     assert [text.partition("in scope ")[2][0] for text in warnings] == ["a", "b", "c"]
-
-
-# --- the end

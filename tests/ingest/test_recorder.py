@@ -103,23 +103,6 @@ def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_ow
     assert approval_file.status().occurrence.number == 3
 
 
-def test_event_ids_that_differ_after_a_nul_are_different_events(
-    approval_file: ApprovalFile,
-) -> None:
-    """SQLite cuts a text of JSON at a NUL."""
-    events = [build_event("E\0a"), build_event("E\0b"), build_event("E")]
-    for _ in range(2):
-        record(approval_file, *events)
-        assert record(approval_file) == 3
-    assert names(approval_file) == [*["event.scheduled"] * 3, *["event.ended"] * 3] * 2
-    occurrences = approval_file.transact(
-        lambda tx: [
-            tx.occurrences.find_newest_occurrence(event.lowercase_event_id) for event in events
-        ]
-    )
-    assert [occurrence and occurrence.number for occurrence in occurrences] == [2, 2, 2]
-
-
 def test_a_transition_that_comes_again_has_an_id_of_its_own_and_the_same_on_another_relay(
     tmp_path: Path,
 ) -> None:
