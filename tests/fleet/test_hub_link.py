@@ -153,17 +153,3 @@ async def test_a_hub_that_lost_its_channel_meanwhile_acknowledges_nothing_and_go
         handler.may_take.set()
         await eventually(link.has_read_all)
         assert handler.taken[:2] == [b"1", b"2"]
-
-
-async def test_a_hub_has_not_read_what_it_was_only_handed(own_broker: Broker) -> None:
-    await asyncio.to_thread(own_broker.start)
-    exchange = unused_exchange()
-    await asyncio.to_thread(define_users, own_broker, exchange)
-    handler = Handler()
-    async with connected(own_broker, exchange, handler) as link:
-        handler.may_take.clear()
-        await publish(own_broker, exchange, b"1")
-        await eventually(lambda: handler.begun == 1)
-        assert not await link.has_read_all()
-        handler.may_take.set()
-        await eventually(link.has_read_all)

@@ -108,37 +108,6 @@ async def test_a_vote_counts_in_the_scope_of_its_sender_alone(hub: VotingHub) ->
     assert [(await hub.status(event, scope)).vote_count for scope in (A, B)] == [0, 1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"scope": B}, {"scope": A}, {"eventId": f"E-1@{B}"}])
-async def test_an_event_of_another_scope_is_unknown_to_a_machine(
-    hub: VotingHub, changes: dict[str, str]
-) -> None:
-    event = reboot("vmss_0")
-    await hub.observe(B, event)
-    answer = await hub.vote("vmss_0", event, **changes)
-    assert (answer.status, dict(answer.body)) == (
-        404,
-        {"detail": "no such event in this scope; see GET /v1/events, or `imds-relay events`"},
-    )
-    assert (await hub.status(event, B)).decisions == ()
-    (refused,) = hub.recorded("approval.refused")
-    assert refused["data"]["principal"] == f"vm:{A}/vmss_0"
-
-
-@pytest.mark.parametrize("decision", ["approve", "hold", "release"])
-async def test_a_body_that_names_another_scope_is_refused_where_both_have_the_event(
-    hub: VotingHub, decision: str
-) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
-    await hub.observe(B, event)
-    for scope in (A, B):
-        await hub.vote("vmss_0", event, "hold", sender_scope=scope)
-    answer = await hub.vote("vmss_0", event, decision, request_id="two", scope=B)
-    assert answer.status == 404
-    assert [len((await hub.status(event, scope)).decisions) for scope in (A, B)] == [1, 1]
-    assert (await hub.vote("vmss_0", event, decision, request_id="three", scope=A)).status == 202
-
-
 # --- ids of requests
 
 

@@ -25,7 +25,6 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
 from relay.fleet.message_reader import read_message
@@ -504,48 +503,6 @@ async def test_an_agent_cannot_read_the_queue_of_another_whose_name_it_knows(nod
 
 
 # --- what the broker lets pass
-
-
-@pytest.mark.parametrize("header", ["CC", "BCC"])
-@pytest.mark.parametrize(
-    ("key", "copied"),
-    [
-        (agent_key("vote", A), agent_key("vote", B)),
-        (agent_key("pulse", A), agent_key("vote", B)),
-        (agent_key("pulse", A), report_key(cloudevent("event.ended"), B)),
-        (agent_key("vote", A), agent_key("start", SINGLE)),
-    ],
-)
-async def test_a_message_with_more_keys_in_a_header_is_of_no_other_relay(
-    node: Broker, header: str, key: str, copied: str
-) -> None:
-    """RabbitMQ 4.0.5 refuses it. With 3.10 it arrives, and the check on arrival decides."""
-    async with channel_of(node, "vmss-a") as channel:
-        try:
-            await publish(channel, FLEET, key, user="vmss-a", headers={header: [copied]})
-        except ChannelAccessRefused:
-            return
-    message = await arrived(node, REPORTS)
-    if header == "CC":
-        with pytest.raises(UnusableMessage, match="CC header"):
-            verify_message_from_agent(message, FLEET, DOMAINS)
-    else:  # RabbitMQ removes the header, and shows the key that it has checked
-        assert message.routing_key == key
-        _, sender = verify_message_from_agent(message, FLEET, DOMAINS)
-        assert sender == AuthorizedSender(A.scope, "vmss-a_0", "vmss-a")
-
-
-async def test_a_dead_letter_of_an_agents_queue_is_no_report(node: Broker) -> None:
-    """The owner of a queue chooses the key of its dead letters. The user in them is the hub's."""
-    forged = {"x-dead-letter-exchange": FLEET, "x-dead-letter-routing-key": agent_key("vote", B)}
-    async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
-        await agent_queue(agent, *agent_binding_keys(A), **forged, **{"x-message-ttl": 0})
-        await publish(hub, COMMANDS, scope_key(A.scope), user=HUB_USER)
-        await until(node, REPORTS, 1)
-    message = await arrived(node, REPORTS)
-    assert (message.exchange, message.routing_key) == (FLEET, agent_key("vote", B))
-    with pytest.raises(UnusableMessage, match="dead letter"):
-        verify_message_from_agent(message, FLEET, DOMAINS)
 
 
 async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue(
