@@ -9,8 +9,6 @@ from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
 
-import pytest
-
 from relay.delivery.worker import MAX_BATCH, MAX_OPEN_DELIVERIES
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent, event_name
@@ -63,25 +61,6 @@ async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
         assert well.ids() == ids
         assert len(hung.attempts) == 2
         assert [delivery.waiting for delivery in relay.dispatcher.workers] == [50, 0]
-
-
-@pytest.mark.parametrize("most", [1, 3])
-async def test_a_sinks_own_limit_is_used_and_kept(tmp_path: Path, most: int) -> None:
-    release = asyncio.Event()
-
-    async def when_told(_: CloudEvent) -> Receipt:
-        await release.wait()
-        return Receipt()
-
-    far = ScriptedSink(when_told, concurrency=most)
-    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        for number in range(30):
-            await relay.record_event(f"E-{number}")
-        await eventually(lambda: far.in_flight == most)
-        await relay.settle()
-        release.set()
-        await eventually(lambda: len(far.delivered) == 30)
-        assert far.max_in_flight == most
 
 
 async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_stale_drop(

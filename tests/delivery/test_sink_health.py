@@ -174,3 +174,23 @@ def test_what_is_rejected_for_good_is_no_failed_try() -> None:
         sink.health.record_try_start(entry(number))
         sink.health.record_rejection(entry(number), Rejected("not this one"))
     assert (sink.health.is_failing, sink.health.failures) == (False, 0)
+
+
+def test_an_entry_that_is_refused_again_and_again_makes_no_sink_failing_that_took_another() -> None:
+    sink = Sink()
+    sink.fail("slow", of=entry(3))
+    sink.succeed()
+    for _ in range(10):
+        sink.clock.advance(STALL_TIMEOUT)
+        sink.fail("slow", of=entry(3))
+        sink.health.report_if_no_recent_success()
+    assert (sink.health.is_failing, sink.health.failures) == (False, 0)
+
+
+def test_while_a_sink_is_paused_no_time_passes_for_it() -> None:
+    sink = Sink()
+    sink.health.record_try_start(entry(1))
+    sink.health.set_state("paused", "by an operator")
+    sink.clock.advance(STALL_TIMEOUT)
+    sink.health.report_if_no_recent_success()
+    assert not sink.health.is_failing

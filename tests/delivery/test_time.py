@@ -51,21 +51,6 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
         assert 596 <= tried[-1] < 600
 
 
-@pytest.mark.parametrize("down_for", [20, 800])
-async def test_a_receiver_that_was_down_is_told_within_8_s_of_its_return(
-    tmp_path: Path, down_for: float
-) -> None:
-    clock = ManualClock()
-    drain = patient_sink(clock, refuses)
-    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
-        await relay.record_event("E-1", not_before=15 * 60)
-        await relay.record_event("E-2", "event.started")
-        await relay.forward(down_for)
-        drain.answer = accepts
-        await relay.forward(8)
-        assert {event.subject for event in drain.delivered} == {"E-1", "E-2"}
-
-
 async def test_an_entry_for_a_sink_that_has_long_been_down_is_tried_at_once_and_by_its_own_deadline(
     tmp_path: Path,
 ) -> None:
@@ -202,25 +187,6 @@ async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path:
         assert await relay.redeliver(parked["id"], clock.now())
         await relay.forward(0)
         assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]
-
-
-async def test_a_sink_that_answers_again_with_refusals_is_through_with_them_at_once(
-    tmp_path: Path,
-) -> None:
-    """Without a NotBefore ahead, the first 401 parks each entry. No entry waits for a probe."""
-    clock = ManualClock()
-    drain = patient_sink(clock, refuses)
-    async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
-        for number in range(4):
-            await relay.record_event(f"E-{number}", "event.ended")
-        await relay.forward(3600)
-
-        async def refused(_: CloudEvent) -> Receipt:
-            raise Deferred("it answered 401", failure="slow", status=401)
-
-        drain.answer = refused
-        await relay.forward(331)
-        assert [delivery["state"] for delivery in await relay.deliveries("drain")] == ["parked"] * 4
 
 
 async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(

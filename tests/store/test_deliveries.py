@@ -262,21 +262,6 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert record(tx, 3)[0].position == 3
 
 
-def test_retention_keeps_so_many_dead_letters_the_newest_and_everything_else(
-    tx: Transaction,
-) -> None:
-    entries = [entry for number in range(1, 6) for entry in record(tx, number)]
-    dead, others = entries[::2], entries[1::2]
-    for entry in dead:
-        tx.deliveries.store_final_state(entry.id, "parked", "no", NOW)
-    tx.deliveries.store_final_state(others[0].id, "delivered", None, NOW)
-    settings = StoreSettings(dead_letters=3)
-    assert prune_all_tables(tx, settings, LATER) == (0, {"event.scheduled": 2})
-    assert prune_all_tables(tx, settings, LATER) == (0, {})
-    kept_ids = {delivery["id"] for delivery in tx.deliveries.page()}
-    assert kept_ids == {entry.id for entry in (*dead[2:], *others)}
-
-
 def test_dead_letters_wait_again_by_id_by_sink_or_all_the_oldest_first(tx: Transaction) -> None:
     for number in range(1, 4):
         for entry in record(tx, number):
