@@ -32,8 +32,6 @@ from relay.fleet.messages import (
     PulseRequest,
     StartOrder,
     StartResult,
-    VoteAnswer,
-    VoteMessage,
 )
 from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
@@ -200,13 +198,6 @@ class HubSide:
     async def publish(self, body: bytes, key: str, *, user: str = HUB_USER) -> None:
         exchange = command_exchange_name(self.exchange)
         await publish_as(self.broker, user, exchange, key, body)
-
-    async def answer_vote(
-        self, vote: VoteMessage, status: int, body: dict[str, Any], *, relay: str = "vm-0"
-    ) -> None:
-        await self.send(
-            VoteAnswer(request_id=vote.request_id, status=status, body=body), relay=relay
-        )
 
 
 def make_order(event_id: str, revision: str, *, seconds: float = 5.0, **changes: Any) -> StartOrder:

@@ -133,29 +133,6 @@ async def test_no_pulse_overtakes_a_report_that_waits(
         await hub.wait_for_listener()
 
 
-async def test_an_agent_reports_every_change_and_says_which_events_it_still_sees(
-    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also of an event that names another VM, and of which the hub has heard from that one."""
-    monkeypatch.setattr(agent_parts, "ANSWER_DELAY", 0.01)
-    monkeypatch.setattr(agent_parts, "ANSWER_SPREAD", 0.0)
-    async with (
-        running_agent(hub, azure.urls["vm-0"], tmp_path / "a", "vm-0"),
-        running_agent(hub, azure.urls["vm-1"], tmp_path / "b", "vm-1"),
-    ):
-        await hub.wait_for_listener(2)
-        event = azure.schedule(Plan(resources=("vm-0",)))
-        await hub.wait_for(CloudEvent, 2)
-        await hub.send(PulseRequest(event_ids=("another",)))
-        await hub.send(PulseRequest(event_ids=(event.event_id,)))
-        await hub.wait_for_listener(4)
-        assert [live_ids(pulse) for pulse in hub.contents(Pulse)[2:]] == [[event.event_id]] * 2
-        azure.cancel(event)
-        await hub.wait_for(CloudEvent, 4)
-        assert hub.event_names[2:] == ["event.ended"] * 2
-        assert {received.key.rpartition(".")[2] for received in hub.reports[2:]} == {"vm-0", "vm-1"}
-
-
 async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event_is_still_there(
     hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,18 +117,6 @@ def test_a_word_that_is_not_later_than_the_last_of_its_agent_changes_nothing(
     assert hub.history == before
 
 
-def test_an_agent_that_was_cut_off_for_two_days_tells_nothing_of_its_old_queue() -> None:
-    hub = Hub.of("ab")
-    hub.hear("a", C, 2 * DAY)
-    # Between, Azure changed the event and took it back. Only b saw that.
-    old: list[Word] = [B, STARTED, GONE, A, GONE, A, B]
-    for observed, word in enumerate(old, 100):
-        assert hub.hear("b", word, float(observed), now=2 * DAY + observed) is None
-    assert hub.hear("b", C, 2 * DAY + 1, now=2 * DAY + 200) is None
-    assert hub.states == "AC"
-    assert hub.known.agents_seeing_told_state == {"a", "b"}
-
-
 def test_a_state_that_somebody_saw_later_than_another_is_not_replaced_by_that() -> None:
     hub = Hub.of("ab")
     hub.hear("a", C, 10)
@@ -149,14 +137,6 @@ def test_a_state_that_only_a_lost_agent_saw_gives_way_to_what_the_others_see() -
     assert hub.hear("b", A, 400) is None
     hub.silent = ""
     assert hub.hear("a", A, 401) is None
-
-
-def test_two_agents_that_see_different_states_for_ever_tell_each_once() -> None:
-    hub = Hub()
-    for minute in range(10):
-        hub.hear("a", A, 60.0 * minute)
-        hub.hear("b", B, 60.0 * minute + 1)
-    assert hub.states == "AB"
 
 
 def test_an_end_that_nobody_reported_is_told_when_the_event_is_not_started_any_more() -> None:
@@ -291,32 +271,6 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
 # --- events that return
 
 
-def test_an_agent_that_saw_the_event_gone_tells_a_return_of_a_few_seconds() -> None:
-    hub = Hub.of("ab")
-    hub.hear_all("ab", GONE, 10)
-    assert hub.hear("a", A, 11) == A
-    assert hub.known.returned_at == at(11)
-    assert hub.hear("b", A, 11) is None
-    hub.hear_all("ab", GONE, 12)
-    assert (hub.states, hub.known.ended_at) == ("A.A.", at(12))
-
-
-@pytest.mark.parametrize("word", [A, B, C], ids=["A", "B", "C"])
-@pytest.mark.parametrize("agent", ["late", "new"])
-def test_an_agent_that_is_behind_tells_no_return_before_150_s(agent: str, word: Word) -> None:
-    hub = Hub()
-    for name in ("a", "late"):
-        hub.hear(name, A, 0)
-    hub.hear("a", B, 5)
-    hub.silent = ["late"]
-    hub.hear("a", GONE, 10)
-    assert hub.hear(agent, word, 159, now=1000) is None
-    assert hub.hear(agent, GONE, 160, now=1001) is None
-    assert hub.states == "AB."
-    assert hub.hear("another", word, 160) is None
-    assert hub.hear("another", word, 161) == word
-
-
 def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
     hub = Hub.of("abc")
     hub.hear_all("ab", GONE, 10)
@@ -339,15 +293,6 @@ def test_a_time_in_the_future_does_not_silence_the_other_agents() -> None:
     hub.hear("a", A, DAY, now=0)
     assert hub.known.words["a"].seen == at(5)
     assert hub.hear("b", B, 1) == B
-
-
-@pytest.mark.parametrize("word", [B, GONE], ids=["B", "gone"])
-def test_what_comes_again_is_a_repeat_though_the_clock_of_the_hub_is_behind(word: Word) -> None:
-    hub = Hub()
-    for now in (-2.9, -0.9):
-        hub.hear("a", A, 0, now=now)
-        hub.hear("a", word, 1, now=now + 1)
-    assert len(hub.told) == 2
 
 
 def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows() -> None:

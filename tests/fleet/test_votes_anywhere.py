@@ -17,7 +17,6 @@ from relay.simulator.event import Event
 from tests.eventually import eventually
 from tests.fleet.hub_side import HUB_USER, STRANGER
 from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.fleet.test_outages import vote as vote_on_vm
 from tests.journey.relay_process import CLIENT_SECRET, KEY
 from tests.rabbitmq import Broker
 
@@ -97,6 +96,21 @@ async def vote_over_amqp(fleet: RunningFleet, event: Event) -> None:
         await exchange.publish(message, f"approve.{SCOPE}")
 
 
+async def vote_on_vm(fleet: RunningFleet, event: Event) -> None:
+    """Vote as a program on the VM does, which asks its own agent; and twice."""
+    vote = {
+        "eventId": event.event_id,
+        "decision": "approve",
+        "revision": await revision_of(fleet, event),
+    }
+    status, problem = await fleet.decide_on_vm(SCOPE, "vm-0", vote | {"revision": "old"})
+    assert (status, problem["revision"]) == (409, vote["revision"])
+    headers = {"Idempotency-Key": "drained"}
+    first = await fleet.decide_on_vm(SCOPE, "vm-0", vote, headers)
+    assert (first[0], first[1]["state"]) == (202, "granted")
+    assert await fleet.decide_on_vm(SCOPE, "vm-0", vote, headers) == first
+
+
 async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
     own_broker: Broker, tmp_path: Path
 ) -> None:
@@ -116,7 +130,7 @@ async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
         assert status == 202
         await vote_by_callback(fleet, events["callback"])
         await vote_over_amqp(fleet, events["amqp"])
-        await vote_on_vm(fleet, "vm-0", events["vm"])
+        await vote_on_vm(fleet, events["vm"])
         await eventually(
             lambda: all("startrequest.accepted" in fleet.told(f"E-{way}") for way in ways)
         )

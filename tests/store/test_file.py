@@ -271,6 +271,7 @@ def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) 
         pytest.param(StateFileScopeAndVm(IDENTITY.scope, "another-vm"), id="vm"),
         pytest.param(StateFileScopeAndVm("another-scope", IDENTITY.vm_id), id="scope"),
         pytest.param(StateFileScopeAndVm("another-scope", None), id="scope, with no vm to compare"),
+        pytest.param(StateFileScopeAndVm(IDENTITY.scope, IDENTITY.vm_id, is_hub=True), id="hub"),
     ],
 )
 def test_another_ones_file_is_set_aside(tmp_path: Path, other: StateFileScopeAndVm) -> None:
