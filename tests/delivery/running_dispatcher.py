@@ -35,8 +35,27 @@ async def accepts(_: CloudEvent) -> Receipt:
     return Receipt(204)
 
 
-async def refuses(_: CloudEvent) -> Receipt:
-    raise Deferred("it refused the connection")
+def gives(
+    *results: Receipt | BaseException, to: Callable[[CloudEvent], bool] = lambda _: True
+) -> Answer:
+    """Give these results one after the other, the last again and again, ``to`` some events.
+
+    Others are accepted.
+    """
+    left = list(results)
+
+    async def answer(event: CloudEvent) -> Receipt:
+        if not to(event):
+            return await accepts(event)
+        result = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    return answer
+
+
+refuses = gives(Deferred("it refused the connection"))
 
 
 async def hangs(_: CloudEvent) -> Receipt:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.errors import Deferred, DeliveryError, Rejected, Superseded
+from relay.errors import Deferred, Rejected, Superseded
 from relay.events.cloudevent import CloudEvent, event_name
 from relay.sinks import Receipt
 from tests.clocks import ManualClock
@@ -17,6 +17,7 @@ from tests.delivery.running_dispatcher import (
     RunningDispatcher,
     ScriptedSink,
     accepts,
+    gives,
     hangs,
     refuses,
     running_dispatcher,
@@ -32,16 +33,8 @@ def about(far: ScriptedSink, name: str) -> list[tuple[str | None, int]]:
 async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_through(
     tmp_path: Path,
 ) -> None:
-    left = 2
-
-    async def third_time(_: CloudEvent) -> Receipt:
-        nonlocal left
-        left -= 1
-        if left >= 0:
-            raise Deferred("busy", status=503, answer="come back later")
-        return Receipt(200, "thanks")
-
-    far = ScriptedSink(third_time)
+    busy = Deferred("busy", status=503, answer="come back later")
+    far = ScriptedSink(gives(busy, busy, Receipt(200, "thanks")))
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         told = await relay.record_event("E-1")
         await eventually(lambda: len(far.delivered) == 1)
@@ -53,26 +46,12 @@ async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_t
             (1, "delivered", 200, None),
         ]
         (shown,) = await relay.deliveries("bus")
-        assert (
-            shown["state"],
-            shown["attempts"],
-            shown["lastStatus"],
-            shown["reason"],
-            shown["nextAttempt"],
-        ) == (
-            "delivered",
-            3,
-            200,
-            None,
-            None,
-        )
+        wanted = {"state": "delivered", "attempts": 3, "lastStatus": 200}
+        assert shown.items() >= (wanted | {"reason": None, "nextAttempt": None}).items()
 
 
 async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
-    async def rejects(_: CloudEvent) -> Receipt:
-        raise Rejected("too big")
-
-    far, other = ScriptedSink(rejects), ScriptedSink()
+    far, other = ScriptedSink(gives(Rejected("too big"))), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await relay.record_event("E-1")
         await eventually(lambda: len(about(other, "relay.dead-lettered")) == 1)
@@ -90,11 +69,7 @@ async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
 
 async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_path: Path) -> None:
     """Two sinks that reject everything would tell each other of it for ever."""
-
-    async def rejects(_: CloudEvent) -> Receipt:
-        raise Rejected("no")
-
-    first, second = ScriptedSink(rejects), ScriptedSink(rejects)
+    first, second = ScriptedSink(gives(Rejected("no"))), ScriptedSink(gives(Rejected("no")))
     async with running_dispatcher(tmp_path, {"one": first, "two": second}) as relay:
         await relay.record_event("E-1")
         await eventually(lambda: len(first.attempts) + len(second.attempts) == 4)
@@ -128,14 +103,7 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
 
     What the error says of itself is not repeated where others read.
     """
-
-    async def broken(event: CloudEvent) -> Receipt:
-        if event.subject != "E-1":
-            return Receipt()
-        if isinstance(mistake, Exception):
-            raise mistake
-        return mistake  # type: ignore[return-value]  # it can be None
-
+    broken = gives(mistake, to=lambda event: event.subject == "E-1")  # type: ignore[arg-type]  # it can be None
     far, other = ScriptedSink(broken), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await relay.record_event("E-1")
@@ -162,16 +130,8 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_pat
 
     See docs/protocol.md#a-library-cancels-publishers.
     """
-    lost = 2
-
-    async def cancelled(_: CloudEvent) -> Receipt:
-        nonlocal lost
-        lost -= 1
-        if lost >= 0:
-            raise asyncio.CancelledError
-        return Receipt()
-
-    far = ScriptedSink(cancelled)
+    lost = asyncio.CancelledError()
+    far = ScriptedSink(gives(lost, lost, Receipt()))
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("E-1")
         await eventually(lambda: len(far.delivered) == 1)
@@ -298,13 +258,8 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
         ScriptedSink(slowly, concurrency=1, longest_pause=300.0),
         ScriptedSink(refuses, longest_pause=300.0),
         ScriptedSink(),
-        ScriptedSink(),
+        ScriptedSink(gives(Deferred("busy", after=300.0))),
     )
-
-    async def asks_for_rest(_: CloudEvent) -> Receipt:
-        raise Deferred("busy", after=300.0)
-
-    resting.answer = asks_for_rest
     async with running_dispatcher(
         tmp_path,
         {"slow": slow, "dead": dead, "paused": paused, "resting": resting},
@@ -336,14 +291,12 @@ def of(relay: RunningDispatcher, sink: str) -> tuple[bool, str | None]:
     return status.failing, status.reason
 
 
-async def asks_for_somebody(_: CloudEvent) -> Receipt:
-    """Refuses until somebody changes something there."""
-    raise Deferred("it has no such channel", failure="slow", status=404)
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(asks_for_somebody, "it has no such channel"), (hangs, "no try has ended for a minute")],
+    [
+        (gives(Deferred("no such channel", failure="slow", status=404)), "no such channel"),
+        (hangs, "no try has ended for a minute"),
+    ],
 )
 async def test_a_sink_that_delivers_nothing_for_a_minute_is_failing_and_the_others_hear_of_it(
     tmp_path: Path, answer: Answer, reason: str
@@ -370,14 +323,8 @@ async def test_what_the_destination_does_not_need_any_more_is_superseded_and_no_
     tmp_path: Path,
 ) -> None:
     """It shows that the sink works, so a sink that was failing has recovered."""
-    answers: list[DeliveryError | None] = [Deferred("down")] * 3 + [Superseded("it has it")]
-
-    async def answer(_: CloudEvent) -> Receipt:
-        error = answers.pop(0) if answers else None
-        if error is not None:
-            raise error
-        return Receipt(204)
-
+    down = Deferred("down")
+    answer = gives(down, down, down, Superseded("it has it"), Receipt(204))
     far, other = ScriptedSink(answer), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "other": other}) as relay:
         await relay.record_event("E-1")
@@ -399,11 +346,7 @@ async def test_what_the_destination_does_not_need_any_more_is_superseded_and_no_
 @pytest.mark.parametrize("skew", [-1e12, 1e12, math.inf])
 async def test_a_clock_that_is_far_off_is_no_error_of_the_sink(tmp_path: Path, skew: float) -> None:
     """The header Date can name the year 9999."""
-
-    async def accepts_early(_: CloudEvent) -> Receipt:
-        return Receipt(204, skew=skew)
-
-    far = ScriptedSink(accepts_early)
+    far = ScriptedSink(gives(Receipt(204, skew=skew)))
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.record_event("E-1")
         await eventually(lambda: bool(far.delivered))
@@ -417,13 +360,7 @@ async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_charact
     tmp_path: Path, reported: Receipt | Exception
 ) -> None:
     """Names of files can hold them."""
-
-    async def answer(_: CloudEvent) -> Receipt:
-        if isinstance(reported, Exception):
-            raise reported
-        return reported
-
-    far, other = ScriptedSink(answer), ScriptedSink()
+    far, other = ScriptedSink(gives(reported)), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         await relay.record_event("E-1")
         await eventually(lambda: bool(far.attempts and other.delivered))

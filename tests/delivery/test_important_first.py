@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
+from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.clocks import ManualClock
@@ -15,6 +16,7 @@ from tests.delivery.running_dispatcher import (
     RunningDispatcher,
     ScriptedSink,
     accepts,
+    gives,
     refuses,
     running_dispatcher,
 )
@@ -111,16 +113,14 @@ async def test_a_new_event_is_the_next_probe_of_a_failing_sink(tmp_path: Path) -
 async def test_new_refusals_that_fail_do_not_keep_an_event_from_being_probed(
     tmp_path: Path,
 ) -> None:
-    async def refuses_refusals(event: CloudEvent) -> Receipt:
-        return await (refuses if event.name == "approval.refused" else accepts)(event)
-
     clock = ManualClock()
     sink = ScriptedSink(refuses, clock=clock)
     async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
         await relay.record_event("E-1", not_before=900.0)
         await relay.forward(30.0)
         assert relay.dispatcher.workers[0].failing
-        sink.answer = refuses_refusals
+        down = Deferred("it refused the connection")
+        sink.answer = gives(down, to=lambda event: event.name == "approval.refused")
         for number in range(20):
             await relay.record_event(f"R-{number}", "approval.refused")
             await relay.forward(0.5)

@@ -26,6 +26,7 @@ from tests.builders import DATA, cloudevent
 from tests.delivery.running_dispatcher import (
     ScriptedSink,
     accepts,
+    gives,
     hangs,
     running_dispatcher,
 )
@@ -159,13 +160,8 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
     tmp_path: Path,
 ) -> None:
     """Its old age and tries count no more, after a restart neither."""
-    answers = [Rejected("no"), Deferred("not yet"), Deferred("not yet")]
-
-    async def by_and_by(_: CloudEvent) -> Receipt:
-        if answers:
-            raise answers.pop(0)
-        return Receipt()
-
+    later = Deferred("not yet")
+    by_and_by = gives(Rejected("no"), later, later, Receipt())
     far = ScriptedSink(by_and_by, give_up_after=3600.0, longest_pause=300.0)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         told = await relay.record_event("E-1")
@@ -354,13 +350,7 @@ async def test_what_somehow_waits_for_a_sink_that_nobody_knows_is_parked_at_the_
 
 async def test_a_redelivered_old_state_does_not_replace_newer_ones(tmp_path: Path) -> None:
     """Not even where the sink has stale: drop: somebody asked for it."""
-
-    async def no_scheduled(event: CloudEvent) -> Receipt:
-        if event.name == "event.scheduled":
-            raise Rejected("no")
-        return Receipt()
-
-    chat = ScriptedSink(no_scheduled)
+    chat = ScriptedSink(gives(Rejected("no"), to=lambda event: event.name == "event.scheduled"))
     async with running_dispatcher(tmp_path, {"chat": chat}, chat={"stale": "drop"}) as relay:
         await relay.record_event("E-1")
         await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)

@@ -15,6 +15,7 @@ from tests.delivery.running_dispatcher import (
     Answer,
     ScriptedSink,
     accepts,
+    gives,
     refuses,
     running_dispatcher,
 )
@@ -75,14 +76,9 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
     tmp_path: Path,
 ) -> None:
     """Alone it makes the sink look dead; the next event is tried all the same, and at once."""
-
-    async def poisoned(event: CloudEvent) -> Receipt:
-        if event.subject == "poison":
-            raise Deferred("it answered 500", status=500)
-        return Receipt()
-
     clock = ManualClock()
-    drain = patient_sink(clock, poisoned)
+    error = Deferred("it answered 500", status=500)
+    drain = patient_sink(clock, gives(error, to=lambda event: event.subject == "poison"))
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("poison")
         for number in range(3):
@@ -97,12 +93,10 @@ async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
 
 async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -> None:
     clock = ManualClock()
-
-    async def busy(event: CloudEvent) -> Receipt:
-        if event.subject == "E-0" and clock.monotonic() < 120:
-            raise Deferred("busy", after=120.0, status=429)
-        return Receipt()
-
+    busy = gives(
+        Deferred("busy", after=120.0, status=429),
+        to=lambda event: event.subject == "E-0" and clock.monotonic() < 120,
+    )
     drain, other = patient_sink(clock, busy), patient_sink(clock)
     async with running_dispatcher(tmp_path, {"drain": drain, "other": other}, clock=clock) as relay:
         await relay.record_event("E-0", not_before=300)
@@ -128,13 +122,8 @@ async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after
     tmp_path: Path,
 ) -> None:
     clock = ManualClock()
-
-    async def refused(event: CloudEvent) -> Receipt:
-        if event.subject == "E-0":
-            raise Deferred("it answered 401", failure="slow", status=401)
-        return Receipt()
-
-    drain = patient_sink(clock, refused)
+    refused = Deferred("it answered 401", failure="slow", status=401)
+    drain = patient_sink(clock, gives(refused, to=lambda event: event.subject == "E-0"))
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
         await relay.record_event("E-0", not_before=600)
         for number in range(1, 10):
