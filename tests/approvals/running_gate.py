@@ -337,13 +337,6 @@ async def _running(gate: Gate) -> AsyncIterator[asyncio.Task[None]]:
             await asyncio.wait({task})
 
 
-def trace(store: Store) -> list[str]:
-    """Return the list to which each statement of a store is added from now on."""
-    statements: list[str] = []
-    store._state_file.connection.set_trace_callback(statements.append)  # noqa: SLF001  # a test
-    return statements
-
-
 def start_request_tasks() -> list[str]:
     """Return the names of the tasks that send StartRequests in a scope."""
     return [

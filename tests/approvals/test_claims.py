@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import orjson
 
-from relay.errors import SourceRefused, SourceUnavailable
+from relay.errors import SourceRefused
 from relay.store.chain import read_all_rows
 from tests.approvals.builders import (
     FREEZE,
@@ -18,7 +18,6 @@ from tests.approvals.builders import (
     build_caller,
     build_event,
     decide,
-    open_grants,
 )
 from tests.clocks import NOON
 
@@ -43,18 +42,6 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
         "recorded": [],
     }
     assert approvals.grants[0].state == "sent"
-
-
-def test_a_grant_that_was_read_before_the_event_changed_back_is_not_claimed(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    (read_before,) = approvals.transact(open_grants)
-    approvals.record_document(build_event(event_source="User", due=1800.0))
-    approvals.record_document(USER_REBOOT)
-    now = approvals.clock.now()
-    assert approvals.transact(lambda tx: approvals.engine.claim_grant(tx, read_before, now)) is None
-    assert len(approvals.claim()) == 1
 
 
 def test_an_accepted_start_request_is_recorded_once_and_uses_up_its_votes(
@@ -87,17 +74,6 @@ def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: ApprovalFile) -
     assert approvals.claim() == []
     assert len(approvals.grants) == 1
     assert approvals.submit(by="eve", of=USER_REBOOT).status == 409
-
-
-def test_a_start_request_without_an_answer_keeps_its_claim_and_the_last_status(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(USER_REBOOT)
-    claims = approvals.claim()
-    approvals.answer(claims, SourceUnavailable("503", status=503))
-    assert (approvals.grants[0].state, approvals.grants[0].status) == ("sent", 503)
-    approvals.record_document()
-    assert approvals.data("startrequest.failed")["status"] == 503
 
 
 def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(

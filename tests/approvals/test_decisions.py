@@ -221,19 +221,6 @@ def test_a_hold_stays_in_force_when_its_event_id_comes_back(approvals: ApprovalF
     assert approvals.claim() != []
 
 
-def test_votes_that_were_used_do_not_count_when_the_event_id_comes_back(
-    approvals: ApprovalFile,
-) -> None:
-    approvals.record_document(REBOOT)
-    approvals.submit()
-    approvals.submit(by="bob")
-    approvals.accept(approvals.claim())
-    approvals.record_document()
-    approvals.record_document(REBOOT)
-    assert approvals.status().vote_count == 0
-    assert approvals.claim() == []
-
-
 @pytest.mark.parametrize("is_back", [True, False])
 def test_the_expiry_of_a_hold_is_recorded_only_if_its_event_is_back(
     approvals: ApprovalFile, is_back: bool
@@ -270,16 +257,6 @@ def test_the_stricter_of_configuration_and_switch_is_in_force(
 ) -> None:
     settings = ApprovalsSettings.model_validate(configured)
     assert effective_approvals_mode(settings, switch, trusted=trusted) == expected, what
-
-
-def test_the_switch_survives_a_restart_and_stops_a_claim(approvals: ApprovalFile) -> None:
-    approvals.record_document(USER_REBOOT)
-    approvals.set_mode("off")
-    approvals.crash()
-    assert approvals.claim() == []
-    assert approvals.submit(by="eve", of=USER_REBOOT).status == 503
-    approvals.set_mode("on")
-    assert len(approvals.claim()) == 1
 
 
 def test_a_store_that_may_belong_to_another_vm_grants_nothing(approvals: ApprovalFile) -> None:

@@ -22,7 +22,7 @@ from tests.approvals.builders import (
     build_event,
     build_request,
 )
-from tests.approvals.running_gate import TIMEOUT, Azure, running_gate, start_request_tasks, trace
+from tests.approvals.running_gate import TIMEOUT, Azure, running_gate, start_request_tasks
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 from tests.store.conftest import LimitedDisk
@@ -63,23 +63,6 @@ async def test_a_fault_in_what_follows_costs_no_notice(
         assert harness.kinds() == ["event.scheduled", "event.scheduled"]
         assert await harness.store.read(lambda tx: len(tx.deliveries.waiting_entries("box"))) == 2
         assert "cannot record what follows from a change" in caplog.text
-
-
-async def test_events_about_which_nobody_decided_cost_no_look_at_the_approvals(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path, build_event(), settings=BY_VOTES) as harness:
-        await harness.settle()
-        statements = trace(harness.store)
-        await harness.record_document(build_event(due=950), OTHER_REBOOT)
-        await harness.settle()
-        assert len(harness.events()) == 3
-        # The recorder asks for grants of the known event, and the engine whether there is anything.
-        looks = [text.split()[1] for text in statements if "approval." in text]
-        assert looks == ["position,", "EXISTS"]
-        await harness.submit(of=OTHER_REBOOT)
-        await harness.wait_for_events("startrequest.accepted")
-        assert harness.azure.sent == ["E-2"]
 
 
 async def test_a_stream_of_changes_does_not_keep_a_hold_from_its_end(tmp_path: Path) -> None:

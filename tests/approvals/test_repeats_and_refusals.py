@@ -241,8 +241,14 @@ def test_the_summary_says_what_is_missing_and_when_voting_closes(approvals: Appr
         "standingHolds": [],
         "runbook": None,
     }
-    nothing: dict[str, Any] = {"state": "none", "rule": None, "votes": 0, "required": 0, "missing": 0}
-    nothing |= {"closes": None, "waitingFor": [], "standingHolds": [], "runbook": None}
+    nothing: dict[str, Any] = {"state": "none", "votes": 0, "required": 0, "missing": 0}
+    nothing |= {
+        "waitingFor": [],
+        "standingHolds": [],
+        "rule": None,
+        "closes": None,
+        "runbook": None,
+    }
     assert approval_json_fields(approvals.status("E-2")) == nothing
     approvals.record_document()
     assert approval_json_fields(approvals.status())["missing"] == 0

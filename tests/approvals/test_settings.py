@@ -16,6 +16,9 @@ def _rule(**approve: Any) -> dict[str, Any]:
     return {"name": "r", "approve": {"votes": 1, "from": ["client:a"], **approve}}
 
 
+_AT_ONCE = {"name": "a", "approve": "automatic"}
+
+
 def test_the_defaults_approve_nothing() -> None:
     section = ApprovalsSettings()
     assert (section.enabled, section.dry_run, section.tell_first, section.hold_expires) == (
@@ -55,6 +58,12 @@ def test_voters_are_the_named_principals_and_the_members_of_groups() -> None:
         ("expected a name such as", {"rules": [{"name": "two words", "approve": "automatic"}]}),
         ("Extra inputs", {"rules": [_rule(each="x")]}),
         ("Extra inputs", {"quorum": 2}),
+        ("for one person", {"people": {"a": ["client:x"], "b": ["client:x"]}}),
+        ("person:x is none", {"groups": {"g": ["person:x"]}}),
+        ("a person of approvals.people", {"rules": [_rule(**{"from": ["person:x"]})]}),
+        ("expected client:<name>", {"people": {"a": ["person:b"]}}),
+        ("votes, each_resource", {"rules": [{"name": "r", "approve": {"from": ["client:a"]}}]}),
+        ("can never decide", {"rules": [_AT_ONCE, _AT_ONCE | {"name": "b"}]}),
     ],
 )
 def test_a_section_that_can_never_work_is_an_error(words: str, section: dict[str, Any]) -> None:

@@ -267,22 +267,6 @@ def test_how_many_standing_holds_a_principal_makes_within_a_day_is_bounded(
     assert [approvals.hold_ahead().status for _ in range(2)] == [201, 409]
 
 
-def test_a_pass_over_many_events_reads_and_verifies_the_standing_holds_once(
-    approvals: ApprovalFile,
-) -> None:
-    for number in range(30):
-        approvals.hold_ahead(match={"resources": [f"web-{number}"]})
-    events = [build_event(f"E-{number}", event_source="User") for number in range(50)]
-    approvals.record_document(*events, step=False)
-    statements: list[str] = []
-    approvals.connection.set_trace_callback(statements.append)
-    approvals.apply_transitions()
-    approvals.connection.set_trace_callback(None)
-    reads = [text for text in statements if "standing-hold" in text and "body" in text]
-    assert len(approvals.events("approval.granted")) == 50
-    assert len(reads) <= 1
-
-
 # --- what the answers say
 
 

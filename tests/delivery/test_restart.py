@@ -6,8 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import tracemalloc
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +13,11 @@ import pytest
 
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
-from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent, event_name
 from relay.sinks import Receipt, SinkSettings
 from relay.store import StoreSettings
 from relay.store.sqlite import open_store
-from relay.store.transaction import Transaction
 from tests.builders import DATA, cloudevent
 from tests.delivery.running_dispatcher import (
     ScriptedSink,
@@ -55,46 +51,6 @@ async def test_what_was_not_settled_goes_out_again_with_the_same_ids_in_the_same
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await relay.settle()
         assert len(far.delivered) == 30
-
-
-async def test_ten_thousand_that_wait_are_taken_up_in_bounded_memory(tmp_path: Path) -> None:
-    """Each costs its place in the line; the events stay on disk."""
-    far = ScriptedSink(hangs, concurrency=2)
-    count, padding = 4_000, "x" * 5_000
-    async with running_dispatcher(tmp_path, {"bus": far}, run=False) as relay:
-
-        def many(tx: Transaction, first: int) -> None:
-            for number in range(first, first + 500):
-                event = cloudevent(
-                    "event.scheduled",
-                    f"E-{number}",
-                    {**DATA, "description": padding},
-                    id=f"{number:032x}",
-                )
-                body = bytes(
-                    bytearray(event.body)
-                )  # orjson's own reserves eight times as much, of which the system gives none
-                tx.record(replace(event, body=body), NOW)
-
-        tracemalloc.start()
-        for first in range(0, count, 500):
-            await relay.store.transact(lambda tx, first=first: many(tx, first))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        recorded, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    tracemalloc.start()
-    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await eventually(lambda: far.in_flight == 2)
-        assert relay.dispatcher.workers[0].waiting == count
-        restarted, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        far.answer = accepts
-    assert recorded < 2 * MAX_EVENTS_IN_MEMORY * len(padding) + count * 2000 < count * len(padding)
-    assert restarted < count * 2000
-    far.concurrency = 16
-    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await eventually(lambda: len(far.delivered) >= 1000)
-        assert len(set(far.ids())) == len(far.delivered)
-        assert all(event.data["description"] == padding for event in far.delivered)
 
 
 async def test_a_new_sink_is_told_every_live_event_that_it_wants_once(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from relay.delivery.ordered_queue import OrderedQueue
 from relay.delivery.retry import (
     MAX_JITTER,
     MAX_RETRY_AFTER,
@@ -22,10 +21,8 @@ from relay.delivery.retry import (
     RetryAfterDelay,
     RetryDecision,
     plan_retry,
-    probe_delay,
 )
 from relay.errors import Failure
-from relay.store import Entry
 
 NOW = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
 DAY = 86400.0
@@ -191,68 +188,6 @@ def test_no_pause_is_longer_than_the_sinks_longest(
     assume(isinstance(decision, RetryAfterDelay))
     assert isinstance(decision, RetryAfterDelay)
     assert decision.delay <= longest * MOST
-
-
-@given(
-    all_seconds_left=st.lists(LEFT, max_size=5),
-    failed_seconds_left=LEFT,
-    attempts=st.integers(0, 30),
-    failures=TRIES,
-    longest=st.floats(0.1, 1000),
-    jitter=CHANCES,
-)
-def test_the_most_urgent_entry_determines_the_next_probe(
-    all_seconds_left: list[float | None],
-    failed_seconds_left: float | None,
-    attempts: int,
-    failures: int,
-    longest: float,
-    jitter: float,
-) -> None:
-    """The same as a retry of the most urgent entry, after as many tries as count."""
-    queue = OrderedQueue()
-    entries = [
-        _entry(number, seconds_left, attempts)
-        for number, seconds_left in enumerate([failed_seconds_left, *all_seconds_left])
-    ]
-    for entry in entries:
-        queue.push(entry)
-    failed = entries[0]
-    delay = probe_delay(
-        failed,
-        next_not_before=queue.earliest_not_before_after(NOW),
-        failures=failures,
-        now=NOW,
-        longest_pause=longest,
-        jitter=jitter,
-    )
-    ahead = [
-        (entry.not_before - NOW).total_seconds()
-        for entry in entries
-        if entry.not_before is not None and entry.not_before > NOW
-    ]
-    is_urgent = failed.not_before is not None and failed.not_before > NOW
-    assert delay == pause(
-        seconds_left=min(ahead, default=None),
-        tries=min(failures, attempts + 1) if is_urgent else failures,
-        longest_pause=longest,
-        jitter=jitter,
-    )
-
-
-def _entry(number: int, seconds_left: float | None, attempts: int) -> Entry:
-    return Entry(
-        id=number,
-        sink="bus",
-        position=number,
-        ordering_key=str(number),
-        type="event.scheduled",
-        event_key=str(number),
-        not_before=None if seconds_left is None else NOW + timedelta(seconds=seconds_left),
-        attempts=attempts,
-        next_at=None,
-        recorded=NOW,
-    )
 
 
 @dataclass(frozen=True, slots=True)
