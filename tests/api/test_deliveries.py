@@ -86,13 +86,14 @@ async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(
     ).status == 404
 
 
-@pytest.mark.parametrize(
-    "dead_letter", ["1", "999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"]
-)
-async def test_an_id_of_no_dead_letter_is_404(relay: RunningRelay, dead_letter: str) -> None:
+async def test_an_id_of_no_delivery_or_dead_letter_is_404(relay: RunningRelay) -> None:
     """Entry 1 was delivered."""
     await eventually(lambda: bool(relay.sinks["box"].delivered))
-    assert (await relay.call("POST", f"/v1/dead-letters/{dead_letter}/redeliver")).status == 404
+    for number in ("999", "0", "-1", "x", "1x", "9" * 18, "9" * 30, "%D9%A1", "1%2F2"):
+        assert (await relay.call("GET", f"/v1/deliveries/{number}")).status == 404, number
+        again = await relay.call("POST", f"/v1/dead-letters/{number}/redeliver")
+        assert again.status == 404, number
+    assert (await relay.call("POST", "/v1/dead-letters/1/redeliver")).status == 404
 
 
 async def test_a_dead_letter_of_a_sink_that_is_gone_is_409(tmp_path: Path) -> None:
@@ -174,10 +175,10 @@ async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restar
         await eventually(lambda: relay.sinks["box"].delivered_names() == ["event.scheduled"])
 
 
-@pytest.mark.parametrize("verb", ["ping", "pause", "resume"])
-@pytest.mark.parametrize("name", ["unknown", "BOX", "box%00", "%2e%2e"])
-async def test_an_unknown_sink_is_404(relay: RunningRelay, name: str, verb: str) -> None:
-    assert (await relay.call("POST", f"/v1/sinks/{name}/{verb}")).status == 404
+async def test_an_unknown_sink_is_404(relay: RunningRelay) -> None:
+    for name in ("unknown", "BOX", "box%00", "%2e%2e"):
+        for verb in ("ping", "pause", "resume"):
+            assert (await relay.call("POST", f"/v1/sinks/{name}/{verb}")).status == 404, name
 
 
 async def test_while_the_store_cannot_be_written_operations_are_503(
@@ -188,3 +189,65 @@ async def test_while_the_store_cannot_be_written_operations_are_503(
         assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status == 503
     assert (await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})).status == 503
     assert relay.dispatcher.workers[0].state == "on"
+
+
+# --- the log of attempts, and dead letters that go out again
+
+
+async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
+    tmp_path: Path,
+) -> None:
+    async with run_relay(tmp_path) as relay:
+        relay.sinks["box"].failure = Deferred("it is down", status=503, answer="come back later")
+        await relay.observe(make_event())
+
+        async def read_delivery() -> dict[str, Any]:
+            delivery: dict[str, Any] = (await relay.call("GET", "/v1/deliveries/1")).json
+            return delivery
+
+        await eventually(read_delivery, lambda delivery: delivery["attempts"] >= 1)
+        relay.sinks["box"].failure = None
+        delivery = await eventually(
+            read_delivery, lambda delivery: delivery["state"] == "delivered"
+        )
+        first, last = delivery["log"][0], delivery["log"][-1]
+        assert (first["number"], first["outcome"], first["status"]) == (1, "deferred", 503)
+        assert (first["reason"], first["answer"]) == ("it is down", "come back later")
+        assert 0 <= first["tookSeconds"] < 60
+        assert (last["number"], last["outcome"], last["status"], last["reason"]) == (
+            delivery["attempts"],
+            "delivered",
+            204,
+            None,
+        )
+
+
+async def test_dead_letters_of_a_sink_or_all_are_redelivered(tmp_path: Path) -> None:
+    async with run_relay(tmp_path, sinks=("one", "two")) as relay:
+        for box in relay.sinks.values():
+            box.failure = Rejected("no")
+        await relay.observe(make_event(), make_event(event_id="other", event_type="Redeploy"))
+        await _listed(relay, "/v1/dead-letters", 4, "parked")
+        for box in relay.sinks.values():
+            box.failure = None
+        done = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "one"})
+        assert (done.status, done.json) == (202, {"redelivered": 2})
+        await eventually(lambda: len(relay.sinks["one"].delivered) == 2)
+        done = await relay.call("POST", "/v1/dead-letters/redeliver", {})
+        assert done.json == {"redelivered": 2}
+        await eventually(lambda: len(relay.sinks["two"].delivered) == 2)
+
+
+async def test_an_unknown_sink_is_404_and_the_known_sinks_are_listed(tmp_path: Path) -> None:
+    async with run_relay(tmp_path, sinks=("one", "two")) as relay:
+        answer = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "nope"})
+        assert (answer.status, answer.json["detail"]) == (
+            404,
+            "no sink 'nope' in the configuration; there are one, two",
+        )
+
+
+@pytest.mark.parametrize("body", [{"until": "2026-04-11T22:26:58Z"}, {"sink": 1}])
+async def test_a_wrong_field_redelivers_nothing(relay: RunningRelay, body: dict[str, Any]) -> None:
+    answer = await relay.call("POST", "/v1/dead-letters/redeliver", body)
+    assert (answer.status, answer.json["field"]) == (422, next(iter(body)))

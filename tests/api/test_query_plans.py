@@ -90,27 +90,6 @@ def _is_scan(step: str) -> bool:
     return verb == "SCAN" or "USING" not in step
 
 
-def test_a_scan_is_recognized(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as connection:
-        connection.execute("CREATE TABLE entry (id INTEGER PRIMARY KEY, sink, position)")
-        connection.execute("CREATE INDEX entry_of_sink ON entry (sink)")
-        for statement in (
-            "SELECT * FROM entry",
-            "SELECT sink FROM entry",
-            "SELECT * FROM entry AS e WHERE position = 1",
-            "SELECT min(position) FROM entry",
-            "DELETE FROM entry WHERE id IN (SELECT id FROM entry WHERE position < 3)",
-        ):
-            assert _scans(connection, statement), statement
-        for statement in (
-            "SELECT * FROM entry WHERE id < 3",
-            "SELECT * FROM entry WHERE sink = 'x'",
-            "INSERT INTO entry VALUES (1, 2, 3), (2, 2, 3)",
-            "SELECT * FROM entry WHERE id IN (SELECT value FROM json_each('[1]'))",
-        ):
-            assert not _scans(connection, statement), statement
-
-
 async def test_no_statement_reads_a_table_that_grows_from_its_start(tmp_path: Path) -> None:
     statements = _Statements()
     limits = [{"name": "all", "max": 2, "rest": "2m"}]

@@ -13,6 +13,13 @@ from relay.api.settings import ApiSettings, Client
 
 SHA256 = "a" * 64
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+GOOD_KEYS = [
+    "Z" * 22,
+    "imdsr_" + "Z" * 22,
+    "0123456789abcdef" * 2,
+    "an-everyday-pass-phrase",
+    "ключ-ключ-ключ-ключ-ключ",
+]
 TLS = {"cert_file": "cert.pem", "key_file": "key.pem"}
 
 
@@ -74,6 +81,15 @@ def test_listening_beyond_loopback_needs_tls_or_allow_http(listen: str) -> None:
             "a and b have the same key",
         ),
         (
+            {
+                "clients": [
+                    {"name": "a", "key": GOOD_KEYS[2]},
+                    {"name": "b", "key_sha256": hashlib.sha256(GOOD_KEYS[2].encode()).hexdigest()},
+                ]
+            },
+            "a and b have the same key",
+        ),
+        (
             {"clients": [{"name": "a", "secrets": [SECRET]}, {"name": "b", "secrets": [SECRET]}]},
             "a and b have the same secret",
         ),
@@ -92,13 +108,6 @@ def test_every_configuration_error_names_its_cause(wrong: dict[str, Any], words:
         ApiSettings.model_validate(wrong)
 
 
-GOOD_KEYS = [
-    "Z" * 22,
-    "imdsr_" + "Z" * 22,
-    "0123456789abcdef" * 2,
-    "an-everyday-pass-phrase",
-    "ключ-ключ-ключ-ключ-ключ",
-]
 WEAK_KEYS = [
     "",
     "x",

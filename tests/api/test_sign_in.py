@@ -28,7 +28,6 @@ from tests.api.entra import (
     ANN,
     CLIENT_ID,
     CLIENT_SECRET,
-    EVE,
     TENANT,
     principal,
 )
@@ -300,14 +299,6 @@ async def test_an_id_token_with_wrong_claims_signs_nobody_in(desk: Desk) -> None
         assert await browser.session() == NOBODY
 
 
-async def test_a_person_without_a_role_is_told_so(desk: Desk) -> None:
-    browser = desk.browser()
-    answer = await browser.sign_in(ACCOUNTS[2])
-    assert answer.status == 403
-    assert f"{principal(EVE)} has none of the application roles" in answer.body.decode()
-    assert f'href="{desk.public_url}/"' in answer.body.decode()
-
-
 async def test_a_name_is_one_line_of_what_can_be_seen(desk: Desk) -> None:
     desk.entra.changes = {"name": "Ann\n\u202eexe\x00" + "x" * 200}
     browser = desk.browser()
@@ -447,16 +438,6 @@ async def test_an_access_token_is_no_id_token(tmp_path: Path) -> None:
 
 
 # --- the session
-
-
-async def test_a_session_has_the_rights_of_the_roles(desk: Desk) -> None:
-    ann, ben = desk.browser(), desk.browser()
-    await ann.sign_in(ACCOUNTS[0])
-    await ben.sign_in(ACCOUNTS[1])
-    for browser, status in ((ann, 403), (ben, 200)):
-        answer = await browser.call("PUT", "/v1/approvals/mode", {"mode": "on"}, OWN_PAGE)
-        assert answer.status == status
-        assert (await browser.call("GET", "/v1/events")).status == 200
 
 
 async def test_a_call_that_the_relay_s_own_page_does_not_make_is_403(desk: Desk) -> None:

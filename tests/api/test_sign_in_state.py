@@ -181,14 +181,6 @@ TestSessions = SessionMachine.TestCase
 TestSessions.settings = settings(max_examples=depth(40, 10), stateful_step_count=40)
 
 
-def test_a_sign_in_ends_once() -> None:
-    pending = PendingSignIns()
-    begun = pending.begin(0.0)
-    assert pending.finish(begun.cookie, begun.state, 1.0) == begun
-    with pytest.raises(SignInRefused, match="used before"):
-        pending.finish(begun.cookie, begun.state, 2.0)
-
-
 def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:
     sessions = Sessions(ManualClock())
     cookies = [

@@ -108,45 +108,6 @@ async def test_a_repeat_gets_the_first_answer(relay: RunningRelay) -> None:
     assert (await relay.call("POST", end, {})).status == 409
 
 
-async def test_who_may_make_and_end_a_standing_hold(relay: RunningRelay) -> None:
-    assert (await _hold(relay, by="reader")).status == 403
-    assert (await _hold(relay, by="databases")).status == 403
-    limited = await _hold(relay, by="databases", match={"resources": ["db-1"]})
-    assert (limited.status, "hold each event" in limited.json["detail"]) == (403, True)
-    end = f"/v1/standing-holds/{(await _hold(relay)).json['holdId']}/end"
-    assert (await relay.call("POST", end, {}, by="reader")).status == 403
-    assert (await relay.call("POST", end, {}, by="drain")).status == 403
-    assert (await relay.call("POST", end, {}, by="databases")).status == 403
-    assert (await relay.call("POST", end, {}, by=None)).status == 401
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"match": {"event_type": "Reboot"}}, "match.event_type"),
-        ({"match": {"time": {"from": "08:00"}}}, "match.time"),
-        ({"match": {"duration": {"max": 8}}}, "match.duration.max"),
-        ({"ends": "soon"}, "ends"),
-        ({"ends": "2020-01-01T00:00:00Z"}, "ends"),
-        ({"reason": None}, "reason"),
-    ],
-)
-async def test_a_wrong_field_is_named(
-    relay: RunningRelay, changes: dict[str, Any], field: str
-) -> None:
-    answer = await _hold(relay, **changes)
-    assert (answer.status, answer.json["field"]) == (422, field)
-
-
-async def test_no_standing_hold_is_made_while_the_file_cannot_be_written(
-    relay: RunningRelay,
-) -> None:
-    relay.make_store_read_only()
-    answer = await _hold(relay)
-    assert (answer.status, "nothing was decided" in answer.json["detail"]) == (503, True)
-    assert (await relay.call("GET", "/v1/standing-holds")).json["items"] == []
-
-
 async def test_an_agent_says_that_the_hub_has_the_standing_holds(relay: RunningRelay) -> None:
     async def publish(_vote: VoteMessage) -> None:
         raise AssertionError("nothing is asked of the hub")

@@ -139,9 +139,10 @@ async def test_what_is_not_of_this_journal_starts_at_its_beginning(
     assert message.event["subject"] == EVENT_ID
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1.0", "9" * 19, "1 2", "1:", f"1:{'A' * 64}"])
-async def test_an_invalid_last_event_id_is_400(relay: RunningRelay, last: str) -> None:
-    assert (await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": last})).status == 400
+async def test_an_invalid_last_event_id_is_400(relay: RunningRelay) -> None:
+    for last in ("x", "-1", "1.0", "9" * 19, "1 2", "1:", f"1:{'A' * 64}"):
+        headers = {"Last-Event-ID": last}
+        assert (await relay.call("GET", "/v1/stream", headers=headers)).status == 400, last
 
 
 async def test_a_silent_stream_sends_comments(tmp_path: Path) -> None:
