@@ -32,7 +32,7 @@ from relay.amqp.connection import (
     GuardedConnection,
     keep_connected,
     make_delivery_buffer,
-    open_consuming_channel,
+    open_channel,
 )
 from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
 from relay.amqp.message_verification import (
@@ -152,7 +152,7 @@ class ApprovalConsumer:
                 await self._clock.sleep(self._poll_interval)
                 if connection.is_over:
                     raise Deferred(f"the connection to {broker} was lost")
-            channel = self._channel = await open_consuming_channel(connection, MESSAGES_AT_ONCE)
+            channel = self._channel = await open_channel(connection, MESSAGES_AT_ONCE)
             self._deliveries = await self._start_consuming(channel)
             self._log_state(
                 f"connected to {broker}; messages are taken from {self._queue.name}{topology_note}"

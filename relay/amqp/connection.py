@@ -25,13 +25,14 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, cast
 
 import aio_pika
 import aiohappyeyeballs
 import pamqp.frame
 from aio_pika import exceptions as amqp
 from aiohttp.connector import AddrInfoType
+from aiormq import Channel
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from typing_extensions import override  # in typing from Python 3.12
 from yarl import URL
@@ -91,15 +92,6 @@ class SanitizingReader(asyncio.StreamReader):
                     payload, self._max_body_bytes
                 )
             return _FRAME_HEAD.pack(frame_type, channel, len(payload)) + payload + _FRAME_END
-
-
-def content_frames(channel: int, header: bytes, body: bytes, max_size: int) -> bytes:
-    """Return the frames of a message: its content header, and its body in parts that fit."""
-    parts = [_FRAME_HEAD.pack(_HEADER_FRAME, channel, len(header)), header, _FRAME_END]
-    for start in range(0, len(body), max_size):
-        part = body[start : start + max_size]
-        parts += (_FRAME_HEAD.pack(_BODY_FRAME, channel, len(part)), part, _FRAME_END)
-    return b"".join(parts)
 
 
 def sanitize_content_header(
@@ -185,15 +177,6 @@ class GuardedConnection(aio_pika.Connection):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 made.setsockopt(socket.SOL_SOCKET, option, self._socket_buffers)
         return made
-
-    def write_frames(self, frames: bytes) -> None:
-        """Write whole frames.
-
-        They do not pass through aiormq's queue: it has room for ten frames, and costs a turn of the
-        loop for each message.
-        """
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frames)
 
     async def close_gracefully(self) -> None:
         """Close within `CLOSE_TIMEOUT` seconds. Raises nothing but a cancellation."""
@@ -330,9 +313,9 @@ async def open_connection(
 # --- messages that arrive
 
 
-async def open_consuming_channel(
-    connection: GuardedConnection, messages_per_turn: int
-) -> AbstractChannel:
+async def open_channel(
+    connection: GuardedConnection, messages_per_turn: int, *, publisher_confirms: bool = False
+) -> Channel:
     """Return an open channel whose buffer takes what is read in one turn of the event loop.
 
     aio-pika's channels have room for ten frames. A message has three, so only about two are read in
@@ -340,9 +323,11 @@ async def open_consuming_channel(
     """
     if connection.transport is None:
         raise Deferred(f"the connection to {host_port(connection.url)} was lost")
-    return await connection.transport.connection.channel(
-        publisher_confirms=False, frame_buffer_size=_FRAMES_PER_MESSAGE * messages_per_turn
+    channel = await connection.transport.connection.channel(
+        publisher_confirms=publisher_confirms,
+        frame_buffer_size=_FRAMES_PER_MESSAGE * messages_per_turn,
     )
+    return cast("Channel", channel)
 
 
 def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:

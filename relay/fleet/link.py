@@ -25,10 +25,10 @@ from relay.amqp.connection import (
     GuardedConnection,
     keep_connected,
     make_delivery_buffer,
-    open_consuming_channel,
+    open_channel,
 )
 from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
-from relay.amqp.publisher import ConfirmedPublisher, PublishChannel
+from relay.amqp.publisher import ConfirmedPublisher
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.fleet.messages import MAX_BODY_BYTES
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Link:
     """What both ends have in common. An end says what it reads, and what it does with that.
 
-    It publishes to ``exchange``. ``options`` are those of `keep_connected`.
+    ``options`` are those of `keep_connected`.
     """
 
     _who: ClassVar[Literal["an agent", "a hub"]]
@@ -56,14 +56,12 @@ class Link:
         urls: Callable[[], Sequence[URL]],
         name: str,
         clock: Clock,
-        exchange: str,
         publisher: ConfirmedPublisher,
         **options: Any,
     ) -> None:
         self._urls = urls
         self._name = name
         self._clock = clock
-        self._exchange = exchange
         self._publisher = publisher
         self._options = options
         self._listening: AbstractChannel | None = None
@@ -116,15 +114,12 @@ class Link:
     async def _keep_publishing(self, connection: GuardedConnection) -> NoReturn:
         user = self._user_of(connection.url)
         while True:
-            async with asyncio.timeout(SETUP_TIMEOUT):
-                channel = await PublishChannel.open(connection, self._exchange, user_id=user)
-            raise_if_cancelled()
-            await self._publisher.use_channel_until_closed(channel, host_port(connection.url))
+            await self._publisher.serve(connection, user)
 
     async def _keep_listening(self, connection: GuardedConnection) -> NoReturn:
         """Take messages until the channel or the queue is gone. Raises Deferred."""
         async with asyncio.timeout(SETUP_TIMEOUT):
-            channel = await open_consuming_channel(connection, self._messages_per_turn)
+            channel = await open_channel(connection, self._messages_per_turn)
             try:
                 queue, state = await self._open_queue(connection, channel)
                 deliveries = make_delivery_buffer(channel, queue)

@@ -17,7 +17,6 @@ from pamqp.commands import Basic
 from relay.amqp.connection import (
     MAX_BODY_BYTES,
     SanitizingReader,
-    content_frames,
     sanitize_content_header,
 )
 from tests.raw_amqp import property_bytes, table
@@ -141,20 +140,3 @@ async def test_a_broker_that_speaks_another_version_is_understood_as_such() -> N
     reader.feed_data(b"AMQP\x00\x01\x00\x00")
     reader.feed_eof()
     assert await reader.readexactly(1) + await reader.readexactly(6) == b"AMQP\x00\x01\x00"
-
-
-# --- writing
-
-
-@pytest.mark.parametrize("size", [0, 1, 4088, 4089, 10_000])
-def test_a_message_is_written_as_a_library_would_write_it(size: int) -> None:
-    """One frame with the content header, then the body in frames of at most 4,088 bytes."""
-    body = bytes(number % 251 for number in range(size))
-    payload = content(Basic.Properties(message_id="m").marshal(), size)
-    parts = [ContentBody(body[start : start + 4088]) for start in range(0, size, 4088)]
-    assert content_frames(7, payload, body, 4088) == b"".join(
-        [
-            pamqp.frame.marshal(decoded(payload), 7),
-            *(pamqp.frame.marshal(part, 7) for part in parts),
-        ]
-    )

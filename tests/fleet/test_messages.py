@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from docs.generate import examples
 from relay.amqp.message_verification import UnusableMessage
-from relay.amqp.publisher import content_header
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.message_reader import read_message
@@ -35,6 +34,7 @@ from relay.fleet.messages import (
 from relay.fleet.routing import AgentRoutingKey, parse_agent_routing_key, report_key
 from relay.imds.document import parse_document
 from tests.depth import depth
+from tests.sinks.rabbitmq_consumer import content_header
 
 ORIGIN = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

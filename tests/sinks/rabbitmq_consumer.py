@@ -11,7 +11,8 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.amqp.publisher import CONNECTION_WAIT, content_header
+from relay.amqp import publisher
+from relay.amqp.publisher import CONNECTION_WAIT
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
@@ -25,6 +26,11 @@ def settings(url: str | None, exchange: str = "azure.scheduledevents", **fields:
     return Settings.model_validate(
         {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, **fields}
     )
+
+
+def content_header(event: CloudEvent, **options: Any) -> bytes:
+    properties = publisher.message_properties(event, **options)
+    return ContentHeader(body_size=len(event.body), properties=properties).marshal()
 
 
 def message_properties(event: CloudEvent) -> Basic.Properties:

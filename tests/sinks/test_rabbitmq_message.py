@@ -16,12 +16,12 @@ from pamqp.common import FieldTable
 from pamqp.header import ContentHeader
 from pydantic import ValidationError
 
-from relay.amqp.publisher import MAX_TEXT_BYTES, PublishResult, content_header, routing_key
+from relay.amqp.publisher import MAX_TEXT_BYTES, PublishResult, routing_key
 from relay.errors import Deferred, Failure, Rejected
 from relay.events.cloudevent import CloudEvent
 from relay.sinks.rabbitmq.sink import interpret_publish_result
 from tests.builders import cloudevent
-from tests.sinks.rabbitmq_consumer import message_properties, settings
+from tests.sinks.rabbitmq_consumer import content_header, message_properties, settings
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
 SMALLEST_FRAME = 4096

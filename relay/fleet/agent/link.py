@@ -83,12 +83,12 @@ class AgentLink(Link):
         publish_timeout: float = PUBLISH_TIMEOUT,
         connection_wait: float = CONNECTION_WAIT,
     ) -> None:
+        exchange = self._exchange = agent_publish_exchange_name(settings.exchange)
         super().__init__(
             settings.broker_urls,
             f"imds-relay agent {origin.relay} of {origin.scope}",
             clock,
-            agent_publish_exchange_name(settings.exchange),
-            ConfirmedPublisher(publish_timeout, connection_wait),
+            ConfirmedPublisher(exchange, publish_timeout, connection_wait),
             chance=chance,
             delay=spread_reconnect_delay,
             socket_buffers=SOCKET_BUFFERS,

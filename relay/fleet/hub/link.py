@@ -84,8 +84,7 @@ class HubLink(Link):
             settings.broker_urls,
             f"imds-relay hub {origin.relay}",
             clock,
-            command_exchange_name(settings.exchange),
-            ConfirmedPublisher(PUBLISH_TIMEOUT),
+            ConfirmedPublisher(command_exchange_name(settings.exchange), PUBLISH_TIMEOUT),
         )
         self.lost = False
         """Whether there has been no connection for `LOST_AFTER` seconds."""

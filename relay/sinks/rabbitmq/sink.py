@@ -32,7 +32,6 @@ from relay.amqp.failures import (
 from relay.amqp.publisher import (
     CONNECTION_WAIT,
     ConfirmedPublisher,
-    PublishChannel,
     PublishResult,
     routing_key,
 )
@@ -118,7 +117,7 @@ class RabbitMQ:
 
     def __init__(self, settings: Settings, connection_wait: float) -> None:
         self._settings = settings
-        self._publisher = ConfirmedPublisher(settings.timeout, connection_wait)
+        self._publisher = ConfirmedPublisher(settings.exchange, settings.timeout, connection_wait)
         self._state_log = LogOnce(_log)
         self._unrouted_keys: set[str] = set()
 
@@ -151,12 +150,11 @@ class RabbitMQ:
             async with asyncio.timeout(SETUP_TIMEOUT):
                 topology = events_topology(settings.exchange)
                 unknown = await declare_topology(connection, topology, settings.declare)
-                channel = await PublishChannel.open(connection, settings.exchange)
             raise_if_cancelled()
             self._log_state(
                 logging.INFO, f"connected to {broker}{log_suffix_for_unchecked_parts(unknown)}"
             )
-            await self._publisher.use_channel_until_closed(channel, broker)
+            await self._publisher.serve(connection)
 
     def on_connection_failure(self, failure: ConnectionFailure) -> None:
         self._publisher.note_connection_failure(failure)
