@@ -130,24 +130,29 @@ async def crowd(folder: Path, limits: ServerLimits = CROWDED) -> AsyncIterator[C
         yield Crowd(relay, stack, path)
 
 
-async def test_at_the_maximum_the_oldest_without_a_good_call_gives_way_to_newcomers(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+async def crowded(tmp_path: Path) -> AsyncIterator[Crowd]:
     async with crowd(tmp_path) as crowded:
-        stream = await crowded.connect()
-        await stream.send("/v1/stream", "alice")
-        assert (await stream.read_head())[1] == 200
-        oldest = await crowded.connect_as("reader")
-        kept = [await crowded.connect_as("bob") for _ in range(MAXIMUM - 2)]
-        newcomer = await crowded.connect()
-        assert (await newcomer.call("/v1/events", "bob"))[0] == 200
-        await oldest.wait_until_closed()
-        assert all([await connection.is_open() for connection in kept])
-        await crowded.assert_open_to_newcomers()
-        await crowded.relay.decide("hold")
-        frame = b""
-        while b"approval.recorded" not in frame:
-            frame = await asyncio.wait_for(stream.reader.readline(), DEADLINE)
+        yield crowded
+
+
+async def test_at_the_maximum_the_oldest_without_a_good_call_gives_way_to_newcomers(
+    crowded: Crowd,
+) -> None:
+    stream = await crowded.connect()
+    await stream.send("/v1/stream", "alice")
+    assert (await stream.read_head())[1] == 200
+    oldest = await crowded.connect_as("reader")
+    kept = [await crowded.connect_as("bob") for _ in range(MAXIMUM - 2)]
+    newcomer = await crowded.connect()
+    assert (await newcomer.call("/v1/events", "bob"))[0] == 200
+    await oldest.wait_until_closed()
+    assert all([await connection.is_open() for connection in kept])
+    await crowded.assert_open_to_newcomers()
+    await crowded.relay.decide("hold")
+    frame = b""
+    while b"approval.recorded" not in frame:
+        frame = await asyncio.wait_for(stream.reader.readline(), DEADLINE)
 
 
 async def test_who_waits_for_a_page_gives_way_to_newcomers(tmp_path: Path) -> None:
@@ -165,31 +170,29 @@ async def test_who_waits_for_a_page_gives_way_to_newcomers(tmp_path: Path) -> No
             assert all([await connection.is_open() for connection in kept])
 
 
-async def test_one_key_leaves_streams_to_others(tmp_path: Path) -> None:
-    async with crowd(tmp_path) as crowded:
+async def test_one_key_leaves_streams_to_others(crowded: Crowd) -> None:
 
-        async def open_stream(client: str) -> int:
-            connection = await crowded.connect()
-            await connection.send("/v1/stream", client)
-            return (await connection.read_head())[1]
+    async def open_stream(client: str) -> int:
+        connection = await crowded.connect()
+        await connection.send("/v1/stream", client)
+        return (await connection.read_head())[1]
 
-        assert [await open_stream("reader") for _ in range(9)] == [200] * 8 + [429]
-        assert await open_stream("bob") == 200
+    assert [await open_stream("reader") for _ in range(9)] == [200] * 8 + [429]
+    assert await open_stream("bob") == 200
 
 
 @pytest.mark.parametrize("pipelined", [b"", b"GET /", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "])
 async def test_requests_that_never_end_give_way_to_newcomers(
-    tmp_path: Path, pipelined: bytes
+    pipelined: bytes, crowded: Crowd
 ) -> None:
-    async with crowd(tmp_path) as crowded:
-        for number in range(MAXIMUM * 2):
-            connection = await crowded.connect()
-            if number % 2:
-                await connection.send("/healthz", more=pipelined)
-            else:
-                head = b"POST /v1/approvals HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
-                connection.writer.write(head)
-        await crowded.assert_open_to_newcomers()
+    for number in range(MAXIMUM * 2):
+        connection = await crowded.connect()
+        if number % 2:
+            await connection.send("/healthz", more=pipelined)
+        else:
+            head = b"POST /v1/approvals HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+            connection.writer.write(head)
+    await crowded.assert_open_to_newcomers()
 
 
 async def test_handshakes_that_never_end_give_way_to_newcomers(tmp_path: Path) -> None:
@@ -217,14 +220,13 @@ async def test_handshakes_that_never_end_give_way_to_newcomers(tmp_path: Path) -
             assert response.status == 200
 
 
-async def test_a_user_on_all_local_connections_shuts_nobody_out(tmp_path: Path) -> None:
-    async with crowd(tmp_path) as crowded:
-        for number in range(MAXIMUM * 2):
-            connection = await crowded.connect(local=True)
-            if number % 2:
-                assert (await connection.call("/v1/events"))[0] == 200
-        newcomer = await crowded.connect(local=True)
-        assert (await newcomer.call("/v1/events"))[0] == 200
+async def test_a_user_on_all_local_connections_shuts_nobody_out(crowded: Crowd) -> None:
+    for number in range(MAXIMUM * 2):
+        connection = await crowded.connect(local=True)
+        if number % 2:
+            assert (await connection.call("/v1/events"))[0] == 200
+    newcomer = await crowded.connect(local=True)
+    assert (await newcomer.call("/v1/events"))[0] == 200
 
 
 async def test_a_peer_that_never_reads_does_not_keep_its_closed_connection(tmp_path: Path) -> None:

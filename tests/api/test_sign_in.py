@@ -730,24 +730,23 @@ async def test_the_id_of_the_application_can_differ_from_the_audience(tmp_path: 
         assert (await desk.browser().sign_in()).status == 303
 
 
-async def test_sessions_end_when_a_reload_changes_who_may_sign_in(tmp_path: Path) -> None:
+async def test_sessions_end_when_a_reload_changes_who_may_sign_in(desk: Desk) -> None:
     """They keep the rights of their sign-in, which may have been taken away. Others stay."""
-    async with run_desk(tmp_path) as desk:
-        browser = desk.browser()
-        await browser.sign_in()
-        settings = desk.relay.server.settings
-        desk.relay.server.prepare_reload(settings.model_copy(update={"clients": ()}))()
-        assert (await browser.session())["can"] == ["read", "approve", "hold"]
-        assert settings.oidc is not None
-        oidc = settings.oidc.model_copy(update={"roles": {"Approver": ("read",)}})
-        desk.relay.server.prepare_reload(settings.model_copy(update={"oidc": oidc}))()
-        assert (await browser.session())["principal"] is None
-        await browser.sign_in()
-        assert (await browser.session())["can"] == ["read"]
-        desk.relay.server.prepare_reload(settings.model_copy(update={"oidc": None}))()
-        assert await browser.session() == {
-            "signIn": None,
-            "principal": None,
-            "name": None,
-            "can": [],
-        }
+    browser = desk.browser()
+    await browser.sign_in()
+    settings = desk.relay.server.settings
+    desk.relay.server.prepare_reload(settings.model_copy(update={"clients": ()}))()
+    assert (await browser.session())["can"] == ["read", "approve", "hold"]
+    assert settings.oidc is not None
+    oidc = settings.oidc.model_copy(update={"roles": {"Approver": ("read",)}})
+    desk.relay.server.prepare_reload(settings.model_copy(update={"oidc": oidc}))()
+    assert (await browser.session())["principal"] is None
+    await browser.sign_in()
+    assert (await browser.session())["can"] == ["read"]
+    desk.relay.server.prepare_reload(settings.model_copy(update={"oidc": None}))()
+    assert await browser.session() == {
+        "signIn": None,
+        "principal": None,
+        "name": None,
+        "can": [],
+    }

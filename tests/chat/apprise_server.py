@@ -27,8 +27,6 @@ class AppriseService:
     status: int = 200
     release: asyncio.Event | None = None
     """Calls get no answer until this is set; None: they are answered at once."""
-    is_dripping: bool = False
-    """Whether an answer is a byte a second and never ends, so that no read times out."""
     messages: list[str] = field(default_factory=list)
     """Title and text of the accepted messages."""
     message_types: list[str] = field(default_factory=list)
@@ -42,8 +40,6 @@ class AppriseService:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.calls.append(request.path)
-        if self.is_dripping:
-            return await _drip(request)
         if self.release is not None:
             await self.release.wait()
         authorization = request.headers.get("Authorization")
@@ -60,14 +56,6 @@ class AppriseService:
         self.message_types.append(body["type"])
         self.user_agents.append(request.headers["User-Agent"])
         return web.Response()
-
-
-async def _drip(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse()
-    await response.prepare(request)
-    while True:
-        await response.write(b".")
-        await asyncio.sleep(1)
 
 
 def apprise_url(port: int) -> str:

@@ -1,8 +1,15 @@
-"""How long the relay waits for a chat platform in tests: long, unless a test is about that."""
+"""Relays with a chat, and how long they wait for a platform: long, unless a test is about that."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
+
+from tests.chat.slack_relay import AnnouncedReboot, announced_reboot
+from tests.chat.slack_server import SlackServer, running_slack
+from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
 
 LOOKUP_TIMEOUTS = (
     "relay.chat.platforms.slack.members.LOOKUP_TIMEOUT",
@@ -23,3 +30,21 @@ def impatient(_long_lookup_timeouts: None, monkeypatch: pytest.MonkeyPatch) -> N
     """The relay soon gives up a platform that hangs, as in production."""
     for timeout in LOOKUP_TIMEOUTS:
         monkeypatch.setattr(timeout, 1.5)
+
+
+@pytest.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[WallRelay]:
+    async with relay_with_wall(tmp_path, Wall()) as relay:
+        yield relay
+
+
+@pytest.fixture
+async def slack() -> AsyncIterator[SlackServer]:
+    async with running_slack() as server:
+        yield server
+
+
+@pytest.fixture
+async def reboot(slack: SlackServer, tmp_path: Path) -> AsyncIterator[AnnouncedReboot]:
+    async with announced_reboot(slack, tmp_path) as reboot:
+        yield reboot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,10 @@ from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service
 from relay.errors import Deferred
-from relay.simulator import VM, Plan, Setup, Simulator
 from tests.approvals.builders import build_event, build_status
-from tests.chat.apprise_server import PASSWORD, PATH, TOKEN, AppriseService, running_service
+from tests.chat.apprise_server import PATH, AppriseService, running_service
 from tests.clocks import NOON
 from tests.eventually import eventually
-from tests.journey.relay_process import relay
 
 PAGE = Path(__file__).parents[2] / "docs" / "chat" / "apprise.md"
 NOT_BEFORE = NOON + timedelta(seconds=900)
@@ -37,6 +36,12 @@ def make_card(**event_changes: Any) -> Card:
     """Return the card of an event that waits for votes."""
     status = build_status(build_event(**event_changes))
     return event_card(status, link=lambda *_: None)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[AppriseService]:
+    async with running_service() as service:
+        yield service
 
 
 async def post_error(platform: Services) -> Deferred:
@@ -106,21 +111,20 @@ def test_any_text_is_a_service_or_an_error_of_the_usual_form(scheme: str, rest: 
 # --- sending
 
 
-async def test_a_message_has_title_text_type_and_sender() -> None:
-    async with running_service() as service:
-        platform = services(service.url)
-        await platform.post(make_card(description="x" * 40_000))
-        await platform.reply_in_thread(None, [("Reboot of db-1 (E-1)",), (NOON, ": it began")])
-        await platform.reply_in_thread(None, [("ping",)])
-        card, *replies = service.messages
-        assert card.startswith(f"Reboot of db-1\nAzure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} UTC")
-        assert len(card) <= 33_100  # cut to what the service takes
-        assert replies == [
-            f"Reboot of db-1 (E-1)\n{NOON:%Y-%m-%d %H:%M} UTC: it began",
-            "imds-relay\nping",
-        ]
-        assert service.message_types == ["warning", "info", "info"]
-        assert set(service.user_agents) == {"imds-relay"}
+async def test_a_message_has_title_text_type_and_sender(service: AppriseService) -> None:
+    platform = services(service.url)
+    await platform.post(make_card(description="x" * 40_000))
+    await platform.reply_in_thread(None, [("Reboot of db-1 (E-1)",), (NOON, ": it began")])
+    await platform.reply_in_thread(None, [("ping",)])
+    card, *replies = service.messages
+    assert card.startswith(f"Reboot of db-1\nAzure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} UTC")
+    assert len(card) <= 33_100  # cut to what the service takes
+    assert replies == [
+        f"Reboot of db-1 (E-1)\n{NOON:%Y-%m-%d %H:%M} UTC: it began",
+        "imds-relay\nping",
+    ]
+    assert service.message_types == ["warning", "info", "info"]
+    assert set(service.user_agents) == {"imds-relay"}
 
 
 @pytest.mark.parametrize(
@@ -134,14 +138,13 @@ async def test_a_message_has_title_text_type_and_sender() -> None:
     ],
 )
 async def test_the_status_of_a_refusal_decides_how_it_is_retried(
-    status: int, failure: str, reason: str
+    status: int, failure: str, reason: str, service: AppriseService
 ) -> None:
-    async with running_service() as service:
-        service.status = status
-        error = await post_error(services(service.url))
-        assert (error.failure, error.status) == (failure, status)
-        assert reason in error.reason
-        assert service.calls == [PATH]  # no redirect was followed
+    service.status = status
+    error = await post_error(services(service.url))
+    assert (error.failure, error.status) == (failure, status)
+    assert reason in error.reason
+    assert service.calls == [PATH]  # no redirect was followed
 
 
 async def test_a_failing_service_does_not_stop_others_and_nobody_gets_a_message_twice() -> None:
@@ -180,54 +183,17 @@ async def test_the_recipients_of_old_partial_messages_are_forgotten(
         assert received == ["one", "two", "three", "one"]
 
 
-async def test_a_hanging_service_is_abandoned_and_threads_do_not_pile_up() -> None:
-    async with running_service() as service:
-        release = service.release = asyncio.Event()
-        platform = services(service.url, timeout="1s")
-        for _ in range(3):
-            error = await post_error(platform)
-            assert (error.failure, "within 1 s" in error.reason) == ("transient", True)
-        (thread,) = [thread for thread in threading.enumerate() if thread.name == "apprise"]
-        assert thread.daemon  # the process does not wait for it
-        release.set()
-        service.release = None
-        await eventually(lambda: not thread.is_alive())
-        await services(service.url).post(make_card())
-
-
-def make_document(azure: Simulator, service: AppriseService) -> dict[str, Any]:
-    """Return the YAML document of a relay that notifies one service."""
-    sink = {
-        "kind": "apprise",
-        "name": "pager",
-        "urls": [service.url],
-        "allow_http": True,
-        "timeout": "60s",
-    }
-    return {
-        "scope": "prod",
-        "relay": "vm-0",
-        "source": {"url": azure.url, "interval": "500ms"},
-        "sinks": [sink],
-    }
-
-
-async def test_a_hanging_thread_does_not_delay_the_stop_and_its_notice_is_sent_after_restart(
-    tmp_path: Path,
+async def test_a_hanging_service_is_abandoned_and_threads_do_not_pile_up(
+    service: AppriseService,
 ) -> None:
-    """The relay's log contains no secret of the URL."""
-    async with running_service() as service, Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        service.is_dripping = True
-        async with relay(tmp_path, make_document(azure, service)) as process:
-            await process.start()
-            azure.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-            await eventually(lambda: service.calls != [])
-            started_at = asyncio.get_running_loop().time()
-            assert await process.stop() == 0
-            assert asyncio.get_running_loop().time() - started_at < 10 + 15
-            service.is_dripping = False
-            await process.start()
-            await eventually(lambda: service.messages != [])
-        assert service.messages[0].startswith("Reboot of vm-0\n")
-        assert TOKEN not in process.log
-        assert PASSWORD not in process.log
+    release = service.release = asyncio.Event()
+    platform = services(service.url, timeout="1s")
+    for _ in range(3):
+        error = await post_error(platform)
+        assert (error.failure, "within 1 s" in error.reason) == ("transient", True)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "apprise"]
+    assert thread.daemon  # the process does not wait for it
+    release.set()
+    service.release = None
+    await eventually(lambda: not thread.is_alive())
+    await services(service.url).post(make_card())

@@ -19,39 +19,36 @@ from tests.eventually import eventually
 STARTED = build_event(event_status="Started", due=None)
 
 
-async def test_an_event_is_one_message_from_its_first_notice_to_its_end(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(build_event())
-        assert relay.wall.calls == ["post"]
-        await relay.submit("approve", "alice")
-        await relay.submit("hold", "bob")
-        await relay.submit("release", "bob")
-        await relay.settle()
-        await relay.record_document(STARTED)
+async def test_an_event_is_one_message_from_its_first_notice_to_its_end(relay: WallRelay) -> None:
+    await relay.deliver_document(build_event())
+    assert relay.wall.calls == ["post"]
+    await relay.submit("approve", "alice")
+    await relay.submit("hold", "bob")
+    await relay.submit("release", "bob")
+    await relay.settle()
+    await relay.record_document(STARTED)
+    await relay.deliver_document()
+    assert list(relay.wall.cards) == ["m1"]
+    assert relay.wall.cards["m1"].tone == "over"
+    assert relay.wall.cards["m1"].buttons == ()
+    assert relay.wall.calls.count("post") == 1
+    assert [line.partition(": ")[2] for line in relay.wall.threads["m1"]] == [
+        "client:alice voted to approve, 1 of 2.",
+        "client:bob put it on hold.",
+        "client:bob released the hold.",
+        "Azure began.",
+        "The votes count no more: the event has changed.",
+        "It is over: Azure has completed it.",
+    ]
+
+
+async def test_the_same_eventid_that_comes_again_is_a_message_of_its_own(relay: WallRelay) -> None:
+    for _ in range(2):
+        relay.clock.advance(1)
+        await relay.record_document(build_event())
+        relay.clock.advance(1)
         await relay.deliver_document()
-        assert list(relay.wall.cards) == ["m1"]
-        assert relay.wall.cards["m1"].tone == "over"
-        assert relay.wall.cards["m1"].buttons == ()
-        assert relay.wall.calls.count("post") == 1
-        assert [line.partition(": ")[2] for line in relay.wall.threads["m1"]] == [
-            "client:alice voted to approve, 1 of 2.",
-            "client:bob put it on hold.",
-            "client:bob released the hold.",
-            "Azure began.",
-            "The votes count no more: the event has changed.",
-            "It is over: Azure has completed it.",
-        ]
-
-
-async def test_the_same_eventid_that_comes_again_is_a_message_of_its_own(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        for _ in range(2):
-            clock.advance(1)
-            await relay.record_document(build_event())
-            clock.advance(1)
-            await relay.deliver_document()
-        assert [card.tone for card in relay.wall.cards.values()] == ["over", "over"]
+    assert [card.tone for card in relay.wall.cards.values()] == ["over", "over"]
 
 
 @pytest.mark.parametrize(
@@ -109,14 +106,13 @@ async def test_a_grouped_message_holds_only_what_the_sink_wants(tmp_path: Path) 
         ]
 
 
-async def test_a_message_that_somebody_deleted_is_posted_anew(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(build_event())
-        relay.wall.cards["gone"] = relay.wall.cards.pop("m1")
-        await relay.submit("approve", "alice")
-        await relay.settle()
-        assert list(relay.wall.cards) == ["gone", "m2"]
-        assert relay.wall.threads == {"m2": ["12:00: client:alice voted to approve, 1 of 2."]}
+async def test_a_message_that_somebody_deleted_is_posted_anew(relay: WallRelay) -> None:
+    await relay.deliver_document(build_event())
+    relay.wall.cards["gone"] = relay.wall.cards.pop("m1")
+    await relay.submit("approve", "alice")
+    await relay.settle()
+    assert list(relay.wall.cards) == ["gone", "m2"]
+    assert relay.wall.threads == {"m2": ["12:00: client:alice voted to approve, 1 of 2."]}
 
 
 async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_are_void(
@@ -131,16 +127,14 @@ async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_ar
         assert relay.wall.cards["m2"].buttons[0].revision == changed.revision
 
 
-async def test_buttons_go_when_their_time_is_over_though_nothing_happened(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.deliver_document(build_event())
-        assert relay.wall.decisions("m1") == ["approve", "hold"]
-        await relay.pass_time(840)
-        await eventually(lambda: relay.wall.decisions("m1") == ["hold"])
-        await relay.pass_time(60)
-        await eventually(lambda: relay.wall.cards["m1"].buttons == ())
-        assert relay.wall.calls == ["post", "edit", "edit"]
+async def test_buttons_go_when_their_time_is_over_though_nothing_happened(relay: WallRelay) -> None:
+    await relay.deliver_document(build_event())
+    assert relay.wall.decisions("m1") == ["approve", "hold"]
+    await relay.pass_time(840)
+    await eventually(lambda: relay.wall.decisions("m1") == ["hold"])
+    await relay.pass_time(60)
+    await eventually(lambda: relay.wall.cards["m1"].buttons == ())
+    assert relay.wall.calls == ["post", "edit", "edit"]
 
 
 def card_text(relay: WallRelay) -> str:
@@ -213,35 +207,32 @@ async def test_a_platform_that_takes_nothing_when_voting_closes_is_told_later(
         ]
 
 
-async def test_buttons_go_when_approvals_are_turned_off_and_come_back(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.deliver_document(build_event())
+async def test_buttons_go_when_approvals_are_turned_off_and_come_back(relay: WallRelay) -> None:
+    await relay.deliver_document(build_event())
 
-        def set_mode(mode: Mode, tx: Transaction) -> None:
-            tx.store_approval_mode(mode, "local:root", clock.now())
+    def set_mode(mode: Mode, tx: Transaction) -> None:
+        tx.store_approval_mode(mode, "local:root", relay.clock.now())
 
-        def shows_decisions(decisions: list[str]) -> bool:
-            return relay.wall.decisions("m1") == decisions
+    def shows_decisions(decisions: list[str]) -> bool:
+        return relay.wall.decisions("m1") == decisions
 
-        modes: dict[Mode, list[str]] = {"off": [], "on": ["approve", "hold"]}
-        for mode, shown in modes.items():
-            await relay.store.transact(partial(set_mode, mode))
-            await relay.pass_time(60)
-            await eventually(partial(shows_decisions, shown))
-            await relay.settle()  # what is shown is remembered
-        assert relay.wall.calls == ["post", "edit", "edit"]
+    modes: dict[Mode, list[str]] = {"off": [], "on": ["approve", "hold"]}
+    for mode, shown in modes.items():
+        await relay.store.transact(partial(set_mode, mode))
+        await relay.pass_time(60)
+        await eventually(partial(shows_decisions, shown))
+        await relay.settle()  # what is shown is remembered
+    assert relay.wall.calls == ["post", "edit", "edit"]
 
 
 async def test_a_button_leads_to_the_page_with_its_decision_about_what_is_shown(
-    tmp_path: Path,
+    relay: WallRelay,
 ) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(build_event("a/b@1"))
-        event = build_event("a/b@1")
-        for button in relay.wall.cards["m1"].buttons:
-            where = f"{ORIGIN.scope}/a%2Fb%401/{button.decision}/{event.revision}"
-            assert button.url == f"https://relay.example.com/#/event/{where}"
+    await relay.deliver_document(build_event("a/b@1"))
+    event = build_event("a/b@1")
+    for button in relay.wall.cards["m1"].buttons:
+        where = f"{ORIGIN.scope}/a%2Fb%401/{button.decision}/{event.revision}"
+        assert button.url == f"https://relay.example.com/#/event/{where}"
 
 
 async def test_buttons_of_the_chat_itself_lead_nowhere_else(tmp_path: Path) -> None:

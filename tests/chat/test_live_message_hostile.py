@@ -20,7 +20,7 @@ from tests.approvals.builders import build_event
 from tests.chat.mattermost_server import SECRET
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
-from tests.chat.wall_platform import Wall, relay_with_wall
+from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 
@@ -28,15 +28,15 @@ SECRET_IN_MESSAGE = r'"proof":"[\w-]'
 APPROVALS = {"rules": [rule(1, "client:alice")]}
 
 
-async def test_a_clock_that_is_set_back_keeps_no_message_from_being_current(tmp_path: Path) -> None:
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.deliver_document(build_event())
-        clock.set_wall_clock(NOON - timedelta(seconds=30))
-        await relay.submit("approve", "alice")
-        await relay.deliver_document()
-        assert relay.wall.cards["m1"].tone == "over"
-        assert any("alice voted" in line for line in relay.wall.threads["m1"])
+async def test_a_clock_that_is_set_back_keeps_no_message_from_being_current(
+    relay: WallRelay,
+) -> None:
+    await relay.deliver_document(build_event())
+    relay.clock.set_wall_clock(NOON - timedelta(seconds=30))
+    await relay.submit("approve", "alice")
+    await relay.deliver_document()
+    assert relay.wall.cards["m1"].tone == "over"
+    assert any("alice voted" in line for line in relay.wall.threads["m1"])
 
 
 async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Path) -> None:
@@ -129,21 +129,19 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
 
 
 async def test_a_message_ends_though_its_event_came_again_before_the_platform_heard_of_the_end(
-    tmp_path: Path,
+    relay: WallRelay,
 ) -> None:
     """Azure's document can be empty for a moment: the second event supersedes that end."""
-    clock = ManualClock()
-    async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        await relay.deliver_document(build_event(due=86400))
-        relay.wall.error = Deferred("down")
-        for seen in ((), (build_event(due=86400),)):
-            clock.advance(1)
-            await relay.record_document(*seen)
-        relay.wall.error = None
-        await clock.advance_until(
-            lambda: [card.tone for card in relay.wall.cards.values()] == ["over", "waiting"],
-            within=50000,
-        )
-        assert relay.wall.cards["m1"].buttons == ()
-        assert relay.wall.cards["m2"].buttons != ()
-        await relay.settle()
+    await relay.deliver_document(build_event(due=86400))
+    relay.wall.error = Deferred("down")
+    for seen in ((), (build_event(due=86400),)):
+        relay.clock.advance(1)
+        await relay.record_document(*seen)
+    relay.wall.error = None
+    await relay.clock.advance_until(
+        lambda: [card.tone for card in relay.wall.cards.values()] == ["over", "waiting"],
+        within=50000,
+    )
+    assert relay.wall.cards["m1"].buttons == ()
+    assert relay.wall.cards["m2"].buttons != ()
+    await relay.settle()

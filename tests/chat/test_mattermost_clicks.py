@@ -45,7 +45,6 @@ from tests.chat.mattermost_server import (
 from tests.eventually import eventually
 
 ROOT = Path(__file__).parent.parent.parent
-ANOTHER_SECRET = "whsec_" + base64.b64encode(b"another secret of thirty-two byt").decode()
 
 
 @pytest.fixture

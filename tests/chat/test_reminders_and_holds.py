@@ -120,49 +120,44 @@ async def _end(relay: WallRelay, hold_id: str) -> None:
 
 
 async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end(
-    tmp_path: Path,
+    relay: WallRelay,
 ) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await relay.deliver_document(build_event(), build_event("E-2", resources=("web-1",)))
-        hold_id = await _hold(relay)
-        await relay.clock.advance_until(
-            lambda: relay.wall.cards["m1"].tone == "held", step=5, within=240
-        )
-        held = dict(relay.wall.cards["m1"].facts)["Held by"]
-        assert plain_text(held) == (
-            "client:eve until 12:10 by a standing hold (“@all <b>sale</b>”)"
-        )
-        assert HOLD_NOTICE[1:] in plain_text(relay.wall.cards["m1"].notes[-1])
-        assert relay.wall.decisions("m1") == ["approve", "hold"]
-        assert relay.wall.cards["m2"].tone == "waiting"
-        await _end(relay, hold_id)
-        await relay.clock.advance_until(
-            lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=240
-        )
-        await relay.settle()
-        made, ended = (line.partition(": ")[2] for line in relay.wall.threads[None])
-        assert made == (
-            "client:eve holds resources db-* from 12:00 until 12:10 (“@all <b>sale</b>”). "
-            f"A{HOLD_NOTICE[1:]}."
-        )
-        assert ended == "client:eve ended the standing hold of client:eve on resources db-*."
+    await relay.deliver_document(build_event(), build_event("E-2", resources=("web-1",)))
+    hold_id = await _hold(relay)
+    await relay.clock.advance_until(
+        lambda: relay.wall.cards["m1"].tone == "held", step=5, within=240
+    )
+    held = dict(relay.wall.cards["m1"].facts)["Held by"]
+    assert plain_text(held) == ("client:eve until 12:10 by a standing hold (“@all <b>sale</b>”)")
+    assert HOLD_NOTICE[1:] in plain_text(relay.wall.cards["m1"].notes[-1])
+    assert relay.wall.decisions("m1") == ["approve", "hold"]
+    assert relay.wall.cards["m2"].tone == "waiting"
+    await _end(relay, hold_id)
+    await relay.clock.advance_until(
+        lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=240
+    )
+    await relay.settle()
+    made, ended = (line.partition(": ")[2] for line in relay.wall.threads[None])
+    assert made == (
+        "client:eve holds resources db-* from 12:00 until 12:10 (“@all <b>sale</b>”). "
+        f"A{HOLD_NOTICE[1:]}."
+    )
+    assert ended == "client:eve ended the standing hold of client:eve on resources db-*."
 
 
-async def test_a_message_says_when_a_standing_hold_is_over_by_time(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await _hold(relay)
-        await relay.deliver_document(build_event())
-        assert "Held by" in dict(relay.wall.cards["m1"].facts)
-        await relay.clock.advance_until(
-            lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=900
-        )
+async def test_a_message_says_when_a_standing_hold_is_over_by_time(relay: WallRelay) -> None:
+    await _hold(relay)
+    await relay.deliver_document(build_event())
+    assert "Held by" in dict(relay.wall.cards["m1"].facts)
+    await relay.clock.advance_until(
+        lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=900
+    )
 
 
-async def test_a_vote_under_a_standing_hold_says_so_in_the_thread(tmp_path: Path) -> None:
-    async with relay_with_wall(tmp_path, Wall()) as relay:
-        await _hold(relay)
-        await relay.deliver_document(build_event())
-        await relay.submit()
-        await relay.settle()
-        (line,) = relay.wall.threads["m1"]
-        assert "It is held by client:eve until 12:10 (standing hold)." in line
+async def test_a_vote_under_a_standing_hold_says_so_in_the_thread(relay: WallRelay) -> None:
+    await _hold(relay)
+    await relay.deliver_document(build_event())
+    await relay.submit()
+    await relay.settle()
+    (line,) = relay.wall.threads["m1"]
+    assert "It is held by client:eve until 12:10 (standing hold)." in line

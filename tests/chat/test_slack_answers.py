@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from relay.chat.platforms.slack.members import (
 from relay.chat.platforms.slack.messages import button_value
 from relay.simulator import VM, Setup, Simulator
 from tests.chat.running_relay import stage
-from tests.chat.slack_relay import ANN, VOTERS, announced_reboot
+from tests.chat.slack_relay import ANN, VOTERS, AnnouncedReboot, announced_reboot
 from tests.chat.slack_server import (
     ALICE,
     BOB,
@@ -39,7 +39,6 @@ from tests.chat.slack_server import (
     member,
     never_answers,
     responds,
-    running_slack,
 )
 from tests.eventually import eventually
 
@@ -47,51 +46,44 @@ GUEST = "guests cannot decide"
 OTHER_WORKSPACE = "people of other workspaces cannot decide"
 
 
-@pytest.fixture
-async def slack() -> AsyncIterator[SlackServer]:
-    async with running_slack() as server:
-        yield server
-
-
 async def test_two_people_approve_in_the_channel_and_the_message_shows_everything(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        relay, event, message = reboot.relay, reboot.event, reboot.message
-        assert message.text_of_blocks().splitlines()[0] == "🟡 Reboot of vm-0"
-        assert f"Votes: 0 of 2; 2 missing, from @{ALICE}, @{BOB}" in message.text_of_blocks()
-        assert set(message.buttons()) == {"Approve", "Hold"}
-        await reboot.click("Approve")
-        (vote,) = (await relay.event(event))["votes"]  # on disk before it was acknowledged
-        assert (vote["principal"], vote["channel"], vote["counts"]) == (ANN, "slack", True)
-        await eventually(
-            lambda: f"Votes: 1 of 2: @{ALICE}; 1 missing, from @{BOB}" in message.text_of_blocks()
-        )
-        assert relay.starts(event) == 0
-        await reboot.click("Approve", BOB)
-        await eventually(lambda: relay.starts(event) == 1)
-        await eventually(lambda: "Azure has begun" in message.text_of_blocks())
-        relay.azure.end(event)
-        await eventually(lambda: any("It is over" in line for line in slack.thread_lines(message)))
-        assert message.buttons() == {}
-        assert message.text_of_blocks().splitlines() == [
-            "⚪ Reboot of vm-0",
-            "It is over: Azure has completed it.",
-            "Machines: vm-0",
-            "What happens: The machine is rebooted: what is in memory is lost.",
-            "Who started it: Azure itself",
-            "Azure says: Host server is undergoing maintenance.",
-            f"{event.event_id} · prod",
-        ]
-        assert [line.partition(": ")[2] for line in slack.thread_lines(message)] == [
-            f"@{ALICE} voted to approve, 1 of 2.",
-            f"@{BOB} voted to approve, 2 of 2.",
-            "Approved by rule reboots: 2 of 2 votes.",
-            "Azure accepted the StartRequest.",
-            "Azure began, as this relay had approved.",
-            "It is over: Azure has completed it.",
-        ]
-        assert slack.private_replies == []
+    relay, event, message = reboot.relay, reboot.event, reboot.message
+    assert message.text_of_blocks().splitlines()[0] == "🟡 Reboot of vm-0"
+    assert f"Votes: 0 of 2; 2 missing, from @{ALICE}, @{BOB}" in message.text_of_blocks()
+    assert set(message.buttons()) == {"Approve", "Hold"}
+    await reboot.click("Approve")
+    (vote,) = (await relay.event(event))["votes"]  # on disk before it was acknowledged
+    assert (vote["principal"], vote["channel"], vote["counts"]) == (ANN, "slack", True)
+    await eventually(
+        lambda: f"Votes: 1 of 2: @{ALICE}; 1 missing, from @{BOB}" in message.text_of_blocks()
+    )
+    assert relay.starts(event) == 0
+    await reboot.click("Approve", BOB)
+    await eventually(lambda: relay.starts(event) == 1)
+    await eventually(lambda: "Azure has begun" in message.text_of_blocks())
+    relay.azure.end(event)
+    await eventually(lambda: any("It is over" in line for line in slack.thread_lines(message)))
+    assert message.buttons() == {}
+    assert message.text_of_blocks().splitlines() == [
+        "⚪ Reboot of vm-0",
+        "It is over: Azure has completed it.",
+        "Machines: vm-0",
+        "What happens: The machine is rebooted: what is in memory is lost.",
+        "Who started it: Azure itself",
+        "Azure says: Host server is undergoing maintenance.",
+        f"{event.event_id} · prod",
+    ]
+    assert [line.partition(": ")[2] for line in slack.thread_lines(message)] == [
+        f"@{ALICE} voted to approve, 1 of 2.",
+        f"@{BOB} voted to approve, 2 of 2.",
+        "Approved by rule reboots: 2 of 2 votes.",
+        "Azure accepted the StartRequest.",
+        "Azure began, as this relay had approved.",
+        "It is over: Azure has completed it.",
+    ]
+    assert slack.private_replies == []
 
 
 # --- who decides
@@ -156,43 +148,40 @@ async def test_a_click_decides_nothing_until_slack_says_that_a_full_member_click
 
 
 async def test_a_person_whom_no_rule_names_is_refused_without_asking_slack(
-    slack: SlackServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    slack: SlackServer, caplog: pytest.LogCaptureFixture, reboot: AnnouncedReboot
 ) -> None:
     """Whatever name they have chosen. The log is not filled."""
-    async with announced_reboot(slack, tmp_path) as reboot:
-        for label in ("Hold", "Approve"):
-            await reboot.click(label, EVE, user={"id": EVE, "name": ALICE, "team_id": TEAM})
-        principal = f"slack:{TEAM}/{EVE}"
-        refusal = f"Nothing was decided: no rule of this relay names you, {principal}."
-        assert await reboot.told(EVE) == refusal
-        assert slack.call_count("users.info") == 0
-        assert await reboot.recorded() == ["event.scheduled"]
-        assert caplog.text.count(f"{principal} was refused") == 1
+    for label in ("Hold", "Approve"):
+        await reboot.click(label, EVE, user={"id": EVE, "name": ALICE, "team_id": TEAM})
+    principal = f"slack:{TEAM}/{EVE}"
+    refusal = f"Nothing was decided: no rule of this relay names you, {principal}."
+    assert await reboot.told(EVE) == refusal
+    assert slack.call_count("users.info") == 0
+    assert await reboot.recorded() == ["event.scheduled"]
+    assert caplog.text.count(f"{principal} was refused") == 1
 
 
 async def test_a_click_that_is_not_of_this_workspace_decides_nothing(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        elsewhere: tuple[dict[str, Any], ...] = (
-            {"team": {"id": "T0OTHER"}},
-            {"user": {"id": ALICE, "team_id": "T0OTHER"}},
-        )
-        for changes in elsewhere:
-            slack.private_replies.clear()
-            await reboot.click("Approve", **changes)
-            assert OTHER_WORKSPACE in await reboot.told()
-        assert await reboot.recorded() == ["event.scheduled"]
+    elsewhere: tuple[dict[str, Any], ...] = (
+        {"team": {"id": "T0OTHER"}},
+        {"user": {"id": ALICE, "team_id": "T0OTHER"}},
+    )
+    for changes in elsewhere:
+        slack.private_replies.clear()
+        await reboot.click("Approve", **changes)
+        assert OTHER_WORKSPACE in await reboot.told()
+    assert await reboot.recorded() == ["event.scheduled"]
 
 
 async def test_fifty_clicks_at_once_of_two_people_are_two_votes_and_one_start(
-    slack: SlackServer, tmp_path: Path
+    reboot: AnnouncedReboot,
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        await asyncio.gather(*(reboot.click("Approve", user) for user in [ALICE, BOB] * 25))
-        assert sorted(await reboot.voters()) == [ALICE, BOB]
-        await eventually(lambda: reboot.message.buttons() == {})
-        assert reboot.relay.starts(reboot.event) == 1
+    await asyncio.gather(*(reboot.click("Approve", user) for user in [ALICE, BOB] * 25))
+    assert sorted(await reboot.voters()) == [ALICE, BOB]
+    await eventually(lambda: reboot.message.buttons() == {})
+    assert reboot.relay.starts(reboot.event) == 1
 
 
 # --- which button
@@ -216,29 +205,27 @@ async def test_a_replayed_click_has_no_effect_even_after_a_restart(
 
 
 async def test_a_click_on_an_outdated_state_decides_nothing(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        click = slack.click_payload(reboot.message, "Approve")
-        old_value = reboot.message.buttons()["Approve"]["value"]
-        reboot.relay.azure.update_event(reboot.event, notice=3600)
-        await eventually(lambda: reboot.message.buttons()["Approve"]["value"] != old_value)
-        await slack.send_envelope(click)
-        assert "changed" in await reboot.told()
-        assert await reboot.voters() == []
-        await reboot.click("Approve")
-        assert await reboot.voters() == [ALICE]
+    click = slack.click_payload(reboot.message, "Approve")
+    old_value = reboot.message.buttons()["Approve"]["value"]
+    reboot.relay.azure.update_event(reboot.event, notice=3600)
+    await eventually(lambda: reboot.message.buttons()["Approve"]["value"] != old_value)
+    await slack.send_envelope(click)
+    assert "changed" in await reboot.told()
+    assert await reboot.voters() == []
+    await reboot.click("Approve")
+    assert await reboot.voters() == [ALICE]
 
 
 async def test_a_button_works_only_in_the_message_that_it_was_posted_with(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        button = reboot.message.buttons()["Approve"]
-        other = PostedMessage("1700000000.999999", "", [])
-        await slack.send_envelope(slack.button_payload(other, button))
-        assert "no longer valid" in await reboot.told()
-        assert await reboot.recorded() == ["event.scheduled"]
+    button = reboot.message.buttons()["Approve"]
+    other = PostedMessage("1700000000.999999", "", [])
+    await slack.send_envelope(slack.button_payload(other, button))
+    assert "no longer valid" in await reboot.told()
+    assert await reboot.recorded() == ["event.scheduled"]
 
 
 async def test_without_approve_in_chat_a_click_decides_nothing(
@@ -302,14 +289,13 @@ async def test_the_command_names_fifteen_events_of_the_sink_and_counts_the_other
 
 @pytest.mark.usefixtures("impatient")
 async def test_the_command_tells_nothing_to_guests_and_in_other_channels(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        assert "the channel in which" in (await reboot.command("", channel_id="C0OTHER")).text
-        slack.users[EVE] = member(EVE, is_restricted=True)
-        assert (await reboot.command("", EVE)).text == f"Nothing was decided: {GUEST}."
-        slack.failures["users.info"] = never_answers
-        assert "Try again in a moment" in (await reboot.command("", BOB)).text
+    assert "the channel in which" in (await reboot.command("", channel_id="C0OTHER")).text
+    slack.users[EVE] = member(EVE, is_restricted=True)
+    assert (await reboot.command("", EVE)).text == f"Nothing was decided: {GUEST}."
+    slack.failures["users.info"] = never_answers
+    assert "Try again in a moment" in (await reboot.command("", BOB)).text
 
 
 # --- what cannot be read

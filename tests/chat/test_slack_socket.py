@@ -19,7 +19,7 @@ from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.clock import SystemClock
 from relay.net.http import open_session
 from tests.chat.running_relay import stage
-from tests.chat.slack_relay import VOTERS, announced_reboot
+from tests.chat.slack_relay import VOTERS, AnnouncedReboot, announced_reboot
 from tests.chat.slack_server import (
     ALICE,
     APP_TOKEN,
@@ -31,7 +31,6 @@ from tests.chat.slack_server import (
     never_answers,
     rate_limited,
     responds,
-    running_slack,
 )
 from tests.eventually import eventually
 
@@ -48,93 +47,83 @@ class FastClock(SystemClock):
         await asyncio.sleep(seconds / 1000)
 
 
-@pytest.fixture
-async def slack() -> AsyncIterator[SlackServer]:
-    async with running_slack() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
 def _no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", lambda: 0.0)
 
 
 async def test_an_unknown_or_malformed_envelope_is_acknowledged_and_has_no_effect(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
     """Slack repeats an envelope that is not acknowledged."""
-    async with announced_reboot(slack, tmp_path) as reboot:
-        good = slack.click_payload(reboot.message, "Approve")
-        await slack.send_envelope({"type": "event_callback"}, "events_api")
-        for payload in ({}, {**good, "actions": []}, {**good, "user": None}):
-            await slack.send_envelope(payload)
-        await slack.sockets[-1].send_json({"type": "brand_new"})
-        await slack.sockets[-1].send_json({"type": "brand_new", "envelope_id": 7})
-        await slack.sockets[-1].send_json({"type": "brand_new", "envelope_id": "e-new"})
-        await eventually(lambda: "e-new" in slack.acknowledgements)
-        assert set(map(type, slack.acknowledgements)) == {str}
-        assert await reboot.voters() == []
-        await slack.send_envelope(good)
-        assert await reboot.voters() == [ALICE]
+    good = slack.click_payload(reboot.message, "Approve")
+    await slack.send_envelope({"type": "event_callback"}, "events_api")
+    for payload in ({}, {**good, "actions": []}, {**good, "user": None}):
+        await slack.send_envelope(payload)
+    await slack.sockets[-1].send_json({"type": "brand_new"})
+    await slack.sockets[-1].send_json({"type": "brand_new", "envelope_id": 7})
+    await slack.sockets[-1].send_json({"type": "brand_new", "envelope_id": "e-new"})
+    await eventually(lambda: "e-new" in slack.acknowledgements)
+    assert set(map(type, slack.acknowledgements)) == {str}
+    assert await reboot.voters() == []
+    await slack.send_envelope(good)
+    assert await reboot.voters() == [ALICE]
 
 
 async def test_the_relay_connects_again_whenever_a_connection_ends(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
     """Slack replaces a connection every few hours."""
-    async with announced_reboot(slack, tmp_path) as reboot:
-        for end in (
-            slack.close_sockets,
-            lambda: slack.sockets[-1].send_str("{"),
-            lambda: slack.sockets[-1].send_bytes(b"\x00"),
-            slack.send_disconnect,
-        ):
-            opened = slack.opened_sockets
-            await end()
-            await eventually(lambda: slack.opened_sockets == opened + 1 and len(slack.sockets) == 1)  # noqa: B023  # awaited here
-        await reboot.click("Approve")
-        assert await reboot.voters() == [ALICE]
+    for end in (
+        slack.close_sockets,
+        lambda: slack.sockets[-1].send_str("{"),
+        lambda: slack.sockets[-1].send_bytes(b"\x00"),
+        slack.send_disconnect,
+    ):
+        opened = slack.opened_sockets
+        await end()
+        await eventually(lambda: slack.opened_sockets == opened + 1 and len(slack.sockets) == 1)  # noqa: B023  # awaited here
+    await reboot.click("Approve")
+    assert await reboot.voters() == [ALICE]
 
 
 async def test_what_came_before_a_connection_is_replaced_is_answered_over_it(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        is_asked, may_answer = asyncio.Event(), asyncio.Event()
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-        async def answer_later(_: web.Request) -> web.StreamResponse:
-            is_asked.set()
-            await may_answer.wait()
-            return web.json_response({"ok": True, "user": member(ALICE)})
+    async def answer_later(_: web.Request) -> web.StreamResponse:
+        is_asked.set()
+        await may_answer.wait()
+        return web.json_response({"ok": True, "user": member(ALICE)})
 
-        slack.failures["users.info"] = answer_later
-        click = asyncio.create_task(reboot.click("Approve"))
-        await is_asked.wait()
-        await slack.send_disconnect()
-        may_answer.set()
-        await click
-        assert await reboot.voters() == [ALICE]
+    slack.failures["users.info"] = answer_later
+    click = asyncio.create_task(reboot.click("Approve"))
+    await is_asked.wait()
+    await slack.send_disconnect()
+    may_answer.set()
+    await click
+    assert await reboot.voters() == [ALICE]
 
 
 async def test_a_click_that_slack_cannot_identify_yet_delays_no_other(
-    slack: SlackServer, tmp_path: Path
+    slack: SlackServer, reboot: AnnouncedReboot
 ) -> None:
-    async with announced_reboot(slack, tmp_path) as reboot:
-        is_asked = asyncio.Event()
+    is_asked = asyncio.Event()
 
-        async def know_bob_only(request: web.Request) -> web.StreamResponse:
-            if request.query["user"] == ALICE:
-                is_asked.set()
-                await never_answers(request)
-            return web.json_response({"ok": True, "user": member(BOB)})
+    async def know_bob_only(request: web.Request) -> web.StreamResponse:
+        if request.query["user"] == ALICE:
+            is_asked.set()
+            await never_answers(request)
+        return web.json_response({"ok": True, "user": member(BOB)})
 
-        slack.failures["users.info"] = know_bob_only
-        waiting = asyncio.create_task(reboot.click("Approve"))
-        await is_asked.wait()
-        await reboot.click("Approve", BOB)
-        assert await reboot.voters() == [BOB]
-        assert not waiting.done()
-        waiting.cancel()
+    slack.failures["users.info"] = know_bob_only
+    waiting = asyncio.create_task(reboot.click("Approve"))
+    await is_asked.wait()
+    await reboot.click("Approve", BOB)
+    assert await reboot.voters() == [BOB]
+    assert not waiting.done()
+    waiting.cancel()
 
 
 @pytest.mark.parametrize("ignores_close", [False, True])

@@ -55,6 +55,12 @@ async def webhook(settings: Settings) -> AsyncIterator[WorkflowWebhook]:
         yield WorkflowWebhook(settings, SystemClock(), session)
 
 
+@pytest.fixture
+async def workflow() -> AsyncIterator[TeamsWorkflow]:
+    async with running_workflow() as workflow:
+        yield workflow
+
+
 async def post_error(workflow: TeamsWorkflow, url: str | None = None) -> Deferred:
     """Return the error of a post to the workflow's URL, or to another."""
     async with webhook(Settings.model_validate(section(url or workflow.url))) as platform:
@@ -79,46 +85,42 @@ async def post_error(workflow: TeamsWorkflow, url: str | None = None) -> Deferre
     ],
 )
 async def test_an_error_names_its_remedy_and_no_secret(
-    state: State, failure: str, status: int, remedy: str
+    state: State, failure: str, status: int, remedy: str, workflow: TeamsWorkflow
 ) -> None:
-    async with running_workflow() as workflow:
-        workflow.state = state
-        error = await post_error(workflow)
-        assert (error.failure, error.status) == (failure, status)
-        assert remedy in error.reason
-        assert workflow.refused_calls == 1  # a redirect is not followed
-        for text in (error.reason, error.response or ""):
-            assert SIGNATURE not in text
-            assert PATH not in text
+    workflow.state = state
+    error = await post_error(workflow)
+    assert (error.failure, error.status) == (failure, status)
+    assert remedy in error.reason
+    assert workflow.refused_calls == 1  # a redirect is not followed
+    for text in (error.reason, error.response or ""):
+        assert SIGNATURE not in text
+        assert PATH not in text
 
 
-async def test_a_wrong_url_is_explained() -> None:
-    async with running_workflow() as workflow:
-        for path_and_query, reason in (
-            (f"/workflows/other{QUERY}", "there is no such workflow"),
-            (f"{PATH}?api-version=1", "to the end of sig="),
-            (f"{PATH}{QUERY[:-3]}", "to the end of sig="),
-        ):
-            error = await post_error(workflow, f"http://127.0.0.1:{workflow.port}{path_and_query}")
-            assert reason in error.reason
+async def test_a_wrong_url_is_explained(workflow: TeamsWorkflow) -> None:
+    for path_and_query, reason in (
+        (f"/workflows/other{QUERY}", "there is no such workflow"),
+        (f"{PATH}?api-version=1", "to the end of sig="),
+        (f"{PATH}{QUERY[:-3]}", "to the end of sig="),
+    ):
+        error = await post_error(workflow, f"http://127.0.0.1:{workflow.port}{path_and_query}")
+        assert reason in error.reason
 
 
-async def test_retry_after_is_passed_on() -> None:
-    async with running_workflow() as workflow:
-        workflow.retry_after = "17"
-        states: tuple[State, ...] = ("busy", "forbidding")
-        for workflow.state in states:
-            assert (await post_error(workflow)).after == 17.0
+async def test_retry_after_is_passed_on(workflow: TeamsWorkflow) -> None:
+    workflow.retry_after = "17"
+    states: tuple[State, ...] = ("busy", "forbidding")
+    for workflow.state in states:
+        assert (await post_error(workflow)).after == 17.0
 
 
-async def test_the_url_reaches_the_workflow_unchanged() -> None:
+async def test_the_url_reaches_the_workflow_unchanged(workflow: TeamsWorkflow) -> None:
     """Its parts are signed, so %2F must not become a slash."""
-    async with running_workflow() as workflow:
-        settings = Settings.model_validate(section(workflow.url))
-        async with webhook(settings) as platform:
-            await platform.reply_in_thread(None, [("hello",)])
-        assert workflow.card_texts == ["hello"]
-        assert str(settings.webhook_url()) == workflow.url
+    settings = Settings.model_validate(section(workflow.url))
+    async with webhook(settings) as platform:
+        await platform.reply_in_thread(None, [("hello",)])
+    assert workflow.card_texts == ["hello"]
+    assert str(settings.webhook_url()) == workflow.url
 
 
 # --- configuration
@@ -135,12 +137,11 @@ def test_the_urls_of_microsoft_and_of_proxies_are_accepted() -> None:
         assert SIGNATURE not in repr(settings)
 
 
-async def test_doctor_connects_to_the_workflow_and_posts_nothing() -> None:
-    async with running_workflow() as workflow:
-        settings = Settings.model_validate(section(workflow.url))
-        (finding,) = await teams.diagnose(settings, SystemClock(), "prod")
-        assert finding.state == "ok"
-        assert workflow.calls == []
+async def test_doctor_connects_to_the_workflow_and_posts_nothing(workflow: TeamsWorkflow) -> None:
+    settings = Settings.model_validate(section(workflow.url))
+    (finding,) = await teams.diagnose(settings, SystemClock(), "prod")
+    assert finding.state == "ok"
+    assert workflow.calls == []
 
 
 NOT_BEFORE = NOON + timedelta(seconds=900)

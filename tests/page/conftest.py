@@ -12,8 +12,14 @@ from tests.page.scenes import run_page_relay
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
-    """A relay with a broker, a webhook and a chat, whose document holds `make_event()`."""
+async def quiet(tmp_path: Path) -> AsyncIterator[RunningRelay]:
+    """A relay with a broker, a webhook and a chat, whose document is empty."""
     async with run_page_relay(tmp_path) as running_relay:
-        await running_relay.observe(make_event())
         yield running_relay
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def relay(quiet: RunningRelay) -> RunningRelay:
+    """The same, and its document holds `make_event()`."""
+    await quiet.observe(make_event())
+    return quiet

@@ -345,25 +345,24 @@ async def test_voting_closes_on_an_open_page(page: Page, relay: RunningRelay) ->
 # --- one event
 
 
-async def test_an_events_view_tells_its_story(page: Page, tmp_path: Path) -> None:
-    async with run_page_relay(tmp_path) as relay:
-        await make_busy(relay)
-        await show(page, relay)
-        await page.get_by_role("link", name="Reboot of WestNO_0, WestNO_1").click()
-        heading = page.get_by_role("heading", level=1, name="Reboot of WestNO_0, WestNO_1")
-        await expect(heading).to_be_visible()
-        story = page.locator("#history li .what")
-        await expect(story).to_contain_text(
-            [
-                "client:alice voted to approve, 1 of 2 (“drained, checked by hand”)",
-                "client:databases tried to approve, refused",
-                "Azure changed notBefore; votes on the former state do not count. Before: ",
-                "Azure announced a Reboot of WestNO_0, WestNO_1.",
-            ]
-        )
-        await expect(page.locator("#rules")).to_contain_text("harmless does not match: event_type")
-        await relay.decide("hold", by="bob", revision="0123")
-        await expect(story).to_have_count(5)
+async def test_an_events_view_tells_its_story(page: Page, quiet: RunningRelay) -> None:
+    await make_busy(quiet)
+    await show(page, quiet)
+    await page.get_by_role("link", name="Reboot of WestNO_0, WestNO_1").click()
+    heading = page.get_by_role("heading", level=1, name="Reboot of WestNO_0, WestNO_1")
+    await expect(heading).to_be_visible()
+    story = page.locator("#history li .what")
+    await expect(story).to_contain_text(
+        [
+            "client:alice voted to approve, 1 of 2 (“drained, checked by hand”)",
+            "client:databases tried to approve, refused",
+            "Azure changed notBefore; votes on the former state do not count. Before: ",
+            "Azure announced a Reboot of WestNO_0, WestNO_1.",
+        ]
+    )
+    await expect(page.locator("#rules")).to_contain_text("harmless does not match: event_type")
+    await quiet.decide("hold", by="bob", revision="0123")
+    await expect(story).to_have_count(5)
 
 
 async def test_an_event_of_which_nothing_is_known_has_a_view_too(

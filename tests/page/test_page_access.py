@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Page, expect
 from pytest_aiohttp import AiohttpServer
@@ -12,11 +14,18 @@ from relay.api.sessions import SESSION_LIFETIME
 from tests.api.entra import ANN, BEN, principal
 from tests.api.message_links import message_links
 from tests.api.running_relay import RunningRelay, make_event
-from tests.api.signed_in import run_desk
+from tests.api.signed_in import Desk, run_desk
 from tests.chromium import IN_SESSION_LOOP
 from tests.page.scenes import page_url, show
 
 pytestmark = IN_SESSION_LOOP
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with run_desk(tmp_path) as desk:
+        yield desk
+
 
 KEPT = "() => JSON.stringify([localStorage, document.cookie, location.href, history.state])"
 """Returns what a page keeps outside of sessionStorage."""
@@ -71,92 +80,88 @@ async def test_a_key_that_is_withdrawn_ends_the_visit(page: Page, relay: Running
     await expect(page.locator("#view")).to_be_hidden()
 
 
-async def test_people_sign_in_with_entra_id_decide_and_sign_out(page: Page, tmp_path: Path) -> None:
-    async with run_desk(tmp_path) as desk:
-        await page.goto(f"{desk.public_url}/#/log")
-        link = page.get_by_role("link", name="Sign in with Entra ID")
-        await expect(link).to_be_focused()
-        await expect(page.get_by_label("Your key or token")).to_be_hidden()
-        await link.click()
-        await page.get_by_role("link", name="Ann Example").click()
-        await expect(page.get_by_role("heading", name="Log")).to_be_visible()  # where she was
-        await expect(page.locator("#principal")).to_have_text("Ann Example")
-        await page.get_by_role("link", name="Now").click()
-        await page.get_by_role("button", name="Approve").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
-        await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
-        (vote,) = await desk.relay.recorded_events("approval.recorded")
-        assert vote["data"]["principal"] == principal(ANN)
-        await page.get_by_role("button", name="Close").click()
-        await page.get_by_role("button", name="Sign out").click()
-        await expect(link).to_be_focused()
-        assert (await desk.relay.call("GET", "/v1/events", by=None)).status == 401
-        await page.get_by_text("Use a key instead").click()
-        await enter(page, "bearer-test-key-of-alice")
-        await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+async def test_people_sign_in_with_entra_id_decide_and_sign_out(page: Page, desk: Desk) -> None:
+    await page.goto(f"{desk.public_url}/#/log")
+    link = page.get_by_role("link", name="Sign in with Entra ID")
+    await expect(link).to_be_focused()
+    await expect(page.get_by_label("Your key or token")).to_be_hidden()
+    await link.click()
+    await page.get_by_role("link", name="Ann Example").click()
+    await expect(page.get_by_role("heading", name="Log")).to_be_visible()  # where she was
+    await expect(page.locator("#principal")).to_have_text("Ann Example")
+    await page.get_by_role("link", name="Now").click()
+    await page.get_by_role("button", name="Approve").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+    await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+    (vote,) = await desk.relay.recorded_events("approval.recorded")
+    assert vote["data"]["principal"] == principal(ANN)
+    await page.get_by_role("button", name="Close").click()
+    await page.get_by_role("button", name="Sign out").click()
+    await expect(link).to_be_focused()
+    assert (await desk.relay.call("GET", "/v1/events", by=None)).status == 401
+    await page.get_by_text("Use a key instead").click()
+    await enter(page, "bearer-test-key-of-alice")
+    await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
 
 
 async def test_somebody_who_signs_in_in_another_tab_does_not_decide_unseen(
-    page: Page, tmp_path: Path
+    page: Page, desk: Desk
 ) -> None:
-    async with run_desk(tmp_path) as desk:
-        await page.goto(f"{desk.public_url}/")
-        await page.get_by_role("link", name="Sign in with Entra ID").click()
-        await page.get_by_role("link", name="Ann Example").click()
-        await expect(page.locator("#principal")).to_have_text("Ann Example")
-        await page.get_by_role("button", name="Hold").click()
-        other = await page.context.new_page()
-        await other.goto(f"{desk.public_url}/sign-in")
-        await other.get_by_role("link", name="Ben Example").click()
-        await expect(other.locator("#principal")).to_have_text("Ben Example")
-        dialog = page.get_by_role("dialog")
-        await dialog.get_by_role("button", name="Hold").click()
-        await expect(dialog.locator("#decide-wrong")).to_contain_text("Somebody else has signed in")
-        await expect(page.locator("#principal")).to_have_text(principal(BEN))
-        assert await desk.relay.recorded_events("approval.recorded") == []
-        await dialog.get_by_role("button", name="Cancel").click()
-        await page.get_by_role("button", name="Hold").click()
-        await dialog.get_by_role("button", name="Hold").click()
-        await expect(page.get_by_role("heading", name="Recorded")).to_be_visible()
-        (hold,) = await desk.relay.recorded_events("approval.recorded")
-        assert hold["data"]["principal"] == principal(BEN)
+    await page.goto(f"{desk.public_url}/")
+    await page.get_by_role("link", name="Sign in with Entra ID").click()
+    await page.get_by_role("link", name="Ann Example").click()
+    await expect(page.locator("#principal")).to_have_text("Ann Example")
+    await page.get_by_role("button", name="Hold").click()
+    other = await page.context.new_page()
+    await other.goto(f"{desk.public_url}/sign-in")
+    await other.get_by_role("link", name="Ben Example").click()
+    await expect(other.locator("#principal")).to_have_text("Ben Example")
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Hold").click()
+    await expect(dialog.locator("#decide-wrong")).to_contain_text("Somebody else has signed in")
+    await expect(page.locator("#principal")).to_have_text(principal(BEN))
+    assert await desk.relay.recorded_events("approval.recorded") == []
+    await dialog.get_by_role("button", name="Cancel").click()
+    await page.get_by_role("button", name="Hold").click()
+    await dialog.get_by_role("button", name="Hold").click()
+    await expect(page.get_by_role("heading", name="Recorded")).to_be_visible()
+    (hold,) = await desk.relay.recorded_events("approval.recorded")
+    assert hold["data"]["principal"] == principal(BEN)
 
 
-async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, tmp_path: Path) -> None:
-    async with run_desk(tmp_path) as desk:
-        await page.goto(f"{desk.public_url}/")
-        await page.get_by_role("link", name="Sign in with Entra ID").click()
-        await page.get_by_role("link", name="Ann Example").click()
-        await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
-        desk.relay.clock.offset += SESSION_LIFETIME + 1
-        await expect(page.get_by_role("alert").first).to_have_text(
-            "Your session has ended. Sign in again."
-        )
+async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, desk: Desk) -> None:
+    await page.goto(f"{desk.public_url}/")
+    await page.get_by_role("link", name="Sign in with Entra ID").click()
+    await page.get_by_role("link", name="Ann Example").click()
+    await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
+    desk.relay.clock.offset += SESSION_LIFETIME + 1
+    await expect(page.get_by_role("alert").first).to_have_text(
+        "Your session has ended. Sign in again."
+    )
 
 
 async def test_a_link_of_a_message_asks_who_decides_and_leads_to_the_prepared_decision(
-    page: Page, tmp_path: Path
+    page: Page, desk: Desk
 ) -> None:
     """It survives the way to Entra ID and back, counts for what the message showed, and once."""
-    async with run_desk(tmp_path) as desk:
-        links = await message_links(desk.relay)
-        await page.goto(links["approve"])
-        await page.get_by_role("link", name="Sign in with Entra ID").click()
-        await page.get_by_role("link", name="Ann Example").click()
-        dialog = page.get_by_role("dialog", name="Approve?")
-        await expect(dialog).to_contain_text(make_event().revision)
-        assert await desk.relay.recorded_events("approval.recorded") == []
-        await dialog.get_by_role("button", name="Approve").click()
-        await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
-        (vote,) = await desk.relay.recorded_events("approval.recorded")
-        assert vote["data"]["principal"] == principal(ANN)
-        await page.reload()
-        await expect(page.locator("#history li").first).to_be_visible()
-        await expect(page.get_by_role("dialog")).to_be_hidden()
-        # She has voted, so the same link has nothing to ask.
-        await page.goto("about:blank")
-        await page.goto(links["approve"])
-        await expect(page.locator(".toast")).to_contain_text("is not possible for you now")
+    links = await message_links(desk.relay)
+    await page.goto(links["approve"])
+    await page.get_by_role("link", name="Sign in with Entra ID").click()
+    await page.get_by_role("link", name="Ann Example").click()
+    dialog = page.get_by_role("dialog", name="Approve?")
+    await expect(dialog).to_contain_text(make_event().revision)
+    assert await desk.relay.recorded_events("approval.recorded") == []
+    await dialog.get_by_role("button", name="Approve").click()
+    await expect(page.get_by_role("heading", name="Recorded")).to_be_focused()
+    (vote,) = await desk.relay.recorded_events("approval.recorded")
+    assert vote["data"]["principal"] == principal(ANN)
+    await page.reload()
+    await expect(page.locator("#history li").first).to_be_visible()
+    await expect(page.get_by_role("dialog")).to_be_hidden()
+    # She has voted, so the same link has nothing to ask.
+    await page.goto("about:blank")
+    await page.goto(links["approve"])
+    await expect(page.locator(".toast")).to_contain_text("is not possible for you now")
 
 
 async def test_a_page_of_another_site_can_use_no_session(

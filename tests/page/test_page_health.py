@@ -44,33 +44,32 @@ async def test_a_relay_that_is_well_says_so(page: Page, relay: RunningRelay) -> 
 
 
 async def test_each_part_that_does_not_work_is_named_first_with_its_reason(
-    page: Page, tmp_path: Path
+    page: Page, quiet: RunningRelay
 ) -> None:
-    async with run_page_relay(tmp_path) as relay:
-        link, polling = Link(), Polling()
-        attach_parts(relay, approvals_link=link, polling=polling)
-        await break_sinks(relay)
-        await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
-        await show(page, relay)
-        health = page.locator("#health")
-        await expect(health.locator("li").first).to_contain_text("Broker bus failing")
-        await expect(health).to_contain_text("The broker does not answer: 10.0.0.4:5671")
-        await expect(health).to_contain_text("Sink ops paused")
-        await expect(health).to_contain_text("Approvals dry run: nothing is started")
-        relay.azure.lost, link.is_connected = True, False
-        polling.clock_offset = -95.0
-        relay.make_store_read_only()
-        assert (await relay.decide()).status == 503  # the first write that fails
-        await look_again(page)
-        await expect(health).to_contain_text("Source lost")
-        await expect(health).to_contain_text("The metadata service gives no usable answer")
-        await expect(health).to_contain_text("State file failing")
-        await expect(health).to_contain_text("Approvals link not connected")
-        await expect(health).to_contain_text("Clock 2 min behind Azure’s")
-        await page.get_by_role("button", name="Hold").click()
-        await expect(page.get_by_role("dialog")).to_contain_text("Approvals are a dry run")
-        await page.get_by_role("dialog").get_by_role("button", name="Hold").click()
-        await expect(page.get_by_role("dialog").locator("#decide-wrong")).not_to_be_empty()
+    link, polling = Link(), Polling()
+    attach_parts(quiet, approvals_link=link, polling=polling)
+    await break_sinks(quiet)
+    await quiet.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
+    await show(page, quiet)
+    health = page.locator("#health")
+    await expect(health.locator("li").first).to_contain_text("Broker bus failing")
+    await expect(health).to_contain_text("The broker does not answer: 10.0.0.4:5671")
+    await expect(health).to_contain_text("Sink ops paused")
+    await expect(health).to_contain_text("Approvals dry run: nothing is started")
+    quiet.azure.lost, link.is_connected = True, False
+    polling.clock_offset = -95.0
+    quiet.make_store_read_only()
+    assert (await quiet.decide()).status == 503  # the first write that fails
+    await look_again(page)
+    await expect(health).to_contain_text("Source lost")
+    await expect(health).to_contain_text("The metadata service gives no usable answer")
+    await expect(health).to_contain_text("State file failing")
+    await expect(health).to_contain_text("Approvals link not connected")
+    await expect(health).to_contain_text("Clock 2 min behind Azure’s")
+    await page.get_by_role("button", name="Hold").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("Approvals are a dry run")
+    await page.get_by_role("dialog").get_by_role("button", name="Hold").click()
+    await expect(page.get_by_role("dialog").locator("#decide-wrong")).not_to_be_empty()
 
 
 async def test_approvals_that_are_off_leave_no_buttons(page: Page, relay: RunningRelay) -> None:
@@ -84,28 +83,25 @@ async def test_approvals_that_are_off_leave_no_buttons(page: Page, relay: Runnin
 # --- sinks
 
 
-async def test_sinks_show_what_waits_and_send_again(page: Page, tmp_path: Path) -> None:
-    async with run_page_relay(tmp_path) as relay:
-        await break_sinks(relay)
-        await show(page, relay, "sinks")
-        bus = page.get_by_role("article", name="Sink bus")
-        await expect(bus).to_contain_text("failing")
-        await expect(bus).to_contain_text("connection refused")
-        await expect(bus).to_contain_text(
-            f"Waiting{relay.dispatcher.get_worker('bus').waiting}, the"
-        )
-        await expect(bus.locator("dd").nth(1)).to_contain_text("open")
-        letters = page.locator("#dead tr")
-        await expect(letters).to_have_count(5)
-        await expect(letters.first).to_contain_text("The receiver answered 404: no such path")
-        await expect(page.locator("#sinks-badge")).to_contain_text("3")
-        relay.sinks["drain"].failure = None
-        await letters.last.get_by_role("button", name="Send event.scheduled to drain again").click()
-        await expect(page.locator("#said")).to_contain_text("It is sent to drain again.")
-        await expect(letters).to_have_count(4)
-        await page.get_by_role("button", name="Send all of drain again").click()
-        await expect(page.get_by_text("Nothing was given up.")).to_be_visible()
-        await eventually(lambda: len(relay.sinks["drain"].delivered) == 5)
+async def test_sinks_show_what_waits_and_send_again(page: Page, quiet: RunningRelay) -> None:
+    await break_sinks(quiet)
+    await show(page, quiet, "sinks")
+    bus = page.get_by_role("article", name="Sink bus")
+    await expect(bus).to_contain_text("failing")
+    await expect(bus).to_contain_text("connection refused")
+    await expect(bus).to_contain_text(f"Waiting{quiet.dispatcher.get_worker('bus').waiting}, the")
+    await expect(bus.locator("dd").nth(1)).to_contain_text("open")
+    letters = page.locator("#dead tr")
+    await expect(letters).to_have_count(5)
+    await expect(letters.first).to_contain_text("The receiver answered 404: no such path")
+    await expect(page.locator("#sinks-badge")).to_contain_text("3")
+    quiet.sinks["drain"].failure = None
+    await letters.last.get_by_role("button", name="Send event.scheduled to drain again").click()
+    await expect(page.locator("#said")).to_contain_text("It is sent to drain again.")
+    await expect(letters).to_have_count(4)
+    await page.get_by_role("button", name="Send all of drain again").click()
+    await expect(page.get_by_text("Nothing was given up.")).to_be_visible()
+    await eventually(lambda: len(quiet.sinks["drain"].delivered) == 5)
 
 
 async def test_a_sink_is_paused_tested_and_resumed(page: Page, relay: RunningRelay) -> None:
@@ -122,12 +118,13 @@ async def test_a_sink_is_paused_tested_and_resumed(page: Page, relay: RunningRel
     assert relay.dispatcher.get_worker("ops").state == "on"
 
 
-async def test_who_may_not_operate_gets_no_buttons_for_sinks(page: Page, tmp_path: Path) -> None:
-    async with run_page_relay(tmp_path) as relay:
-        await break_sinks(relay)
-        await show(page, relay, "sinks", by="bob")
-        await expect(page.locator("#dead tr")).to_have_count(5)
-        assert await page.locator("#view").get_by_role("button").count() == 0
+async def test_who_may_not_operate_gets_no_buttons_for_sinks(
+    page: Page, quiet: RunningRelay
+) -> None:
+    await break_sinks(quiet)
+    await show(page, quiet, "sinks", by="bob")
+    await expect(page.locator("#dead tr")).to_have_count(5)
+    assert await page.locator("#view").get_by_role("button").count() == 0
 
 
 # --- a hub

@@ -42,46 +42,45 @@ ATTACKS = (
 CLEAN = {"images": 0, "scripts": 1, "handlers": 0, "title": False}
 
 
-async def test_text_from_azure_and_people_is_never_markup(page: Page, tmp_path: Path) -> None:
+async def test_text_from_azure_and_people_is_never_markup(page: Page, quiet: RunningRelay) -> None:
     """Every field that others write holds markup, in every view."""
-    async with run_page_relay(tmp_path) as relay:
-        fields: dict[str, Any] = {
-            "resources": (SPELL,),
-            "description": SPELL,
-            "event_source": SPELL,
-            "resource_type": SPELL,
-        }
-        event = make_event(**fields)
-        relay.sinks["drain"].failure = Rejected(SPELL, status=400)
-        relay.sinks["bus"].failure = Deferred(SPELL, after=0.01)
-        odd_id, odd_type = make_event(event_id=SPELL), make_event(event_id="E-3", event_type=SPELL)
-        await relay.observe(event, odd_id, odd_type)
-        await relay.decide("hold", by="bob", revision=event.revision, reason=SPELL)
-        await relay.decide(by="reader", revision=event.revision, reason=SPELL)
-        changed = replace(event, description=f"again {SPELL}", event_status="Scheduled")
-        await relay.observe(changed, odd_id, odd_type)
-        bus = relay.dispatcher.get_worker("bus").health
-        await eventually(lambda: bus.is_failing)
-        await eventually(lambda: not relay.dispatcher.get_worker("drain").waiting)
-        await show(page, relay)
-        for view, ready in (
-            ("", ".event"),
-            (f"event/{SCOPE}/{event.event_id}", "#history li"),
-            ("log", "#log li"),
-            ("sinks", "#dead tr"),
-        ):
-            await page.goto(page_url(relay, view))
-            await page.locator(ready).first.wait_for()
-            await expect(page.locator("#view")).to_contain_text("<img src=x onerror=")
-            assert await page.evaluate(COUNT) == CLEAN, view
-        await page.goto(page_url(relay))
-        await page.get_by_role("button", name=f"Approve: Reboot of {SPELL}").click()
-        await expect(page.get_by_role("dialog")).to_contain_text("<img src=x onerror=")
-        assert await page.evaluate(COUNT) == CLEAN
-        await page.get_by_role("button", name="Cancel").click()
-        await page.locator(".event h2 a", has_text=SPELL).first.click()
-        await page.locator("#history li").first.wait_for()
-        assert await page.evaluate(COUNT) == CLEAN
+    fields: dict[str, Any] = {
+        "resources": (SPELL,),
+        "description": SPELL,
+        "event_source": SPELL,
+        "resource_type": SPELL,
+    }
+    event = make_event(**fields)
+    quiet.sinks["drain"].failure = Rejected(SPELL, status=400)
+    quiet.sinks["bus"].failure = Deferred(SPELL, after=0.01)
+    odd_id, odd_type = make_event(event_id=SPELL), make_event(event_id="E-3", event_type=SPELL)
+    await quiet.observe(event, odd_id, odd_type)
+    await quiet.decide("hold", by="bob", revision=event.revision, reason=SPELL)
+    await quiet.decide(by="reader", revision=event.revision, reason=SPELL)
+    changed = replace(event, description=f"again {SPELL}", event_status="Scheduled")
+    await quiet.observe(changed, odd_id, odd_type)
+    bus = quiet.dispatcher.get_worker("bus").health
+    await eventually(lambda: bus.is_failing)
+    await eventually(lambda: not quiet.dispatcher.get_worker("drain").waiting)
+    await show(page, quiet)
+    for view, ready in (
+        ("", ".event"),
+        (f"event/{SCOPE}/{event.event_id}", "#history li"),
+        ("log", "#log li"),
+        ("sinks", "#dead tr"),
+    ):
+        await page.goto(page_url(quiet, view))
+        await page.locator(ready).first.wait_for()
+        await expect(page.locator("#view")).to_contain_text("<img src=x onerror=")
+        assert await page.evaluate(COUNT) == CLEAN, view
+    await page.goto(page_url(quiet))
+    await page.get_by_role("button", name=f"Approve: Reboot of {SPELL}").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("<img src=x onerror=")
+    assert await page.evaluate(COUNT) == CLEAN
+    await page.get_by_role("button", name="Cancel").click()
+    await page.locator(".event h2 a", has_text=SPELL).first.click()
+    await page.locator("#history li").first.wait_for()
+    assert await page.evaluate(COUNT) == CLEAN
 
 
 async def test_names_that_objects_of_javascript_have_hide_no_event(
