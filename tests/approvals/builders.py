@@ -310,7 +310,6 @@ class ApprovalFile:
         return self._opened.connection
 
     def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Run one transaction; roll it back if it raises."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             result = work(
@@ -334,7 +333,6 @@ class ApprovalFile:
             self.apply_transitions()
 
     def record_in_scopes(self, event: ScheduledEvent, *scopes: str) -> None:
-        """Record that a hub sees an event in some scopes."""
         now = self.clock.now()
         news = [EventNews(scope, now, event.event_id, event, 1) for scope in scopes]
         self.transact(lambda tx: self.recorder.record_observations(tx, news, now))
@@ -403,7 +401,6 @@ class ApprovalFile:
         return answer
 
     def set_mode(self, mode: Mode) -> None:
-        """Set the mode as an operator does."""
         self.transact(lambda tx: tx.store_approval_mode(mode, "local:root", self.clock.now()))
         self.apply_transitions()
 
@@ -432,7 +429,6 @@ class ApprovalFile:
             )
 
     def accept(self, claims: list[ClaimedGrant]) -> None:
-        """Record that IMDS answered 200."""
         self.answer(claims, None)
 
     # what is in the file

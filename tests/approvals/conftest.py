@@ -12,6 +12,5 @@ from tests.approvals.builders import ApprovalFile, checked_file
 
 @pytest.fixture
 def approvals(tmp_path: Path) -> Iterator[ApprovalFile]:
-    """An empty state file. At the end every event in it is checked against its schema."""
     with checked_file(tmp_path) as approvals_file:
         yield approvals_file

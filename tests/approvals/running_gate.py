@@ -165,8 +165,6 @@ class Fleet:
 
 
 class GateHarness:
-    """A running gate with its clock, its store and its Azure."""
-
     def __init__(
         self,
         path: Path,
@@ -180,13 +178,11 @@ class GateHarness:
         self._task = task
 
     def check_running(self) -> None:
-        """Raise what ended the gate, if it has ended."""
         if self._task.done():
             self._task.result()
             raise AssertionError("the gate has ended")
 
     async def record_document(self, *events: ScheduledEvent) -> None:
-        """Change Azure's document, and poll it."""
         self.azure.document = events
         await self.azure.poll()
 
@@ -210,7 +206,6 @@ class GateHarness:
             return list(read_all_rows(reader))
 
     def events(self, *names: str) -> list[CloudEvent]:
-        """The events in the file, or those with some names."""
         recorded_events = [
             CloudEvent.parse(row.body)
             for row in self.journal()
@@ -225,7 +220,6 @@ class GateHarness:
         return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
 
     async def wait_for_events(self, name: str, count: int = 1) -> list[CloudEvent]:
-        """Wait until the journal has ``count`` events with this name; return them."""
         await eventually(lambda: len(self.events(name)) >= count)
         # Otherwise the test could advance the clock before the gate sleeps.
         await self.settle()
@@ -338,7 +332,6 @@ async def _running(gate: Gate) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def start_request_tasks() -> list[str]:
-    """Return the names of the tasks that send StartRequests in a scope."""
     return [
         task.get_name() for task in asyncio.all_tasks() if "StartRequests in" in task.get_name()
     ]

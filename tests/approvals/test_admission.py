@@ -46,7 +46,6 @@ def ask(
     revision: str | None = None,
     **status: Any,
 ) -> DecisionAnswer | None:
-    """Return why a request about an event is refused, whose status has ``decisions``."""
     changes: dict[str, Any] = {} if revision is None else {"revision": revision}
     request = build_request(decision, by, of, **changes)
     return find_decision_refusal(request, build_status(of, *decisions, **status))

@@ -58,7 +58,6 @@ def by_hand(approvals: ApprovalFile, *statements: str) -> None:
 
 
 def prune(approvals: ApprovalFile, *, audit_retain: float = 400 * 86400.0) -> None:
-    """Prune as the relay does every hour."""
     settings, now = StoreSettings(audit_retain=audit_retain), approvals.clock.now()
     approvals.transact(lambda tx: prune_all_tables(tx, settings, now))
 

@@ -29,25 +29,12 @@ from tests.clocks import NOON
 def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     first = approvals.submit(reason="drained", ticket="CHG-7")
-    assert (first.status, first.body) == (
-        202,
-        {
-            "approvalId": first.body["approvalId"],
-            "eventId": "E-1",
-            "decision": "approve",
-            "state": "pending",
-            "votes": 1,
-            "required": 2,
-            "rule": "databases",
-        },
-    )
+    told = {"eventId": "E-1", "decision": "approve", "rule": "databases", "required": 2}
+    own = {"approvalId": first.body["approvalId"], "state": "pending", "votes": 1}
+    assert (first.status, first.body) == (202, told | own)
     second = approvals.submit(by="bob")
-    assert second.body == {
-        **first.body,
-        "approvalId": second.body["approvalId"],
-        "state": "granted",
-        "votes": 2,
-    }
+    own = {"approvalId": second.body["approvalId"], "state": "granted", "votes": 2}
+    assert second.body == told | own
     assert approvals.event_names() == ["approval.recorded", "approval.recorded", "approval.granted"]
     recorded, completing = approvals.events("approval.recorded")
     assert recorded.data == {
@@ -73,18 +60,9 @@ def test_a_quorum_is_recorded_vote_by_vote_and_then_granted(approvals: ApprovalF
 
 def test_an_automatic_rule_grants_in_its_own_name(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT)
+    wanted = {"decision": "approve", "principal": "rule:users", "channel": "rule", "rule": "users"}
     details = approvals.data("approval.granted")
-    assert {
-        key: details[key]
-        for key in ("decision", "principal", "channel", "votes", "required", "rule")
-    } == {
-        "decision": "approve",
-        "principal": "rule:users",
-        "channel": "rule",
-        "votes": 0,
-        "required": 0,
-        "rule": "users",
-    }
+    assert (wanted | {"votes": 0, "required": 0}).items() <= details.items()
     assert approvals.cause("approval.granted") == approvals.events("event.scheduled")[0].id
 
 
@@ -142,16 +120,9 @@ def test_votes_under_a_hold_are_recorded_and_grant_at_its_release(approvals: App
     assert decide(approvals, "release", "eve", message_id="m") == "granted"
     assert approvals.cause("approval.granted") == "m"
     assert approvals.data("approval.granted")["principal"] == "client:bob"
-    assert [recorded.data["votes"] for recorded in approvals.events("approval.recorded")] == [
-        0,
-        1,
-        2,
-        2,
-    ]
-    assert [decision.decision for decision in approvals.status().decisions] == [
-        "approve",
-        "approve",
-    ]
+    recorded = approvals.events("approval.recorded")
+    assert [each.data["votes"] for each in recorded] == [0, 1, 2, 2]
+    assert [each.decision for each in approvals.status().decisions] == ["approve", "approve"]
 
 
 def test_the_state_in_the_answer_to_a_release(approvals: ApprovalFile) -> None:
@@ -188,24 +159,13 @@ def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(
     approvals.clock.advance(60)
     for _ in range(3):
         approvals.apply_transitions()
-    hold, release = (
-        approvals.events("approval.recorded")[0],
-        approvals.events("approval.recorded")[-1],
-    )
-    assert {key: release.data[key] for key in ("decision", "principal", "channel", "votes")} == {
-        "decision": "release",
-        "principal": "relay",
-        "channel": "relay",
-        "votes": 2,
-    }
+    hold, _, _, release = approvals.events("approval.recorded")
+    wanted = {"decision": "release", "principal": "relay", "channel": "relay", "votes": 2}
+    assert wanted.items() <= release.data.items()
     assert HOLD_NOTICE in release.data["reason"]
     assert release.attributes["causationid"] == hold.id
     assert approvals.cause("approval.granted") == release.id
-    assert len(approvals.events("approval.recorded")) == 4
-    assert [decision.decision for decision in approvals.status().decisions] == [
-        "approve",
-        "approve",
-    ]
+    assert [each.decision for each in approvals.status().decisions] == ["approve", "approve"]
 
 
 def test_a_hold_stays_in_force_when_its_event_id_comes_back(approvals: ApprovalFile) -> None:
@@ -282,11 +242,8 @@ def test_a_dry_run_records_every_event_and_claims_nothing(approvals: ApprovalFil
         "approval.granted",
         "approval.voided",
     ]
-    assert all(
-        recorded.data["dryRun"] is True
-        for recorded in approvals.events()
-        if recorded.name.startswith("approval.")
-    )
+    told = [event for event in approvals.events() if event.name.startswith("approval.")]
+    assert all(event.data["dryRun"] is True for event in told)
 
 
 def test_a_hold_after_a_dry_run_is_not_the_one_of_the_dry_run(approvals: ApprovalFile) -> None:

@@ -344,9 +344,11 @@ async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
 
 
 async def test_a_grant_goes_when_its_last_hold_expires(tmp_path: Path) -> None:
-    async with running_gate(
-        tmp_path, REDEPLOY, settings=SETTINGS.model_copy(update={"hold_expires": 50.0})
-    ) as harness:
+    """The vote for another event expires later."""
+    settings = SETTINGS.model_copy(update={"hold_expires": 50.0})
+    other = build_event("E-2")
+    async with running_gate(tmp_path, REDEPLOY, other, settings=settings) as harness:
+        await harness.submit(of=other)
         await harness.submit("hold", "eve", REDEPLOY)
         await harness.submit(of=REDEPLOY)
         await harness.settle()
@@ -355,11 +357,8 @@ async def test_a_grant_goes_when_its_last_hold_expires(tmp_path: Path) -> None:
         assert harness.azure.sent == []
         harness.clock.advance(0.1)
         await harness.wait_for_events("startrequest.accepted")
-        assert [recorded.data["decision"] for recorded in harness.events("approval.recorded")] == [
-            "hold",
-            "approve",
-            "release",
-        ]
+        recorded = [event.data["decision"] for event in harness.events("approval.recorded")]
+        assert recorded == ["approve", "hold", "approve", "release"]
 
 
 async def test_a_change_of_the_wall_clock_is_noticed_within_a_minute(tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ _AT_ONCE: dict[str, Any] = {"name": "all", "approve": "automatic"}
 def limited(
     *limits: dict[str, Any], rule: dict[str, Any] = _VOTE, **more: Any
 ) -> ApprovalsSettings:
-    """Settings with one rule for all events, and these limits."""
     return ApprovalsSettings.model_validate({"rules": [rule], "limits": limits, **more})
 
 
@@ -66,7 +65,6 @@ def event(name: str, *machines: str, due: float | None = 900.0, **more: Any) -> 
 
 
 def started(of: ScheduledEvent) -> ScheduledEvent:
-    """The same event after Azure began."""
     return build_event(of.event_id, resources=of.resources, event_status="Started", not_before=None)
 
 

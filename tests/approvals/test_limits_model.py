@@ -53,8 +53,6 @@ def configuration(limits: str, rules: str) -> ApprovalsSettings:
 
 @dataclass
 class AzureEvent:
-    """One event as Azure knows it."""
-
     seen: ScheduledEvent
     first_seen: int
     started_by_us: bool = False
@@ -166,7 +164,6 @@ class Limits(RuleBasedStateMachine):
 
     @rule()
     def poll(self) -> None:
-        """Read the document, and apply what follows."""
         self._read()
         self._step()
 
@@ -290,7 +287,6 @@ class Limits(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
     def imds_answers(self, answer: str) -> None:
-        """IMDS answers the StartRequest in flight, or does not."""
         error = {
             "200": None,
             "400": SourceRefused("400", status=400),
@@ -363,7 +359,6 @@ class Limits(RuleBasedStateMachine):
     # --- the end
 
     def _run_dry(self) -> None:
-        """Let everything that is approved go, one after the other."""
         self.approvals.crash()
         self.claims = []
         for one in list(self.azure):

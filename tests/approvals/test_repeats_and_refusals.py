@@ -136,23 +136,10 @@ def test_the_refusal_of_an_unknown_event_holds_only_the_id_that_was_sent(
     assert answer.status == 404
     details = approvals.data("approval.refused")
     assert details["eventId"] == approvals.events()[0].subject == "no-Such"
-    assert {
-        details[key]
-        for key in (
-            "eventType",
-            "eventStatus",
-            "resources",
-            "notBefore",
-            "revision",
-            "documentIncarnation",
-            "rule",
-        )
-    } == {None}
-    assert (details["votes"], details["required"], details["refusal"]) == (
-        0,
-        0,
-        answer.body["detail"],
-    )
+    unknown = ["eventType", "eventStatus", "resources", "notBefore", "revision", "rule"]
+    assert {details[key] for key in (*unknown, "documentIncarnation")} == {None}
+    wanted = {"votes": 0, "required": 0, "refusal": answer.body["detail"]}
+    assert wanted.items() <= details.items()
     assert approvals.cause("approval.refused") == "m"
 
 
@@ -168,28 +155,9 @@ def test_a_refusal_records_the_caller_the_decision_and_the_reason(approvals: App
     approvals.record_document(REBOOT)
     answer = approvals.submit(by="eve", reason="please")
     details = approvals.data("approval.refused")
-    assert {
-        key: details[key]
-        for key in (
-            "principal",
-            "decision",
-            "channel",
-            "reason",
-            "votes",
-            "required",
-            "rule",
-            "refusal",
-        )
-    } == {
-        "principal": "client:eve",
-        "decision": "approve",
-        "channel": "http",
-        "reason": "please",
-        "votes": 0,
-        "required": 2,
-        "rule": "databases",
-        "refusal": answer.body["detail"],
-    }
+    wanted = {"principal": "client:eve", "channel": "http", "refusal": answer.body["detail"]}
+    wanted |= {"decision": "approve", "rule": "databases", "reason": "please"}
+    assert (wanted | {"votes": 0, "required": 2}).items() <= details.items()
     assert approvals.cause("approval.refused") == approvals.events("event.scheduled")[0].id
     assert approvals.status().decisions == ()
 
@@ -258,7 +226,6 @@ VOTE = {"votes": 1, "from": ["client:alice"]}
 
 
 def rules(*each: dict[str, Any]) -> ApprovalsSettings:
-    """The rules of a relay, each with a name."""
     named = [{"name": f"r{number}", "approve": VOTE} | rule for number, rule in enumerate(each)]
     return ApprovalsSettings.model_validate({"rules": named})
 

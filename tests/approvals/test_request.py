@@ -42,19 +42,10 @@ def test_a_body_becomes_the_request_of_its_caller() -> None:
     request = validate_body(read_json(raw)).to_request(
         build_caller(), NOON, raw, request_id="i", message_id="m"
     )
-    assert (
-        request.event_id,
-        request.decision,
-        request.revision,
-        *request.remarks.values(),
-        request.scope,
-    ) == tuple(WHOLE.values())
-    assert (request.caller, request.at, request.request_id, request.message_id) == (
-        build_caller(),
-        NOON,
-        "i",
-        "m",
-    )
+    said = [request.event_id, request.decision, request.revision, *request.remarks.values()]
+    assert [*said, request.scope] == list(WHOLE.values())
+    assert (request.caller, request.at) == (build_caller(), NOON)
+    assert (request.request_id, request.message_id) == ("i", "m")
     assert request.digest == hashlib.sha256(raw).hexdigest()
 
 
@@ -114,7 +105,6 @@ def damage(harness: GateHarness, kind: str) -> None:
 
 
 async def decide(harness: GateHarness) -> bool:
-    """Decide a message with a vote; return whether it is settled."""
     handler = AmqpApprovalHandler(
         callers={"drain": build_caller("alice", channel="amqp")},
         gate=harness.gate,

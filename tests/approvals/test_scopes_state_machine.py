@@ -76,7 +76,6 @@ class _CheckedScope(ScopeOfFleet):
         """The EventIds and revisions that IMDS accepted or refused."""
 
     def find(self, event_id: str) -> ScheduledEvent | None:
-        """The event as the document has it."""
         return next((event for event in self.document if event.event_id == event_id), None)
 
     @override
@@ -120,7 +119,6 @@ class Scopes(RuleBasedStateMachine):
 
     @override
     def teardown(self) -> None:
-        """Stop the gate, and close the file."""
         if hasattr(self, "harness"):
             self._run(self.stack.aclose())
             self.runner.close()
@@ -144,7 +142,6 @@ class Scopes(RuleBasedStateMachine):
         self.harness.check_running()
 
     def check_claim(self, scope: _CheckedScope, claim: ClaimedGrant) -> None:
-        """Check by the model and by the journal that a StartRequest is allowed."""
         assert self.mode == "on"
         assert (scope.scope, claim.event_id) not in self.held
         event = scope.find(claim.event_id)
@@ -173,7 +170,6 @@ class Scopes(RuleBasedStateMachine):
         is_read=st.sampled_from([True, True, False]),
     )
     def azure_says(self, scope: str, event_id: str, kind: str, is_read: bool) -> None:
-        """The document of a scope changes, and perhaps the hub hears of it."""
         self._run(self._azure_says(self.scopes[scope], event_id, kind, is_read))
 
     async def _azure_says(
@@ -214,7 +210,6 @@ class Scopes(RuleBasedStateMachine):
 
     @rule(scope=_scopes, agents=st.sampled_from([[], ["vm-0"], ["vm-0"], ["vm-1", "vm-0"]]))
     def agents_come_and_go(self, scope: str, agents: list[str]) -> None:
-        """Other agents of a scope can execute StartRequests, or none."""
         self.scopes[scope].agents = agents
 
     @rule(scope=_scopes)
@@ -255,7 +250,6 @@ class Scopes(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.05, 1.0, 1.0, 8.0, 120.0]))
     def time_passes(self, seconds: float) -> None:
-        """Time passes, and pauses end."""
         self._run(self._advance(seconds))
 
     async def _advance(self, seconds: float) -> None:

@@ -29,7 +29,6 @@ def hold_everything(resources: Sequence[str] | None = None) -> StandingHoldBody:
 
 
 def prune(harness: GateHarness) -> asyncio.Future[object]:
-    """Delete what is old, in the turn of the store that comes next."""
     return harness.store.submit(
         lambda tx: prune_all_tables(tx, StoreSettings(), harness.clock.now())
     )

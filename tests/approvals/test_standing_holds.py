@@ -35,7 +35,6 @@ from tests.clocks import NOON
 
 
 def held(approvals: ApprovalFile, event_id: str = "E-1") -> bool:
-    """Whether an event is held, as the API says."""
     return approval_state(approvals.status(event_id)) == "held"
 
 

@@ -189,7 +189,6 @@ VOTES = {"votes": 1, "from": ["client:alice"]}
 
 
 def started(of: ScheduledEvent) -> ScheduledEvent:
-    """The same event after Azure began."""
     return build_event(of.event_id, resources=of.resources, event_status="Started", not_before=None)
 
 

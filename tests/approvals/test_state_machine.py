@@ -191,8 +191,6 @@ class Post:
 
 
 class Approvals(RuleBasedStateMachine):
-    """What can happen, in any order."""
-
     @initialize(
         rules=st.sampled_from(["usual", "timed"]),
         now=st.sampled_from([NOON, _OPENS]),
@@ -224,7 +222,6 @@ class Approvals(RuleBasedStateMachine):
 
     @override
     def teardown(self) -> None:
-        """Check the chain of the journal, and close the file."""
         if hasattr(self, "approvals"):
             verify_journal(self.approvals.connection)
             self.approvals.close()
@@ -335,7 +332,6 @@ class Approvals(RuleBasedStateMachine):
 
     @rule(back=st.sampled_from([30.0, 130.0, 3600.0]))
     def the_clock_is_set_back(self, back: float) -> None:
-        """Set the wall clock back as NTP does."""
         self.clock.set_wall_clock(self.clock.now() - timedelta(seconds=back))
 
     @rule(mode=st.sampled_from(["on", "on", "on", "dry-run", "off"]))
@@ -355,7 +351,6 @@ class Approvals(RuleBasedStateMachine):
 
     @rule(rules=st.sampled_from(["usual", "usual", "timed", "timed", "lenient", "none"]))
     def restart_with_other_rules(self, rules: str) -> None:
-        """Restart after the configuration changed."""
         self.ruleset = rules
         self.approvals.settings = _RULES[rules]
         self.crash()
@@ -372,14 +367,9 @@ class Approvals(RuleBasedStateMachine):
     # --- people
 
     def _revision(self, of: str, known: bool) -> str:
-        found = self.azure.get(of) if not known and of in self.azure else None
-        return (
-            found.revision
-            if found is not None
-            else self.model[of].seen.revision
-            if of in self.model
-            else "none"
-        )
+        if not known and of in self.azure:
+            return self.azure[of].revision
+        return self.model[of].seen.revision if of in self.model else "none"
 
     @precondition(lambda self: self.model)
     @rule(
@@ -500,7 +490,6 @@ class Approvals(RuleBasedStateMachine):
     @precondition(lambda self: self.ahead)
     @rule(which=st.integers(0, 2), by=st.sampled_from(["alice", "eve"]))
     def end_ahead(self, which: int, by: str) -> None:
-        """End a standing hold, as its author or as somebody else."""
         hold = self.ahead[which % len(self.ahead)]
         self._settle_all()
         answer = self.approvals.end_ahead(hold.hold_id, by)
@@ -577,7 +566,6 @@ class Approvals(RuleBasedStateMachine):
     @precondition(lambda self: self.claims_in_flight)
     @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
     def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
-        """IMDS answers the StartRequest in flight, or does not."""
         claims = self.claims_in_flight
         for post in self.posts[-len(claims) :]:
             post.answer = answer
@@ -623,7 +611,6 @@ class Approvals(RuleBasedStateMachine):
 
     @invariant()
     def every_grant_is_open_or_has_one_answer(self) -> None:
-        """Each grant is open, or has exactly one answer."""
         if not hasattr(self, "approvals"):
             return
         events = self._events("approval.granted", "startrequest.accepted", "startrequest.failed")
@@ -665,12 +652,10 @@ class Approvals(RuleBasedStateMachine):
             occurrences, _ = tx.occurrences.occurrence_page(None, PageLimit(1000))
             for occurrence in occurrences:
                 is_considered = occurrence in considered
-                assert is_considered == (
-                    occurrence
-                    in tx.approvals.occurrences_to_check(
-                        all_live=engine.acts_unasked, event_keys=[occurrence.key]
-                    )
+                of_key = tx.approvals.occurrences_to_check(
+                    all_live=engine.acts_unasked, event_keys=[occurrence.key]
                 )
+                assert is_considered == (occurrence in of_key)
                 if not is_considered:
                     status = engine.status(tx, occurrence, now)
                     assert due_transitions(status) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from relay.approvals.transitions import (
     can_claim_grant,
     can_unsent_grant_keep_slot,
     due_transitions,
+    next_change_at,
     open_grant_failure_reason,
 )
 from relay.events.model import ScheduledEvent
@@ -32,6 +34,7 @@ from tests.approvals.builders import (
     build_grant,
     build_status,
 )
+from tests.clocks import NOON
 
 UNKNOWN_STATUS = build_event(event_source="User", event_status="Paused")
 NO_STATUS = build_event(event_source="User", event_status=None)
@@ -132,6 +135,7 @@ def test_a_grant_is_created_or_not(what: str, is_created: bool, status: Approval
             build_status(REDEPLOY, build_decision(by="eve", of=REDEPLOY), now=899.9),
         ),
         ("a vote of nobody asked", None, one(build_decision(by="eve"))),
+        ("a hold of an event that may come back", None, one(BRIEF, now=5, live=False)),
     ],
 )
 def test_why_a_vote_is_void(what: str, reason: Any, status: ApprovalStatus) -> None:
@@ -227,7 +231,6 @@ def test_a_grant_in_flight_does_not_fail() -> None:
 
 
 def transition_types(transitions: list[Transition]) -> list[type[Transition]]:
-    """The types, in their order."""
     return [type(transition) for transition in transitions]
 
 
@@ -290,9 +293,6 @@ def test_the_last_check_repeats_every_condition(
     assert not can_unsent_grant_keep_slot(replace(grant, state="failed"), status)
 
 
-# --- when time changes something
-
-
 def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() -> None:
     votes = [replace(vote, revision="x") for vote in VOTES]
     grant = build_grant(revision="x")
@@ -300,3 +300,27 @@ def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() ->
     other = replace(status, occurrence=replace(status.occurrence, revision="x"))
     assert open_grant_failure_reason(grant, other) is None
     assert not can_claim_grant(grant, other)
+
+
+# --- when time changes something
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds", "status"),
+    [
+        ("nothing was decided", None, build_status()),
+        ("the vote expires by the rule", 300, one(VOTE)),
+        ("the vote expires by itself", 5, one(SHORT)),
+        ("the first of several", 5, build_status(None, VOTE, BRIEF)),
+        ("NotBefore comes before", 900, one(build_decision("hold", expires=1000))),
+        ("NotBefore ends a grant", 900, user(grants=OF_USER)),
+        ("nothing is open any more", None, user(grants=granted(state="accepted"))),
+        ("all has passed", None, one(SHORT, now=900)),
+        ("there is no NotBefore", None, build_status(NO_NOT_BEFORE, grants=granted())),
+    ],
+)
+def test_when_a_transition_can_become_due(
+    what: str, seconds: float | None, status: ApprovalStatus
+) -> None:
+    expected = None if seconds is None else NOON + timedelta(seconds=seconds)
+    assert next_change_at(status) == expected, what
