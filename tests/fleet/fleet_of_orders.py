@@ -88,7 +88,6 @@ class FakeAgent:
         return AuthorizedSender(self.scope, self.relay, self.user)
 
     def pulse(self, document: Iterable[ScheduledEvent]) -> Pulse:
-        """Return a pulse that says what is in the document."""
         return Pulse(
             vm_id=f"id-of-{self.relay}",
             version="1.0.0",
@@ -101,8 +100,6 @@ class FakeAgent:
 
 @dataclass(frozen=True)
 class SentPulse:
-    """A pulse, and when it was sent by Azure's clock."""
-
     pulse: Pulse
     sent_at: datetime
 
@@ -148,7 +145,6 @@ class Fleet:
         self._sent_at = self.azure_now()
 
     def agent(self, name: str) -> FakeAgent:
-        """Return an agent by ``<scope>/<relay>``."""
         scope, relay = name.split("/")
         return self.agents[scope, relay]
 
@@ -161,7 +157,6 @@ class Fleet:
     # --- the hub's side of RabbitMQ
 
     async def send(self, key: str, event: CloudEvent) -> bool:
-        """Deliver an order, and check that it may be sent."""
         await asyncio.sleep(0)
         if self.publish == "down":
             raise Deferred("no connection")
@@ -284,7 +279,6 @@ class Fleet:
             self.answer(agent, result)
 
     def send_pulse(self, agent: FakeAgent) -> None:
-        """Publish a pulse, unless the agent is silent."""
         if not agent.is_silent:
             pulse = agent.pulse(self.documents[agent.scope].values())
             # An agent never gives one time twice.
@@ -384,7 +378,6 @@ class Hub:
         return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
 
     def event_names(self, prefix: str = "startrequest.") -> list[str]:
-        """The kinds of the rows in the journal that begin with this."""
         return [row.kind for row in self.journal() if row.kind.startswith(prefix)]
 
     def granted(self, grant_id: int) -> tuple[str, str, str]:

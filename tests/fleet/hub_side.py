@@ -129,7 +129,6 @@ async def running_agent(
 async def publish_as(
     broker: Broker, user: str, exchange: str, key: str, body: bytes, **more: Any
 ) -> None:
-    """Publish bytes as a user, on a connection of its own. Raises RefusedError."""
     usual = {"message_id": "m", "user_id": user, "content_type": "application/json"}
     async with RawChannel(broker.amqp_url(user)) as channel:
         await channel.publish(exchange, key, body, Basic.Properties(**usual | more))
@@ -174,7 +173,6 @@ class HubSide:
         return [event.name for event in self.contents(CloudEvent)]
 
     async def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
-        """Wait until so many messages of one kind have arrived, and return them."""
         await eventually(lambda: len(self.contents(kind)) >= count, what=f"{count} {kind}")
         return self.contents(kind)
 

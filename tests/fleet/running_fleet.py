@@ -191,18 +191,14 @@ class RunningFleet:
         ):
             return answer.status, await answer.json(content_type=None)
 
-    async def approve(self, scope: str, event_id: str) -> tuple[int, Any]:
+    async def vote_for(self, scope: str, event_id: str) -> dict[str, str]:
+        """Return the body of a vote for an event as the hub knows it."""
         _, event = await self.call("GET", f"/v1/events/{event_id}?scope={scope}")
-        return await self.call(
-            "POST",
-            "/v1/approvals",
-            {
-                "eventId": event_id,
-                "decision": "approve",
-                "revision": event["revision"],
-                "scope": scope,
-            },
-        )
+        return {"eventId": event_id, "decision": "approve", "revision": event["revision"]}
+
+    async def approve(self, scope: str, event_id: str) -> tuple[int, Any]:
+        vote = await self.vote_for(scope, event_id)
+        return await self.call("POST", "/v1/approvals", vote | {"scope": scope})
 
     def _socket(self, scope: str, relay: str) -> Path:
         """Return the local socket of an agent. Its path must be short."""
@@ -232,7 +228,6 @@ class RunningFleet:
         exchange: str | None = None,
         **more: Any,
     ) -> None:
-        """Publish bytes to the fleet exchange as a user. Raises RefusedError."""
         name = agent_publish_exchange_name(self.exchange) if exchange is None else exchange
         await publish_as(self.broker, user, name, key, body, **more)
 

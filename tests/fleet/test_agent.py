@@ -187,7 +187,6 @@ class Target:
     event_id: str
 
     def order(self) -> StartOrder:
-        """Return an order that the agent would carry out, if it came from the hub."""
         return make_order(self.event_id, self.revision)
 
     def body(self) -> bytes:

@@ -36,8 +36,6 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An order that the hub sent, and when."""
-
     at: float
     event_id: str
     name: str
@@ -111,7 +109,6 @@ async def start_process(stack: AsyncExitStack, fleet: RunningFleet, vm: str) -> 
 
 
 async def disturb(victim: RelayProcess, chance: random.Random) -> None:
-    """Freeze an agent for a while, or kill it and start it again."""
     assert victim.process is not None
     await asyncio.sleep(chance.uniform(0.3, 2.5))
     if chance.random() < 0.5:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from relay.fleet.agent.start_orders import RESTART_PAUSE
+from relay.fleet.agent import start_orders
 from relay.fleet.hub import merge
 from relay.simulator import Plan, Setup
 from tests.eventually import eventually
-from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.fleet.running_fleet import running_fleet
 from tests.journey.relay_process import inbox
 from tests.rabbitmq import Broker
 
@@ -94,26 +93,16 @@ RULE = {
 }
 
 
-async def wait_until_agents_obey() -> None:
-    """Wait until agents that have just started carry out orders."""
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    await eventually(lambda: loop.time() > started + RESTART_PAUSE)
-
-
-async def approve_when_told(fleet: RunningFleet, event_id: str) -> None:
-    await eventually(lambda: fleet.told(event_id) == ["event.scheduled"])
-    status, answer = await fleet.approve(SCOPE, event_id)
-    assert (status, answer["state"]) == (202, "granted")
-
-
 async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once(
-    own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    own_broker: Broker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)  # no agent is restarted here
     vms = ("vm-0", "vm-1")
     async with running_fleet(own_broker, tmp_path, {SCOPE: vms}, hub=RULE) as fleet:
         azure, hub = fleet.azures[SCOPE], fleet.running_hub.relay
-        await wait_until_agents_obey()
         event = azure.schedule(Plan(resources=vms))  # both report it, as it names both
         await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
         key = f"{event.event_id.lower()}@{SCOPE}"
@@ -125,7 +114,7 @@ async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once
         assert hub.roster is not None
         chosen, other = sorted(hub.roster, key=lambda agent: agent.candidate_rank)
         await fleet.stop_agent(SCOPE, chosen.relay)
-        await approve_when_told(fleet, event.event_id)
+        assert (await fleet.approve(SCOPE, event.event_id))[0] == 202
         await eventually(lambda: "startrequest.accepted" in fleet.told(event.event_id))
         (post,) = azure.start_requests
         assert post.vm == other.relay

@@ -47,7 +47,6 @@ SETTINGS = HubSettings.model_validate(
 
 
 def delivered(event: CloudEvent, key: str) -> DeliveredMessage:
-    """A message of an agent as the broker delivers it."""
     deliver = Basic.Deliver("tag", 1, exchange="azure.scheduledevents.fleet", routing_key=key)
     header = ContentHeader(0, 2, Basic.Properties(user_id="vmss-a"))
     return DeliveredMessage(deliver, header, event.body, cast("AbstractChannel", None))

@@ -169,7 +169,6 @@ class Network:
             self._any_vm().dead = True
 
     def scale_in(self) -> None:
-        """Azure deletes a VM, and the hub forgets its agent."""
         vm = self._any_vm()
         if len(list(self.fleet.living())) > 1:
             vm.dead = True

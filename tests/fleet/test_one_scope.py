@@ -48,7 +48,6 @@ class Story:
         self.expected = 0
 
     def begin(self) -> None:
-        """Let events of every kind appear, one of them as Started."""
         schedule = self.azure.schedule
         self.moved = schedule(Plan(resources=("vm-0", "vm-1")))
         self.frozen = schedule(Plan(type="Freeze", duration=5, resources=("vm-1",)))
@@ -60,7 +59,6 @@ class Story:
         self.expected += 7
 
     def change(self) -> None:
-        """Change what Azure can change, start one and cancel one."""
         self.azure.update_event(self.moved, resources=("vm-0",))
         self.azure.start(self.frozen)
         self.azure.update_event(self.flapping, description="B")

@@ -419,7 +419,6 @@ def refused_attempts() -> Iterator[tuple[str, str, Attempt]]:
 
 
 def attempts_of_an_agent() -> Iterator[tuple[str, Attempt]]:
-    """Yield what an agent could try with exchanges and queues that it makes."""
     for name in (FLEET, COMMANDS, MAIN, f"{MAIN}.approvals", "mine", "amq.gen-x"):
         yield f"make exchange {name}", partial(_declare_exchange, name)
         if name.startswith(MAIN):

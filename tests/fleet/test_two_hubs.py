@@ -58,7 +58,6 @@ def names(fleet: RunningFleet) -> list[str]:
 
 
 def hub_without_broker(folder: Path) -> Config:
-    """Return the configuration of a hub that finds no broker."""
     return Config.model_validate(
         {
             "fleet": {

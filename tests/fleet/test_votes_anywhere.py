@@ -13,7 +13,6 @@ from standardwebhooks import Webhook
 from relay.amqp.topology import approvals_exchange_name
 from relay.fleet.agent import start_orders
 from relay.simulator import Plan
-from relay.simulator.event import Event
 from tests.eventually import eventually
 from tests.fleet.hub_side import HUB_USER, STRANGER
 from tests.fleet.running_fleet import RunningFleet, running_fleet
@@ -54,19 +53,8 @@ def hub_with(fleet_broker: Broker, rule: dict[str, object]) -> dict[str, object]
     }
 
 
-async def revision_of(fleet: RunningFleet, event: Event, scope: str = SCOPE) -> str:
-    _, found = await fleet.call("GET", f"/v1/events/{event.event_id}?scope={scope}")
-    return str(found["revision"])
-
-
-async def vote_by_callback(fleet: RunningFleet, event: Event) -> None:
-    vote = {
-        "eventId": event.event_id,
-        "decision": "approve",
-        "revision": await revision_of(fleet, event),
-        "scope": SCOPE,
-    }
-    body = orjson.dumps(vote).decode()
+async def vote_by_callback(fleet: RunningFleet, vote: dict[str, str]) -> None:
+    body = orjson.dumps(vote | {"scope": SCOPE}).decode()
     at = fleet.running_hub.relay.clock.now()
     headers = {
         "webhook-id": "msg_1",
@@ -82,13 +70,8 @@ async def vote_by_callback(fleet: RunningFleet, event: Event) -> None:
         assert answer.status == 202, await answer.text()
 
 
-async def vote_over_amqp(fleet: RunningFleet, event: Event) -> None:
-    """Vote with a message, whose routing key says the scope."""
-    vote = {
-        "eventId": event.event_id,
-        "decision": "approve",
-        "revision": await revision_of(fleet, event),
-    }
+async def vote_over_amqp(fleet: RunningFleet, vote: dict[str, str]) -> None:
+    """The routing key says the scope."""
     connection = await aio_pika.connect(fleet.broker.amqp_url(STRANGER))
     async with connection, connection.channel() as channel:
         exchange = await channel.get_exchange(approvals_exchange_name(fleet.exchange), ensure=False)
@@ -96,13 +79,8 @@ async def vote_over_amqp(fleet: RunningFleet, event: Event) -> None:
         await exchange.publish(message, f"approve.{SCOPE}")
 
 
-async def vote_on_vm(fleet: RunningFleet, event: Event) -> None:
+async def vote_on_vm(fleet: RunningFleet, vote: dict[str, str]) -> None:
     """Vote as a program on the VM does, which asks its own agent; and twice."""
-    vote = {
-        "eventId": event.event_id,
-        "decision": "approve",
-        "revision": await revision_of(fleet, event),
-    }
     status, problem = await fleet.decide_on_vm(SCOPE, "vm-0", vote | {"revision": "old"})
     assert (status, problem["revision"]) == (409, vote["revision"])
     headers = {"Idempotency-Key": "drained"}
@@ -120,17 +98,17 @@ async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
     async with running_fleet(own_broker, tmp_path, scopes, hub=hub_with(own_broker, rule)) as fleet:
         ways = ("http", "callback", "amqp", "vm")
         azure = fleet.azures[SCOPE]
-        events = {way: azure.schedule(Plan(id=f"E-{way}", resources=("vm-0",))) for way in ways}
-        for way in ways:
-            fleet.azures[OTHER].schedule(Plan(id=f"E-{way}", resources=("vm-0",)))
+        for scope in (azure, fleet.azures[OTHER]):
+            for way in ways:
+                scope.schedule(Plan(id=f"E-{way}", resources=("vm-0",)))
         await eventually(
             lambda: all(len(fleet.told(f"E-{way}")) == 2 for way in ways), what="both scopes"
         )
         status, _ = await fleet.approve(SCOPE, "E-http")
         assert status == 202
-        await vote_by_callback(fleet, events["callback"])
-        await vote_over_amqp(fleet, events["amqp"])
-        await vote_on_vm(fleet, events["vm"])
+        await vote_by_callback(fleet, await fleet.vote_for(SCOPE, "E-callback"))
+        await vote_over_amqp(fleet, await fleet.vote_for(SCOPE, "E-amqp"))
+        await vote_on_vm(fleet, await fleet.vote_for(SCOPE, "E-vm"))
         await eventually(
             lambda: all("startrequest.accepted" in fleet.told(f"E-{way}") for way in ways)
         )
