@@ -60,12 +60,8 @@ def test_queues_are_named_after_the_exchange_that_the_answers_go_to(events: list
         sink("first", exchange="elsewhere", events=["event.*"]),
         sink("second", exchange="answers", events=events),
     ]
-    assert (
-        Config.model_validate(
-            {"sinks": sinks, "approvals": {"amqp": AMQP}}
-        ).approval_answers_exchange
-        == "answers"
-    )
+    config = Config.model_validate({"sinks": sinks, "approvals": {"amqp": AMQP}})
+    assert config.approval_answers_exchange == "answers"
 
 
 def test_declare_is_true_unless_it_is_said() -> None:

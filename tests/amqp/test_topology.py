@@ -117,7 +117,6 @@ async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(
 
 
 async def _other(channel: AbstractChannel, part: Exchange | Queue, argument: str) -> None:
-    """Make the part, but for this argument."""
     if isinstance(part, Exchange):
         kind = "direct" if argument == "type" else part.type
         arguments = {name: value for name, value in part.arguments.items() if name != argument}

@@ -18,14 +18,12 @@ CHANCE = random.Random(1)  # noqa: S311  # the same in every run
 
 
 async def take(event: CloudEvent) -> Receipt:
-    """Take it, after a while."""
     await asyncio.sleep(CHANCE.random() * 0.003)
     print(event.subject, event.id, flush=True)  # noqa: T201  # whoever kills it listens
     return Receipt()
 
 
 async def main(folder: Path) -> None:
-    """Record and deliver until killed."""
     async with running_dispatcher(folder, {"bus": ScriptedSink(take, concurrency=4)}) as relay:
         while True:
             for number in range(6):

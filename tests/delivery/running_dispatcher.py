@@ -81,7 +81,6 @@ class ScriptedSink:
     max_in_flight: int = 0
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """As the family's contract has it."""
         self.attempts.append((self.clock.monotonic(), event))
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
@@ -143,7 +142,6 @@ class RunningDispatcher:
         ]
 
     async def redeliver(self, entry_id: int, at: datetime) -> bool:
-        """Redeliver a dead letter; return whether there was one."""
         return await self.store.transact(
             lambda tx: tx.deliveries.redeliver(at, entry_id=entry_id) == 1
         )

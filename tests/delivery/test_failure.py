@@ -58,12 +58,9 @@ async def test_a_dead_letter_is_told_to_the_others(tmp_path: Path) -> None:
         await relay.record_event("E-2")
         await eventually(lambda: len(about(other, "relay.dead-lettered")) == 2)
         assert about(other, "relay.dead-lettered") == [("bus", 1), ("bus", 2)]
-        assert [
-            event.data["reason"] for event in other.delivered if event.name == "relay.dead-lettered"
-        ] == [
-            "event.scheduled (entry 1): too big",
-            "event.scheduled (entry 4): too big",
-        ]
+        told = [event for event in other.delivered if event.name == "relay.dead-lettered"]
+        reasons = [f"event.scheduled (entry {entry_id}): too big" for entry_id in (1, 4)]
+        assert [event.data["reason"] for event in told] == reasons
         assert len(far.attempts) == 2
 
 
@@ -75,13 +72,10 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
         await eventually(lambda: len(first.attempts) + len(second.attempts) == 4)
         await relay.settle()
         for sink, other in (("one", "two"), ("two", "one")):
-            assert [
-                (event_name(done["type"]), done["state"], done["reason"])
-                for done in await relay.deliveries(sink)
-            ] == [
-                ("event.scheduled", "parked", "no"),
-                ("relay.dead-lettered", "superseded", "dropped: no"),
-            ], other
+            parked, news = await relay.deliveries(sink)
+            assert (event_name(parked["type"]), parked["state"]) == ("event.scheduled", "parked")
+            assert event_name(news["type"]) == "relay.dead-lettered", other
+            assert (news["state"], news["reason"]) == ("superseded", "dropped: no")
         assert len(first.attempts) + len(second.attempts) == 4
 
 
@@ -136,11 +130,8 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_pat
         await relay.record_event("E-1")
         await eventually(lambda: len(far.delivered) == 1)
         await relay.settle()
-        assert [(outcome, reason) for _, outcome, _, reason in await relay.attempts("bus")] == [
-            ("deferred", "the connection was lost"),
-            ("deferred", "the connection was lost"),
-            ("delivered", None),
-        ]
+        tries = [(outcome, reason) for _, outcome, _, reason in await relay.attempts("bus")]
+        assert tries == [("deferred", "the connection was lost")] * 2 + [("delivered", None)]
         assert not relay.task.done()
 
 
@@ -206,11 +197,8 @@ async def test_a_receiver_that_is_gone_disables_the_sink_which_keeps_its_entries
         assert about(other, "relay.sink-disabled") == [("bus", 11 - 1)]
         assert [delivery["state"] for delivery in await relay.deliveries("bus")] == ["waiting"] * 11
         status = relay.dispatcher.workers[0]
-        assert (status.state, status.reason, status.failing) == (
-            "disabled",
-            "it answered 410",
-            True,
-        )
+        assert (status.state, status.failing) == ("disabled", True)
+        assert status.reason == "it answered 410"
     far.answer = accepts
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         assert relay.dispatcher.workers[0].state == "disabled"
@@ -286,7 +274,6 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
 
 
 def of(relay: RunningDispatcher, sink: str) -> tuple[bool, str | None]:
-    """Whether a sink is failing, and why."""
     (status,) = (delivery for delivery in relay.dispatcher.workers if delivery.name == sink)
     return status.failing, status.reason
 
@@ -367,9 +354,5 @@ async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_charact
         await relay.settle()
         (attempt,) = await relay.attempts("bus")
         is_rejected = isinstance(reported, Rejected)
-        assert attempt[1:] == (
-            "parked" if is_rejected else "delivered",
-            None,
-            "?" if is_rejected else None,
-        )
+        assert attempt[1:] == (("parked", None, "?") if is_rejected else ("delivered", None, None))
         assert {delivery["state"] for delivery in await relay.deliveries("chat")} == {"delivered"}

@@ -86,18 +86,14 @@ async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_s
         await relay.record_event("E-2")
         await relay.dispatcher.set_state("chat", "on", None)
         await eventually(lambda: len(chat.delivered) == 3 and len(bus.delivered) == 6)
-        assert [event.name for event in chat.delivered if event.subject == "E-1"] == [
-            "approval.recorded",
-            "event.started",
-        ]
+        told = [event.name for event in chat.delivered if event.subject == "E-1"]
+        assert told == ["approval.recorded", "event.started"]
         await relay.settle()
-        assert [
-            (event_name(delivery["type"]), delivery["state"], delivery["reason"])
-            for delivery in await relay.deliveries("chat", "superseded")
-        ] == [
-            ("event.scheduled", "superseded", "replaced by a newer event.updated"),
-            ("event.updated", "superseded", "replaced by a newer event.updated"),
-            ("event.updated", "superseded", "replaced by a newer event.started"),
+        superseded = await relay.deliveries("chat", "superseded")
+        assert [(event_name(each["type"]), each["reason"]) for each in superseded] == [
+            ("event.scheduled", "replaced by a newer event.updated"),
+            ("event.updated", "replaced by a newer event.updated"),
+            ("event.updated", "replaced by a newer event.started"),
         ]
 
 
@@ -120,13 +116,10 @@ async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_whe
         goes.set()
         await eventually(lambda: chat.names() == ["event.ended"])
         await relay.settle()
-        assert [
-            (event_name(delivery["type"]), delivery["state"])
-            for delivery in await relay.deliveries("chat")
-        ] == [
-            ("event.scheduled", "superseded"),
-            ("event.ended", "delivered"),
+        states = [
+            (event_name(each["type"]), each["state"]) for each in await relay.deliveries("chat")
         ]
+        assert states == [("event.scheduled", "superseded"), ("event.ended", "delivered")]
         assert len(chat.attempts) == 2
 
 

@@ -73,8 +73,6 @@ class Modelled:
 
 
 class LanesLaw(RuleBasedStateMachine):
-    """Anything in any order; what `OrderedQueue` says is what the model says."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lanes = OrderedQueue()
@@ -92,7 +90,6 @@ class LanesLaw(RuleBasedStateMachine):
         in_memory: bool = True,
         not_before: datetime | None = None,
     ) -> Entry:
-        """A new entry, with the next id."""
         self.next_id += 1
         return entry(
             self.next_id,
@@ -127,7 +124,6 @@ class LanesLaw(RuleBasedStateMachine):
         in_memory: bool,
         not_before: datetime | None,
     ) -> None:
-        """Something is recorded, or sent once more."""
         new = self.fresh(lane, type_, attempts, older, in_memory=in_memory, not_before=not_before)
         self.lanes.push(new)
         self.model.setdefault(lane, Modelled()).waiting.append(new)
@@ -194,7 +190,6 @@ class LanesLaw(RuleBasedStateMachine):
     @precondition(lambda self: self.of("busy"))
     @rule(data=st.data())
     def done(self, data: st.DataObject) -> None:
-        """It was delivered, or parked."""
         lane = self.of("busy")[data.draw(st.sampled_from(sorted(self.of("busy"))))]
         self.lanes.remove_head(lane.waiting[0])
         lane.waiting.pop(0)

@@ -21,7 +21,6 @@ MAX_DEAD_LETTERS = 20
 
 
 async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -> None:
-    """Record events, and give up their entries."""
     for number in range(count):
         await relay.record_event(f"E-{number}", name)
     now = datetime.now(UTC)
@@ -35,7 +34,6 @@ async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -
 
 
 async def dead_letter_types(relay: RunningDispatcher) -> list[str]:
-    """Return the types of the dead letters, the oldest first."""
     return [event_name(delivery["type"]) for delivery in await relay.deliveries("bus", "parked")]
 
 

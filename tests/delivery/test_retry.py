@@ -21,8 +21,10 @@ from relay.delivery.retry import (
     RetryAfterDelay,
     RetryDecision,
     plan_retry,
+    probe_delay,
 )
 from relay.errors import Failure
+from tests.delivery.test_ordered_queue import entry
 
 NOW = datetime(2026, 4, 11, 22, 0, tzinfo=UTC)
 DAY = 86400.0
@@ -188,6 +190,29 @@ def test_no_pause_is_longer_than_the_sinks_longest(
     assume(isinstance(decision, RetryAfterDelay))
     assert isinstance(decision, RetryAfterDelay)
     assert decision.delay <= longest * MOST
+
+
+@pytest.mark.parametrize(
+    ("failed", "next_one", "seconds"),
+    [(None, None, 128.0), (None, 100, 7.0), (-1, 100, 7.0), (100, 100, 0.5)],
+)
+def test_the_most_urgent_entry_determines_the_next_probe(
+    failed: float | None, next_one: float | None, seconds: float
+) -> None:
+    """In seconds before NotBefore. What is urgent itself and new is tried as often as it was."""
+
+    def moment(seconds_left: float | None) -> datetime | None:
+        return None if seconds_left is None else NOW + timedelta(seconds=seconds_left)
+
+    delay = probe_delay(
+        entry(1, not_before=moment(failed)),
+        next_not_before=moment(next_one),
+        failures=9,
+        now=NOW,
+        longest_pause=300.0,
+        jitter=0.0,
+    )
+    assert delay == seconds
 
 
 @dataclass(frozen=True, slots=True)

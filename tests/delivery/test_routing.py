@@ -12,7 +12,6 @@ from tests.builders import DATA, cloudevent
 
 
 def sinks(**given: dict[str, Any]) -> list[SinkSettings]:
-    """Sections of the YAML document, by name."""
     return [
         SinkSettings.model_validate({"kind": "test", "name": name, **section})
         for name, section in given.items()

@@ -133,7 +133,6 @@ async def store_with_entries(folder: Path) -> AsyncIterator[tuple[Store, list[st
 
 
 async def delivered_count(store: Store) -> int:
-    """Return how many entries are recorded as delivered."""
     return len(await store.read(lambda tx: tx.deliveries.page(states=["delivered"])))
 
 

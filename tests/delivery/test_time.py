@@ -24,7 +24,6 @@ DAY = 86400.0
 
 
 def gaps(moments: list[float]) -> list[float]:
-    """Seconds between one and the next."""
     return [later - earlier for earlier, later in pairwise(moments)]
 
 

@@ -251,14 +251,8 @@ def test_an_outcome_claims_no_more_than_was_seen(
     now: datetime,
     outcome: tuple[str, str],
 ) -> None:
-    assert (
-        determine_outcome(
-            make_event(**state),
-            FactsAboutEndedEvent(start_sent=start_sent, gap=gap, rebooted=rebooted),
-            now,
-        )
-        == outcome
-    )
+    facts = FactsAboutEndedEvent(start_sent=start_sent, gap=gap, rebooted=rebooted)
+    assert determine_outcome(make_event(**state), facts, now) == outcome
 
 
 # --- decisions and the relay itself
@@ -289,15 +283,6 @@ def test_each_telling_of_the_relay_has_an_id_of_its_own() -> None:
         return relay_event("relay.sink-failing", ORIGIN, at, **fields | changes).id
 
     assert cloudevent() == cloudevent()
-    assert (
-        len(
-            {
-                cloudevent(),
-                cloudevent(AT + timedelta(seconds=1)),
-                cloudevent(sink="drain"),
-                cloudevent(reason="other"),
-                cloudevent(head="42:bb"),
-            }
-        )
-        == 5
-    )
+    later = cloudevent(AT + timedelta(seconds=1))
+    others = cloudevent(sink="drain"), cloudevent(reason="other"), cloudevent(head="42:bb")
+    assert len({cloudevent(), later, *others}) == 5

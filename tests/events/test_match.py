@@ -45,7 +45,6 @@ FREEZE: dict[str, Any] = {
 
 
 def match_of(conditions: dict[str, Any]) -> Match:
-    """The section as it stands in the YAML document."""
     return Match.model_validate(conditions)
 
 

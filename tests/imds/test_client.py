@@ -78,14 +78,8 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
         assert request.headers.getall("Metadata") == ["true"]
         assert request.headers.getall("Accept-Encoding") == ["identity"]
         assert request.headers["User-Agent"] == f"imds-relay/{__version__}"
-        assert not {
-            "X-Forwarded-For",
-            "Forwarded",
-            "Via",
-            "Cookie",
-            "Authorization",
-            "Connection",
-        } & set(request.headers)
+        refused = {"X-Forwarded-For", "Forwarded", "Via", "Cookie", "Authorization", "Connection"}
+        assert not refused & set(request.headers)
 
 
 async def test_a_start_request_names_the_event_in_the_case_it_came_in() -> None:
@@ -291,7 +285,6 @@ async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
 async def run_client_and_server(
     answer: Answer | Script | None = None,
 ) -> AsyncIterator[tuple[ScriptedServer, ImdsClient]]:
-    """Run a client and a server that share a clock."""
     clock = ManualClock()
     async with (
         run_server(answer, clock) as server,

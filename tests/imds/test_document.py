@@ -74,12 +74,8 @@ def test_json_is_a_document_that_can_be_told_or_a_document_error(anything: objec
     assert document.incarnation is None or -(2**63) <= document.incarnation < 2**63
     for parsed in document.events:
         assert len(parsed.revision) == 16
-        assert (
-            ScheduledEvent.from_cloudevent_data(
-                orjson.loads(orjson.dumps(parsed.to_cloudevent_data()))
-            )
-            == parsed
-        )
+        stored = orjson.loads(orjson.dumps(parsed.to_cloudevent_data()))
+        assert ScheduledEvent.from_cloudevent_data(stored) == parsed
         assert parsed.not_before_time is None or parsed.not_before_time.tzinfo is not None
     assert len({parsed.lowercase_event_id for parsed in document.events}) == len(document.events)
 

@@ -51,7 +51,6 @@ class ReloadableRelay(RelayInProcess):
         return refused.value.reason
 
     async def state(self, event: Event) -> str:
-        """Return the state of the approval of an event; unknown before the relay has seen it."""
         return str((await self.event(event)).get("approval", {}).get("state", "unknown"))
 
     async def vote(self, event: Event, name: str) -> tuple[int, Any]:

@@ -29,7 +29,6 @@ OPERATOR = client("operator")
 
 
 def api(*clients: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the section of the API with the operator and these clients."""
     return {"listen": "127.0.0.1:0", "clients": [OPERATOR, *clients], **more}
 
 
@@ -102,19 +101,6 @@ async def test_a_new_rule_grants_what_waits_for_it_once_new_sinks_know_of_it(
         await eventually(lambda: relay.starts(event) == 1)
         await eventually(lambda: len(late.types_of(event.event_id)) >= 2)
         assert late.types_of(event.event_id)[:2] == ["event.scheduled", "approval.granted"]
-
-
-async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> None:
-    rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
-    async with reloadable_relay(tmp_path, approvals=rules) as relay:
-        await relay.reload(approvals={**rules, "enabled": False})
-        event = relay.reboot()
-        await eventually(lambda: _is(relay.state(event), "none"))
-        await relay.reload(approvals={**rules, "dry_run": True})
-        await eventually(lambda: _has(relay.told("approval.granted"), 1))
-        assert relay.starts(event) == 0
-        await relay.reload(approvals=rules)
-        await eventually(lambda: relay.starts(event) == 1)
 
 
 async def test_a_reload_waits_for_the_answer_to_a_start_request(

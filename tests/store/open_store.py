@@ -50,7 +50,6 @@ def record_event(number: int, at: datetime = NOW, **given: Any) -> Work[int]:
 async def open_store_in(
     folder: Path, route: Route = BUS, identity: StateFileScopeAndVm = IDENTITY
 ) -> AsyncIterator[Store]:
-    """Open the store ``relay.db`` in a folder."""
     async with open_store(
         StoreSettings(path=folder / "relay.db"), identity, SystemClock(), route
     ) as opened:
@@ -77,7 +76,6 @@ def append_row(
     event_key: str | None = None,
     transition: str | None = None,
 ) -> int:
-    """Append a row to the journal; return its position."""
     return journal.append_all(at, [(kind, event_key, transition, body)])[0]
 
 
@@ -117,6 +115,5 @@ def file_names(folder: Path) -> list[str]:
 
 
 def read_column(path: Path, query: str) -> list[Any]:
-    """Run a query on a separate connection and return its first column."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return [row[0] for row in connection.execute(query)]

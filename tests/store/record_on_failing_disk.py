@@ -35,7 +35,6 @@ CAST(printf('%-400s', '{}') AS BLOB), printf('%064x', n) FROM number
 
 @contextlib.contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
-    """Let nothing be added to the log of the state file."""
     disk = LimitedDisk(folder)
     disk.fill()
     try:
@@ -61,7 +60,6 @@ def memory_now() -> tuple[int, int]:
 
 
 async def main(folder: Path, failure: str, rows: int) -> None:
-    """Record a row while the file cannot be written, and one after it."""
     path = folder / "relay.db"
     with open_file_in(path) as file:
         file.connection.execute("PRAGMA synchronous = OFF")

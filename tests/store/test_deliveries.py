@@ -54,11 +54,8 @@ def test_what_waits_is_read_back_as_it_was_handed_out(tx: Transaction) -> None:
     assert tx.deliveries.waiting_entries("chat") == [
         entry for entry in entries if entry.sink == "chat"
     ]
-    assert [
-        (entry.ordering_key, entry.event_key, entry.not_before is not None)
-        for entry in entries
-        if entry.sink == "bus"
-    ] == [
+    of_bus = [entry for entry in entries if entry.sink == "bus"]
+    assert [(each.ordering_key, each.event_key, bool(each.not_before)) for each in of_bus] == [
         ("e-1", "e-1", True),
         ("e-1", "e-1", False),
         ("relay.sink-failing/drain", None, False),
@@ -125,13 +122,8 @@ def test_attempts_are_logged_and_counted_and_what_was_delivered_is_settled(
 def test_the_event_id_is_shown_as_azure_wrote_it_and_a_sinks_name_is_none(tx: Transaction) -> None:
     record(tx, 1, subject="C7061BAC")
     record(tx, 2, "relay.sink-failing", "drain")
-    assert [
-        (event_name(delivery["type"]), delivery["eventId"])
-        for delivery in tx.deliveries.page(sink="bus")
-    ] == [
-        ("relay.sink-failing", None),
-        ("event.scheduled", "C7061BAC"),
-    ]
+    shown = [(event_name(each["type"]), each["eventId"]) for each in tx.deliveries.page(sink="bus")]
+    assert shown == [("relay.sink-failing", None), ("event.scheduled", "C7061BAC")]
 
 
 def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: Transaction) -> None:
@@ -181,17 +173,8 @@ def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transacti
     assert tx.deliveries.redelivered == [replace(bus, attempts=1, recorded=LATER)]
     assert tx.deliveries.waiting_entries("bus") == tx.deliveries.redelivered
     (delivery,) = tx.deliveries.page(sink="bus")
-    assert (
-        delivery["state"],
-        delivery["recorded"],
-        delivery["settled"],
-        delivery["nextAttempt"],
-    ) == (
-        "waiting",
-        "2026-04-11T22:26:58.000000Z",
-        None,
-        None,
-    )
+    wanted = {"state": "waiting", "recorded": "2026-04-11T22:26:58.000000Z"}
+    assert (wanted | {"settled": None, "nextAttempt": None}).items() <= delivery.items()
 
 
 @pytest.mark.parametrize("state", ["waiting", "delivered", "superseded"])
@@ -213,15 +196,10 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_
     news, other_news = record(tx, 3, "relay.sink-failing", "drain")
     tx.deliveries.log_attempts([(news.id, Attempt(at=NOW, elapsed=0.1, outcome="deferred"))])
     assert tx.deliveries.remove_sink("bus", "it is gone", LATER) == 1
-    assert [
-        (delivery["id"], delivery["state"], delivery["reason"])
-        for delivery in tx.deliveries.page(sink="bus")
-    ] == [(delivered.id, "delivered", None), (bus.id, "parked", "it is gone")]
-    assert [delivery.id for delivery in tx.deliveries.waiting_entries()] == [
-        chat.id,
-        chat.id + 2,
-        other_news.id,
-    ]
+    left = [(each["id"], each["state"], each["reason"]) for each in tx.deliveries.page(sink="bus")]
+    assert left == [(delivered.id, "delivered", None), (bus.id, "parked", "it is gone")]
+    waiting = [entry.id for entry in tx.deliveries.waiting_entries()]
+    assert waiting == [chat.id, chat.id + 2, other_news.id]
     assert tx.deliveries.sink_states() == {"chat": ("on", None)}
     assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
     assert not tx.deliveries.redeliver(LATER, entry_id=bus.id), (

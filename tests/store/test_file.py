@@ -78,22 +78,15 @@ def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
         assert settings_ == {"journal_mode": "wal", "synchronous": 2}
         assert verify_journal(file.connection)[1] == 0
     assert mode(path) == "on"
-    assert dict(
-        zip(
-            ("scope", "vm_id"),
-            read_column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key"),
-            strict=True,
-        )
-    ) == {"scope": IDENTITY.scope, "vm_id": IDENTITY.vm_id}
+    scope_and_vm = read_column(path, "SELECT value FROM meta WHERE key != 'mode' ORDER BY key")
+    assert scope_and_vm == [IDENTITY.scope, IDENTITY.vm_id]
 
 
 def test_the_schema_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     """A kill at any statement of the schema leaves an empty file. The next start creates it."""
-    path = tmp_path / "relay.db"
+    path, parts = tmp_path / "relay.db", "SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL"
     with open_file_in(path) as file:
-        count = file.connection.execute(
-            "SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL"
-        ).fetchone()[0]
+        (count,) = file.connection.execute(parts).fetchone()
     dying_relay = """
 import os, signal, sqlite3, sys
 from datetime import UTC, datetime
@@ -120,12 +113,7 @@ open_state_file(Path(sys.argv[1]), StateFileScopeAndVm("scope", None), datetime.
         assert ended.returncode == -9
         assert read_column(dying, "SELECT count(*) FROM sqlite_schema") == [0]
         with open_file_in(dying) as file:
-            assert (
-                file.connection.execute(
-                    "SELECT count(*) FROM sqlite_schema WHERE sql IS NOT NULL"
-                ).fetchone()[0]
-                == count
-            )
+            assert file.connection.execute(parts).fetchone() == (count,)
         assert (mode(dying), set_aside(dying)) == ("on", [])
 
 

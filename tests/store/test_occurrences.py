@@ -131,21 +131,15 @@ def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
             tx = Transaction(file.connection, lambda _: ("bus", "chat"))
             tx.record_all([(event, f"t{event.id}") for event in events], NOW)
             recorded, _ = tx.finish()
-            assert [recorded_event.event for recorded_event in recorded] == events
-            assert [recorded_event.position for recorded_event in recorded] == list(
-                range(batch * len(events) + 1, (batch + 1) * len(events) + 1)
-            )
-            returned_entries = [
-                replace(entry, event=None)
-                for recorded_event in recorded
-                for entry in recorded_event.entries
-            ]
-            assert [entry.sink for entry in returned_entries] == ["bus", "chat"] * len(events)
-            assert tx.deliveries.waiting_entries()[-len(returned_entries) :] == returned_entries
-            assert [
-                tx.journal.require_event_at_position(recorded_event.position).id
-                for recorded_event in recorded
-            ] == [event.id for event in events]
+            assert [each.event for each in recorded] == events
+            positions = [each.position for each in recorded]
+            first = batch * len(events) + 1
+            assert positions == list(range(first, first + len(events)))
+            entries = [replace(entry, event=None) for each in recorded for entry in each.entries]
+            assert [entry.sink for entry in entries] == ["bus", "chat"] * len(events)
+            assert tx.deliveries.waiting_entries()[-len(entries) :] == entries
+            rows = [tx.journal.require_event_at_position(position) for position in positions]
+            assert [row.id for row in rows] == [event.id for event in events]
             last = f"t{events[-1].id}"
             assert tx.journal.counts_by_transition([last, "never"]) == {last: batch + 1}
         assert verify_journal(file.connection)[1] == 2 * len(events)

@@ -50,14 +50,10 @@ async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sin
         store.listeners.recorded.append(notified.extend)
         await store.transact(record_event(1, notBefore="2026-04-11T22:40:00Z"))
         await store.transact(record_event(2, name="event.ended"))
-        assert [
-            (
-                recorded_event.position,
-                recorded_event.id,
-                [entry.sink for entry in recorded_event.entries],
-            )
-            for recorded_event in notified
-        ] == [(1, numbered_event(1).id, ["bus", "chat"]), (2, numbered_event(2).id, [])]
+        told = [
+            (each.position, each.id, [entry.sink for entry in each.entries]) for each in notified
+        ]
+        assert told == [(1, numbered_event(1).id, ["bus", "chat"]), (2, numbered_event(2).id, [])]
         bus, chat = notified[0].entries
         waiting = await store.read(lambda tx: tx.deliveries.waiting_entries())
         assert waiting == [replace(entry, event=None) for entry in (bus, chat)]
@@ -103,17 +99,10 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
         futures = [store.submit(work) for work in works]
         release.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
-        assert [type(result) for result in results] == [
-            int,
-            LookupError,
-            sqlite3.IntegrityError,
-            int,
-        ]
+        types = [int, LookupError, sqlite3.IntegrityError, int]
+        assert [type(result) for result in results] == types
         assert results[3] == 2
-        assert [recorded_event.id for recorded_event in notified] == [
-            numbered_event(1).id,
-            numbered_event(4).id,
-        ]
+        assert [each.id for each in notified] == [numbered_event(number).id for number in (1, 4)]
         assert store.write_error is None
     assert read_column(tmp_path / "relay.db", "SELECT position FROM journal") == [1, 2]
 

@@ -52,7 +52,6 @@ class Notified:
 
 @asynccontextmanager
 async def open_listened_store(folder: Path) -> AsyncIterator[tuple[Store, Notified]]:
-    """Open a store and note what it tells its listeners."""
     async with open_store_in(folder) as store:
         notified = Notified()
         store.listeners.recorded.append(notified.recorded.extend)
@@ -68,7 +67,6 @@ def entries(path: Path) -> list[tuple[object, ...]]:
 
 
 def chain_holds(path: Path) -> int:
-    """Verify the journal of a file. Return its number of rows."""
     with contextlib.closing(open_for_reading(path)) as reader:
         return verify_journal(reader)[1]
 
@@ -93,37 +91,23 @@ async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fa
             fail_open=True,
         )
 
-        assert [
-            event.id for _, event in await store.read(lambda tx: tx.journal.events_after(0, 9))
-        ] == [numbered_event(n).id for n in (1, 3, 4)]
-        assert [
-            entry.position for entry in await store.read(lambda tx: tx.deliveries.waiting_entries())
-        ] == [2, 3]
+        journal = await store.read(lambda tx: tx.journal.events_after(0, 9))
+        assert [event.id for _, event in journal] == [numbered_event(n).id for n in (1, 3, 4)]
+        waiting = await store.read(lambda tx: tx.deliveries.waiting_entries())
+        assert [entry.position for entry in waiting] == [2, 3]
         assert read_column(path, "SELECT position FROM journal") == [1]
-        recorded = [
-            (
-                recorded_event.position,
-                recorded_event.id,
-                [entry.id for entry in recorded_event.entries],
-            )
-            for recorded_event in notified.recorded
+        told = [
+            (each.position, each.id, [entry.id for entry in each.entries])
+            for each in notified.recorded
         ]
-        assert recorded == [
-            (1, numbered_event(1).id, [1]),
-            (2, numbered_event(3).id, [2]),
-            (3, numbered_event(4).id, [3]),
-        ]
+        ids = [numbered_event(number).id for number in (1, 3, 4)]
+        assert told == [(number, id_, [number]) for number, id_ in enumerate(ids, start=1)]
 
         disk.free()
         await eventually(lambda: store.write_error is None)
-        assert entries(path) == [
-            (1, "bus", 1, "delivered"),
-            (2, "bus", 2, "waiting"),
-            (3, "bus", 3, "waiting"),
-        ]
-        assert [
-            event.id for _, event in await store.read(lambda tx: tx.journal.events_after(0, 9))
-        ] == [numbered_event(n).id for n in (1, 3, 4)]
+        states = ["delivered", "waiting", "waiting"]
+        assert entries(path) == [(n, "bus", n, state) for n, state in enumerate(states, start=1)]
+        assert await store.read(lambda tx: tx.journal.events_after(0, 9)) == journal
         assert await store.transact(record_event(6)) == 4
         assert len(notified.recorded) == 4
         assert [reason is None for reason in notified.failing] == [False, True]
@@ -241,10 +225,7 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "could still not be written" in error
-    assert [recorded_event.id for recorded_event in notified.recorded] == [
-        numbered_event(1).id,
-        numbered_event(2).id,
-    ]
+    assert [each.id for each in notified.recorded] == [numbered_event(n).id for n in (1, 2)]
     assert chain_holds(disk.folder / "relay.db") == 1
 
 
@@ -369,13 +350,10 @@ async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Dis
         disk.fill()
         release.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
-        assert [isinstance(result, StoreUnavailable) for result in results] == [
-            number % 2 == 1 for number in range(40)
-        ]
+        refused = [isinstance(result, StoreUnavailable) for result in results]
+        assert refused == [number % 2 == 1 for number in range(40)]
         assert [result for result in results if isinstance(result, int)] == list(range(1, 21))
-        assert [recorded_event.position for recorded_event in notified.recorded] == list(
-            range(1, 21)
-        )
+        assert [each.position for each in notified.recorded] == list(range(1, 21))
         disk.free()
         await eventually(lambda: store.write_error is None)
     assert chain_holds(disk.folder / "relay.db") == 20
