@@ -25,6 +25,7 @@ class CountingProxy:
 
     host: str
     port: int
+    near_port: int = 0
     accepted: int = 0
     server: asyncio.Server | None = None
     to_host: asyncio.Event = field(default_factory=_open_gate)
@@ -46,6 +47,18 @@ class CountingProxy:
         assert self.server is not None
         self.server.close()
         self.cut()
+
+    def hold(self) -> None:
+        self.to_host.clear()
+        self.to_client.clear()
+
+    async def listen(self) -> None:
+        """Accept connections, at the same port as before, and hold nothing."""
+        self.to_host.set()
+        self.to_client.set()
+        if self.server is None or not self.server.is_serving():
+            self.server = await asyncio.start_server(self.pass_on, "127.0.0.1", self.near_port)
+            self.near_port = self.server.sockets[0].getsockname()[1]
 
     def release_answers(self) -> None:
         """Let pass the answers of the host that wait now, and hold the next ones."""
@@ -88,7 +101,8 @@ async def counting_proxy(url: str) -> AsyncIterator[tuple[CountingProxy, str]]:
     """Yield a proxy before the host of a URL, and its URL. Nothing is held at first."""
     target = URL(url)
     proxy = CountingProxy(target.host or "", target.port or 5672)
-    proxy.server = await asyncio.start_server(proxy.pass_on, "127.0.0.1", 0)
-    async with proxy.server as server:
-        port = server.sockets[0].getsockname()[1]
-        yield proxy, str(target.with_host("127.0.0.1").with_port(port))
+    await proxy.listen()
+    try:
+        yield proxy, str(target.with_host("127.0.0.1").with_port(proxy.near_port))
+    finally:
+        proxy.go_away()

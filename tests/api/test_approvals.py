@@ -72,20 +72,6 @@ async def test_the_stricter_of_the_configured_and_the_requested_mode_holds(tmp_p
             assert (answer.status, answer.json) == (200, {"mode": holds})
 
 
-async def test_the_mode_is_remembered_across_a_restart(tmp_path: Path) -> None:
-    async with run_relay(tmp_path) as relay:
-        await relay.call("PUT", "/v1/approvals/mode", {"mode": "off"})
-    async with run_relay(tmp_path) as relay:
-        await relay.observe(make_event())
-        assert (await relay.decide()).status == 503
-        notes = await relay.store.read(
-            lambda tx: tx._connection.execute(  # noqa: SLF001  # the row that only the audit shows
-                "SELECT body FROM journal WHERE kind = 'mode'"
-            ).fetchall()
-        )
-        assert b"client:alice" in notes[0][0]
-
-
 @pytest.mark.parametrize("body", [{"mode": "ON"}, {}, {"mode": "on", "more": 1}, {"mode": None}])
 async def test_a_wrong_mode_is_422(relay: RunningRelay, body: dict[str, object]) -> None:
     answer = await relay.call("PUT", "/v1/approvals/mode", body)

@@ -138,21 +138,6 @@ async def test_deliveries_and_dead_letters_come_in_pages(tmp_path: Path) -> None
         )
 
 
-async def test_a_ping_goes_to_its_sink_alone(tmp_path: Path) -> None:
-    async with run_relay(tmp_path, sinks=("one", "two")) as relay:
-        answer = await relay.call("POST", "/v1/sinks/two/ping")
-        assert (answer.status, answer.json["sink"]) == (202, "two")
-        await eventually(lambda: bool(relay.sinks["two"].delivered))
-        (ping,) = relay.sinks["two"].delivered
-        assert (ping.name, ping.subject, ping.id) == ("relay.ping", "two", answer.json["id"])
-        assert ping.data == {
-            "sink": "two",
-            "reason": "a test message, asked for by client:alice",
-            "count": 1,
-        }
-        assert relay.sinks["one"].delivered == []
-
-
 async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -220,22 +205,6 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
             204,
             None,
         )
-
-
-async def test_dead_letters_of_a_sink_or_all_are_redelivered(tmp_path: Path) -> None:
-    async with run_relay(tmp_path, sinks=("one", "two")) as relay:
-        for box in relay.sinks.values():
-            box.failure = Rejected("no")
-        await relay.observe(make_event(), make_event(event_id="other", event_type="Redeploy"))
-        await _listed(relay, "/v1/dead-letters", 4, "parked")
-        for box in relay.sinks.values():
-            box.failure = None
-        done = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "one"})
-        assert (done.status, done.json) == (202, {"redelivered": 2})
-        await eventually(lambda: len(relay.sinks["one"].delivered) == 2)
-        done = await relay.call("POST", "/v1/dead-letters/redeliver", {})
-        assert done.json == {"redelivered": 2}
-        await eventually(lambda: len(relay.sinks["two"].delivered) == 2)
 
 
 async def test_an_unknown_sink_is_404_and_the_known_sinks_are_listed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Card
-from relay.chat.cards.event_card import event_card, grouped_card
+from relay.chat.cards.event_card import event_card
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service
 from relay.errors import Deferred
@@ -62,13 +62,6 @@ def test_a_card_is_the_plain_text_of_the_page_and_names_the_command_that_decides
     card = event_card(build_status(reboot), link=lambda *_: None)
     page = PAGE.read_text(encoding="utf-8")
     assert f"```text\n{card.title}\n\n{card_text(card)}\n```" in page
-
-
-def test_a_grouped_card_has_a_line_for_each_event() -> None:
-    statuses = [build_status(build_event(f"E-{number}")) for number in range(12)]
-    text = card_text(grouped_card(statuses, link=lambda *_: None))
-    assert text.count("\n- Reboot of db-1") == 10
-    assert "imds-relay approve | hold EVENT" in text
 
 
 @given(st.text(max_size=300))

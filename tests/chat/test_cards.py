@@ -141,7 +141,6 @@ MOVED = build_status(build_event(due=1800), ALICE, BOB, grants=[ACCEPTED])
 ACCEPTED_STARTED = build_status(
     build_event(event_status="Started", due=None), ALICE, grants=[ACCEPTED]
 )
-ACCEPTED_ALONE = build_status(grants=[ACCEPTED])
 IS_ACCEPTED = "It is approved: Azure has accepted the StartRequest."
 
 
@@ -198,15 +197,6 @@ def test_a_grouped_message_says_what_waits_for_a_limit() -> None:
     assert next_refresh_time([WAITING]) == NOON + MINUTE + timedelta(seconds=1)
 
 
-@pytest.mark.parametrize(
-    "status",
-    [*ENDED.values(), STARTED, ACCEPTED_ALONE, build_status(mode="off"), build_status(now=901)],
-)
-def test_buttons_vanish_when_nothing_can_be_decided(status: ApprovalStatus) -> None:
-    card = card_of(status)
-    assert card.buttons == ()
-
-
 def test_every_text_about_a_hold_says_that_an_earlier_start_request_may_count() -> None:
     sent = build_grant("sent")
     (hold_button,) = (
@@ -217,10 +207,6 @@ def test_every_text_about_a_hold_says_that_an_earlier_start_request_may_count() 
     assert SENT_BEFORE_NOTICE.lower() in plain_text(hold_button.question).lower()
     held = card_of(build_status(None, build_decision("hold"), grants=[sent]))
     assert SENT_BEFORE_NOTICE.lower() in all_text(held).lower()
-
-
-def test_voting_that_has_closed_leaves_the_hold() -> None:
-    assert labels(card_of(build_status(now=841))) == ["Hold"]
 
 
 def test_a_message_that_leads_nowhere_says_where_to_decide() -> None:
@@ -410,32 +396,6 @@ def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None
 
 def thread_lines(book: ApprovalFile) -> list[str]:
     return [plain_text(timeline_line(event)) for event in book.events()]
-
-
-def test_the_thread_tells_of_a_limit(tmp_path: Path) -> None:
-    settings = ApprovalsSettings.model_validate(
-        {
-            "rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}],
-            "limits": [{"name": "databases", "max": 1}],
-        }
-    )
-    busy = build_event("E-2", event_status="Started", due=None, resources=("db-2",))
-    book = ApprovalFile(tmp_path / "relay.db", settings)
-    book.record_document(busy, build_event())
-    book.submit("approve", "alice")
-    book.clock.advance(900)
-    book.apply_transitions()
-    assert thread_lines(book)[2:] == [
-        (
-            "12:00: client:alice voted to approve, 1 of 1. It is approved, and waits for limit "
-            f"databases; {LIMIT_NOTICE}."
-        ),
-        (
-            "12:15: The votes count no more: they have expired, while the event waited for limit "
-            "databases."
-        ),
-    ]
-    book.close()
 
 
 def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:

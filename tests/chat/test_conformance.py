@@ -10,36 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from relay.chat import platforms
 from relay.config.kinds import load_family
 from tests.chat import apprise_server, mattermost_server, slack_server, teams_server
 from tests.chat.conformance import CASES, Case, ReceiverControl
-from tests.sinks.test_conformance import TcpProxy
-
-
-@dataclass(slots=True)
-class _BehindProxy:
-    proxy: TcpProxy
-
-    async def disconnect(self) -> None:
-        await self.proxy.stop()
-
-    async def hang(self) -> None:
-        self.proxy.forwards.clear()
+from tests.counting_proxy import CountingProxy, counting_proxy
+from tests.sinks.test_conformance import BehindProxy
 
 
 @asynccontextmanager
-async def open_proxy(port: int) -> AsyncIterator[TcpProxy]:
-    """Open a proxy in front of a server at this port."""
-    proxy = TcpProxy("127.0.0.1", port)
-    await proxy.listen()
-    yield proxy
-    await proxy.stop()
+async def proxy_at(port: int) -> AsyncIterator[CountingProxy]:
+    async with counting_proxy(f"http://127.0.0.1:{port}") as (proxy, _):
+        yield proxy
 
 
 @dataclass(slots=True)
-class TeamsReceiver(_BehindProxy):
+class TeamsReceiver(BehindProxy):
     workflow: teams_server.TeamsWorkflow
     kind: str = "teams"
     edits: bool = False
@@ -48,16 +36,17 @@ class TeamsReceiver(_BehindProxy):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "url": f"http://127.0.0.1:{self.proxy.port}{teams_server.PATH}{teams_server.QUERY}",
+            "url": f"http://127.0.0.1:{self.proxy.near_port}{teams_server.PATH}{teams_server.QUERY}",
             "allow_http": True,
         }
 
     async def refuse(self) -> None:
         self.workflow.state = "forbidding"
 
+    @override
     async def reconnect(self) -> None:
         self.workflow.state = "on"
-        await self.proxy.listen()
+        await BehindProxy.reconnect(self)
 
     def messages(self) -> list[str]:
         assert self.workflow.failed_runs == []
@@ -72,7 +61,7 @@ class TeamsReceiver(_BehindProxy):
 
 @asynccontextmanager
 async def teams_receiver() -> AsyncIterator[ReceiverControl]:
-    async with teams_server.running_workflow() as workflow, open_proxy(workflow.port) as proxy:
+    async with teams_server.running_workflow() as workflow, proxy_at(workflow.port) as proxy:
         yield TeamsReceiver(proxy, workflow)
 
 
@@ -122,7 +111,7 @@ async def mattermost_receiver() -> AsyncIterator[ReceiverControl]:
 
 
 @dataclass(slots=True)
-class SlackReceiver(_BehindProxy):
+class SlackReceiver(BehindProxy):
     server: slack_server.SlackServer
     kind: str = "slack"
     edits: bool = True
@@ -130,15 +119,16 @@ class SlackReceiver(_BehindProxy):
     secret_key: str = "token"
 
     def settings(self) -> dict[str, Any]:
-        section = self.server.settings(api_url=f"http://127.0.0.1:{self.proxy.port}/api/")
+        section = self.server.settings(api_url=f"http://127.0.0.1:{self.proxy.near_port}/api/")
         return {key: value for key, value in section.items() if key not in {"kind", "name"}}
 
     async def refuse(self) -> None:
         self.server.failures["*"] = slack_server.api_error("channel_not_found")
 
+    @override
     async def reconnect(self) -> None:
         self.server.failures.clear()
-        await self.proxy.listen()
+        await BehindProxy.reconnect(self)
 
     def messages(self) -> list[str]:
         return [post.text_of_blocks() for post in self.server.channel_messages()]
@@ -161,12 +151,12 @@ class SlackReceiver(_BehindProxy):
 
 @asynccontextmanager
 async def slack_receiver() -> AsyncIterator[ReceiverControl]:
-    async with slack_server.running_slack() as server, open_proxy(server.port) as proxy:
+    async with slack_server.running_slack() as server, proxy_at(server.port) as proxy:
         yield SlackReceiver(proxy, server)
 
 
 @dataclass(slots=True)
-class AppriseReceiver(_BehindProxy):
+class AppriseReceiver(BehindProxy):
     """A receiver of Apprise's json://."""
 
     service: apprise_server.AppriseService
@@ -176,14 +166,15 @@ class AppriseReceiver(_BehindProxy):
     secret_key: str = "urls"
 
     def settings(self) -> dict[str, Any]:
-        return {"urls": [apprise_server.apprise_url(self.proxy.port)], "allow_http": True}
+        return {"urls": [apprise_server.apprise_url(self.proxy.near_port)], "allow_http": True}
 
     async def refuse(self) -> None:
         self.service.status = 403
 
+    @override
     async def reconnect(self) -> None:
         self.service.status = 200
-        await self.proxy.listen()
+        await BehindProxy.reconnect(self)
 
     def messages(self) -> list[str]:
         return [text.replace("\N{ZERO WIDTH SPACE}", "") for text in self.service.messages]
@@ -197,7 +188,7 @@ class AppriseReceiver(_BehindProxy):
 
 @asynccontextmanager
 async def apprise_receiver() -> AsyncIterator[ReceiverControl]:
-    async with apprise_server.running_service() as service, open_proxy(service.port) as proxy:
+    async with apprise_server.running_service() as service, proxy_at(service.port) as proxy:
         yield AppriseReceiver(proxy, service)
 
 

@@ -152,12 +152,3 @@ async def test_a_message_says_when_a_standing_hold_is_over_by_time(relay: WallRe
     await relay.clock.advance_until(
         lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=900
     )
-
-
-async def test_a_vote_under_a_standing_hold_says_so_in_the_thread(relay: WallRelay) -> None:
-    await _hold(relay)
-    await relay.deliver_document(build_event())
-    await relay.submit()
-    await relay.settle()
-    (line,) = relay.wall.threads["m1"]
-    assert "It is held by client:eve until 12:10 (standing hold)." in line

@@ -15,7 +15,6 @@ from markdown_it import MarkdownIt
 
 from relay.chat.cards.card import Card
 from relay.chat.cards.event_card import event_card, grouped_card
-from relay.chat.cards.wording import WHAT_HOLD_DOES
 from relay.chat.platforms import teams
 from relay.chat.platforms.teams import Settings, WorkflowWebhook
 from relay.chat.platforms.teams.card import (
@@ -37,7 +36,6 @@ from tests.chat.teams_server import (
     State,
     TeamsWorkflow,
     card_actions,
-    card_lines,
     displayed_text,
     running_workflow,
     schema_errors,
@@ -171,46 +169,10 @@ def adaptive_card(card: Card) -> dict[str, Any]:
     return content
 
 
-def displayed_lines(card: Card) -> str:
-    return "\n".join(card_lines(adaptive_card(card)))
-
-
 def workflow_after(message: dict[str, Any]) -> TeamsWorkflow:
     workflow = TeamsWorkflow()
     workflow.run(message)
     return workflow
-
-
-def test_an_adaptive_card_says_everything_that_the_card_says() -> None:
-    card = event_card(
-        build_status(build_event(description="Host maintenance"), build_decision(by="bob")),
-        link=link,
-    )
-    voting_closes = NOT_BEFORE - timedelta(seconds=60)
-    summary = (
-        f"Azure begins at {NOT_BEFORE:%Y-%m-%d %H:%M} or soon after, "
-        "whether or not anybody answers; earlier only when it is approved. "
-        "There are at most 16 min left."
-    )
-    votes = (
-        "Votes: 1 of 2: client:bob; 1 missing, from client:alice, client:drain, "
-        f"until {voting_closes:%Y-%m-%d %H:%M} (at most 15 min left)"
-    )
-    assert displayed_lines(card).splitlines() == [
-        "Reboot of db-1",
-        summary,
-        "Machines: db-1",
-        "What happens: The machine is rebooted: what is in memory is lost.",
-        "Who started it: Azure itself",
-        "Azure says: Host maintenance",
-        "Rule: databases: 2 votes from group:oncall, client:drain",
-        votes,
-        WHAT_HOLD_DOES,
-        "Azure proceeds at NotBefore regardless.",
-        "E-1 · prod",
-        "[Approve]",
-        "[Hold]",
-    ]
 
 
 def test_the_tone_has_a_style_and_buttons_open_the_page_in_that_of_their_decision() -> None:

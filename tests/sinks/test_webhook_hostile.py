@@ -7,15 +7,12 @@ import gzip
 import ssl
 import tracemalloc
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from relay.errors import Deferred
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
-from tests.delivery.running_dispatcher import running_dispatcher
-from tests.eventually import eventually
 from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening
 from tests.sinks.webhook_sink import deliver, failure, sink, within
 
@@ -67,7 +64,7 @@ async def says_continue_for_ever(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    "behaviour", [accepts_and_says_nothing, never_reads, says_continue_for_ever]
+    "behaviour", [accepts_and_says_nothing, never_reads, drips_headers, says_continue_for_ever]
 )
 @pytest.mark.usefixtures("little_memory")
 async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) -> None:
@@ -75,35 +72,6 @@ async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) ->
         refused = await failure(receiver.url, timeout=TIMEOUT)
     assert (refused.failure, refused.status) == ("transient", None)
     assert refused.reason == "expected an answer within 0.3 s, none came"
-
-
-async def test_a_hostile_receiver_delays_no_other_sink_and_is_named_in_the_log_of_attempts(
-    tmp_path: Path,
-) -> None:
-    """Dripping and hanging, beside one that is well: its events arrive as if it were alone."""
-    async with (
-        listening(drips_headers) as dripping,
-        listening(accepts_and_says_nothing) as hanging,
-        listening(good) as well,
-        sink(url=well.url) as first,
-        sink(url=dripping.url, timeout=TIMEOUT) as second,
-        sink(url=hanging.url, timeout=TIMEOUT) as third,
-        running_dispatcher(
-            tmp_path, {"well": first, "drips": second, "hangs": third}, well={"events": ["event.*"]}
-        ) as relay,
-        within(SOON),
-    ):
-        for number in range(20):
-            await relay.record_event(f"E-{number}", "event.started")
-        await eventually(lambda: len(well.requests) == 20)
-        await eventually(
-            lambda: all(status.reason is not None for status in relay.dispatcher.workers[1:])
-        )
-        await relay.settle()
-        for name in ("drips", "hangs"):
-            _, outcome, status, reason = (await relay.attempts(name))[0]
-            assert (outcome, status) == ("deferred", None)
-            assert reason.startswith("expected an")
 
 
 @pytest.mark.usefixtures("little_memory")
