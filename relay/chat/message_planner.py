@@ -212,8 +212,6 @@ class MessagePlanner:
             )
         ]
         shown = together if len(together) > MAX_SEPARATE_MESSAGES else [occurrence]
-        for other in shown:
-            self._redeliver_end_of_prior_occurrence(tx, sink, other)
         occurrence_ids = [other.id for other in shown]
         tx.messages.begin(
             sink.name, occurrence_ids, history_position=min(other.position for other in shown) - 1
@@ -221,28 +219,6 @@ class MessagePlanner:
         message = tx.messages.find(sink.name, occurrence.id)
         assert message is not None  # noqa: S101  # it was created just now
         return message
-
-    def _redeliver_end_of_prior_occurrence(
-        self, tx: Transaction, sink: SinkSettings, occurrence: TrackedEvent
-    ) -> None:
-        """Have the message about the previous occurrence of an EventId show its end.
-
-        The store drops a queued entry for a newer entry of the same EventId, and so may have
-        dropped the entry of that end.
-        """
-        previous_id = tx.messages.find_earlier_shown(sink.name, occurrence.key, occurrence.number)
-        if previous_id is None:
-            return
-        message = tx.messages.find(sink.name, previous_id)
-        if message is None or not message.is_posted:
-            return
-        successor = (
-            tx.occurrences.find_following_occurrence(tx.occurrences.require_occurrence(previous_id))
-            or occurrence
-        )
-        end = tx.journal.last_change_of(occurrence.key, successor.position)
-        if end is not None and end > message.history_position:
-            tx.deliver_again(end, sink.name, self.clock.now())
 
 
 def _is_wanted(sink: SinkSettings, occurrence: TrackedEvent) -> bool:

@@ -248,7 +248,9 @@ class OrderedQueue:
 
 
 def _supersedes(newer: Entry, entry: Entry) -> bool:
-    return newer.position >= entry.position and newer.type_family == entry.type_family
+    # What follows an end is another stay of the EventId, which has a chat message of its own.
+    is_newer = newer.position >= entry.position and newer.type_family == entry.type_family
+    return is_newer and entry.type != "event.ended"
 
 
 MAX_READ = 256

@@ -63,7 +63,7 @@ class SinkSettings(Section):
     match: Match = Match()
     """Conditions on events, except relay.*; one matching resource is enough."""
     stale: Literal["deliver", "drop"] = "deliver"
-    """drop: skip queued states that a newer one of the same EventId replaced."""
+    """drop: skip queued states that a newer one of the same EventId replaced, but no end."""
     rate: float | None = Field(default=None, gt=0)
     """At most so many deliveries begin in a second; null: no limit."""
 

@@ -58,15 +58,6 @@ class ChatMessages:
         )
         return next(parse_rows(_CHAT_MESSAGE, rows), None)
 
-    def find_earlier_shown(self, sink: str, event_key: str, number: int) -> int | None:
-        """Return the newest occurrence of an EventId before ``number`` that a sink shows."""
-        row = self._connection.execute(
-            "SELECT id FROM message_about JOIN occurrence ON id = occurrence "
-            "WHERE sink = ? AND key = ? AND number < ? ORDER BY number DESC LIMIT 1",
-            (sink, event_key, number),
-        ).fetchone()
-        return int(row[0]) if row is not None else None
-
     def occurrences_of_message(self, message: int) -> list[int]:
         rows = self._connection.execute(
             "SELECT occurrence FROM message_about WHERE message = ? ORDER BY occurrence", (message,)

@@ -127,7 +127,7 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
 async def test_a_message_ends_though_its_event_came_again_before_the_platform_heard_of_the_end(
     relay: WallRelay,
 ) -> None:
-    """Azure's document can be empty for a moment: the second event supersedes that end."""
+    """Azure's document can be empty for a moment: the second event does not supersede that end."""
     await relay.deliver_document(build_event(due=86400))
     relay.wall.error = Deferred("down")
     for seen in ((), (build_event(due=86400),)):

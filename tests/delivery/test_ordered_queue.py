@@ -140,7 +140,9 @@ class LanesLaw(RuleBasedStateMachine):
         replaced = [
             old
             for old in modelled.waiting
-            if old.type.startswith(family) and old.position <= new.position
+            if old.type.startswith(family)
+            and old.position <= new.position
+            and old.type != "event.ended"
         ]
         stale = [old for old in replaced if not (old is head and modelled.state == "busy")]
         assert self.lanes.remove_superseded(new) == stale
@@ -206,6 +208,7 @@ class LanesLaw(RuleBasedStateMachine):
             for waiting_entry in lane.waiting[1:]
             if waiting_entry.type.split(".")[0] == head.type.split(".")[0]
             and waiting_entry.position >= head.position
+            and head.type != "event.ended"
         ]
         assert self.lanes.is_superseded(head) == bool(newer)
         tried = replace(lane.waiting[0], attempts=lane.waiting[0].attempts + 1)
