@@ -20,9 +20,10 @@ from datetime import datetime
 from functools import lru_cache
 from http import HTTPStatus
 from io import BytesIO
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
+import orjson
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
@@ -85,6 +86,13 @@ class Response:
     text: str | None
     elapsed: float = 0.0
     body: bytes = field(default=b"", repr=False)
+
+    def json(self) -> Any:
+        """Return the value of the body; None if it is no JSON."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return None
 
 
 def interpret_response(response: Response, now: datetime) -> Deferred | None:

@@ -208,10 +208,7 @@ class MattermostApi:
             secrets=(token, *map(bytes.decode, _ACTION_TOKENS.findall(body))),
         )
         response = await send(self._session, method, request, seconds=seconds)
-        try:
-            return ApiResponse(response, orjson.loads(response.body))
-        except orjson.JSONDecodeError:
-            return ApiResponse(response, None)
+        return ApiResponse(response, response.json())
 
     def delivery_error(self, response: ApiResponse) -> Deferred:
         """Return the error to raise for a response that is not what the call needs.

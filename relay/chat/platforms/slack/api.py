@@ -207,14 +207,11 @@ class WebApi:
         *,
         token: str | None = None,
         within: float | None = None,
-        is_known: bool = False,
     ) -> Mapping[str, Any]:
         """Call a method, with the bot token if no other is given.
 
         Methods that only read take their fields in the query, all others take JSON. ``within`` is
-        the time limit in place of the sink's ``timeout``. ``is_known``: the call is about a message
-        that was posted before. Only then some errors mean that somebody deleted it: MessageGone.
-        Also raises Deferred and Rejected.
+        the time limit in place of the sink's ``timeout``. Raises Deferred, Rejected, MessageGone.
         """
         token = token or self.token()
         is_read = method.endswith(".info")
@@ -231,18 +228,15 @@ class WebApi:
         seconds = within or self._settings.timeout
         verb: Method = "GET" if is_read else "POST"
         response = await send(self._session, verb, request, seconds=seconds)
-        try:
-            document = orjson.loads(response.body)
-        except orjson.JSONDecodeError:
-            document = None
+        document = response.json()
         document = document if isinstance(document, dict) else {}
         if response.status == 200 and document.get("ok") is True:  # HTTP
             return document
-        raise _error(response, document, self._clock.now(), is_known=is_known)
+        raise _error(response, document, self._clock.now())
 
 
 def _error(
-    response: Response, document: Mapping[str, Any], now: datetime, *, is_known: bool
+    response: Response, document: Mapping[str, Any], now: datetime
 ) -> DeliveryError | MessageGone:
     code = document.get("error")
     if not isinstance(code, str) or _ERROR_CODE.fullmatch(code) is None:
@@ -259,7 +253,7 @@ def _error(
             f"{status}: is api_url correct?",
             status=status,
         )
-    if is_known and code in _MESSAGE_GONE_ERRORS:
+    if code in _MESSAGE_GONE_ERRORS:
         return MessageGone(code)
     if code in _INVALID_MESSAGE_ERRORS:
         return Rejected(

@@ -97,7 +97,10 @@ class Answers:
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
         decisions = self._context.decisions
-        caller = await self._members.caller(click, decisions, self._settings)
+        caller = decisions.caller(click.principal, self._settings)
+        if caller is None:  # Slack is not asked about strangers
+            raise NotAuthorized(f"no rule of this relay names you, {click.principal}")
+        await self._members.check(click)
         status = await self._context.messages.find_status_of_shown_event(
             self._settings.name, click.message_ref, action.event_id
         )

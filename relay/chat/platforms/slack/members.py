@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
-from relay.approvals.request import Caller, DecisionKind
-from relay.chat.context import ChatDecisionSubmitter
-from relay.chat.platforms.slack.api import Settings, WebApi
+from relay.approvals.request import DecisionKind
+from relay.chat.platforms.slack.api import WebApi
 from relay.errors import Deferred, RelayError
 from relay.settings import first_error_path_and_message
 
@@ -37,16 +36,11 @@ class _Model(BaseModel):
 
 
 class Actor(_Model):
-    """Who clicked or typed, and where, as Slack reports it.
-
-    ``team_id`` is the workspace where it happened. ``home_team_id`` is the person's own workspace,
-    which differs in a channel that two workspaces share; None if Slack does not say.
-    """
+    """Who clicked or typed, and where, as Slack reports it."""
 
     team_id: _Id
     user_id: _Id
     channel_id: _Id
-    home_team_id: _Id | None = None
 
     @property
     def principal(self) -> str:
@@ -65,27 +59,19 @@ class Click(Actor):
     type: Literal["block_actions"]
     team_id: _Id = Field(validation_alias=AliasPath("team", "id"))
     user_id: _Id = Field(validation_alias=AliasPath("user", "id"))
-    home_team_id: _Id | None = Field(None, validation_alias=AliasPath("user", "team_id"))
-    channel_id: _Id = Field(validation_alias=AliasPath("channel", "id"))
-    place: Literal["message"] = Field(validation_alias=AliasPath("container", "type"))
-    shown_in: _Id = Field(validation_alias=AliasPath("container", "channel_id"))
-    is_ephemeral: bool = Field(
-        default=False, validation_alias=AliasPath("container", "is_ephemeral")
-    )
+    channel_id: _Id = Field(validation_alias=AliasPath("container", "channel_id"))
     message_ts: str = Field(
         pattern=r"^[0-9]{1,12}\.[0-9]{1,9}$",
         validation_alias=AliasPath("container", "message_ts"),
     )
     trigger_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")
-    actions: list[Any] = Field(min_length=1, max_length=1)
-    element: Literal["button"] = Field(validation_alias=AliasPath("actions", 0, "type"))
     action_id: str = Field(max_length=255, validation_alias=AliasPath("actions", 0, "action_id"))
     value: str = Field("", max_length=2000, validation_alias=AliasPath("actions", 0, "value"))
 
     @property
     def message_ref(self) -> str:
         """The message, as `relay.chat.platforms.slack.messages.Channel` names it."""
-        return f"{self.shown_in}/{self.message_ts}"
+        return f"{self.channel_id}/{self.message_ts}"
 
 
 class Command(Actor):
@@ -100,8 +86,6 @@ def parse_click(payload: Any) -> tuple[Click, ButtonDecision] | None:
     click = _validate(Click, payload)
     if click.action_id.startswith(LINK_ACTION_PREFIX):
         return None
-    if click.shown_in != click.channel_id or click.is_ephemeral:
-        raise Unreadable("expected a click on a message of the channel, it was on another")
     values = zip(ButtonDecision.model_fields, click.value.split(" ", 2), strict=False)
     return click, _validate(ButtonDecision, dict(values))  # as `messages.button_value` joins them
 
@@ -160,33 +144,16 @@ class Members:
         self._workspace: tuple[str, Workspace] | None = None
         """With the token that it belongs to."""
 
-    async def caller(
-        self, actor: Actor, decisions: ChatDecisionSubmitter, sink: Settings
-    ) -> Caller:
-        """Return the caller; Slack is asked only about named people. Raises like `check`."""
-        caller = decisions.caller(actor.principal, sink)
-        await self.check(actor, is_named=caller is not None)
-        if caller is None:
-            raise NotAuthorized(f"no rule of this relay names you, {actor.principal}")
-        return caller
+    async def check(self, actor: Actor) -> None:
+        """Return if the actor is a full member of the workspace, and it was asked there.
 
-    async def check(self, actor: Actor, *, is_named: bool = True) -> None:
-        """Return if the actor is a full member of the workspace, where it was asked.
-
-        Slack is not asked about a person unless ``is_named``. Raises NotAuthorized, and
-        DeliveryError if Slack cannot say who that is.
+        Raises NotAuthorized, and DeliveryError if Slack cannot say who that is.
         """
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
                 workspace = await self.workspace()
-                # In an enterprise, a person's home can be another workspace of the same enterprise.
-                # `membership_refusal` finds out whether the person belongs to this one, too.
-                home = actor.home_team_id or actor.team_id
-                is_foreign = home != workspace.team_id and workspace.enterprise_id is None
-                if actor.team_id != workspace.team_id or is_foreign:
+                if actor.team_id != workspace.team_id:
                     raise NotAuthorized(_OTHER_WORKSPACE)
-                if not is_named:
-                    return
                 response = await self._api.call("users.info", {"user": actor.user_id})
         except TimeoutError:
             raise Deferred(f"no answer within {LOOKUP_TIMEOUT:g} s") from None

@@ -243,7 +243,7 @@ class Channel:
         channel_id, timestamp = _parse_ref(ref)
         place = {"channel": channel_id, "ts": timestamp}
         fields = {**place, **await self._message(card)}
-        await self._api.call("chat.update", fields, is_known=True)
+        await self._api.call("chat.update", fields)
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Post in the thread, or in the channel without ``ref``. Raises MessageGone, Deferred."""
@@ -264,7 +264,7 @@ class Channel:
         }
         if thread is not None:
             fields["thread_ts"] = thread
-        response = await self._api.call("chat.postMessage", fields, is_known=thread is not None)
+        response = await self._api.call("chat.postMessage", fields)
         posted_in, timestamp = str(response.get("channel")), str(response.get("ts"))
         if _TIMESTAMP.fullmatch(timestamp) is None or not posted_in.isalnum():
             raise Deferred(

@@ -24,7 +24,6 @@ from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
 from relay.clock import Clock
-from relay.errors import Deferred
 from relay.logs import Finding
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
@@ -139,21 +138,14 @@ class WorkflowWebhook:
             response.status
         )
         if remedy is not None:
-            reason = f"expected 202 Accepted, got {response.status}: {remedy}"
-            raise Deferred(
-                reason,
-                after=error.after,
-                failure=error.failure,
-                status=error.status,
-                answer=error.response,
-            )
+            error.reason = f"expected 202 Accepted, got {response.status}: {remedy}"
         raise error
 
 
 def _error_code(response: Response) -> str:
     try:
-        return str(orjson.loads(response.body)["error"]["code"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return str(response.json()["error"]["code"])
+    except (KeyError, TypeError):
         return ""
 
 
