@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from relay.chat import MessageGone
 from relay.chat.cards.card import Card
 from relay.chat.platforms.mattermost import diagnose
 from relay.chat.platforms.mattermost.api import MattermostApi, Settings
-from relay.chat.platforms.mattermost.posts import Channel, UserNames
+from relay.chat.platforms.mattermost.posts import Channel
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
@@ -27,7 +28,6 @@ from tests.chat.mattermost_server import (
     new_id,
     running_mattermost,
 )
-from tests.clocks import ManualClock
 
 CARD = Card(title="Reboot of vm-0", tone="waiting", summary=("Soon.",))
 
@@ -54,7 +54,7 @@ async def api(server: MattermostServer) -> AsyncIterator[MattermostApi]:
 
 @pytest.fixture
 def channel(api: MattermostApi) -> Channel:
-    return Channel(api, SystemClock(), None)
+    return Channel(api, None)
 
 
 async def post_error(channel: Channel) -> Deferred:
@@ -109,7 +109,7 @@ async def test_an_answer_that_is_not_of_the_api_is_explained(
 
 async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: MattermostServer) -> None:
     async with connected_api(server, timeout="2s") as api:
-        channel = Channel(api, SystemClock(), None)
+        channel = Channel(api, None)
         server.lost_responses = 1
         assert (await post_error(channel)).failure == "transient"
         ref = await channel.post(CARD)
@@ -123,8 +123,8 @@ async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: Matterm
 
 async def test_two_sinks_with_the_same_content_have_a_post_each(api: MattermostApi) -> None:
     """The server compares the ids of pending posts across channels."""
-    first_ref = await Channel(api, SystemClock(), None).post(CARD)
-    second_ref = await Channel(api, SystemClock(), None).post(CARD)
+    first_ref = await Channel(api, None).post(CARD)
+    second_ref = await Channel(api, None).post(CARD)
     assert first_ref != second_ref
 
 
@@ -157,14 +157,11 @@ async def test_an_edit_does_not_change_the_message_field(
     assert server.posts[ref]["props"]["attachments"][0]["text"] == "It is over."
 
 
-async def test_names_are_looked_up_once_an_hour_and_no_post_fails_without_them(
-    server: MattermostServer, api: MattermostApi
+async def test_people_are_shown_by_name_and_no_post_fails_without_it(
+    server: MattermostServer, channel: Channel
 ) -> None:
-    clock = ManualClock()
-    names = UserNames(api, clock)
-    user_id = server.add_user("ann")
-    ann = server.principal(user_id)
-    people = [tuple(PrincipalRef(each) for each in (ann, "client:alice", "mattermost:x/y"))]
+    ann = server.principal(server.add_user("ann"))
+    people = tuple(PrincipalRef(each) for each in (ann, "client:alice", "mattermost:x/y"))
     for response in (
         error_response(500, "x"),
         error_response(403, "x"),
@@ -172,15 +169,10 @@ async def test_names_are_looked_up_once_an_hour_and_no_post_fails_without_them(
         web.json_response({"id": "x"}),
     ):
         server.scripted_responses.append(("users/ids", response))
-        assert await names.find(people) == {}
-    for _ in range(2):
-        assert await names.find(people) == {ann: "ann"}
-    assert len(server.calls) == 5
-    server.users[user_id]["username"] = "anna"
-    clock.advance(3601)
-    server.scripted_responses.append(("users/ids", error_response(500, "x")))
-    assert await names.find(people) == {ann: "ann"}
-    assert await names.find(people) == {ann: "anna"}
+        ref = await channel.post(replace(CARD, title=new_id(), summary=people))
+        assert f"`{ann}`" in server.posts[ref]["props"]["attachments"][0]["text"]
+    ref = await channel.post(replace(CARD, summary=people))
+    assert server.posts[ref]["props"]["attachments"][0]["text"].startswith("**ann**")
 
 
 def make_settings(server: MattermostServer, directory: Path, **changes: Any) -> Settings:

@@ -45,7 +45,7 @@ async def connect(
     async with open_session() as session:
         api = MattermostApi(session, settings, clock)
         clicks = Clicks(settings, context, api, clock) if settings.approve_in_chat else None
-        channel = Channel(api, clock, clicks.integration if clicks is not None else None)
+        channel = Channel(api, clicks.integration if clicks is not None else None)
         sink = MattermostSink(settings, context, channel, clock, in_chat=clicks is not None)
         sink.clicks = clicks
         async with sink.refreshing():

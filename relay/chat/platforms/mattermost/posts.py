@@ -27,7 +27,6 @@ from relay.chat.cards.card import (
 )
 from relay.chat.cards.wording import Tone
 from relay.chat.platforms.mattermost.api import MattermostApi
-from relay.clock import Clock
 from relay.errors import Deferred
 from relay.sentences import PrincipalRef, Text, render
 
@@ -164,9 +163,6 @@ def _paragraphs(paragraphs: Sequence[str]) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-NAME_LIFETIME = 3600.0
-"""Seconds for which a name is shown before it is looked up again."""
-MAX_NAMES = 1000
 _MAX_USERS_PER_CALL = 30
 """The response must fit into the 64 KiB of a body that are read."""
 _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
@@ -175,9 +171,8 @@ _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
 class Channel:
     """``integration`` is None if nobody decides in the chat."""
 
-    def __init__(self, api: MattermostApi, clock: Clock, integration: Integration | None) -> None:
+    def __init__(self, api: MattermostApi, integration: Integration | None) -> None:
         self._api = api
-        self._names = UserNames(api, clock)
         self._integration = integration
         # The server compares ids of pending posts across channels.
         self._session_id = secrets.token_hex(8)
@@ -198,7 +193,7 @@ class Channel:
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         await self._api.create_post(
             {
-                "message": thread_message(lines, await self._names.find(lines)),
+                "message": thread_message(lines, await self._names_in(lines)),
                 "root_id": ref or "",
                 "pending_post_id": self._pending_post_id((ref, *lines)),
             }
@@ -208,47 +203,28 @@ class Channel:
         texts = [card.summary, *card.notes]
         texts += [text for _, text in card.facts]
         texts += [line.text for line in card.lines]
-        return {"attachments": attachments(card, await self._names.find(texts), self._integration)}
+        return {"attachments": attachments(card, await self._names_in(texts), self._integration)}
 
     def _pending_post_id(self, content: object) -> str:
         """Return the id by which the server recognizes a repeated post for half a minute."""
         return hashlib.sha256(f"{self._session_id}\n{content!r}".encode()).hexdigest()
 
-
-class UserNames:
-    """Finds the names of users, which messages show instead of their ids. They identify nobody."""
-
-    def __init__(self, api: MattermostApi, clock: Clock) -> None:
-        self._api = api
-        self._clock = clock
-        self._known: dict[str, tuple[str, float]] = {}
-        """The name by user id, empty if the server knows none, and when to look it up again."""
-
-    async def find(self, texts: Iterable[Text]) -> Mapping[str, str]:
-        """Return the names that the server knows, by principal. Never raises: ids do, too."""
+    async def _names_in(self, texts: Iterable[Text]) -> Names:
+        """Return the names that messages show instead of ids. Without them they show the ids."""
         pieces = (piece for text in texts for piece in text)
         principals = {piece.principal for piece in pieces if isinstance(piece, PrincipalRef)}
-        matches = map(_PRINCIPAL.fullmatch, principals)
-        ids = {match[0]: match[1] for match in matches if match is not None}
-        await self._look_up({*ids.values()})
-        names = {principal: self._known.get(id_, ("", 0.0))[0] for principal, id_ in ids.items()}
-        return {principal: name for principal, name in names.items() if name}
-
-    async def _look_up(self, ids: set[str]) -> None:
-        now = self._clock.monotonic()
-        outdated = [id_ for id_ in ids if now >= self._known.get(id_, ("", -1.0))[1]]
-        outdated = outdated[:_MAX_USERS_PER_CALL]
-        if not outdated:
-            return
+        matches = map(_PRINCIPAL.fullmatch, sorted(principals))
+        ids = {match[1]: match[0] for match in matches if match is not None}
+        if not ids:
+            return {}
         try:
-            response = await self._api.call("POST", "users/ids", outdated, is_brief=True)
+            asked = [*ids][:_MAX_USERS_PER_CALL]
+            response = await self._api.call("POST", "users/ids", asked, is_brief=True)
         except Deferred:
-            return
-        if not response.ok or not isinstance(response.json, list):
-            return
-        if len(self._known) >= MAX_NAMES:
-            self._known.clear()
-        found = {user.get("id"): user for user in response.json if isinstance(user, dict)}
-        for id_ in outdated:
-            name = str(found.get(id_, {}).get("username") or "")
-            self._known[id_] = (name, now + NAME_LIFETIME)
+            return {}
+        users = response.json if response.ok and isinstance(response.json, list) else []
+        return {
+            ids[user["id"]]: str(user["username"])
+            for user in users
+            if isinstance(user, dict) and user.get("id") in ids and user.get("username")
+        }
