@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 import jwt
 import orjson
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 TENANT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11"
@@ -250,11 +251,6 @@ def _error(error: str, description: str) -> web.Response:
 async def run_entra() -> AsyncIterator[Entra]:
     """Run the stand-in. For a browser it is another site than a relay at 127.0.0.1."""
     entra = Entra()
-    runner = web.AppRunner(entra.application(), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    entra.origin = f"http://localhost:{runner.addresses[0][1]}"
-    try:
+    async with TestServer(entra.application()) as server:
+        entra.origin = f"http://localhost:{server.port}"
         yield entra
-    finally:
-        await runner.cleanup()

@@ -119,25 +119,6 @@ async def test_a_delivery_about_no_event_has_no_event_id(relay: RunningRelay) ->
     ]
 
 
-async def test_deliveries_and_dead_letters_come_in_pages(tmp_path: Path) -> None:
-    async with run_relay(tmp_path, sinks=("box",)) as relay:
-        relay.sinks["box"].failure = Rejected("no")
-        await relay.observe(
-            *(
-                make_event(event_id=f"event-{number}", event_type="Redeploy")
-                for number in range(101)
-            )
-        )
-        await _listed(relay, "/v1/dead-letters", 100, "parked")
-        first = (await relay.call("GET", "/v1/dead-letters")).json
-        second = (await relay.call("GET", f"/v1/dead-letters?cursor={first['next']}")).json
-        assert (len(first["items"]), len(second["items"]), second["next"]) == (100, 1, None)
-        assert (
-            len({delivery["eventId"] for page in (first, second) for delivery in page["items"]})
-            == 101
-        )
-
-
 async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restart(
     tmp_path: Path,
 ) -> None:

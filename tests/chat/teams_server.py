@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from markdown_it import MarkdownIt
 
 SIGNATURE = "t0ken-9xYwVutsRqPoNmLkJiHgFeDcBa-1234567890_ab"
@@ -170,15 +171,9 @@ async def running_workflow() -> AsyncIterator[TeamsWorkflow]:
     workflow = TeamsWorkflow()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", workflow.handle_request)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    workflow.port = runner.addresses[0][1]
-    try:
+    async with TestServer(app) as server:
+        workflow.port = server.port or 0
         yield workflow
-    finally:
-        await runner.cleanup()
 
 
 # --- how a client of Teams shows a card

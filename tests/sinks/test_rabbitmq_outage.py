@@ -36,33 +36,6 @@ async def stored(url: str, exchange: str) -> list[bytes]:
 # --- gone
 
 
-async def test_a_broker_that_is_stopped_or_not_yet_started_is_waited_for(
-    own_broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Opening the sink does not wait. Deliveries fail with a reason until the broker is up."""
-    caplog.set_level(logging.INFO, "relay.sinks.rabbitmq")
-    async with sink(own_broker.amqp_url(), "late") as early:
-        await delivered(early, cloudevent())
-        await asyncio.to_thread(own_broker.stop)
-        async with sink(own_broker.amqp_url(), "late") as late:
-            for bus in (early, late):
-                await deferred(
-                    bus,
-                    cloudevent(),
-                    f"no connection to 127.0.0.1:{own_broker.port}: Connection refused",
-                )
-            await asyncio.to_thread(own_broker.start)
-            for bus in (early, late):
-                await delivered(bus, cloudevent(), seconds=20)
-    warned = [
-        record.getMessage()
-        for record in caplog.records
-        if (record.name, record.levelno) == ("relay.sinks.rabbitmq", logging.WARNING)
-    ]
-    assert "was lost" in warned[0]
-    assert len(warned) <= 5  # of some forty tries
-
-
 async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: Broker) -> None:
     """Each event is tried with the same id until it is confirmed. Then all are in the queue."""
     events = [cloudevent(data={"n": n}) for n in range(640)]
@@ -137,23 +110,6 @@ async def test_a_confirm_that_is_late_is_waited_for_and_nothing_sent_twice(
         own_broker.thaw()
         await late
         assert await stored(own_broker.amqp_url(), "slow") == [event.body]
-
-
-async def test_leaving_a_broker_that_hangs_takes_no_longer_than_its_limit(
-    own_broker: Broker,
-) -> None:
-    async with sink(own_broker.amqp_url(), "left") as bus:
-        await delivered(bus, cloudevent())
-        own_broker.freeze()
-        large = [cloudevent(data={"description": "x" * 100_000, "n": n}) for n in range(64)]
-        tries = [asyncio.create_task(deferred(bus, event)) for event in large]
-        await asyncio.wait(tries, timeout=0.1)
-        start = time.monotonic()
-    assert (
-        time.monotonic() - start < connection.CLOSE_TIMEOUT + 10
-    )  # less than it takes to miss a heartbeat
-    assert {error.failure for error in await asyncio.gather(*tries)} == {"transient"}
-    own_broker.thaw()
 
 
 # --- blocking
