@@ -20,6 +20,7 @@ from relay.approvals.request import (
     DecisionAnswer,
     DecisionKind,
     DecisionRequest,
+    Request,
     Right,
     Rights,
 )
@@ -136,6 +137,29 @@ def build_request(
     channel = "amqp" if "message_id" in changes else "http"
     caller = build_caller(by, channel=channel) if isinstance(by, str) else by
     return DecisionRequest(caller=caller, decision=decision, at=at, **fields)
+
+
+def build_creation(
+    by: Caller | str = "eve",
+    match: dict[str, Any] | None = None,
+    *,
+    at: datetime,
+    starts: float | None = None,
+    ends: float = 600.0,
+    reason: str = "freeze",
+) -> CreateRequest:
+    """A request for a standing hold; ``starts`` and ``ends`` in seconds from then."""
+    fields: dict[str, Any] = {"match": match or {}, "reason": reason}
+    for name, seconds in (("starts", starts), ("ends", ends)):
+        if seconds is not None:
+            fields[name] = format_rfc3339(at + timedelta(seconds=seconds))
+    caller = build_caller(by) if isinstance(by, str) else by
+    return CreateRequest(caller=caller, at=at, body=StandingHoldBody.model_validate(fields))
+
+
+def build_end(hold_id: str, by: Caller | str = "eve", *, at: datetime) -> EndRequest:
+    caller = build_caller(by) if isinstance(by, str) else by
+    return EndRequest(caller=caller, at=at, hold_id=hold_id)
 
 
 REBOOT = build_event()
@@ -352,50 +376,14 @@ class ApprovalFile:
         request = build_request(decision, by, of, at=self.clock.now(), **changes)
         return self.transact(lambda tx: self.engine.decide(tx, request))
 
-    def hold_ahead(
-        self,
-        by: Caller | str = "eve",
-        match: dict[str, Any] | None = None,
-        *,
-        starts: float | None = None,
-        ends: float = 600.0,
-        request_id: str | None = None,
-        digest: str = "d",
-        reason: str = "freeze",
-    ) -> DecisionAnswer:
-        """Ask for a standing hold; ``starts`` and ``ends`` in seconds from now."""
-        now = self.clock.now()
-        body = StandingHoldBody.model_validate(
-            {
-                "match": match or {},
-                "starts": format_rfc3339(now + timedelta(seconds=starts))
-                if starts is not None
-                else None,
-                "ends": format_rfc3339(now + timedelta(seconds=ends)),
-                "reason": reason,
-            }
-        )
-        request = CreateRequest(
-            caller=build_caller(by) if isinstance(by, str) else by,
-            at=now,
-            request_id=request_id,
-            digest=digest,
-            body=body,
-        )
-        answer = self.transact(lambda tx: self.engine.decide(tx, request))
-        self.apply_transitions()
-        return answer
+    def hold_ahead(self, by: Caller | str = "eve", *given: Any, **changes: Any) -> DecisionAnswer:
+        """Ask for a standing hold, as `build_creation` builds it."""
+        return self._submit_and_step(build_creation(by, *given, at=self.clock.now(), **changes))
 
-    def end_ahead(
-        self, hold_id: str, by: Caller | str = "eve", *, request_id: str | None = None
-    ) -> DecisionAnswer:
-        request = EndRequest(
-            caller=build_caller(by) if isinstance(by, str) else by,
-            at=self.clock.now(),
-            request_id=request_id,
-            digest=f"end {hold_id}",
-            hold_id=hold_id,
-        )
+    def end_ahead(self, hold_id: str, by: Caller | str = "eve") -> DecisionAnswer:
+        return self._submit_and_step(build_end(hold_id, by, at=self.clock.now()))
+
+    def _submit_and_step(self, request: Request) -> DecisionAnswer:
         answer = self.transact(lambda tx: self.engine.decide(tx, request))
         self.apply_transitions()
         return answer

@@ -19,7 +19,6 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
 from relay.approvals.limits import CountMachines
 from relay.approvals.request import DecisionAnswer
-from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHoldBody
 from relay.errors import SourceError, SourceRefused, SourceUnavailable, StartRequestNotDelivered
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
@@ -39,7 +38,8 @@ from tests.approvals.builders import (
     CLIENT_RESOURCES,
     ORIGIN,
     SETTINGS,
-    build_caller,
+    build_creation,
+    build_end,
     build_request,
 )
 from tests.clocks import NOON, ManualClock
@@ -189,15 +189,11 @@ class GateHarness:
     async def submit(self, *given: Any, **changes: Any) -> DecisionAnswer:
         return await self.gate.submit(build_request(*given, at=self.clock.now(), **changes))
 
-    async def hold_ahead(self, body: StandingHoldBody, by: str = "eve") -> DecisionAnswer:
-        return await self.gate.submit(
-            CreateRequest(caller=build_caller(by), at=self.clock.now(), body=body)
-        )
+    async def hold_ahead(self, *given: Any, **changes: Any) -> DecisionAnswer:
+        return await self.gate.submit(build_creation(*given, at=self.clock.now(), **changes))
 
-    async def end_ahead(self, hold_id: str, by: str = "eve") -> DecisionAnswer:
-        return await self.gate.submit(
-            EndRequest(caller=build_caller(by), at=self.clock.now(), hold_id=hold_id)
-        )
+    async def end_ahead(self, hold_id: str) -> DecisionAnswer:
+        return await self.gate.submit(build_end(hold_id, at=self.clock.now()))
 
     def journal(self) -> list[JournalRow]:
         """The journal, read by a second connection; its hash chain is checked too."""

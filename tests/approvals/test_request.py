@@ -21,7 +21,6 @@ from relay.approvals.request import (
     read_json,
     validate_body,
 )
-from relay.approvals.standing_holds import StandingHoldBody
 from tests import hostile
 from tests.approvals.builders import REDEPLOY, build_caller
 from tests.approvals.running_gate import GateHarness, running_gate
@@ -129,9 +128,6 @@ async def test_a_message_about_an_event_whose_rows_are_damaged_is_dead_lettered(
 async def test_a_message_waits_while_damage_turns_all_approvals_off(tmp_path: Path) -> None:
     """It was read before anybody saw the damage."""
     async with running_gate(tmp_path, REDEPLOY) as harness:
-        body = StandingHoldBody.model_validate(
-            {"match": {}, "ends": "2026-04-12T12:00:00Z", "reason": "x"}
-        )
-        assert (await harness.hold_ahead(body)).accepted
+        assert (await harness.hold_ahead()).accepted
         damage(harness, "standing-hold.created")
         assert await decide(harness) is False

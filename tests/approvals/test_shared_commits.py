@@ -5,27 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from relay.approvals.standing_holds import StandingHoldBody
-from relay.events.timestamps import format_rfc3339
 from relay.store import StoreSettings
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
 from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
 from tests.approvals.running_gate import GateHarness, running_gate
-from tests.clocks import NOON
 from tests.eventually import eventually
-
-
-def hold_everything(resources: Sequence[str] | None = None) -> StandingHoldBody:
-    ends = format_rfc3339(NOON + timedelta(hours=1))
-    match = {} if resources is None else {"resources": list(resources)}
-    return StandingHoldBody.model_validate({"match": match, "ends": ends, "reason": "freeze"})
 
 
 def prune(harness: GateHarness) -> asyncio.Future[object]:
@@ -79,7 +68,7 @@ async def test_a_claim_that_shares_a_commit_with_pruning_obeys_a_standing_hold(
         harness.azure.after_read = prune_with_claim
         assert (await harness.submit("approve", "alice", REDEPLOY)).accepted
         await eventually(lambda: harness.azure.reads == 1)
-        await harness.hold_ahead(hold_everything())
+        await harness.hold_ahead()
         harness.azure.may_read.set()
         await eventually(may_go_on.is_set)
         await harness.settle()
@@ -92,7 +81,7 @@ async def test_damage_of_standing_holds_ends_the_reads_before_a_start_request(
 ) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
-        await harness.hold_ahead(hold_everything(resources=("nobody",)))
+        await harness.hold_ahead(match={"resources": ["nobody"]})
         assert (await harness.submit("approve", "alice", REDEPLOY)).accepted
         await eventually(lambda: harness.azure.reads == 1)
         await harness.store.transact(partial(spoil, rows="kind = 'standing-hold.created'"))
