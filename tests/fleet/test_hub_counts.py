@@ -26,6 +26,7 @@ from relay.events.model import Document, ScheduledEvent, diff_events_with_docume
 from relay.fleet.hub import roster
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import HubLink
+from relay.fleet.hub.merge import EventHistory
 from relay.fleet.hub.roster import FORGOTTEN_AFTER
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import agent_key, report_key
@@ -100,6 +101,12 @@ async def loaded_hub(
         yield hub, clock
 
 
+def history_of(hub: Hub) -> EventHistory:
+    history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001  # only the merger knows it
+    assert history is not None
+    return history
+
+
 async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
     async with loaded_hub(tmp_path) as (hub, _):
         await hub.take([pulse(seconds=0), pulse(seconds=1)])
@@ -155,9 +162,7 @@ async def test_what_agents_say_counts_though_the_clock_of_the_hub_is_set_back(
         clock.set_wall_clock(NOON - timedelta(seconds=500))
         started = build_event(event_status="Started", not_before=None)
         await hub.take([report(started, AGENT, at=NOON + timedelta(seconds=20))])
-        history = hub._merger.history(AGENT.scope, started.lowercase_event_id)  # noqa: SLF001
-        assert history is not None
-        assert history.started
+        assert history_of(hub).started
 
 
 async def test_nobody_is_silent_while_the_hub_has_not_read_what_waits(
@@ -187,9 +192,7 @@ async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path)
         hub.save_roster()
     async with loaded_hub(tmp_path, clock=clock) as (hub, _):
         await hub.take([report(started, AGENT, at=NOON + timedelta(seconds=20))])
-        history = hub._merger.history(AGENT.scope, started.lowercase_event_id)  # noqa: SLF001
-        assert history is not None
-        assert history.started
+        assert history_of(hub).started
 
 
 async def test_a_hub_that_was_killed_knows_until_when_pulses_showed_an_event(
@@ -204,9 +207,7 @@ async def test_a_hub_that_was_killed_knows_until_when_pulses_showed_an_event(
     async with loaded_hub(tmp_path, clock=clock) as (hub, _):
         behind = report(build_event(), AGENT, is_gone=True, at=NOON + timedelta(seconds=30))
         await hub.take([behind])
-        history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001
-        assert history is not None
-        assert history.end_due_at is None
+        assert history_of(hub).end_due_at is None
 
 
 async def test_an_agent_that_is_heard_while_it_waits_to_be_forgotten_is_not(tmp_path: Path) -> None:
@@ -223,9 +224,7 @@ async def test_an_agent_that_is_heard_while_it_waits_to_be_forgotten_is_not(tmp_
             await asyncio.sleep(0)
         await asyncio.gather(forgetting, taking)
         assert [each.relay for each in hub.roster] == ["vm-0"]
-        history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001
-        assert history is not None
-        assert history.ended_at is None
+        assert history_of(hub).ended_at is None
 
 
 async def test_an_agent_that_was_silent_for_long_is_forgotten_with_its_events(
@@ -244,6 +243,4 @@ async def test_an_agent_that_was_silent_for_long_is_forgotten_with_its_events(
             clock.advance(50)
         await hub._look_after()  # noqa: SLF001
         assert list(hub.roster) == []
-        history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001
-        assert history is not None
-        assert history.ended_at is not None
+        assert history_of(hub).ended_at is not None

@@ -77,6 +77,14 @@ async def connected(
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.fixture
+async def exchange(own_broker: Broker) -> str:
+    exchange = unused_exchange()
+    await asyncio.to_thread(own_broker.start)
+    await asyncio.to_thread(define_users, own_broker, exchange)
+    return exchange
+
+
 async def publish(broker: Broker, exchange: str, *bodies: bytes) -> None:
     async with RawChannel(broker.amqp_url(HUB_USER)) as channel:
         for body in bodies:
@@ -86,10 +94,8 @@ async def publish(broker: Broker, exchange: str, *bodies: bytes) -> None:
 
 async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_connection(
     own_broker: Broker,
+    exchange: str,
 ) -> None:
-    await asyncio.to_thread(own_broker.start)
-    exchange = unused_exchange()
-    await asyncio.to_thread(define_users, own_broker, exchange)
     async with connected(own_broker, exchange, Handler()):
         pass  # the queues are there
     await publish(own_broker, exchange, b"1", UNUSABLE, b"2", BUG, b"3", UNUSABLE)
@@ -108,13 +114,10 @@ async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_conne
 
 
 async def test_a_hub_has_not_read_all_while_messages_wait_in_the_broker(
-    own_broker: Broker, monkeypatch: pytest.MonkeyPatch
+    own_broker: Broker, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a backlog nothing is on the way from the broker, now and then."""
     monkeypatch.setattr(link_module, "PREFETCH", 1)
-    await asyncio.to_thread(own_broker.start)
-    exchange = unused_exchange()
-    await asyncio.to_thread(define_users, own_broker, exchange)
     handler, saved = Handler(), [False]
     async with connected(own_broker, exchange, handler, saved=saved) as link:
         assert await link.has_read_all()
@@ -133,11 +136,9 @@ async def test_a_hub_has_not_read_all_while_messages_wait_in_the_broker(
 
 async def test_a_hub_that_lost_its_channel_meanwhile_acknowledges_nothing_and_goes_on(
     own_broker: Broker,
+    exchange: str,
 ) -> None:
     """The broker closes the channel while the store is slow, as after its consumer_timeout."""
-    await asyncio.to_thread(own_broker.start)
-    exchange = unused_exchange()
-    await asyncio.to_thread(define_users, own_broker, exchange)
     handler, saved = Handler(), [False]
     async with connected(own_broker, exchange, handler, saved=saved) as link:
         await publish(own_broker, exchange, b"1")

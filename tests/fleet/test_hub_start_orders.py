@@ -252,20 +252,6 @@ async def test_of_two_results_of_one_order_the_first_counts(tmp_path: Path) -> N
 # --- restarts, disk and scopes
 
 
-async def test_after_its_start_a_hub_waits_until_a_lost_order_is_over(tmp_path: Path) -> None:
-    async with hub_with(tmp_path) as hub:
-        hub.fleet.agent("a/vm-1").mode = "frozen"
-        await show_event(hub)
-        assert len(hub.fleet.orders) == 1
-        fleet = hub.fleet
-    async with running_hub(tmp_path / "hub.db", fleet, earlier=hub) as hub:
-        fleet.send_pulses()
-        await hub.advance(7.75)
-        assert len(fleet.orders) == 1
-        await hub.advance(1)
-        assert len(fleet.orders) == 2
-
-
 async def test_a_hub_that_connects_late_waits_until_an_order_of_another_hub_is_over(
     tmp_path: Path,
 ) -> None:

@@ -17,7 +17,7 @@ from relay.clock import SystemClock
 from relay.events.build import Origin
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub import merge, merger
-from relay.fleet.hub.merge import GoneFromDocument, Word
+from relay.fleet.hub.merge import EventHistory, GoneFromDocument, Word
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.ingest import Recorder
 from relay.store import StateFileScopeAndVm
@@ -64,6 +64,11 @@ class Rig:
         at = self.began + timedelta(seconds=seconds)
         words = {event.lowercase_event_id: event for event in events}
         return Heard(scope=SCOPE, relay=relay, seen=at, words=words, is_document=True)
+
+    def history(self, event_id: str = "e-1") -> EventHistory:
+        history = self.merger.history(SCOPE, event_id)
+        assert history is not None
+        return history
 
     async def told(self, event_id: str = "e-1") -> list[str]:
         key = KEYS.make_key(SCOPE, event_id)
@@ -169,9 +174,7 @@ async def test_agents_that_disagree_have_their_time_again_when_the_memory_is_rea
         await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
         await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
     async with merging(tmp_path) as rig:
-        history = rig.merger.history(SCOPE, "e-1")
-        assert history is not None
-        assert history.end_due_at is not None
+        assert rig.history().end_due_at is not None
 
 
 async def test_a_report_that_says_the_same_again_is_stored_with_its_time(tmp_path: Path) -> None:
@@ -227,17 +230,15 @@ async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
             running = group.create_task(rig.merger.end_events_when_due())
             await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
             await eventually(lambda: rig.asked == [SCOPE])
-            before = rig.merger.history(SCOPE, "e-1")
+            before = rig.history().end_due_at
             assert before is not None
-            assert before.end_due_at is not None
             rig.asked.clear()
             rig.merger.restart_end_waits()
             await eventually(lambda: rig.asked == [SCOPE])
             running.cancel()
-        after = rig.merger.history(SCOPE, "e-1")
-        assert after is not None
+        after = rig.history()
         assert after.end_due_at is not None
-        assert after.end_due_at > before.end_due_at
+        assert after.end_due_at > before
         assert after.ended_at is None
 
 
@@ -293,9 +294,7 @@ async def test_what_becomes_due_while_the_broker_is_asked_waits_for_its_next_ans
         running = group.create_task(rig.merger.end_events_when_due())
         await eventually(lambda: rig.questions == 1)
         await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2, event_id="e-2")])
-        history = rig.merger.history(SCOPE, "e-2")
-        assert history is not None
-        due = history.end_due_at
+        due = rig.history("e-2").end_due_at
         assert due is not None
         await eventually(lambda: datetime.now(UTC) > due)
         rig.may_answer.set()
@@ -318,8 +317,7 @@ async def test_a_pulse_speaks_of_what_reports_before_it_in_the_same_batch_told(
 
 
 def has_ended(rig: Rig, event_id: str = "e-1") -> bool:
-    history = rig.merger.history(SCOPE, event_id)
-    return history is not None and history.ended_at is not None
+    return rig.history(event_id).ended_at is not None
 
 
 def agent_row(relay: str) -> AgentRow:

@@ -18,6 +18,7 @@ import orjson
 import pytest
 
 from relay.events.model import ScheduledEvent
+from relay.fleet.agent import start_orders
 from relay.fleet.agent.start_orders import MAX_LIFETIME, StartOrders
 from relay.fleet.messages import StartOrder, StartResult
 from relay.imds import SourceSettings
@@ -280,14 +281,17 @@ async def test_a_start_request_that_waits_for_its_turn_until_the_deadline_is_not
         assert running.imds.posts == []
 
 
-async def test_a_read_that_hangs_ends_in_time_and_sends_nothing_later(tmp_path: Path) -> None:
+async def test_a_read_that_hangs_ends_in_time_and_sends_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with rig(tmp_path) as running:
-        order = running.order()
-        running.imds.document_pause = 7.0
+        monkeypatch.setattr(start_orders, "MAX_LIFETIME", 1.0)
+        order = running.order(seconds=1.0)
+        running.imds.document_pause = 2.5
         began = running.clock.monotonic()
         result = await running.carry_out(order)
         assert result.result == "stale"
-        assert MAX_LIFETIME - 0.1 <= running.clock.monotonic() - began < 30
+        assert 0.9 <= running.clock.monotonic() - began < 30
         reads = len(running.server.requests)
         running.imds.document_pause = 0.0
         await eventually(lambda: len(running.server.requests) > reads + 1)
