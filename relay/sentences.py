@@ -128,8 +128,7 @@ def missing_votes_reminder_text(data: Mapping[str, Any]) -> Text:
     closes_at = parse_timestamp(data["closes"])
     if closes_at is not None:
         text += ("; voting closes at ", closes_at)
-    dry_run = " It is a dry run." if data.get("dryRun") else ""
-    return (*text, f". Azure proceeds at NotBefore regardless.{dry_run}")
+    return (*text, ". Azure proceeds at NotBefore regardless.")
 
 
 def _standing_hold_change_sentence(name: str, data: Mapping[str, Any]) -> Text:
@@ -166,11 +165,10 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     principal = PrincipalRef(data["principal"])
     if name == "approval.refused":
         return (principal, f" tried to {data['decision']}, refused: {data['refusal']}.")
-    dry_run = " It is a dry run." if data.get("dryRun") else ""
     votes = f"{data['votes']} of {data['required']}"
     if name == "approval.granted":
         quorum = f"{votes} votes" if data["required"] else "no votes needed"
-        return (f"Approved by rule {data['rule']}: {quorum}.{dry_run}",)
+        return (f"Approved by rule {data['rule']}: {quorum}.",)
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
     remarks = ", ".join(describe_remarks(data, quote="“{}”"))
     said = f" ({remarks})" if remarks else ""
@@ -179,6 +177,7 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
         f" It is approved{_limit_waits_clause(data, 'waitingFor')}." if "waitingFor" in data else ""
     )
     text = f" {_DECISIONS[data['decision']]}{count}{said}.{waits}{notice}"
+    dry_run = " It is a dry run." if data.get("dryRun") else ""
     return (principal, text, *standing_holds_text(data), dry_run)
 
 

@@ -218,9 +218,7 @@ def _add_recorded(metrics: Metrics, counts: EventCounts, unrecorded: Mapping[str
         "decision",
         {each: counts.refusals[each] + unrecorded.get(each, 0) for each in DECISIONS},
     )
-    metrics.count(
-        "grants_total", "Events whose start was granted, dry runs included", counts.grants
-    )
+    metrics.count("grants_total", "Events whose start was granted", counts.grants)
     metrics.counts("start_requests_total", "Grants that ended", "result", counts.start_requests)
 
 

@@ -47,7 +47,7 @@ class ApprovalsSettings(Section):
     enabled: bool = True
     """Enable it on only one of several relays of a scope."""
     dry_run: bool = False
-    """Do everything except the POST."""
+    """Take decisions, and say what would be granted, but grant and send nothing."""
     tell_first: BoundedDuration = 5.0
     """How long a StartRequest for an event that names this VM waits for delivery of its notices."""
     hold_expires: PositiveDuration = 86400.0

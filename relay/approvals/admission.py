@@ -317,7 +317,7 @@ def _answer_state(request: DecisionRequest, status: ApprovalStatus) -> str:
         return "held"
     if status.waiting_for:
         return "waiting"
-    if status.active_grant is not None:
+    if status.is_granted:
         return "granted"
     if request.decision == "release" and not status.vote_count:
         return "released"

@@ -218,8 +218,7 @@ class ApprovalEngine:
                 "%s may not %s event %s: %s", principal, request.decision, request.event_id, reason
             )
         else:
-            dry_run = self.effective_approval_mode(tx) == "dry-run"
-            record_refusal(tx, self.origin, request, status, reason, dry_run=dry_run)
+            record_refusal(tx, self.origin, request, status, reason)
         if refusal.status == 409 and status is not None:  # HTTP
             return replace(refusal, body={**refusal.body, "revision": status.occurrence.revision})
         return refusal
@@ -335,17 +334,17 @@ class ApprovalEngine:
     def _grant_what_has_slots(self, tx: Transaction, now: datetime) -> list[datetime]:
         """Grant all events that a limit counts and that have slots now, first in line first.
 
-        Return when something follows by time alone. Who takes the slots may have changed, which
-        messages about events that wait show.
+        In a dry run they only keep their places. Return when something follows by time alone. Who
+        takes the slots may have changed, which messages about events that wait show.
         """
         line = self._limits.line(tx, now, frozenset(self.in_flight))
         moments = [line.next_rest_end]
         for occurrence in line.grantable:  # the grants change nothing about who has slots
             status = self._status_without_limits(tx, occurrence, now)
-            assert status.rule is not None  # noqa: S101  # it is satisfied
-            recording = Recording(tx, self.origin, occurrence, now)
-            recording.transition(CreateGrant(status.rule), status, None)
             moments.append(status.not_before)
+            if status.rule is not None and status.mode == "on":
+                recording = Recording(tx, self.origin, occurrence, now)
+                recording.transition(CreateGrant(status.rule), status, None)
         if line.waiting:
             tx.messages.refresh_about(line.waiting, now)
         return [moment for moment in moments if moment is not None]

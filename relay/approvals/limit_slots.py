@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 
 from relay.approvals.limits import NEVER, CountMachines, Limit, Needs, Taking, WaitingFor, assign
 from relay.approvals.status import ApprovalStatus, InFlight
-from relay.approvals.transitions import can_unsent_grant_keep_slot, is_grantable
+from relay.approvals.transitions import can_unsent_grant_keep_slot
 from relay.events.timestamps import parse_timestamp
 from relay.store import TrackedEvent
 from relay.store.transaction import Transaction
@@ -156,7 +156,7 @@ def _place_in_line(status: ApprovalStatus) -> Place | None:
     if sent or granted:
         grant, rank = (sent or granted)[0], _SENT if sent else _GRANTED
         return (rank, NEVER, "", grant.id)
-    if is_grantable(status):
+    if status.is_grantable:
         due = status.not_before or NEVER
         return (_WITHOUT_GRANT, due, occurrence.first_seen, occurrence.id)
     return None

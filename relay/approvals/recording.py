@@ -85,7 +85,9 @@ class Recording:
             **_ended_field(ended),
             **told_of_decision(decision.decision, status, waiting_for),
         }
-        event = self._event("approval.recorded", details, cause, dry_run=decision.dry_run)
+        if decision.dry_run:
+            details["dryRun"] = True
+        event = self._event("approval.recorded", details, cause)
         return replace(decision, recorded_event_id=event.id, position=event.position)
 
     def transition(
@@ -119,11 +121,11 @@ class Recording:
     ) -> None:
         """Record what became of a grant, as ``startrequest.accepted`` or ``.failed``.
 
-        ``sent`` is not final: the StartRequest will be sent again. That, and the end of a grant of
-        a dry run, is an ``answer`` in the journal.
+        ``sent`` is not final: the StartRequest will be sent again. That is an ``answer`` in the
+        journal.
         """
         tx, occurrence = self.tx, self.occurrence
-        if grant.dry_run or state == "sent":
+        if state == "sent":
             note = {"granted": grant.id, "state": state, "status": http_status}
             tx.note(self.at, "answer", note, occurrence.key)
             return
@@ -146,8 +148,7 @@ class Recording:
         details: dict[str, Any] = {"why": reason, **_ended_field(votes)}
         if waited_for:
             details["waitedFor"] = [wait.to_json() for wait in waited_for]
-        dry_run = all(vote.dry_run for vote in votes)
-        self._event("approval.voided", details, cause, dry_run=dry_run)
+        self._event("approval.voided", details, cause)
 
     def _expired_hold(self, hold: Decision, status: ApprovalStatus) -> Decision:
         reason = f"the hold of {hold.principal} expired; {HOLD_NOTICE}"
@@ -182,7 +183,7 @@ class Recording:
             **(vote.remarks if vote is not None else NO_REMARKS),
             **status.vote_count_fields,
         }
-        self._event("approval.granted", details, cause_id, dry_run=status.mode == "dry-run")
+        self._event("approval.granted", details, cause_id)
 
     def _reminder(self, status: ApprovalStatus) -> None:
         """Record the only reminder for this revision of the event."""
@@ -196,15 +197,11 @@ class Recording:
             "closes": format_rfc3339(closes_at),
             "runbook": status.rule.runbook if status.rule is not None else None,
         }
-        cause, dry_run = self.occurrence.last_event_id, status.mode == "dry-run"
-        self._event("approval.reminder", details, cause, dry_run=dry_run)
+        self._event("approval.reminder", details, self.occurrence.last_event_id)
 
-    def _event(
-        self, name: str, details: Mapping[str, Any], cause: str, *, dry_run: bool = False
-    ) -> RecordedEvent:
+    def _event(self, name: str, details: Mapping[str, Any], cause: str) -> RecordedEvent:
         origin = self.origin.copy_for_scope(self.occurrence.scope)
-        data = self.occurrence.data
-        return _record(self.tx, origin, self.at, name, data, details, cause, dry_run=dry_run)
+        return _record(self.tx, origin, self.at, name, self.occurrence.data, details, cause)
 
 
 def record_refusal(
@@ -213,8 +210,6 @@ def record_refusal(
     request: DecisionRequest,
     status: ApprovalStatus | None,
     reason: str,
-    *,
-    dry_run: bool,
 ) -> None:
     """Record ``approval.refused``. ``status`` is None if the request names no known event."""
     details = {
@@ -230,7 +225,7 @@ def record_refusal(
     if status is not None:
         origin = origin.copy_for_scope(status.occurrence.scope)
         cause, data = cause or status.occurrence.last_event_id, status.occurrence.data
-    _record(tx, origin, request.at, "approval.refused", data, details, cause, dry_run=dry_run)
+    _record(tx, origin, request.at, "approval.refused", data, details, cause)
 
 
 def _record(
@@ -241,11 +236,7 @@ def _record(
     event_data: Mapping[str, Any],
     details: Mapping[str, Any],
     cause: str | None,
-    *,
-    dry_run: bool,
 ) -> RecordedEvent:
-    if dry_run:
-        details = {**details, "dryRun": True}
     event = approval_or_startrequest_event(
         name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
     )

@@ -218,18 +218,32 @@ class ApprovalStatus:
 
     @property
     def active_grant(self) -> Grant | None:
-        """The grant for the current revision and mode that has not failed."""
-        dry_run = self.mode == "dry-run"
+        """The grant for the current revision that has not failed."""
         for grant in reversed(self.grants):
-            is_current = grant.revision == self.occurrence.revision and grant.dry_run == dry_run
+            is_current = grant.revision == self.occurrence.revision
             if is_current and grant.state not in FAILED_GRANT_STATES:
                 return grant
         return None
 
     @property
+    def is_grantable(self) -> bool:
+        """Whether the event can be granted now, apart from the limits and a dry run."""
+        if self.mode == "off" or not self.is_startable or self.is_held:
+            return False
+        if self.active_grant is not None or self.is_refused_by_imds:
+            return False
+        return self.is_rule_satisfied and not any(grant.state == "sent" for grant in self.grants)
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether this revision has a grant that has not failed, or a dry run keeps it from one."""
+        would_be = self.mode == "dry-run" and self.is_grantable and not self.waiting_for
+        return would_be or self.active_grant is not None
+
+    @property
     def is_granted_or_claimed(self) -> bool:
-        """Whether a StartRequest will be sent, or was, unless a hold prevents it."""
-        return self.active_grant is not None or self.is_grant_sent_or_accepted
+        """Whether a StartRequest will be sent, or was, unless a hold or a dry run prevents it."""
+        return self.is_granted or self.is_grant_sent_or_accepted
 
     @property
     def is_grant_sent_or_accepted(self) -> bool:
@@ -329,8 +343,7 @@ def first_matching_rule(
 
 def approval_state(status: ApprovalStatus) -> ApprovalState:
     """The state as the API and messages show it. What IMDS accepted stays accepted."""
-    real_grants = [grant for grant in status.grants if not grant.dry_run]
-    newest_state = real_grants[-1].state if real_grants else None
+    newest_state = status.grants[-1].state if status.grants else None
     if newest_state == "accepted":
         return "accepted"
     if status.is_startable and status.is_held:
@@ -339,7 +352,7 @@ def approval_state(status: ApprovalStatus) -> ApprovalState:
         return "sent"
     if status.is_startable and status.waiting_for:
         return "waiting"
-    if status.is_startable and status.active_grant is not None:
+    if status.is_startable and status.is_granted:
         return "granted"
     if newest_state in FAILED_GRANT_STATES and (
         status.is_refused_by_imds or not status.is_startable

@@ -73,7 +73,8 @@ def due_transitions(status: ApprovalStatus) -> list[Transition]:
         reason = open_grant_failure_reason(grant, status)
         if grant.is_open and reason is not None and not status.is_grant_in_flight(grant):
             found.append(FailGrant(grant, reason))
-    if status.rule is not None and is_grantable(status) and not status.waiting_for:
+    is_due = status.mode == "on" and status.is_grantable and not status.waiting_for
+    if status.rule is not None and is_due:
         found.append(CreateGrant(status.rule))
     moment = remind_at(status)
     if moment is not None and moment <= status.now:
@@ -136,21 +137,10 @@ def remind_at(status: ApprovalStatus) -> datetime | None:
     return status.not_before - timedelta(seconds=quorum.remind)
 
 
-def is_grantable(status: ApprovalStatus) -> bool:
-    """Whether the event can be granted now, apart from the limits."""
-    if status.mode == "off" or not status.is_startable or status.is_held:
-        return False
-    is_being_sent = any(grant.state == "sent" for grant in status.grants)
-    if is_being_sent or status.active_grant is not None or status.is_refused_by_imds:
-        return False
-    return status.is_rule_satisfied
-
-
 def can_unsent_grant_keep_slot(grant: Grant, status: ApprovalStatus) -> bool:
     """Whether a grant that was never sent takes slots: not if it cannot be sent now."""
     return (
         grant.state == "granted"
-        and grant.dry_run == (status.mode == "dry-run")
         and status.is_startable
         and not status.is_held
         and open_grant_failure_reason(grant, status) is None
@@ -162,7 +152,6 @@ def can_claim_grant(grant: Grant, status: ApprovalStatus) -> bool:
     return (
         status.mode == "on"
         and grant.is_open  # the event can have changed, and changed back, since this was asked for
-        and not grant.dry_run
         and status.is_startable
         and status.occurrence.revision == status.occurrence.event.revision
         and not status.is_held

@@ -142,11 +142,6 @@ class _AboutEvent(TypedDict):
     revision: Annotated[str | None, _says("names the state that the decision is about")]
 
 
-_DryRun = Annotated[
-    bool, _says("true if approvals.dry_run is on and no StartRequest will follow; else absent")
-]
-
-
 _Ended = Annotated[
     list[str], _says("approvalId of each decision that counts no more because of this one")
 ]
@@ -215,7 +210,6 @@ class ApprovalData(_AboutEvent, Remarks):
     votes: Annotated[int, _says("votes that count now; 0 for an automatic rule")]
     required: Annotated[int, _says("votes that the rule requires; 0 for an automatic rule")]
     rule: Annotated[str | None, _says("name of the rule that matches the event")]
-    dryRun: NotRequired[_DryRun]
 
 
 @_Strict
@@ -228,6 +222,11 @@ class RecordedData(ApprovalData):
         ]
     ]
     ended: NotRequired[_Ended]
+    dryRun: NotRequired[
+        Annotated[
+            bool, _says("true in a dry run, outside which a vote does not count; else absent")
+        ]
+    ]
     notice: NotRequired[
         Annotated[
             str,
@@ -270,7 +269,6 @@ class VoidedData(_AboutEvent):
             list[LimitWait], _says("the limits for which the event waited until the votes expired")
         ]
     ]
-    dryRun: NotRequired[_DryRun]
 
 
 @_Strict
@@ -289,7 +287,6 @@ class ReminderData(_AboutEvent):
     ]
     closes: Annotated[str, _says("RFC 3339: when voting closes")]
     runbook: Annotated[str | None, _says("the runbook of the rule; null: it has none")]
-    dryRun: NotRequired[_DryRun]
 
 
 @_Strict

@@ -23,7 +23,7 @@ from relay.fast_dataclass import fast_dataclass
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]
-"""Of approvals. dry-run: they are granted, and no StartRequest is sent."""
+"""Of approvals. dry-run: votes count for this time only, and nothing is granted."""
 EntryState = Literal["waiting", "delivered", "superseded", "parked"]
 """superseded: it need not be sent any more. parked: the entry is a dead letter."""
 GrantState = Literal["granted", "sent", "accepted", "failed", "refused"]
@@ -136,7 +136,8 @@ class Decision:
     """A vote, hold or release that was accepted.
 
     ``recorded_event_id`` and ``position`` are those of its ``approval.recorded`` in the journal.
-    ``message_id`` is that of the AMQP message that brought it.
+    ``message_id`` is that of the AMQP message that brought it. A vote of a ``dry_run`` counts in
+    none but a dry run.
     """
 
     approval_id: str
@@ -191,7 +192,6 @@ class Grant:
     state: GrantState
     attempts: int
     status: int | None
-    dry_run: bool
     cause: str
 
     @property

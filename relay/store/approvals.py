@@ -98,9 +98,7 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
         case "startrequest.accepted" | "startrequest.failed":
             return _with_grant(
                 before,
-                lambda grant: (
-                    grant.is_open and not grant.dry_run and grant.approval_id == data["approvalId"]
-                ),
+                lambda grant: grant.is_open and grant.approval_id == data["approvalId"],
                 lambda grant: _answered(grant, row.kind, data["status"]),
             )
     return replace(before, decisions=decisions)
@@ -161,7 +159,6 @@ def _grant_of(position: int, event: CloudEvent, decisions: Iterable[Decision]) -
         state="granted",
         attempts=0,
         status=None,
-        dry_run="dryRun" in event.data,
         cause=cause if is_by_message and cause else event.id,
     )
 
@@ -343,14 +340,14 @@ class Approvals:
         return self._cache.watched
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
-        """Return the grants without a final answer and their occurrences; dry runs are left out."""
+        """Return the grants without a final answer, oldest first, and their occurrences."""
         return sorted(
             (
                 (grant, occurrence)
                 for occurrence in self.occurrences_to_check(all_live=False)
                 if scope in (None, occurrence.scope)
                 for grant in self.of_occurrence(occurrence).grants
-                if grant.is_open and not grant.dry_run
+                if grant.is_open
             ),
             key=lambda found: found[0].id,
         )

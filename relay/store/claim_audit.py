@@ -76,7 +76,7 @@ def _problem_of_claim(
     if grant is None:
         return _PRUNED if note["granted"] <= pruned_until else "follows from no approval.granted"
     claimed = (note["approvalId"], note["revision"], note["rule"], note["attempt"])
-    if not grant.is_open or grant.dry_run:
+    if not grant.is_open:
         return f"follows from a grant that was over (position {grant.id})"
     if claimed != (grant.approval_id, grant.revision, grant.rule, grant.attempts + 1):
         return f"does not agree with the grant at position {grant.id}"

@@ -29,7 +29,6 @@ _EVENT_FIELDS = (*_ABOUT_EVENT, "eventStatus", "eventSource", "notBefore", "dura
 _DECISION_FIELDS = (
     *_ABOUT_EVENT,
     *("decision", "principal", "channel", "approvalId", "votes", "required", "rule", "reason"),
-    "dryRun",
 )
 _ABOUT_RELAY = ("scope", "relay")
 """Fields of every line about a relay."""
@@ -55,15 +54,15 @@ LINES: Mapping[str, tuple[int, Sequence[str]]] = {
     "event.updated": (logging.INFO, (*_EVENT_FIELDS, "changed")),
     "event.started": (logging.INFO, (*_EVENT_FIELDS, "changed", "approvedByRelay")),
     "event.ended": (logging.INFO, (*_EVENT_FIELDS, "outcome", "evidence", "approvedByRelay")),
-    "approval.recorded": (logging.INFO, _DECISION_FIELDS),
+    "approval.recorded": (logging.INFO, (*_DECISION_FIELDS, "dryRun")),
     "approval.granted": (logging.INFO, _DECISION_FIELDS),
     "approval.refused": (logging.WARNING, (*_DECISION_FIELDS, "refusal")),
-    "approval.voided": (logging.INFO, (*_ABOUT_EVENT, "why", "dryRun")),
+    "approval.voided": (logging.INFO, (*_ABOUT_EVENT, "why")),
     "approval.reminder": (
         logging.WARNING,
         (
             *_ABOUT_EVENT,
-            *("votes", "required", "missing", "rule", "closes", "notBefore", "runbook", "dryRun"),
+            *("votes", "required", "missing", "rule", "closes", "notBefore", "runbook"),
         ),
     ),
     "startrequest.accepted": (logging.INFO, (*_ABOUT_EVENT, "status", "attempts")),

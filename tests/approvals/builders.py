@@ -235,7 +235,6 @@ def build_grant(
         "state": state,
         "attempts": 0 if state == "granted" else 1,
         "status": {"accepted": 200}.get(state),
-        "dry_run": False,
         "cause": "c",
     }
     return Grant(**fields | changes)

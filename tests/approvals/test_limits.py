@@ -361,12 +361,14 @@ def test_a_limit_does_not_keep_a_vote_alive_and_the_end_says_for_what_it_waited(
         assert approvals.events("approval.granted") == []
 
 
-def test_a_rehearsal_counts_its_own_grants(tmp_path: Path) -> None:
+def test_a_rehearsal_gives_slots_to_what_it_would_grant(tmp_path: Path) -> None:
     with approvals_with(tmp_path, DATABASES) as approvals:
         approvals.set_mode("dry-run")
         approvals.record_document(A, B)
         assert decide(approvals, "approve", "alice", of=A) == "granted"
         assert decide(approvals, "approve", "alice", of=B) == "waiting"
+        approvals.apply_transitions()
+        assert approvals.grants == []
         approvals.set_mode("on")
         assert decide(approvals, "approve", "bob", of=B) == "granted"
 

@@ -311,11 +311,7 @@ class Approvals(RuleBasedStateMachine):
                 and model.may_start(self.ruleset, self.clock.now())
                 and model.seen.revision not in model.refused
             ):
-                current = [
-                    grant
-                    for grant in grants
-                    if grant.revision == model.seen.revision and not grant.dry_run
-                ]
+                current = [grant for grant in grants if grant.revision == model.seen.revision]
                 being_sent = [grant for grant in grants if grant.state == "sent"]
                 assert being_sent or any(
                     grant.state not in ("failed", "refused") for grant in current
@@ -623,7 +619,7 @@ class Approvals(RuleBasedStateMachine):
                 if recorded.attributes.get("causationid") == grant.cause
             ]
             state = "failed" if grant.state == "refused" else grant.state
-            has_answer = state in ("accepted", "failed") and not grant.dry_run
+            has_answer = state in ("accepted", "failed")
             assert answers == ([f"startrequest.{state}"] if has_answer else [])
         sent = [grant.occurrence for grant in grants if grant.state == "sent"]
         assert len(sent) == len(set(sent)), "two in flight for one event"

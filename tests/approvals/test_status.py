@@ -72,6 +72,7 @@ def test_a_vote_counts_no_longer_than_the_current_rule_allows() -> None:
 
 _HOLD = build_decision("hold")
 _REFUSED = build_grant("refused", status=400)
+_DRY_VOTES = [replace(vote, dry_run=True) for vote in VOTES]
 _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
 
 
@@ -100,20 +101,12 @@ _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
             build_status(grants=[build_grant(revision="x")]),
         ),
         (
-            "granted in a dry run",
+            "a dry run would grant it",
             "granted",
-            build_status(grants=[build_grant(dry_run=True)], mode="dry-run"),
+            build_status(None, *_DRY_VOTES, mode="dry-run"),
         ),
-        (
-            "granted in an earlier dry run",
-            "pending",
-            build_status(grants=[build_grant(dry_run=True)]),
-        ),
-        (
-            "failed in a dry run",
-            "none",
-            build_status(grants=[build_grant("failed", dry_run=True)], live=False),
-        ),
+        ("votes of an earlier dry run", "pending", build_status(None, *_DRY_VOTES)),
+        ("held in a dry run", "held", build_status(None, *_DRY_VOTES, _HOLD, mode="dry-run")),
         ("sent", "sent", build_status(grants=[build_grant("sent")])),
         ("held after a try", "held", build_status(None, _HOLD, grants=[build_grant("sent")])),
         ("sent before NotBefore", "sent", build_status(grants=[build_grant("sent")], now=901)),

@@ -63,7 +63,7 @@ def granted(**changes: Any) -> list[Grant]:
 
 VOTE, SHORT = build_decision(), build_decision(expires=5)
 OLD, BRIEF = build_decision(revision="x"), build_decision("hold", expires=5)
-OF_USER, DRY = granted(of=USER_REBOOT), granted(of=USER_REBOOT, dry_run=True)
+OF_USER = granted(of=USER_REBOOT)
 
 
 # --- grants
@@ -74,19 +74,18 @@ OF_USER, DRY = granted(of=USER_REBOOT), granted(of=USER_REBOOT, dry_run=True)
     [
         ("a quorum", True, voted()),
         ("an automatic rule", True, user()),
-        ("a dry run", True, user(mode="dry-run")),
         ("votes about to expire", True, voted(now=299)),
         ("no NotBefore", True, build_status(NO_NOT_BEFORE, *VOTES_WITHOUT_NOT_BEFORE, now=299)),
         ("after a failure", True, voted(grants=granted(state="failed"))),
         ("after a grant for another revision", True, voted(grants=granted(revision="x"))),
         ("another accepted", True, voted(grants=granted(state="accepted", revision="x"))),
-        ("after a grant of a dry run", True, voted(grants=granted(dry_run=True))),
-        ("in a dry run after a real grant", True, user(grants=OF_USER, mode="dry-run")),
         ("after a hold expired", True, voted(BRIEF, now=5)),
         ("the votes expired", False, voted(now=300)),
         ("a vote is missing", False, build_status(None, *VOTES[:1])),
         ("no rule", False, build_status(FREEZE)),
         ("approvals are off", False, user(mode="off")),
+        ("a dry run, automatic", False, user(mode="dry-run")),
+        ("a dry run, votes", False, voted(mode="dry-run")),
         ("the event ended", False, user(live=False)),
         (
             "the event started",
@@ -105,7 +104,6 @@ OF_USER, DRY = granted(of=USER_REBOOT), granted(of=USER_REBOOT, dry_run=True)
         ("another is being sent", False, voted(grants=granted(state="sent", revision="x"))),
         ("accepted already", False, voted(grants=granted(state="accepted"))),
         ("IMDS refused", False, voted(grants=[REFUSED])),
-        ("granted already in this dry run", False, user(grants=DRY, mode="dry-run")),
     ],
 )
 def test_a_grant_is_created_or_not(what: str, is_created: bool, status: ApprovalStatus) -> None:
@@ -198,11 +196,6 @@ def test_votes_stay_while_their_start_request_is_in_flight() -> None:
         ),
         ("no rule", "rules", build_status(FREEZE, grants=granted(of=FREEZE))),
         ("the rule was removed", "rules", user(grants=OF_USER, settings=ApprovalsSettings())),
-        (
-            "a vote is missing in a dry run",
-            "expired",
-            one(VOTE, grants=granted(dry_run=True), mode="dry-run"),
-        ),
     ],
 )
 def test_why_a_grant_fails(what: str, words: str, status: ApprovalStatus) -> None:
@@ -258,8 +251,7 @@ PAUSED = build_event(event_status="Paused")
         ("failed before the event changed back", False, False, build_grant("failed"), voted()),
         ("accepted", False, False, build_grant("accepted"), voted()),
         ("approvals are off", False, True, build_grant(), voted(mode="off")),
-        ("a dry run", False, False, build_grant(), voted(mode="dry-run")),
-        ("granted in a dry run", False, False, build_grant(dry_run=True), voted()),
+        ("a dry run", False, True, build_grant(), voted(mode="dry-run")),
         ("a hold", False, False, build_grant(), voted(HOLD)),
         ("the event ended", False, False, build_grant(), voted(live=False)),
         ("NotBefore", False, False, build_grant(), voted(now=900)),

@@ -265,9 +265,8 @@ def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
 ) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
     operator = build_caller("alice", "approve", "hold", "operate")
-    is_approved = status.active_grant is not None or status.is_grant_sent_or_accepted
     changes_nothing = {
-        "approve": status.quorum is None or is_approved,
+        "approve": status.quorum is None or status.is_granted_or_claimed,
         "hold": bool(status.active_holds) or not status.is_startable,
         "release": not status.is_startable,
     }

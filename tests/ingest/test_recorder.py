@@ -130,14 +130,13 @@ def add_grant(
     *,
     attempts: int = 1,
     status: int | None = None,
-    dry_run: bool = False,
 ) -> None:
     """Add a grant for the event and bring it to a state."""
 
     def work(tx: Transaction) -> None:
         occurrence = tx.occurrences.find_newest_occurrence("e-1")
         assert occurrence is not None
-        details = {"approvalId": "a", "rule": "r", **({"dryRun": True} if dry_run else {})}
+        details = {"approvalId": "a", "rule": "r"}
         tx.record(cloudevent("approval.granted", "E-1", {**occurrence.data, **details}), NOON)
         granted = tx.recorded[-1].position
         for number in range(attempts):
@@ -216,7 +215,6 @@ REBOOTED = ("completed", "rebooted")
         pytest.param(UNKNOWN, {"state": "failed", "status": 400, "attempts": 2}, id="second, 400"),
         pytest.param(CANCELED, {"state": "failed", "attempts": 0}, id="failed before any try"),
         pytest.param(CANCELED, {"state": "granted", "attempts": 0}, id="not sent"),
-        pytest.param(CANCELED, {"state": "granted", "attempts": 0, "dry_run": True}, id="dry run"),
     ],
 )
 def test_a_cancellation_is_told_only_where_no_start_request_can_have_been_taken(

@@ -167,9 +167,11 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
         yield ("Approvals are a dry run: no StartRequest is sent.",)
     if status.mode == "off" and status.is_startable:
         yield ("Approvals are off: nothing can be decided now.",)
-    note = _STATE_NOTES.get(approval_state(status))
-    if note is not None:
-        yield (note,)
+    state = approval_state(status)
+    if state == "granted" and status.mode == "dry-run":
+        yield ("It would be approved.",)
+    elif state in _STATE_NOTES:
+        yield (_STATE_NOTES[state],)
     if status.waiting_for:
         yield limit_waits_text(status)
 
