@@ -79,10 +79,7 @@ class StartRequestNotDelivered(SourceUnavailable):
 
 
 class SourceRefused(SourceError):
-    """400: the relay's header, version or body is wrong.
-
-    Source: Azure, "Scheduled Events", section on starting an event.
-    """
+    """400: the relay's header, version or body is wrong."""
 
 
 class SourceCallNotSentInTime(SourceError):
@@ -128,10 +125,10 @@ class Deferred(DeliveryError):
     `relay.delivery.retry` what kind of failure it is:
 
     - ``transient``: it can pass by itself. Retries get slower.
-    - ``slow``: a person must correct something. Retries are slow until NotBefore. Then the entry
+    - ``slow``: a person must correct something. Retries are slow until NotBefore; then the delivery
       becomes a dead letter.
-    - ``disabled``: the destination asks the relay to stop. The sink is disabled, and keeps its
-      entries.
+    - ``disabled``: the destination asks the relay to stop. The sink is disabled, and keeps what
+      waits.
     """
 
     def __init__(
@@ -154,10 +151,7 @@ class Rejected(DeliveryError):
 
 
 class Superseded(DeliveryError):
-    """The sink did not send the event, because its destination does not need it any more.
-
-    The destination has the same from another sender, for example.
-    """
+    """The destination does not need the event any more: it has the same from another sender."""
 
 
 class StoreError(RelayError):

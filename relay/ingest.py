@@ -19,6 +19,7 @@ from datetime import datetime
 from itertools import count
 from typing import Any
 
+from relay.events import fast_dataclass
 from relay.events.build import (
     EndOutcome,
     FactsAboutEndedEvent,
@@ -37,7 +38,6 @@ from relay.events.model import (
     diff_events_with_document,
 )
 from relay.events.timestamps import format_sortable
-from relay.fast_dataclass import fast_dataclass
 from relay.store import EventKeyFormat, TrackedEvent
 from relay.store.approvals import NOTHING, EventApprovals
 from relay.store.transaction import Transaction

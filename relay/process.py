@@ -12,14 +12,13 @@ no SIGHUP, and its event loop has no signal handlers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -32,9 +31,9 @@ _PINGS_PER_WATCHDOG = 4
 _log = LogOnce(logging.getLogger(__name__))
 
 
-async def _tell(*assignments: str, environment: Mapping[str, str] = os.environ) -> None:
+async def _tell(*assignments: str) -> None:
     """Send a message such as READY=1. Waits while the socket of the service manager is full."""
-    name = environment.get("NOTIFY_SOCKET", "")
+    name = os.environ.get("NOTIFY_SOCKET", "")
     if not name:
         return
     try:
@@ -53,45 +52,41 @@ async def _tell(*assignments: str, environment: Mapping[str, str] = os.environ) 
         )
 
 
-def _watchdog(environment: Mapping[str, str]) -> float | None:
+def _watchdog() -> float | None:
     """Return the seconds after which a silent process is killed; None: never."""
-    text = environment.get("WATCHDOG_USEC", "")
-    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+    text = os.environ.get("WATCHDOG_USEC", "")
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None  # it is meant for the process that started this one
     return int(text) / 1e6 if text.isascii() and text.isdecimal() and int(text) else None
 
 
 @asynccontextmanager
 async def report_to_service_manager(
-    is_up: asyncio.Event,
-    stop: asyncio.Event,
-    *,
-    environment: Mapping[str, str] = os.environ,
-    start_patience: float = START_PATIENCE,
+    is_up: asyncio.Event, stop: asyncio.Event, *, start_patience: float = START_PATIENCE
 ) -> AsyncIterator[None]:
     """Report the start, the stop and each sign of life of this event loop while the body runs."""
-    if not environment.get("NOTIFY_SOCKET"):
+    if not os.environ.get("NOTIFY_SOCKET"):
         yield
         return
 
     async def tell_states() -> None:
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(start_patience):
                 await is_up.wait()
         if not is_up.is_set():
             waits = "STATUS=Starting. The log says what the relay waits for."
-            await _tell("READY=1", waits, environment=environment)
+            await _tell("READY=1", waits)
             await is_up.wait()
-        await _tell("READY=1", "STATUS=Running", environment=environment)
+        await _tell("READY=1", "STATUS=Running")
         await stop.wait()
-        await _tell("STOPPING=1", "STATUS=Sending what can be sent", environment=environment)
+        await _tell("STOPPING=1", "STATUS=Sending what can be sent")
 
     async def send_pings() -> None:
         while watchdog is not None:
-            await _tell("WATCHDOG=1", environment=environment)
+            await _tell("WATCHDOG=1")
             await asyncio.sleep(watchdog / _PINGS_PER_WATCHDOG)
 
-    watchdog = _watchdog(environment)
+    watchdog = _watchdog()
     tasks = [asyncio.create_task(each, name="systemd") for each in (tell_states(), send_pings())]
     try:
         yield

@@ -65,13 +65,12 @@ async def reporting(
 ) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
     """Report as a process with this environment does; yields the events `is_up` and `stop`."""
     is_up, stop = asyncio.Event(), asyncio.Event()
-    async with report_to_service_manager(
-        is_up,
-        stop,
-        environment={"NOTIFY_SOCKET": str(folder / "notify"), **(environment or {})},
-        start_patience=start_patience,
-    ):
-        yield is_up, stop
+    variables = {"NOTIFY_SOCKET": str(folder / "notify"), **(environment or {})}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        async with report_to_service_manager(is_up, stop, start_patience=start_patience):
+            yield is_up, stop
 
 
 async def test_the_command_reports_its_start_its_life_its_reloads_and_its_stop(

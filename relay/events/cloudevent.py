@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from relay.fast_dataclass import fast_dataclass
+from relay.events import fast_dataclass
 
 TYPE_PREFIX = "io.imdsrelay."
 TYPE_VERSION = ".v1"

@@ -21,9 +21,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from relay.events import fast_dataclass
 from relay.events.cloudevent import digest_id
 from relay.events.timestamps import parse_timestamp
-from relay.fast_dataclass import fast_dataclass
 
 EventId = Annotated[
     str,

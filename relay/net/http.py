@@ -29,8 +29,8 @@ from yarl import URL
 
 from relay import __version__
 from relay.errors import Deferred, Failure
+from relay.events import fast_dataclass
 from relay.events.timestamps import parse_timestamp
-from relay.fast_dataclass import fast_dataclass
 from relay.net.egress import AddressRefused, guarded_socket
 from relay.net.tls import HTTPS_CA_OPTION, default_context, explain_refusal
 

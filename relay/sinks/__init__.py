@@ -25,10 +25,10 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
+from relay.events import fast_dataclass
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any_pattern
-from relay.fast_dataclass import fast_dataclass
 from relay.settings import Name, Section, closest
 
 _EVENT_PATTERN = re.compile(r"\*|[a-z*][a-z-*]*\.[a-z*][a-z-*]*")

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from pydantic import Field, Json
 from typing_extensions import override  # in typing from Python 3.12
 
+from relay.events import fast_dataclass
 from relay.events.cloudevent import CloudEvent, delivery_priority
 from relay.events.data_types import Remarks
 from relay.events.match import Match
 from relay.events.model import ScheduledEvent
-from relay.fast_dataclass import fast_dataclass
 from relay.settings import Duration, Section
 
 Mode = Literal["on", "dry-run", "off"]

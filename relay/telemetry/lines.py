@@ -137,7 +137,6 @@ EVENT_STATUSES = ("Scheduled", "Started")
 OTHER = "other"
 CHANGES = ("scheduled", "updated", "started", "ended")
 DECISIONS = ("approve", "hold", "release")
-_REFUSED = 400  # HTTP
 
 
 @lru_cache(maxsize=256)
