@@ -259,6 +259,12 @@ class RunningRelay:
         recorder = Recorder(ORIGIN, None, None)
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
+    async def voters(self) -> list[str]:
+        """Return whose decisions were recorded, in order."""
+        return [
+            event["data"]["principal"] for event in await self.recorded_events("approval.recorded")
+        ]
+
     async def recorded_events(self, name: str) -> list[dict[str, Any]]:
         events = await self.store.read(lambda tx: tx.journal.events_after(0, 10_000))
         return [orjson.loads(event.body) for _, event in events if event.name == name]

@@ -28,10 +28,10 @@ from tests.api.entra import (
     ANN,
     CLIENT_ID,
     CLIENT_SECRET,
-    TENANT,
+    Entra,
     principal,
 )
-from tests.api.running_relay import SECRET, RunningRelay, run_relay
+from tests.api.running_relay import SECRET, RunningRelay
 from tests.api.signed_in import (
     OWN_PAGE,
     PENDING_COOKIE,
@@ -40,8 +40,7 @@ from tests.api.signed_in import (
     Desk,
     run_desk,
 )
-from tests.api.test_identity import Certified
-from tests.certificates import LOCALHOST, Authority
+from tests.api.test_identity import run_certified
 from tests.documented import block
 
 NOBODY: dict[str, Any] = {"signIn": "/sign-in", "principal": None, "name": None, "can": []}
@@ -51,12 +50,6 @@ NOBODY: dict[str, Any] = {"signIn": "/sign-in", "principal": None, "name": None,
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     async with run_desk(tmp_path) as running:
         yield running
-
-
-async def voters(relay: RunningRelay) -> list[str]:
-    return [
-        event["data"]["principal"] for event in await relay.recorded_events("approval.recorded")
-    ]
 
 
 async def vote(browser: Browser, headers: dict[str, str] | None = None) -> int:
@@ -84,7 +77,7 @@ async def test_a_person_signs_in_and_approves_under_their_own_name(
     assert await browser.session() == {**documented, "principal": principal(ANN)}
     assert f"{principal(ANN)} signed in" in caplog.messages
     assert await vote(browser) == 202
-    assert await voters(desk.relay) == [principal(ANN)]
+    assert await desk.relay.voters() == [principal(ANN)]
 
 
 async def test_the_call_for_authorization_has_what_protects_it(desk: Desk) -> None:
@@ -210,7 +203,7 @@ async def test_a_cookie_that_another_host_of_the_domain_can_set_counts_for_nothi
         end = f"/sign-in/callback?{answered}"
         answer = await victim.call("GET", end, headers={"Cookie": tossed.format(cookie)})
         assert (answer.status, victim.has_session_cookie) == (403, False)
-        assert await voters(desk.relay) == []
+        assert await desk.relay.voters() == []
 
 
 async def test_cookies_of_other_programs_do_not_hide_that_of_the_session(desk: Desk) -> None:
@@ -459,7 +452,7 @@ async def test_a_call_that_the_relay_s_own_page_does_not_make_is_403(desk: Desk)
         sent = {name: value.format(origin=desk.origin) for name, value in headers.items()}
         assert await vote(browser, sent) == 403
         assert (await browser.call("POST", "/sign-out", headers=sent)).status == 403
-        assert await voters(desk.relay) == []
+        assert await desk.relay.voters() == []
         assert (await browser.session())["principal"] == principal(ANN)
 
 
@@ -503,20 +496,11 @@ async def test_a_key_counts_instead_of_the_cookie(desk: Desk) -> None:
 
 async def test_a_certificate_counts_only_where_nobody_signed_in(tmp_path: Path) -> None:
     """Else the client of the certificate would go on where a person's session has ended."""
-    authority = Authority("authority")
-    (tmp_path / "authority.pem").write_bytes(authority.pem)
-    (tmp_path / "server.pem").write_bytes(authority.issue("localhost", LOCALHOST))
-    tls = {
-        "cert_file": tmp_path / "server.pem",
-        "key_file": tmp_path / "server.pem",
-        "client_ca_file": tmp_path / "authority.pem",
-    }
     clients = ({"name": "drain", "san": "drain.internal", "can": ["read"]},)
-    section = {**SECTION, "sign_in": {"client_secret": CLIENT_SECRET}}
-    async with run_relay(
-        tmp_path, tls=tls, clients=clients, public_url="https://localhost", oidc=section
-    ) as relay:
-        certified = Certified(relay, tmp_path, authority)
+    async with run_certified(
+        tmp_path, clients=clients, public_url="https://localhost", oidc=SECTION
+    ) as certified:
+        relay = certified.relay
         san = x509.DNSName("drain.internal")
         sign_in = relay.server.state.sign_in
         assert sign_in is not None
@@ -527,8 +511,8 @@ async def test_a_certificate_counts_only_where_nobody_signed_in(tmp_path: Path) 
             ({"Cookie": f"{SESSION_COOKIE}=over"}, 401, None),
             ({"Cookie": f"{SESSION_COOKIE}={cookie}"}, 403, principal(ANN)),  # she may not read
         ):
-            assert (await certified.call("GET", "/v1/events", san, headers=sent))[0] == status
-            info = await certified.call("GET", "/v1/session", san, headers=sent)
+            assert (await certified.call("GET", "/v1/events", san, **sent))[0] == status
+            info = await certified.call("GET", "/v1/session", san, **sent)
             assert info[1]["principal"] == who
 
 
@@ -540,7 +524,7 @@ async def test_the_cookie_authenticates_no_callback(desk: Desk) -> None:
         answer = await browser.call("POST", path, body, OWN_PAGE)
         assert answer.status in (401, 404)
     assert SECRET not in str(browser.cookies)
-    assert await voters(desk.relay) == []
+    assert await desk.relay.voters() == []
 
 
 async def test_a_session_ends_after_an_hour_by_both_clocks(desk: Desk) -> None:
@@ -662,13 +646,7 @@ async def test_who_calls_is_told_to_everybody_and_wrong_credentials_are_nobody_s
 # --- the configuration
 
 
-SECTION = {
-    "issuer": f"https://login.microsoftonline.com/{TENANT}/v2.0",
-    "audience": CLIENT_ID,
-    "tenant": TENANT,
-    "keys_url": f"https://login.microsoftonline.com/{TENANT}/discovery/v2.0/keys",
-    "roles": {"Approver": ["approve"]},
-}
+SECTION = Entra(origin="https://login.microsoftonline.com").section()
 URL = "https://relay.example.com"
 
 
