@@ -1,41 +1,46 @@
-"""The links that a chat message shows."""
+"""The messages of chats about the events of a relay, and the links that they show."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from relay.chat.context import make_chat_context
+from relay.chat.cards.card import Card
+from relay.chat.context import ChatContext, make_chat_context
+from relay.events.cloudevent import CloudEvent
 from relay.store.transaction import Transaction
 from tests.api.running_relay import EVENT_ID, RecordingSinkSettings, RunningRelay
+
+
+def chat_of(relay: RunningRelay) -> ChatContext:
+    url = f"http://127.0.0.1:{relay.server.port}"
+    return make_chat_context(
+        relay.store, relay.gate.engine, relay.clock, url, relay.gate.submit, {}
+    )
+
+
+async def shown_card(
+    relay: RunningRelay, sink: str, event_id: str, *, in_chat: bool = False
+) -> Card:
+    """Update a sink's message about the event; `event_id` is its key in the store, in any case."""
+    messages = chat_of(relay).messages
+
+    def read_last_change(tx: Transaction) -> CloudEvent:
+        position = tx.journal.last_change_of(event_id.lower())
+        assert position is not None
+        return tx.journal.require_event_at_position(position)
+
+    update = await messages.plan_update(
+        RecordingSinkSettings(name=sink, kind="box"),
+        await relay.store.read(read_last_change),
+        in_chat=in_chat,
+    )
+    assert update is not None
+    assert update.card is not None
+    await messages.mark_shown(update, "ref")
+    return update.card
 
 
 async def message_links(
     relay: RunningRelay, sink: str = "ops", *, event_id: str = EVENT_ID
 ) -> dict[str, str]:
-    """Update a sink's message about the event, and return the URLs of its buttons by decision.
-
-    `event_id` is the key of the event in the store, in any case.
-    """
-    chat = make_chat_context(
-        relay.store,
-        relay.gate.engine,
-        relay.clock,
-        f"http://127.0.0.1:{relay.server.port}",
-        relay.gate.submit,
-        {},
-    )
-
-    def read_last_change(tx: Transaction) -> Any:
-        position = tx.journal.last_change_of(event_id.lower())
-        assert position is not None
-        return tx.journal.require_event_at_position(position)
-
-    update = await chat.messages.plan_update(
-        RecordingSinkSettings(name=sink, kind="box"),
-        await relay.store.read(read_last_change),
-        in_chat=False,
-    )
-    assert update is not None
-    assert update.card is not None
-    await chat.messages.mark_shown(update, "ref")
-    return {button.decision: button.url or "" for button in update.card.buttons}
+    """Update a sink's message, and return the URLs of its buttons by decision."""
+    card = await shown_card(relay, sink, event_id)
+    return {button.decision: button.url or "" for button in card.buttons}

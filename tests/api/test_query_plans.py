@@ -10,14 +10,13 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from relay.chat.context import make_chat_context
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import Deferred, Rejected
 from relay.events.timestamps import format_rfc3339
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from relay.store.sqlite import Store
-from tests.api.message_links import message_links
+from tests.api.message_links import chat_of, message_links
 from tests.api.running_relay import (
     EVENT_ID,
     RecordingSink,
@@ -177,14 +176,7 @@ async def _wait_for_a_limit(relay: RunningRelay) -> None:
 
 async def _chat(relay: RunningRelay) -> None:
     await message_links(relay, event_id="E-2")
-    chat = make_chat_context(
-        relay.store,
-        relay.gate.engine,
-        relay.clock,
-        "https://relay.example.com",
-        relay.gate.submit,
-        {},
-    )
+    chat = chat_of(relay)
     ops = RecordingSinkSettings(name="ops")
     assert await chat.messages.live_statuses(ops)
     assert await chat.messages.find_status_of_shown_event("ops", "ref", "E-2")

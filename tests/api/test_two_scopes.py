@@ -10,13 +10,9 @@ import orjson
 import pytest
 
 from relay.approvals.request import Caller, Rights
-from relay.chat.context import make_chat_context
-from relay.events.cloudevent import CloudEvent
-from relay.store.transaction import Transaction
-from tests.api.message_links import message_links
+from tests.api.message_links import chat_of, message_links, shown_card
 from tests.api.running_relay import (
     EVENT_ID,
-    RecordingSinkSettings,
     Response,
     RunningRelay,
     make_event,
@@ -114,22 +110,9 @@ async def test_a_link_of_a_message_is_about_the_scope_of_the_message(hub: Runnin
 async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
     hub: RunningRelay, scope: str
 ) -> None:
-    chat = make_chat_context(hub.store, hub.gate.engine, hub.clock, None, hub.gate.submit, {})
-
-    def last_change(tx: Transaction) -> CloudEvent:
-        position = tx.journal.last_change_of(f"{EVENT_ID}@{scope}".lower())
-        assert position is not None
-        return tx.journal.require_event_at_position(position)
-
-    update = await chat.messages.plan_update(
-        RecordingSinkSettings(name="ops", kind="box"),
-        await hub.store.read(last_change),
-        in_chat=True,
-    )
-    assert update is not None
-    assert update.card is not None
-    approve = next(button for button in update.card.buttons if button.decision == "approve")
-    answer = await chat.decisions.decide(
+    card = await shown_card(hub, "ops", f"{EVENT_ID}@{scope}", in_chat=True)
+    approve = next(button for button in card.buttons if button.decision == "approve")
+    answer = await chat_of(hub).decisions.decide(
         Caller("slack:T024/U7", "slack", Rights(frozenset({"approve"}))),
         event_id=approve.event_id,
         decision="approve",

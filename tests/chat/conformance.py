@@ -70,7 +70,7 @@ class ReceiverControl(Protocol):
     """The key of a secret in the sink's section that can be in a file."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the sink's section of the YAML document, without kind and name."""
+        """Return the sink's section of the YAML document. A case sets its kind and name."""
 
     async def disconnect(self) -> None:
         """Cut all connections and refuse new ones."""
@@ -132,12 +132,13 @@ def _attempts_of(entry: int, tx: Transaction) -> list[DeliveryAttempt]:
 
 @asynccontextmanager
 async def relay_with_chat(
-    directory: Path, receiver: ReceiverControl, section: Mapping[str, Any] | None = None
+    trial: Trial, section: Mapping[str, Any] | None = None
 ) -> AsyncIterator[ChatRelay]:
-    """Run a relay. Over the same directory it is the same relay, started again."""
-    clock, member = SystemClock(), sink_modules()[receiver.kind]
+    """Run a relay. In the same trial it is the same relay, started again."""
+    kind = trial.receiver.kind
+    clock, member = SystemClock(), sink_modules()[kind]
     settings: ChatSettings = member.Settings.model_validate(
-        {"kind": receiver.kind, "name": "chat", **(section or receiver.settings())}
+        {**(section or trial.receiver.settings()), "kind": kind, "name": "chat"}
     )
     approvals = ApprovalEngine(
         SETTINGS,
@@ -145,7 +146,7 @@ async def relay_with_chat(
         client_resources=dict.fromkeys(("client:alice", "client:bob", "client:drain")),
     )
     async with open_store(
-        StoreSettings(path=directory / "relay.db"),
+        StoreSettings(path=trial.directory / "relay.db"),
         StateFileScopeAndVm(ORIGIN.scope, "vm"),
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
@@ -165,18 +166,25 @@ async def relay_with_chat(
                 )
 
 
-Case = Callable[[ReceiverControl, Path, pytest.LogCaptureFixture], Awaitable[None]]
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a case gets: a platform, an empty folder and the log."""
+
+    receiver: ReceiverControl
+    directory: Path
+    caplog: pytest.LogCaptureFixture
 
 
-async def posts_an_event_once(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+Case = Callable[[Trial], Awaitable[None]]
+
+
+async def posts_an_event_once(trial: Trial) -> None:
     """An event is one message with all that readers must know; a redelivery posts nothing."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         await relay.deliver_document(
             relay.reboot(description="Host maintenance", resources=("db-1", "web_01"))
         )
-        (text,) = receiver.messages()
+        (text,) = trial.receiver.messages()
         for words in (
             "Reboot of db-1, web_01",
             "Host maintenance",
@@ -189,14 +197,12 @@ async def posts_an_event_once(
         assert position is not None
         await relay.store.transact(lambda tx: tx.deliver_again(position, "chat", relay.clock.now()))
         await relay.settle()
-        assert receiver.messages() == [text]
+        assert trial.receiver.messages() == [text]
 
 
-async def edits_or_follows_up(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def edits_or_follows_up(trial: Trial) -> None:
     """Changes appear in the message and its thread, or in follow-ups that name the event."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         reboot = relay.reboot()
         await relay.record_document(reboot)
         await relay.submit("approve", "alice", reboot)
@@ -204,34 +210,32 @@ async def edits_or_follows_up(
         await relay.submit("hold", "bob", reboot)
         await relay.settle()
         await relay.deliver_document()
-        history = "\n".join(receiver.replies() if receiver.edits else receiver.messages()[1:])
+        history = "\n".join(
+            trial.receiver.replies() if trial.receiver.edits else trial.receiver.messages()[1:]
+        )
         for words in ("voted to approve, 1 of 2", "put it on hold", "Azure has taken it back"):
-            assert words in history or words in receiver.messages()[0]
-        if receiver.edits:
-            assert len(receiver.messages()) == 1
-            assert "Azure has taken it back" in receiver.messages()[0]
+            assert words in history or words in trial.receiver.messages()[0]
+        if trial.receiver.edits:
+            assert len(trial.receiver.messages()) == 1
+            assert "Azure has taken it back" in trial.receiver.messages()[0]
         else:
-            assert all("Reboot of db-1" in text for text in receiver.messages())
+            assert all("Reboot of db-1" in text for text in trial.receiver.messages())
 
 
-async def shows_a_new_time(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def shows_a_new_time(trial: Trial) -> None:
     """When Azure changes the event, the last message in the channel is right."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         await relay.deliver_document(relay.reboot(resources=("db-1",)))
         await relay.deliver_document(relay.reboot(due=5400, resources=("db-1", "db-2")))
-        assert "Reboot of db-1, db-2" in receiver.messages()[-1]
-        assert "Azure proceeds at NotBefore regardless" in receiver.messages()[-1]
-        assert len(receiver.messages()) == (1 if receiver.edits else 2)
+        assert "Reboot of db-1, db-2" in trial.receiver.messages()[-1]
+        assert "Azure proceeds at NotBefore regardless" in trial.receiver.messages()[-1]
+        assert len(trial.receiver.messages()) == (1 if trial.receiver.edits else 2)
 
 
-async def posts_the_latest_state_after_an_outage(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def posts_the_latest_state_after_an_outage(trial: Trial) -> None:
     """It defers while connections are refused; afterwards it posts the latest state, no flood."""
-    await receiver.disconnect()
-    async with relay_with_chat(directory, receiver) as relay:
+    await trial.receiver.disconnect()
+    async with relay_with_chat(trial) as relay:
         reboot = relay.reboot()
         await relay.record_document(reboot)
         for _turn in range(5):
@@ -243,119 +247,105 @@ async def posts_the_latest_state_after_an_outage(
             isinstance(error, Deferred) and error.failure == "transient"
             for error in relay.observed.errors
         )
-        await receiver.reconnect()
+        await trial.receiver.reconnect()
         await relay.settle()
         assert "parked" not in [delivery["state"] for delivery in await relay.deliveries()]
-        assert "1 of 2" in receiver.messages()[0]
-        assert len(receiver.messages()) + len(receiver.replies()) <= 2
-        assert "voted to approve" in "\n".join(receiver.messages() + receiver.replies())
+        assert "1 of 2" in trial.receiver.messages()[0]
+        assert len(trial.receiver.messages()) + len(trial.receiver.replies()) <= 2
+        assert "voted to approve" in "\n".join(trial.receiver.messages() + trial.receiver.replies())
 
 
-async def tries_slowly_until_somebody_corrects_something(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def tries_slowly_until_somebody_corrects_something(trial: Trial) -> None:
     """It retries slowly, with a reason that helps, and delivers once somebody mended it."""
-    await receiver.refuse()
-    async with relay_with_chat(directory, receiver) as relay:
+    await trial.receiver.refuse()
+    async with relay_with_chat(trial) as relay:
         await relay.record_document(relay.reboot())
         await eventually(lambda: bool(relay.observed.errors))
         error = relay.observed.errors[0]
         assert isinstance(error, Deferred)
         assert error.failure == "slow"
         assert len(error.reason) > 40
-        await receiver.reconnect()
+        await trial.receiver.reconnect()
         await relay.settle()
-        assert len(receiver.messages()) == 1
+        assert len(trial.receiver.messages()) == 1
 
 
-async def reads_its_secret_file_again(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def reads_its_secret_file_again(trial: Trial) -> None:
     """A secret that somebody replaces in its file counts from the next message on."""
-    section, file = receiver.settings(), directory / "secret"
-    secret = section.pop(receiver.secret_key)
+    section, file = trial.receiver.settings(), trial.directory / "secret"
+    secret = section.pop(trial.receiver.secret_key)
     secret = secret if isinstance(secret, str) else "\n".join(secret)
     file.write_text(secret, encoding="utf-8")
-    section[f"{receiver.secret_key}_file"] = str(file)
-    async with relay_with_chat(directory, receiver, section) as relay:
+    section[f"{trial.receiver.secret_key}_file"] = str(file)
+    async with relay_with_chat(trial, section) as relay:
         file.write_text("no such secret", encoding="utf-8")
         await relay.record_document(relay.reboot())
         await eventually(lambda: bool(relay.observed.errors))
         error = relay.observed.errors[0]
         assert isinstance(error, Deferred)
         assert error.failure == "slow"
-        assert f"the {receiver.secret_key} of this sink" in error.reason
+        assert f"the {trial.receiver.secret_key} of this sink" in error.reason
         assert "no longer usable" in error.reason
         file.write_text(secret, encoding="utf-8")
         await relay.settle()
-        assert len(receiver.messages()) == 1
+        assert len(trial.receiver.messages()) == 1
 
 
-async def shows_hostile_texts_as_text(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def shows_hostile_texts_as_text(trial: Trial) -> None:
     """Descriptions, names and reasons are shown as text: no mention, no link, and readable."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         reboot = relay.reboot(description=HOSTILE, resources=("db-1", "@here"))
         await relay.record_document(reboot)
         await relay.submit("approve", "alice", reboot, reason=HOSTILE)
         await relay.settle()
-        assert "click" in "\n".join(receiver.messages())
-        assert receiver.active_markup() == []
+        assert "click" in "\n".join(trial.receiver.messages())
+        assert trial.receiver.active_markup() == []
 
 
-async def cuts_long_texts(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def cuts_long_texts(trial: Trial) -> None:
     """A hundred long names and a text of thousands of characters are cut, never refused."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         names = tuple(f"{'m' * 60}-{number}" for number in range(100))
         await relay.record_document(
             relay.reboot(resources=names, description="\N{PILE OF POO}<&>\"'\\*_" * 400)
         )
         await relay.settle()
-        (text,) = receiver.messages()
+        (text,) = trial.receiver.messages()
         assert "90 more" in text
         assert "parked" not in [delivery["state"] for delivery in await relay.deliveries()]
 
 
-async def makes_one_message_of_many_events(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def makes_one_message_of_many_events(trial: Trial) -> None:
     """Fifty events of one document are one message, and their end is no flood."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         await relay.record_document(
             *(relay.reboot(f"E-{number}", resources=(f"db-{number}",)) for number in range(50))
         )
         await relay.settle()
-        (text,) = receiver.messages()
+        (text,) = trial.receiver.messages()
         assert "50 maintenance events at once" in text
         await relay.deliver_document()
-        assert len(receiver.messages()) <= (1 if receiver.edits else 4)
-        assert len(receiver.replies()) <= 3
+        assert len(trial.receiver.messages()) <= (1 if trial.receiver.edits else 4)
+        assert len(trial.receiver.replies()) <= 3
 
 
-async def updates_its_message_after_a_restart(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
-    async with relay_with_chat(directory, receiver) as relay:
+async def updates_its_message_after_a_restart(trial: Trial) -> None:
+    async with relay_with_chat(trial) as relay:
         reboot = relay.reboot()
         await relay.deliver_document(reboot)
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
-    if receiver.edits:
-        (text,) = receiver.messages()
+    if trial.receiver.edits:
+        (text,) = trial.receiver.messages()
         assert "1 of 2" in text
     else:
-        assert ["0 of 2" in text for text in receiver.messages()] == [True, False]
+        assert ["0 of 2" in text for text in trial.receiver.messages()] == [True, False]
 
 
-async def posts_anew_what_another_kind_had_posted(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def posts_anew_what_another_kind_had_posted(trial: Trial) -> None:
     """The sink was of another kind before, whose names of messages mean nothing here."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         reboot = relay.reboot()
         await relay.deliver_document(reboot)
         await relay.store.transact(
@@ -364,17 +354,15 @@ async def posts_anew_what_another_kind_had_posted(
         await relay.submit("approve", "alice", reboot)
         await relay.settle()
         # Where messages have no threads, a follow-up repeats the vote.
-        assert len([text for text in receiver.messages() if "1 of 2" in text]) == (
-            1 if receiver.edits else 2
+        assert len([text for text in trial.receiver.messages() if "1 of 2" in text]) == (
+            1 if trial.receiver.edits else 2
         )
         assert relay.observed.errors == []
 
 
-async def posts_a_ping(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def posts_a_ping(trial: Trial) -> None:
     """A ping is a message, and so is an event of the relay itself."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         for name in ("relay.ping", "relay.source-lost"):
             event = relay_event(
                 name,
@@ -388,57 +376,53 @@ async def posts_a_ping(
             await relay.chat.deliver(event)
         assert [
             words in text
-            for words, text in zip(("ping", "source-lost"), receiver.messages(), strict=True)
+            for words, text in zip(("ping", "source-lost"), trial.receiver.messages(), strict=True)
         ] == [True, True]
 
 
-async def closes_during_delivery(
-    receiver: ReceiverControl, directory: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def closes_during_delivery(trial: Trial) -> None:
     """A relay stops without waiting for a platform that hangs; no task and no event is lost."""
     before = asyncio.all_tasks()
     async with asyncio.timeout(TIMEOUT):
-        async with relay_with_chat(directory, receiver) as relay:
-            await receiver.hang()
+        async with relay_with_chat(trial) as relay:
+            await trial.receiver.hang()
             await relay.record_document(relay.reboot())
             await eventually(lambda: relay.observed.under_way == 1)
         assert relay.observed.under_way == 0
-    await receiver.reconnect()
+    await trial.receiver.reconnect()
     await eventually(lambda: asyncio.all_tasks() <= before | receiver_tasks())
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         await relay.settle()
-    assert "Reboot of db-1" in receiver.messages()[0]
+    assert "Reboot of db-1" in trial.receiver.messages()[0]
 
 
-async def shows_no_secret_in_any_error(
-    receiver: ReceiverControl, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def shows_no_secret_in_any_error(trial: Trial) -> None:
     """Neither when the platform is gone, nor when it refuses and repeats the message."""
-    caplog.set_level(logging.DEBUG)
-    async with relay_with_chat(directory, receiver) as relay:
-        await receiver.disconnect()
+    trial.caplog.set_level(logging.DEBUG)
+    async with relay_with_chat(trial) as relay:
+        await trial.receiver.disconnect()
         await relay.record_document(relay.reboot())
         await eventually(lambda: len(relay.observed.errors) >= 2)
-        await receiver.reconnect()
-        await receiver.refuse()
+        await trial.receiver.reconnect()
+        await trial.receiver.refuse()
         errors_before = len(relay.observed.errors)
         await eventually(lambda: len(relay.observed.errors) > errors_before)
-        await receiver.reconnect()
+        await trial.receiver.reconnect()
         await relay.settle()
-        texts = [logged(caplog), await relay.logged_reasons()]
+        texts = [logged(trial.caplog), await relay.logged_reasons()]
     for error in relay.observed.errors:
         assert isinstance(error, (DeliveryError, asyncio.CancelledError))
         texts += traceback.format_exception(error)
         texts.append(str(getattr(error, "response", "")))
-    assert receiver.secrets_in_settings
-    assert [secret for secret in receiver.secrets_in_settings if secret in "\n".join(texts)] == []
+    assert trial.receiver.secrets_in_settings
+    assert [
+        secret for secret in trial.receiver.secrets_in_settings if secret in "\n".join(texts)
+    ] == []
 
 
-async def refuses_calls_that_prove_nothing(
-    receiver: ReceiverControl, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def refuses_calls_that_prove_nothing(trial: Trial) -> None:
     """A call without a proof gets a status, and has no effect."""
-    async with relay_with_chat(directory, receiver) as relay:
+    async with relay_with_chat(trial) as relay:
         await relay.record_document(relay.reboot())
         head = await relay.store.read(lambda tx: tx.head())
         for body in HOSTILE_BODIES:
@@ -446,7 +430,7 @@ async def refuses_calls_that_prove_nothing(
                 await relay.chat.handle_callback({}, body)
             assert caught.value.status in {400, 401}
         assert await relay.store.read(lambda tx: tx.head()) == head
-    assert "Traceback" not in caplog.text
+    assert "Traceback" not in trial.caplog.text
 
 
 CASES: tuple[Case, ...] = (

@@ -15,7 +15,7 @@ from typing_extensions import override
 from relay.chat import platforms
 from relay.config.kinds import load_family
 from tests.chat import apprise_server, mattermost_server, slack_server, teams_server
-from tests.chat.conformance import CASES, Case, ReceiverControl
+from tests.chat.conformance import CASES, Case, ReceiverControl, Trial
 from tests.counting_proxy import CountingProxy, counting_proxy
 from tests.sinks.test_conformance import BehindProxy
 
@@ -74,8 +74,7 @@ class MattermostReceiver:
     secret_key: str = "token"
 
     def settings(self) -> dict[str, Any]:
-        section = self.server.sink_section()
-        return {key: value for key, value in section.items() if key not in {"kind", "name"}}
+        return self.server.sink_section()
 
     async def disconnect(self) -> None:
         await self.server.stop()
@@ -119,8 +118,7 @@ class SlackReceiver(BehindProxy):
     secret_key: str = "token"
 
     def settings(self) -> dict[str, Any]:
-        section = self.server.settings(api_url=f"http://127.0.0.1:{self.proxy.near_port}/api/")
-        return {key: value for key, value in section.items() if key not in {"kind", "name"}}
+        return self.server.settings(api_url=f"http://127.0.0.1:{self.proxy.near_port}/api/")
 
     async def refuse(self) -> None:
         self.server.failures["*"] = slack_server.api_error("channel_not_found")
@@ -214,4 +212,4 @@ async def receiver(request: pytest.FixtureRequest) -> AsyncIterator[ReceiverCont
 async def test_a_chat_platform(
     case: Case, receiver: ReceiverControl, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await case(receiver, tmp_path, caplog)
+    await case(Trial(receiver, tmp_path, caplog))

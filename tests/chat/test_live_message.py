@@ -42,15 +42,6 @@ async def test_an_event_is_one_message_from_its_first_notice_to_its_end(relay: W
     ]
 
 
-async def test_the_same_eventid_that_comes_again_is_a_message_of_its_own(relay: WallRelay) -> None:
-    for _ in range(2):
-        relay.clock.advance(1)
-        await relay.record_document(build_event())
-        relay.clock.advance(1)
-        await relay.deliver_document()
-    assert [card.tone for card in relay.wall.cards.values()] == ["over", "over"]
-
-
 @pytest.mark.parametrize(
     ("can_edit", "edits"), [(True, [240, 420, 480, 540, 600, 660]), (False, [])]
 )

@@ -5,7 +5,6 @@ Forged, moved, changed, expired and repeated calls decide nothing.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -389,23 +388,6 @@ async def test_clicks_of_many_strangers_do_not_fill_the_log(
     for _ in range(5):
         await ops.server.click(post, "Approve", new_id())
     assert "refused" not in caplog.text
-
-
-async def test_simultaneous_clicks_are_one_vote_of_each_person(ops: MattermostRelay) -> None:
-    event, post = await ops.announce_reboot()
-    answers = await asyncio.gather(
-        *(ops.server.click(post, "Approve", user_id) for user_id in [ops.ann, ops.ben] * 10)
-    )
-    assert {status for status, _ in answers} == {200}
-    answers = await asyncio.gather(
-        *(ops.server.submit(opened.user_id, opened) for opened in ops.server.dialogs)
-    )
-    assert answers == [(200, {})] * 20
-    assert sorted(await ops.votes(event)) == sorted(
-        ("approve", ops.server.principal(user_id)) for user_id in (ops.ann, ops.ben)
-    )
-    assert await ops.count_events(event, "approval.recorded") == 2
-    await eventually(lambda: ops.relay.starts(event) == 1)
 
 
 async def test_a_repeated_submission_has_no_effect_even_after_a_restart(
