@@ -171,9 +171,11 @@ async def running_workflow() -> AsyncIterator[TeamsWorkflow]:
     workflow = TeamsWorkflow()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", workflow.handle_request)
-    async with TestServer(app) as server:
-        workflow.port = server.port or 0
-        yield workflow
+    server = TestServer(app)
+    await server.start_server(access_log=None)  # it has the secrets of the URL
+    workflow.port = server.port or 0
+    yield workflow
+    await server.close()
 
 
 # --- how a client of Teams shows a card
