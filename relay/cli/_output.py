@@ -60,14 +60,11 @@ def format_local_time(
     now = now or datetime.now(UTC)
     local = moment.astimezone()
     day = "" if local.date() == now.astimezone().date() else f"{local:%Y-%m-%d} "
-    distance = f" ({format_seconds_from_now((moment - now).total_seconds())})" if relative else ""
-    return f"{day}{local:%H:%M:%S}{distance}"
-
-
-def format_seconds_from_now(seconds: float) -> str:
-    """Return the distance of a time from now: ``in 12 min``, ``3 h ago``."""
-    distance = format_duration(abs(seconds))
-    return f"in {distance}" if seconds > 0 else f"{distance} ago"
+    text = f"{day}{local:%H:%M:%S}"
+    if not relative:
+        return text
+    distance = format_duration(abs((moment - now).total_seconds()))
+    return f"{text} (in {distance})" if moment > now else f"{text} ({distance} ago)"
 
 
 def format_duration(seconds: float) -> str:

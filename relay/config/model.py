@@ -129,7 +129,7 @@ class Config(Section):
         yield from _non_default_keys("api", self.api, _HUB_API_KEYS)
 
     @model_validator(mode="after")
-    def _check_sinks(self) -> Config:
+    def _check_what_sections_need(self) -> Config:
         check_unique("sinks", self.sinks)
         for sink in self.sinks:
             needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
@@ -138,31 +138,18 @@ class Config(Section):
                     f"api.public_url: expected the URL at which the platform of sink {sink.name} "
                     "reaches this relay, got none; its approve_in_chat needs it"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _check_amqp_answers_have_a_sink(self) -> Config:
         if self.approvals.amqp is not None and not any(map(_delivers_approval_answers, self.sinks)):
             raise ValueError(
                 "approvals.amqp: expected a rabbitmq sink whose events include approval.*, "
                 "because that sink sends the answers"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_limit_shares_only_on_hub(self) -> Config:
-        if isinstance(self.fleet, HubSettings):
-            return self  # it knows all machines; other relays know those of current events only
         for limit in self.approvals.limits:
-            if limit.is_share:
+            # A hub knows all machines; other relays know those of current events only.
+            if limit.is_share and not isinstance(self.fleet, HubSettings):
                 raise ValueError(
                     f"approvals.limits.{limit.name}.max: a share such as {limit.max} needs a hub, "
                     "which knows how many machines there are; here give a number of machines"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _check_secrets_not_shared(self) -> Config:
         _refuse_shared_secrets(self.sinks, self.api.clients)
         return self
 
