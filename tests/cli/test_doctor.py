@@ -14,15 +14,20 @@ from typing import Any
 import aio_pika
 import orjson
 import pytest
+from aiohttp import web
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_topology, declare_topology, events_topology
+from relay.api.doctor import diagnose
+from relay.api.settings import ApiSettings
 from relay.config import NO_RULE_FOR_USER_EVENTS
 from relay.imds.diagnostics import NOT_POLLED
+from relay.logs import Finding
 from relay.simulator import VM, Setup, Simulator
 from relay.store.file import SCHEMA_VERSION
+from tests.api.entra import Entra, run_entra
 from tests.certificates import LOOPBACK
 from tests.cli.command import file_names, run_async
 from tests.cli.running_relay import running_relay
@@ -382,3 +387,39 @@ async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(
     assert message in findings["state file"][0]["said"]
     assert (tmp_path / "relay.db").read_bytes() == before
     assert not [name for name in file_names(tmp_path) if "set-aside" in name]
+
+
+# --- signing in
+
+
+@pytest.fixture
+async def entra() -> AsyncIterator[Entra]:
+    async with run_entra() as running:
+        yield running
+
+
+async def examined_sign_in(entra: Entra) -> Finding:
+    """Return what `doctor` finds about signing in."""
+    settings = ApiSettings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "public_url": "https://relay.example.com/",
+            "oidc": entra.section(),
+        }
+    )
+    findings, _ = await diagnose(settings, Path("relay.db"))
+    (finding,) = (each for each in findings if each.subject == "sign-in")
+    return finding
+
+
+async def test_doctor_prints_the_redirect_uri(entra: Entra) -> None:
+    finding = await examined_sign_in(entra)
+    assert finding.state == "ok"
+    assert "https://relay.example.com/sign-in/callback, which must be registered" in finding.line
+
+
+async def test_doctor_finds_an_issuer_without_endpoints(entra: Entra) -> None:
+    entra.answers["discovery"] = web.Response(status=404)
+    finding = await examined_sign_in(entra)
+    assert finding.state == "failed"
+    assert "correct api.oidc.issuer" in finding.line

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -237,3 +238,27 @@ def test_numbers_are_spoken() -> None:
     assert [
         pluralize(number, thing) for number, thing in ((1, "vote"), (2, "vote"), (0, "try"))
     ] == ["1 vote", "2 votes", "0 tries"]
+
+
+# --- completion
+
+
+def test_bash_completes_with_the_script(tmp_path: Path) -> None:
+    """The whole way: the script that the command prints, in a real bash."""
+    command = tmp_path / "imds-relay"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m relay "$@"\n')
+    command.chmod(0o755)
+    program = (
+        'eval "$(imds-relay --show-completion)"\n'
+        "COMP_WORDS=(imds-relay expl); COMP_CWORD=1\n"
+        '_imds_relay_completion imds-relay; echo "${COMPREPLY[@]}"\n'
+    )
+    result = subprocess.run(
+        ["bash", "--norc", "-c", program],
+        env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}", SHELL="/bin/bash"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (result.stdout, result.stderr) == ("explain\n", "")
