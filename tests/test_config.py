@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -291,20 +290,7 @@ WRONG = [
 def test_a_wrong_document_is_refused_with_line_key_path_expectation_and_value(
     file: Path, text: str, message: str
 ) -> None:
-    for words, wrong in {
-        "day is out of range for month": "2020-02-30",
-        "hour must be in 0..23": "2020-02-20T25:00:00",
-    }.items():
-        if text.endswith(wrong):  # from Python 3.14 on, Python says more
-            message = message.replace(words, _why_no_time(wrong))
     assert error_of(file, text.replace("SECRET", SECRET)) == message
-
-
-def _why_no_time(text: str) -> str:
-    numbers = map(int, re.findall(r"\d+", text))
-    with pytest.raises(ValueError, match=r".") as error:
-        datetime(*numbers)  # type: ignore[arg-type]  # noqa: DTZ001
-    return str(error.value)
 
 
 WRONG_VARIABLES = [

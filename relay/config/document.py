@@ -26,8 +26,6 @@ _REFERENCE = re.compile(r"\$(?:\$|\{([^}]*)\}|)")
 """``$$``, ``${NAME}``, or a dollar sign alone."""
 _CONSTRUCTOR_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """What ruamel raises for 2020-02-30, and for a value with the tag of another type."""
-_QUOTE = re.compile(r"['\"]")
-"""A message with a quote quotes a value, which may be a secret."""
 _KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
 
@@ -52,12 +50,10 @@ def read_document(file: Traversable) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
-    except _CONSTRUCTOR_ERRORS as error:
-        is_clear = isinstance(error, ValueError) and not _QUOTE.search(str(error))
-        problem = f": {error}" if is_clear else ""
+    except _CONSTRUCTOR_ERRORS:  # their text may quote a secret
         raise ConfigError(
             f"{file}: expected values that YAML can read, got a date, number or word that does not "
-            f"exist{problem}; put text in quotes"
+            "exist; put text in quotes"
         ) from None
     except YAMLError:
         raise ConfigError(

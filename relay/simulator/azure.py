@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from typing_extensions import override
+
 from relay.clock import Clock, SystemClock
 from relay.simulator.event import Event, EventState
 from relay.simulator.scope import Scope
@@ -61,11 +63,7 @@ class SimulatedAzure(Scope):
         clock: Clock | None = None,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(
-            setup or Setup(),
-            clock=clock or SystemClock(),
-            on_transition=self._report_transition,
-        )
+        super().__init__(setup or Setup(), clock=clock or SystemClock())
         self.calls: deque[RecordedCall] = deque(maxlen=_MAX_CALLS)
         self._faults: list[_ActiveFault] = []
         self._report = report
@@ -160,7 +158,8 @@ class SimulatedAzure(Scope):
         self.tick()
         self.wake_waiters()
 
-    def _report_transition(self, at: datetime, kind: str, event: Event | None, text: str) -> None:
+    @override
+    def tell(self, at: datetime, kind: str, event: Event | None, text: str) -> None:
         if event is not None:
             plan, machines = event.plan, ", ".join(event.resources) or "no VM"
             about = f"{kind:<9} {plan.type} {event.event_id} of {machines}"

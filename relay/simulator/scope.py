@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -24,9 +24,6 @@ from relay.simulator.setup import Setup
 
 _MAX_PAST_EVENTS = 1000
 """How many events that are gone can still be found."""
-
-Transition = Callable[[datetime, str, Event | None, str], None]
-"""Is told what happened: when, a word such as scheduled or reset, the event, and more text."""
 
 
 class UnknownEvent(RelayError):
@@ -44,15 +41,17 @@ class Scope:
     InvalidTransition if the state of the event does not allow the action.
     """
 
-    def __init__(self, setup: Setup, *, clock: Clock, on_transition: Transition) -> None:
+    def __init__(self, setup: Setup, *, clock: Clock) -> None:
         self.setup = setup
         self.clock = clock
         self.incarnation = setup.incarnation
-        self._on_transition = on_transition
         self._live_events: dict[str, Event] = {}
         self._past_events: deque[Event] = deque(maxlen=_MAX_PAST_EVENTS)
         self._skipped_incarnations = 0
         self._on_since: datetime | None = None  # None: the service is off
+
+    def tell(self, at: datetime, kind: str, event: Event | None, text: str) -> None:
+        """Is called with what happens: ``kind`` is a word such as scheduled or reset."""
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -121,7 +120,7 @@ class Scope:
         now = self.tick()
         self._on_since = None
         self.incarnation = 1
-        self._on_transition(now, "disabled", None, "the service is off until the next call")
+        self.tell(now, "disabled", None, "the service is off until the next call")
 
     def schedule(self, plan: Plan) -> Event:
         """Add an event. Raises InvalidTransition if the document holds its EventId."""
@@ -225,7 +224,7 @@ class Scope:
         """Set DocumentIncarnation, which may make it lower."""
         now = self.tick()
         self.incarnation = incarnation
-        self._on_transition(now, "reset", None, f"DocumentIncarnation is {incarnation}")
+        self.tell(now, "reset", None, f"DocumentIncarnation is {incarnation}")
 
     def _require_live(self, event: Event | str, status: Status | None = None) -> Event:
         event = self.event(event)
@@ -248,7 +247,7 @@ class Scope:
         del self._live_events[event.event_id]
         self._past_events.append(gone)
         self._count_change()
-        self._on_transition(at, status.lower(), gone, "")
+        self.tell(at, status.lower(), gone, "")
         return gone
 
     def _keep(self, event: Event, at: datetime, kind: str, detail: str = "") -> None:
@@ -257,7 +256,7 @@ class Scope:
         shown = [event_fields(each, NEWEST_API_VERSION) for each in (before, event) if each]
         if len(shown) == 1 or shown[0] != shown[1]:
             self._count_change()
-        self._on_transition(at, kind, event, detail)
+        self.tell(at, kind, event, detail)
 
     def _count_change(self) -> None:
         self.incarnation += 1 + self._skipped_incarnations

@@ -9,12 +9,14 @@ from typing import Any, Self
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from relay.simulator.event import Event, Plan
-from relay.simulator.scope import InvalidTransition, Scope, Transition, UnknownEvent
+from relay.simulator.scope import InvalidTransition, Scope, UnknownEvent
 from relay.simulator.setup import VM, Setup
 from tests.clocks import ManualClock
 
+Transition = Callable[[datetime, str, Event | None], None]
 T0 = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
 VMS = (VM("vm-0"), VM("vm-1"))
 BOTH = ("vm-0", "vm-1")
@@ -29,7 +31,12 @@ class TimedScope(Scope):
 
     def __init__(self, setup: Setup, on_transition: Transition) -> None:
         self.manual_clock = ManualClock(T0)
-        super().__init__(setup, clock=self.manual_clock, on_transition=on_transition)
+        self.on_transition = on_transition
+        super().__init__(setup, clock=self.manual_clock)
+
+    @override
+    def tell(self, at: datetime, kind: str, event: Event | None, text: str) -> None:
+        self.on_transition(at, kind, event)
 
     def at(self, moment: datetime) -> Self:
         self.manual_clock.set_wall_clock(moment)
@@ -259,7 +266,7 @@ def perform_all(
 def test_an_event_only_goes_from_scheduled_to_started_to_gone(actions: list[TimedAction]) -> None:
     told: dict[str, list[str]] = {}
 
-    def on_transition(_at: datetime, kind: str, event: Event | None, _text: str) -> None:
+    def on_transition(_at: datetime, kind: str, event: Event | None) -> None:
         if event is not None and kind in ("scheduled", "started", "completed", "canceled"):
             told.setdefault(event.event_id, []).append(kind)
 
@@ -282,7 +289,7 @@ def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
 ) -> None:
     by_hand: set[str] = set()
 
-    def on_transition(at: datetime, kind: str, event: Event | None, _text: str) -> None:
+    def on_transition(at: datetime, kind: str, event: Event | None) -> None:
         if (
             kind == "started"
             and event is not None
