@@ -27,6 +27,7 @@ from relay.fleet.messages import (
     PRINTABLE,
     ChangeData,
     Content,
+    EndedData,
     Message,
     MessageId,
     Name,
@@ -56,11 +57,9 @@ class ReceivedMessage:
             raise UnusableMessage("it names the hub itself as its sender")
         if (self.origin.scope, relay_word(self.origin.relay)) != (key.scope, key.relay):
             raise UnusableMessage("its body names another relay than its routing key")
-        if isinstance(self.content, CloudEvent):
-            kind: str | None = self.content.name.partition(".")[0]
-        else:
-            kind = self.content.routed_as
-        if kind != key.kind:
+        if key.kind != (
+            "relay" if isinstance(self.content, CloudEvent) else self.content.routed_as
+        ):
             raise UnusableMessage("its body is of another kind than its routing key")
 
 
@@ -104,41 +103,18 @@ class _Envelope(Strict):
         return Origin(self.scope, self.relay)
 
 
-class _Updated(ChangeData):
-    changed: dict[str, Any]
-
-
-class _Started(_Updated):
-    approvedByRelay: bool  # noqa: N815  # the name in JSON
-
-
-class _Ended(ChangeData):
-    outcome: Literal["completed", "canceled", "unknown"]
-    evidence: Literal["observed", "rebooted", "none"]
-    approvedByRelay: bool  # noqa: N815  # the name in JSON
-
-
 class _RelayEventData(Strict):
     sink: Annotated[str | None, Field(max_length=128, pattern=PRINTABLE)]
     reason: Annotated[str, Field(max_length=10_000)]
     count: Number
 
 
+def _read_change(model: type[ChangeData], envelope: _Envelope, _: Any) -> ChangeData:
+    return model.model_validate(envelope.data)
+
+
 def _read_fleet_message(model: type[Message], envelope: _Envelope, _: Any) -> Message:
     return model.model_validate({**envelope.data, "journalhead": envelope.journalhead})
-
-
-def _read_change_event(model: type[Strict], envelope: _Envelope, fields: Any) -> CloudEvent:
-    """Return an ``event.*`` as an agent recorded it, without fields of a later version."""
-    data = model.known_fields(envelope.data)
-    if envelope.source != f"imds://{envelope.scope}":
-        raise UnusableMessage("its source is not its scope")
-    if envelope.subject != data["eventId"]:
-        raise UnusableMessage("its subject is not what its data is about")
-    attributes = {name: fields[name] for name in fields if name in _CHANGE_ATTRIBUTES}
-    if not all(isinstance(value, str) for value in attributes.values()):
-        raise UnusableMessage("its attributes are not all text")
-    return CloudEvent.build(attributes, data)
 
 
 def _read_relay_event(envelope: _Envelope, fields: Any) -> CloudEvent:
@@ -165,23 +141,16 @@ def _read_relay_event(envelope: _Envelope, fields: Any) -> CloudEvent:
     return expected
 
 
-_CHANGE_ATTRIBUTES = frozenset(
-    {
-        *("specversion", "id", "type", "source", "subject", "time", "datacontenttype"),
-        *("dataschema", "scope", "relay", "eventtype", "eventsource", "correlationid"),
-        *("partitionkey", "notbefore", "outcome"),
-    }
-)
-_CHANGES: Mapping[str, type[Strict]] = {
+_CHANGES: Mapping[str, type[ChangeData]] = {
     "event.scheduled": ChangeData,
-    "event.updated": _Updated,
-    "event.started": _Started,
-    "event.ended": _Ended,
+    "event.updated": ChangeData,
+    "event.started": ChangeData,
+    "event.ended": EndedData,
 }
 _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
     **{cloudevent_type(model.kind): partial(_read_fleet_message, model) for model in MESSAGES},
     **{
-        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change_event, model)
+        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change, model)
         for name, model in _CHANGES.items()
     },
     **{

@@ -9,7 +9,6 @@ Fields that a later version adds are ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -21,7 +20,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    ValidationError,
 )
 from pydantic.alias_generators import to_camel
 from typing_extensions import override  # in typing from Python 3.12
@@ -30,7 +28,6 @@ from relay.events.build import Origin
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
 from relay.events.model import EventId, ScheduledEvent
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.settings import first_error_path_and_message
 
 MAX_BODY_BYTES = 1024 * 1024
 """Bytes of a message. A connection of the fleet must let bodies of this size pass."""
@@ -82,18 +79,10 @@ def _require_small_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _require_live_events(live: tuple[dict[str, Any], ...] | None) -> object:
-    """Leave out what a later version adds."""
-    if live is None:
-        return None
-    try:
-        known = tuple(ChangeData.known_fields(event) for event in live)
-    except ValidationError as error:
-        path, problem = first_error_path_and_message(error)
-        raise ValueError(f"{path}: {problem}") from None
-    if len({event["eventId"].lower() for event in known}) < len(known):
+def _require_each_once(live: tuple[ChangeData, ...] | None) -> object:
+    if live is not None and len({event.eventId.lower() for event in live}) < len(live):
         raise ValueError("it lists an event twice")
-    return known
+    return live
 
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
@@ -111,16 +100,11 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, hide_input_in_errors=True)
 
-    @classmethod
-    def known_fields(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that the model knows, in their order. Raises ValidationError."""
-        cls.model_validate(data)
-        return {name: data[name] for name in data if name in cls.model_fields}
-
 
 class ChangeData(Strict):
     """What all ``event.*`` share. It takes everything that the reader of IMDS takes."""
 
+    routed_as: ClassVar = "event"
     eventId: EventId  # noqa: N815  # here and below: the name in JSON
     eventType: str | None  # noqa: N815
     eventStatus: str | None  # noqa: N815
@@ -132,6 +116,14 @@ class ChangeData(Strict):
     durationSeconds: Annotated[int | None, Field(ge=0, le=2**53)]  # noqa: N815
     documentIncarnation: Annotated[int | None, Field(ge=-(2**63), lt=2**63)]  # noqa: N815
     revision: Annotated[str, Field(max_length=128)]
+
+    def to_scheduled_event(self) -> ScheduledEvent:
+        return ScheduledEvent.from_cloudevent_data(dict(self))
+
+
+class EndedData(ChangeData):
+    outcome: Literal["completed", "canceled", "unknown"]
+    evidence: Literal["observed", "rebooted", "none"]
 
 
 class _Message(Strict):
@@ -172,21 +164,15 @@ class Pulse(_Message):
     names: Annotated[tuple[Name, ...], Field(strict=False, max_length=MAX_NAMES)]
     """The names under which this VM can stand in the resources of an event."""
     live: Annotated[
-        tuple[dict[str, Any], ...] | None,
+        tuple[ChangeData, ...] | None,
         Field(strict=False, max_length=MAX_LIVE_EVENTS),
-        AfterValidator(_require_live_events),
+        AfterValidator(_require_each_once),
     ]
-    """The ``data`` of each live event. None: they do not fit, so the pulse says nothing of them."""
+    """The live events. None: they do not fit, so the pulse says nothing of them."""
     poll_age: Annotated[_Seconds | None, Field(ge=0)] = None
     """Seconds since the last good poll; None: there was none."""
     clock_offset: _Seconds | None = None
     """Seconds that the clock of this VM is ahead of that of IMDS; None: unknown."""
-
-    @property
-    def events(self) -> tuple[ScheduledEvent, ...] | None:
-        """The live events; None if the pulse says nothing of them."""
-        live = self.live
-        return None if live is None else tuple(map(ScheduledEvent.from_cloudevent_data, live))
 
     @override
     def to_event(self, origin: Origin, at: datetime) -> CloudEvent:
@@ -255,8 +241,8 @@ class PulseRequest(_Message):
 
 Message: TypeAlias = Pulse | VoteMessage | StartOrder | StartResult | VoteAnswer | PulseRequest
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
-Content: TypeAlias = Message | CloudEvent
-"""What a message says. A CloudEvent is an ``event.*`` or ``relay.*`` that an agent recorded."""
+Content: TypeAlias = Message | ChangeData | CloudEvent
+"""What a message says: ``event.*`` are ChangeData. A CloudEvent is a ``relay.*``."""
 
 
 def cloudevent_type(kind: str) -> str:

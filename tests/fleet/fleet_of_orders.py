@@ -27,7 +27,7 @@ from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import read_message
-from relay.fleet.messages import Pulse, StartOrder, StartOutcome, StartResult
+from relay.fleet.messages import ChangeData, Pulse, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import NOTHING, EventApprovals, fold
@@ -92,7 +92,7 @@ class FakeAgent:
             vm_id=f"id-of-{self.relay}",
             version="1.0.0",
             names=(self.relay,),
-            live=tuple(common_event_data(event, 1) for event in document),
+            live=tuple(ChangeData(**common_event_data(event, 1)) for event in document),
             poll_age=0.5,
             clock_offset=self.clock_offset,
         )
@@ -356,7 +356,8 @@ class Hub:
 
     async def _record(self, agent: FakeAgent, sent: SentPulse) -> None:
         self.roster.note_message(agent.sender, agent.relay, self.fleet.clock.now(), sent.pulse)
-        words = {event.lowercase_event_id: event for event in sent.pulse.events or ()}
+        events = [event.to_scheduled_event() for event in sent.pulse.live or ()]
+        words = {event.lowercase_event_id: event for event in events}
         document = Heard(
             scope=agent.scope,
             relay=agent.relay,

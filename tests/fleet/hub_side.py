@@ -24,7 +24,6 @@ from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.build import Origin
-from relay.events.cloudevent import CloudEvent
 from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
     Message,
@@ -167,10 +166,6 @@ class HubSide:
     @property
     def results(self) -> list[StartResult]:
         return self.contents(StartResult)
-
-    @property
-    def event_names(self) -> list[str]:
-        return [event.name for event in self.contents(CloudEvent)]
 
     async def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
         await eventually(lambda: len(self.contents(kind)) >= count, what=f"{count} {kind}")

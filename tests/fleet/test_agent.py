@@ -11,10 +11,9 @@ import aio_pika
 import pytest
 
 from relay.delivery.worker import Worker
-from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import start_orders
-from relay.fleet.messages import Pulse, PulseRequest, StartOrder
+from relay.fleet.messages import ChangeData, Pulse, PulseRequest, StartOrder
 from relay.fleet.routing import command_exchange_name, command_key
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.eventually import eventually
@@ -47,7 +46,7 @@ async def azure() -> AsyncIterator[Simulator]:
 
 
 def live_ids(pulse: Pulse) -> list[str]:
-    return [event["eventId"] for event in pulse.live or ()]
+    return [event.eventId for event in pulse.live or ()]
 
 
 async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
@@ -55,16 +54,15 @@ async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
 ) -> None:
     async with running_agent(hub, azure.urls["vm-0"], tmp_path) as running:
         event = azure.schedule(Plan(resources=("vm-0",)))
-        await hub.wait_for(CloudEvent)
+        await hub.wait_for(ChangeData)
         azure.start(event)
-        await hub.wait_for(CloudEvent, 2)
+        await hub.wait_for(ChangeData, 2)
         azure.end(event)
-        await hub.wait_for(CloudEvent, 3)
-        assert hub.event_names == ["event.scheduled", "event.started", "event.ended"]
+        await hub.wait_for(ChangeData, 3)
         journal = await running.relay.store.read(
             lambda tx: [event for _, event in tx.journal.events_after(0, 100)]
         )
-    assert [received.content.body for received in hub.reports] == [each.body for each in journal]
+    assert [received.message.body for received in hub.reports] == [each.body for each in journal]
     assert {received.user for received in hub.reports} == {AGENT_USER}
     assert [received.key for received in hub.reports] == [
         f"event.{change}.reboot.{SCOPE}.vm-0" for change in ("scheduled", "started", "ended")
@@ -92,7 +90,7 @@ async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
     assert pulse.vm_id
     assert {"vm-0", "_vm-0"} <= set(pulse.names)
     assert pulse.live is not None
-    assert pulse.live[0]["resources"] == ["vm-1"]
+    assert pulse.live[0].resources == ["vm-1"]
     assert pulse.poll_age is not None
     assert 0 <= pulse.poll_age < 60
     assert pulse.clock_offset is not None
@@ -121,7 +119,7 @@ async def test_no_pulse_overtakes_a_report_that_waits(
     monkeypatch.setattr(Worker, "waiting", property(lambda _: waiting))
     async with running_agent(hub, azure.urls["vm-0"], tmp_path):
         azure.schedule(Plan(resources=("vm-0",)))
-        await hub.wait_for(CloudEvent)
+        await hub.wait_for(ChangeData)
 
         async def hears_hub() -> bool:
             await hub.send(make_order("no-such-event", "none"))
@@ -142,7 +140,7 @@ async def test_an_agent_that_cannot_read_its_document_does_not_say_that_an_event
     async with running_agent(hub, azure.urls["vm-1"], tmp_path, "vm-1") as running:
         await hub.wait_for_listener()
         event = azure.schedule(Plan(resources=("vm-0",)))
-        await hub.wait_for(CloudEvent)
+        await hub.wait_for(ChangeData)
         source = running.relay.source
         azure.add_fault(Fault(kind="status", lasts=3600.0))
         await eventually(lambda: source.failures > 0)
@@ -164,9 +162,9 @@ async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
     event = azure.schedule(Plan(resources=("vm-0",)))
     azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
     async with running_agent(hub, azure.urls["vm-0"], tmp_path):
-        (reported,) = await hub.wait_for(CloudEvent)
+        (reported,) = await hub.wait_for(ChangeData)
         await hub.wait_for_listener()
-        order = make_order(event.event_id, reported.data["revision"])
+        order = make_order(event.event_id, reported.revision)
         await hub.send(order)
         await eventually(lambda: bool(azure.start_requests))
         assert hub.results == []
@@ -214,9 +212,9 @@ async def target(
     monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
     event = azure.schedule(Plan(resources=("vm-0",)))
     async with running_agent(hub, azure.urls["vm-0"], tmp_path):
-        (reported,) = await hub.wait_for(CloudEvent)
+        (reported,) = await hub.wait_for(ChangeData)
         await hub.wait_for_listener()
-        yield Target(hub, azure, reported.data["revision"], event.event_id)
+        yield Target(hub, azure, reported.revision, event.event_id)
 
 
 async def test_a_user_with_every_right_is_not_the_hub(target: Target) -> None:

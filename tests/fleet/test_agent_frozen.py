@@ -18,8 +18,7 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.events.cloudevent import CloudEvent
-from relay.fleet.messages import StartOrder
+from relay.fleet.messages import ChangeData, StartOrder
 from relay.imds.calls import CALL_WINDOW
 from tests.depth import CHAOS
 from tests.eventually import eventually
@@ -124,10 +123,10 @@ async def running(own_broker: Broker, tmp_path: Path) -> AsyncIterator[Rig]:
         )
         async with relay(tmp_path, document) as process:
             await process.start()
-            (reported,) = await hub.wait_for(CloudEvent)
+            (reported,) = await hub.wait_for(ChangeData)
             await hub.wait_for_listener()
             await wait_until_old_enough(hub)
-            rig = Rig(hub, imds, process, reported.data["revision"], imds.reads)
+            rig = Rig(hub, imds, process, reported.revision, imds.reads)
             try:
                 yield rig
             finally:

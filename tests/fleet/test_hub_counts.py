@@ -28,7 +28,7 @@ from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import EventHistory
 from relay.fleet.hub.roster import FORGOTTEN_AFTER
-from relay.fleet.messages import Pulse
+from relay.fleet.messages import ChangeData, Pulse
 from relay.fleet.routing import agent_key, report_key
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.store import StateFileScopeAndVm, StoreSettings
@@ -59,7 +59,7 @@ def pulse(
     origin: Origin = AGENT,
 ) -> DeliveredMessage:
     """A pulse of the agent, sent so many seconds after noon."""
-    live = tuple(common_event_data(event, 1) for event in events)
+    live = tuple(ChangeData(**common_event_data(event, 1)) for event in events)
     content = Pulse(version="1.0.0", names=("vm-0",), live=live, poll_age=0.0, clock_offset=0.0)
     event = content.to_event(origin, NOON + timedelta(seconds=seconds))
     return delivered(event, agent_key("pulse", origin))

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from typing_extensions import override  # in typing from Python 3.12
 
@@ -34,6 +34,7 @@ from relay.fleet.agent.link import AgentLink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.messages import (
     MAX_NAMES,
+    ChangeData,
     Content,
     Pulse,
     PulseRequest,
@@ -245,12 +246,13 @@ class Agent:
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
         machine, source = self._machine, self._source
-        live: tuple[dict[str, Any], ...] | None = None
+        live: tuple[ChangeData, ...] | None = None
         age, at = None, self._clock.now()
         if source is not None and source.last_document is not None:
             document, age = source.last_document, source.read_age
             live = tuple(
-                common_event_data(event, document.incarnation) for event in document.events
+                ChangeData.model_construct(**common_event_data(event, document.incarnation))
+                for event in document.events
             )
             if source.last_read_at is not None:
                 at = source.last_read_at + timedelta(seconds=age or 0.0)

@@ -23,14 +23,21 @@ from relay.clock import Clock, TokenBuckets
 from relay.errors import DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import ScheduledEvent
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.message_reader import ReceivedMessage, read_message
-from relay.fleet.messages import MAX_ASKED, Pulse, PulseRequest, StartResult, VoteMessage
+from relay.fleet.messages import (
+    MAX_ASKED,
+    ChangeData,
+    EndedData,
+    Pulse,
+    PulseRequest,
+    StartResult,
+    VoteMessage,
+)
 from relay.fleet.routing import (
     AuthorizedSender,
     agent_publish_exchange_name,
@@ -206,12 +213,12 @@ class Hub:
         read = [(message.delivery_tag or 0, self._read(message)) for message in messages]
         for sender, received in (each for _, each in read if each is not None):
             match received.content:
-                case CloudEvent() as event if event.name.startswith("relay."):
+                case CloudEvent() as event:
                     about_relays.append(event)
-                case CloudEvent() | Pulse():
-                    self.pulses += isinstance(received.content, Pulse)
-                    self.reports += isinstance(received.content, CloudEvent)
-                    heard += _heard(sender, received, now)
+                case Pulse() | ChangeData() as content:
+                    self.pulses += isinstance(content, Pulse)
+                    self.reports += isinstance(content, ChangeData)
+                    heard += _heard(sender, content, received.at, now)
                 case VoteMessage() as vote:
                     votes.append((sender, vote))
                 case StartResult() as result if self._on_result is not None:
@@ -280,31 +287,33 @@ class Hub:
             )
 
 
-def _heard(sender: AuthorizedSender, received: ReceivedMessage, now: datetime) -> Iterator[Heard]:
+def _heard(
+    sender: AuthorizedSender, content: Pulse | ChangeData, at: datetime, now: datetime
+) -> Iterator[Heard]:
     """Yield what it says of events: a pulse before its agent has read a document, nothing."""
-    content, name = received.content, {"scope": sender.scope, "relay": sender.relay}
+    name = {"scope": sender.scope, "relay": sender.relay}
     if isinstance(content, Pulse):
-        if content.events is None or content.poll_age is None:
+        if content.live is None or content.poll_age is None:
             return
+        events = [event.to_scheduled_event() for event in content.live]
         yield Heard(
             **name,
-            seen=not_in_future(received.at - timedelta(seconds=content.poll_age), now),
-            words={event.lowercase_event_id: event for event in content.events},
+            seen=not_in_future(at - timedelta(seconds=content.poll_age), now),
+            words={event.lowercase_event_id: event for event in events},
             is_document=True,
-            incarnation=content.live[0]["documentIncarnation"] if content.live else None,
+            incarnation=content.live[0].documentIncarnation if content.live else None,
         )
-    elif isinstance(content, CloudEvent):
-        data = content.data
-        event = ScheduledEvent.from_cloudevent_data(data)
-        word: Word = event
-        if content.name == "event.ended":
-            word = GoneFromDocument(
-                rebooted=data["evidence"] == "rebooted", gap=data["outcome"] == "unknown"
-            )
-        yield Heard(
-            **name,
-            seen=not_in_future(received.at, now),
-            words={event.lowercase_event_id: word},
-            is_document=False,
-            incarnation=data["documentIncarnation"],
+        return
+    event = content.to_scheduled_event()
+    word: Word = event
+    if isinstance(content, EndedData):
+        word = GoneFromDocument(
+            rebooted=content.evidence == "rebooted", gap=content.outcome == "unknown"
         )
+    yield Heard(
+        **name,
+        seen=not_in_future(at, now),
+        words={event.lowercase_event_id: word},
+        is_document=False,
+        incarnation=content.documentIncarnation,
+    )
