@@ -628,19 +628,14 @@ async def test_without_sign_in_nothing_speaks_of_it(relay: RunningRelay) -> None
     }
     cookie = {"Cookie": f"{SESSION_COOKIE}=x"}
     assert (await relay.call("GET", "/v1/events", headers=cookie)).status == 200
+    answer = await relay.call("GET", "/v1/session", by="nobody")
+    assert (answer.status, answer.json["principal"], answer.json["can"]) == (200, None, [])
 
 
 async def test_bearer_tokens_alone_let_nobody_sign_in(tmp_path: Path) -> None:
     async with run_desk(tmp_path, oidc={"sign_in": None, "applications": [CLIENT_ID]}) as desk:
         assert (await desk.browser().call("GET", "/sign-in")).status == 404
         assert desk.relay.server.state.sign_in is None
-
-
-async def test_who_calls_is_told_to_everybody_and_wrong_credentials_are_nobody_s(
-    relay: RunningRelay,
-) -> None:
-    answer = await relay.call("GET", "/v1/session", by="nobody")
-    assert (answer.status, answer.json["principal"], answer.json["can"]) == (200, None, [])
 
 
 # --- the configuration
@@ -684,22 +679,14 @@ def test_a_sign_in_that_cannot_work_is_an_error_at_start(
         )
 
 
-def test_applications_are_needed_for_bearer_tokens_alone() -> None:
-    assert api_settings({"client_secret": CLIENT_SECRET}).oidc is not None
+def test_a_sign_in_needs_no_applications_and_no_https_on_this_machine_and_shows_no_secret() -> None:
+    sign_in = {"client_secret": CLIENT_SECRET}
+    for url in ("http://localhost:8080", "http://127.0.0.1:8080", "https://relay.example.com/r"):
+        settings = api_settings(sign_in, url)
+        assert settings.public_url == url
+        assert CLIENT_SECRET not in repr(settings) + settings.model_dump_json()
     with pytest.raises(ValidationError, match="applications: expected at least 1"):
         api_settings(None)
-
-
-@pytest.mark.parametrize(
-    "public_url", ["http://localhost:8080", "http://127.0.0.1:8080", "https://relay.example.com/r"]
-)
-def test_http_does_on_this_machine(public_url: str) -> None:
-    assert api_settings({"client_secret": CLIENT_SECRET}, public_url).public_url == public_url
-
-
-def test_the_client_secret_is_shown_nowhere() -> None:
-    settings = api_settings({"client_secret": CLIENT_SECRET})
-    assert CLIENT_SECRET not in repr(settings) + settings.model_dump_json()
 
 
 async def test_the_id_of_the_application_can_differ_from_the_audience(tmp_path: Path) -> None:

@@ -136,45 +136,31 @@ async def test_null_and_a_system_without_local_sockets_make_none_and_say_nothing
     assert not caplog.records
 
 
-async def test_a_second_relay_leaves_the_automatic_socket_of_the_first_one_alone(
+async def test_a_stale_socket_is_replaced_and_at_the_end_that_of_the_next_relay_stays(
     tmp_path: Path,
 ) -> None:
-    async with _listening(state_file=tmp_path / "relay.db"):
-        async with _listening(state_file=tmp_path / "relay.db") as second:
-            assert " and " not in second.address
-        async with _over(tmp_path / "relay.sock") as session:
-            assert (await session.get("http://relay/healthz")).status == 200
-
-
-async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
-    with socket.socket(socket.AF_UNIX) as left:
+    with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as other:
         left.bind(str(path))
-    async with (
-        _listening(socket=path),
-        _over(path) as session,
-        session.get("http://relay/healthz") as response,
-    ):
-        assert response.status == 200
-
-
-async def test_at_the_end_the_socket_of_a_relay_that_took_its_place_stays(tmp_path: Path) -> None:
-    path = tmp_path / "relay.sock"
-    with socket.socket(socket.AF_UNIX) as other:
         async with _listening(socket=path):
+            async with _over(path) as session:
+                assert (await session.get("http://relay/healthz")).status == 200
             path.unlink()
             other.bind(str(path))
         assert path.exists()
 
 
 async def test_a_socket_with_a_listener_is_left_alone(tmp_path: Path) -> None:
+    """One of the configuration is an error then; an automatic one is left out."""
     path = tmp_path / "relay.sock"
     async with _listening(socket=path):
         with pytest.raises(ConfigError, match=r"api\.socket: another relay listens on"):
             async with _listening(socket=path):
                 pass
-        async with _over(path) as session, session.get("http://relay/healthz") as response:
-            assert response.status == 200
+        async with _listening(state_file=tmp_path / "relay.db") as second:
+            assert " and " not in second.address
+        async with _over(path) as session:
+            assert (await session.get("http://relay/healthz")).status == 200
 
 
 @pytest.mark.parametrize("obstacle", ["file", "folder", "no folder", "link"])
@@ -242,10 +228,17 @@ async def _status(server: Server, context: ssl.SSLContext) -> int:
         return response.status
 
 
-async def test_the_server_speaks_tls() -> None:
+async def test_the_server_speaks_tls_and_no_old_one() -> None:
+    old = _client()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        old.minimum_version = ssl.TLSVersion.TLSv1
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL:@SECLEVEL=0")
     async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
-        assert await _status(server, _client()) == 200
         assert server.address == f"https://127.0.0.1:{server.port}"
+        assert await _status(server, _client()) == 200
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await _status(server, old)
 
 
 async def test_callers_need_a_certificate_of_the_configured_ca() -> None:
@@ -255,19 +248,6 @@ async def test_callers_need_a_certificate_of_the_configured_ca() -> None:
         for wrong in (None, IMPOSTOR):
             with pytest.raises(aiohttp.ClientError):
                 await _status(server, _client(wrong))
-
-
-async def test_old_tls_is_refused() -> None:
-    old = _client()
-    with warnings.catch_warnings(
-        action="ignore", category=DeprecationWarning
-    ):  # that is what is tested
-        old.minimum_version = ssl.TLSVersion.TLSv1
-        old.maximum_version = ssl.TLSVersion.TLSv1_1
-    old.set_ciphers("ALL:@SECLEVEL=0")
-    async with _listening(tls={"cert_file": SERVER, "key_file": SERVER}) as server:
-        with pytest.raises(aiohttp.ClientConnectorError):
-            await _status(server, old)
 
 
 async def test_a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not(
