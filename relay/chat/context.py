@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 
 from relay.approvals import ApprovalsSettings
@@ -112,28 +111,24 @@ class ChatDecisionSubmitter:
         return await self._submit(request)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatContext:
-    """What a chat platform may use of the relay. Sinks share it."""
+    """What a chat platform may use of the relay. Sinks share it.
 
-    messages: MessagePlanner
-    """Plans what messages show, for `relay.chat.live_message`, and reads statuses of events."""
-    decisions: ChatDecisionSubmitter
-    public_url: str | None
-    """Where others reach this relay, without a slash at its end; None if that is not configured."""
+    ``messages`` plans what messages show, and reads statuses of events. ``public_url`` is where
+    others reach this relay, without a slash at its end; None if that is not configured.
+    """
 
-
-def make_chat_context(
-    store: Store,
-    approvals: ApprovalEngine,
-    clock: Clock,
-    public_url: str | None,
-    submit: Submit,
-    rights_by_client: Mapping[str, Rights],
-) -> ChatContext:
-    url = public_url.rstrip("/") if public_url is not None else None
-    return ChatContext(
-        messages=MessagePlanner(store=store, approvals=approvals, clock=clock, public_url=url),
-        decisions=ChatDecisionSubmitter(approvals.settings, clock, rights_by_client, submit),
-        public_url=url,
-    )
+    def __init__(
+        self,
+        store: Store,
+        approvals: ApprovalEngine,
+        clock: Clock,
+        public_url: str | None,
+        submit: Submit,
+        rights_by_client: Mapping[str, Rights],
+    ) -> None:
+        self.public_url = public_url.rstrip("/") if public_url is not None else None
+        self.messages = MessagePlanner(
+            store=store, approvals=approvals, clock=clock, public_url=self.public_url
+        )
+        self.decisions = ChatDecisionSubmitter(approvals.settings, clock, rights_by_client, submit)

@@ -132,44 +132,32 @@ class LiveMessageSink:
         A platform that cannot edit gets a new message only if Azure changed an event. Otherwise
         the history lines tell what is new.
         """
-        card, ref, shown, told = update.card, update.message.ref, "", ""
-        only_lines_tell = ref is None and update.message.is_posted and not update.is_event_changed
+        card, ref, is_posted = update.card, update.message.ref, update.message.is_posted
+        shown = told = ""
+        only_lines_tell = ref is None and is_posted and not update.is_event_changed
         if card is not None and not only_lines_tell:
-            ref, shown = await self._show_card(update, card)
+            if ref is None:
+                ref = await self._platform.post(card)
+                shown = _POSTED_AGAIN if is_posted else "posted"
+            else:
+                try:
+                    await self._platform.edit(ref, card)
+                    shown = "edited"
+                except MessageGone:
+                    ref = await self._platform.post(card)
+                    shown = "posted anew: the message was deleted"
             await self._messages.mark_shown(update, ref)
         if update.history_lines and shown != _POSTED_AGAIN:
-            told = await self._post_history(update, ref)
+            heading = ((update.subject,),) if ref is None else ()
+            with suppress(MessageGone):  # the message is posted anew when it changes next
+                await self._platform.reply_in_thread(ref, (*heading, *update.history_lines))
+                told = "followed up" if ref is None else "replied in its thread"
         if card is not None and only_lines_tell:
             # This clears refresh_at, from which a repeat sees that voting has closed since. Before
             # the lines are sent, it would lose the line "Voting closed" if sending fails.
             await self._messages.mark_shown(update, ref)
         await self._messages.mark_history_told(update)
         return ", ".join(filter(None, (shown, told))) or _UP_TO_DATE
-
-    async def _show_card(self, update: MessageUpdate, card: Card) -> tuple[str | None, str]:
-        """Edit or post the message. Returns the name that it has now, and what was done."""
-        ref = update.message.ref
-        if ref is not None:
-            try:
-                await self._platform.edit(ref, card)
-            except MessageGone:
-                return await self._platform.post(card), "posted anew: the message was deleted"
-            return ref, "edited"
-        if not update.message.is_posted:
-            return await self._platform.post(card), "posted"
-        await self._platform.post(card)
-        return None, _POSTED_AGAIN
-
-    async def _post_history(self, update: MessageUpdate, ref: str | None) -> str:
-        """Reply in the thread, or post a message with a subject. Returns what was done."""
-        lines = update.history_lines
-        if ref is None:
-            lines = ((update.subject,), *lines)
-        try:
-            await self._platform.reply_in_thread(ref, lines)
-        except MessageGone:  # the message is posted anew when it changes next
-            return ""
-        return "replied in its thread" if ref is not None else "followed up"
 
     async def _enqueue_due_refreshes_forever(self) -> None:
         while True:

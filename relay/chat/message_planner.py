@@ -93,7 +93,7 @@ class MessagePlanner:
             if message is None:
                 message = self._create_message_row_for_event(tx, sink, occurrence)
             elif (
-                message.content_hash is not None
+                message.is_posted
                 and not message.is_due
                 and tx.journal.range_about(occurrence.key)[1] <= message.history_position
             ):  # an earlier delivery told everything that is recorded about the event

@@ -21,7 +21,7 @@ from relay.api.state import Relay
 from relay.approvals.gate import Gate
 from relay.approvals.request import Caller
 from relay.chat import ChatSettings
-from relay.chat.context import make_chat_context
+from relay.chat.context import ChatContext
 from relay.clock import Clock
 from relay.config import Config, sink_modules
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
@@ -52,7 +52,7 @@ async def deciding(
     before_approvals: Callable[[], Awaitable[object]] | None = None,
 ) -> AsyncIterator[Relay]:
     """Enter it. ``before_approvals`` is waited for before approvals come from RabbitMQ."""
-    chat = make_chat_context(
+    chat = ChatContext(
         store,
         gate.engine,
         clock,

@@ -22,16 +22,14 @@ from relay.store.rows import parse_rows
 class ChatMessage:
     """One message.
 
-    ``ref`` is the platform's name of it; None if the platform cannot name it. ``times_shown`` is
-    how often it was posted or edited. ``content_hash`` is that of the card that it shows; None if
-    it shows none yet. ``is_due``: time alone may have changed the card. ``history_position`` is the
-    journal position up to which its thread tells. ``refresh_at`` is when time alone changes it, or
-    has changed it.
+    ``ref`` is the platform's name of it; None if the platform cannot name it. ``content_hash`` is
+    that of the card that it shows; None if it was not posted yet. ``is_due``: time alone may have
+    changed the card. ``history_position`` is the journal position up to which its thread tells.
+    ``refresh_at`` is when time alone changes it, or has changed it.
     """
 
     id: int
     ref: str | None
-    times_shown: int
     content_hash: str | None
     is_due: bool
     history_position: int
@@ -39,7 +37,7 @@ class ChatMessage:
 
     @property
     def is_posted(self) -> bool:
-        return self.times_shown > 0
+        return self.content_hash is not None
 
 
 _CHAT_MESSAGE = TypeAdapter(ChatMessage)
@@ -51,7 +49,7 @@ class ChatMessages:
 
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
         rows = self._connection.execute(
-            "SELECT message.id, ref, times_shown, content_hash, is_due, history_position, "
+            "SELECT message.id, ref, content_hash, is_due, history_position, "
             "refresh_at FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
@@ -85,7 +83,7 @@ class ChatMessages:
     def mark_shown(self, message: int, ref: str | None, content_hash: str) -> None:
         """Record that a message is posted and shows this content. It has no timer yet."""
         self._connection.execute(
-            "UPDATE message SET ref = ?, times_shown = times_shown + 1, content_hash = ?, "
+            "UPDATE message SET ref = ?, content_hash = ?, "
             "is_due = 0, refresh_at = NULL WHERE id = ?",
             (ref, content_hash, message),
         )
@@ -116,7 +114,7 @@ class ChatMessages:
         """Have every message about a live event shown again."""
         self._connection.execute(
             "UPDATE message SET refresh_at = ?, content_hash = '', is_due = 0 "
-            "WHERE times_shown AND id IN "
+            "WHERE content_hash IS NOT NULL AND id IN "
             "(SELECT message FROM message_about WHERE occurrence IN "
             "(SELECT id FROM occurrence INDEXED BY occurrence_live WHERE live))",
             (format_sortable(now),),
@@ -124,7 +122,8 @@ class ChatMessages:
 
     def refresh_about(self, occurrences: Sequence[int], now: datetime) -> None:
         self._connection.execute(
-            "UPDATE message SET refresh_at = ?, is_due = 0 WHERE times_shown AND id IN "
+            "UPDATE message SET refresh_at = ?, is_due = 0 "
+            "WHERE content_hash IS NOT NULL AND id IN "
             "(SELECT message FROM message_about "
             "WHERE occurrence IN (SELECT value FROM json_each(?)))",
             (format_sortable(now), orjson.dumps(occurrences).decode()),

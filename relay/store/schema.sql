@@ -121,8 +121,7 @@ CREATE TABLE message (
   id               INTEGER PRIMARY KEY AUTOINCREMENT,
   sink             TEXT NOT NULL,
   ref              TEXT,             -- as the platform names it; null: it was not posted yet, or cannot be named
-  times_shown      INTEGER NOT NULL DEFAULT 0,   -- how often it was posted or edited
-  content_hash     TEXT,             -- of what it shows
+  content_hash     TEXT,             -- of what it shows; null: it was not posted yet
   is_due           INTEGER NOT NULL DEFAULT 0,   -- whether an entry waits because time alone may have changed it
   history_position INTEGER NOT NULL, -- in the journal, up to which its thread tells
   refresh_at       TEXT              -- when time alone changes what it should show

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relay.chat.cards.card import Card
-from relay.chat.context import ChatContext, make_chat_context
+from relay.chat.context import ChatContext
 from relay.events.cloudevent import CloudEvent
 from relay.store.transaction import Transaction
 from tests.api.running_relay import EVENT_ID, RecordingSinkSettings, RunningRelay
@@ -11,7 +11,7 @@ from tests.api.running_relay import EVENT_ID, RecordingSinkSettings, RunningRela
 
 def chat_of(relay: RunningRelay) -> ChatContext:
     url = f"http://127.0.0.1:{relay.server.port}"
-    return make_chat_context(
+    return ChatContext(
         relay.store, relay.gate.engine, relay.clock, url, relay.gate.submit, {}
     )
 

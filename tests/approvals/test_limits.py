@@ -379,8 +379,8 @@ def test_messages_about_events_that_wait_are_shown_again(tmp_path: Path) -> None
         approvals.record_document(started(A), B, C, event("W", "web-1"))
         decide(approvals, "approve", "alice", of=B)
         approvals.connection.execute(
-            "INSERT INTO message (id, sink, history_position, times_shown, content_hash) "
-            "SELECT id, 'ops', 0, 1, key FROM occurrence"
+            "INSERT INTO message (id, sink, history_position, content_hash) "
+            "SELECT id, 'ops', 0, key FROM occurrence"
         )
         approvals.connection.execute(
             "INSERT INTO message_about SELECT 'ops', id, id FROM occurrence"

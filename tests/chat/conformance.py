@@ -21,7 +21,7 @@ import pytest
 
 from relay.approvals.engine import ApprovalEngine
 from relay.chat import CallbackRefused, ChatSettings, ChatSink
-from relay.chat.context import make_chat_context
+from relay.chat.context import ChatContext
 from relay.clock import SystemClock
 from relay.config import sink_modules
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
@@ -151,7 +151,7 @@ async def relay_with_chat(
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        context = make_chat_context(
+        context = ChatContext(
             store, approvals, clock, "https://relay.example.com", decide_nothing, {}
         )
         async with member.connect(settings, clock, context) as chat:

@@ -13,7 +13,7 @@ from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
 
 LOOKUP_TIMEOUTS = (
     "relay.chat.platforms.slack.members.LOOKUP_TIMEOUT",
-    "relay.chat.platforms.mattermost.api.LOOKUP_TIMEOUT",
+    "relay.chat.platforms.mattermost.clicks.LOOKUP_TIMEOUT",
 )
 """In seconds. A platform waits only a few seconds for the relay, so the relay asks it briefly."""
 

@@ -222,7 +222,7 @@ async def test_a_person_of_whom_the_server_knows_nothing_good_is_refused(
 async def test_nothing_is_decided_if_the_server_does_not_identify_the_person(
     ops: MattermostRelay, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.chat.platforms.mattermost.api.LOOKUP_TIMEOUT", 1.5)
+    monkeypatch.setattr("relay.chat.platforms.mattermost.clicks.LOOKUP_TIMEOUT", 1.5)
     event, post = await ops.announce_reboot()
     server = ops.server
     click = server.click_payload(post, buttons_of(post)[0], ops.ann)

@@ -17,7 +17,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionKind
 from relay.chat import ChatSettings, MessageGone
 from relay.chat.cards.card import Card
-from relay.chat.context import make_chat_context
+from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
@@ -187,7 +187,7 @@ async def relay_with_wall(
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
         approvals = ApprovalEngine(approvals_settings, ORIGIN, client_resources=CLIENT_RESOURCES)
-        context = make_chat_context(store, approvals, clock, public_url, decide_nothing, {})
+        context = ChatContext(store, approvals, clock, public_url, decide_nothing, {})
         sink = LiveMessageSink(settings, context, wall, clock, in_chat=in_chat)
         dispatcher = Dispatcher({"wall": (settings, sink)}, store, clock, lambda *_, **__: None)
         await dispatcher.begin()

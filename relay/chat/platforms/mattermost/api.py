@@ -118,8 +118,6 @@ _REMEDIES = {
     "api.context.invalid_url_param.app_error": _COMPARE_CHANNEL,
 }
 """What the operator can do, by the ``id`` of Mattermost's error."""
-LOOKUP_TIMEOUT = 5.0
-"""Seconds in which the server must answer what a person waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +183,8 @@ class MattermostApi:
             return {}
         raise self.delivery_error(response)
 
-    async def call(
-        self, method: Method, path: str, payload: object = None, *, is_brief: bool = False
-    ) -> ApiResponse:
-        """Call the API and return the response, also if it is a refusal. Raises Deferred.
-
-        ``is_brief``: a person waits for it, so it may take `LOOKUP_TIMEOUT` at most.
-        """
-        seconds = self._settings.timeout
-        if is_brief:
-            seconds = min(LOOKUP_TIMEOUT, seconds)
+    async def call(self, method: Method, path: str, payload: object = None) -> ApiResponse:
+        """Call the API and return the response, also if it is a refusal. Raises Deferred."""
         with raise_deferred_if_secret_unusable("token"):
             token = self._settings.bot_token()
         body = orjson.dumps(payload) if payload is not None else b""
@@ -207,7 +197,7 @@ class MattermostApi:
             body=body,
             secrets=(token, *map(bytes.decode, _ACTION_TOKENS.findall(body))),
         )
-        response = await send(self._session, method, request, seconds=seconds)
+        response = await send(self._session, method, request, seconds=self._settings.timeout)
         return ApiResponse(response, response.json())
 
     def delivery_error(self, response: ApiResponse) -> Deferred:

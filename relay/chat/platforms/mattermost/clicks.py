@@ -35,7 +35,6 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, Reply, raise_deferred_if_secret_unusable
 from relay.chat.cards.card import LABELS, Button, available_decisions, confirmation_question
 from relay.chat.context import ChatContext
-from relay.chat.platforms.mattermost import api as mattermost_api
 from relay.chat.platforms.mattermost.api import MattermostApi, Settings
 from relay.chat.platforms.mattermost.posts import render_markdown
 from relay.clock import Clock
@@ -48,6 +47,8 @@ DIALOG_LIFETIME = 600
 """Seconds. The relay remembers its answers for a day at least, so a repeat stays one vote."""
 MAX_QUESTION_LENGTH = 600
 """Characters of a dialog's question, before they are escaped."""
+LOOKUP_TIMEOUT = 5.0
+"""Seconds in which the server must identify a person."""
 _TEAM_ID = re.compile(r"[a-z0-9]{26}")
 _EXPIRED = {
     "button": "This message is not current any more: nothing was decided. "
@@ -251,7 +252,7 @@ class Clicks:
             "state": token.model_copy(update=changes).sign(token_key(self._settings, "dialog")),
         }
         request = {"trigger_id": click.trigger_id, "url": self._callback_url, "dialog": dialog}
-        response = await self._api.call("POST", "actions/dialogs/open", request, is_brief=True)
+        response = await self._api.call("POST", "actions/dialogs/open", request)
         if "trigger_id" in response.error_id:
             raise CallbackRefused(
                 "expected a trigger id that Mattermost signed, "
@@ -303,9 +304,9 @@ class Clicks:
         The server is not asked about a person whom no rule names. Raises NotEligible, and Deferred
         if the server does not answer.
         """
-        channel_id, seconds = self._settings.channel, mattermost_api.LOOKUP_TIMEOUT
+        channel_id = self._settings.channel
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(LOOKUP_TIMEOUT):
                 team_id = str((await self._api.find(f"channels/{channel_id}")).get("team_id"))
                 if _TEAM_ID.fullmatch(team_id) is None:
                     raise NotEligible(
@@ -323,7 +324,8 @@ class Clicks:
                 member = await self._api.find(f"channels/{channel_id}/members/{user_id}")
         except TimeoutError:
             raise Deferred(
-                f"expected Mattermost to identify a person within {seconds:g} s, it did not answer"
+                f"expected Mattermost to identify a person within {LOOKUP_TIMEOUT:g} s, "
+                "it did not answer"
             ) from None
         problem = eligibility_problem(user, member, user_id=user_id, channel_id=channel_id)
         if problem is not None:

@@ -219,7 +219,7 @@ class Channel:
             return {}
         try:
             asked = [*ids][:_MAX_USERS_PER_CALL]
-            response = await self._api.call("POST", "users/ids", asked, is_brief=True)
+            response = await self._api.call("POST", "users/ids", asked)
         except Deferred:
             return {}
         users = response.json if response.ok and isinstance(response.json, list) else []

@@ -206,12 +206,11 @@ class WebApi:
         fields: Mapping[str, Any] | None = None,
         *,
         token: str | None = None,
-        within: float | None = None,
     ) -> Mapping[str, Any]:
         """Call a method, with the bot token if no other is given.
 
-        Methods that only read take their fields in the query, all others take JSON. ``within`` is
-        the time limit in place of the sink's ``timeout``. Raises Deferred, Rejected, MessageGone.
+        Methods that only read take their fields in the query, all others take JSON. Raises
+        Deferred, Rejected, MessageGone.
         """
         token = token or self.token()
         is_read = method.endswith(".info")
@@ -225,7 +224,7 @@ class WebApi:
             body=body,
             secrets=(token,),
         )
-        seconds = within or self._settings.timeout
+        seconds = self._settings.timeout
         verb: Method = "GET" if is_read else "POST"
         response = await send(self._session, verb, request, seconds=seconds)
         document = response.json()

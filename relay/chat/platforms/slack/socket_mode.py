@@ -31,8 +31,6 @@ CONNECT_TIMEOUT = 10.0
 """Seconds from the start of the handshake to the greeting."""
 CLOSE_TIMEOUT = 0.5
 """Seconds for Slack's part of the closing handshake."""
-REPLY_TIMEOUT = 5.0
-"""Seconds for a message to one person. It is tried once: decisions are recorded without it."""
 MAX_MESSAGE_BYTES = 512 * 1024
 """aiohttp closes a connection on which a longer message arrives."""
 INITIAL_RECONNECT_DELAY = 0.5
@@ -153,7 +151,7 @@ class SocketMode:
             if reply is not None and not takes_reply:
                 place = {"channel": reply.actor.channel_id, "user": reply.actor.user_id}
                 fields = {**place, **reply.message}
-                await self._api.call("chat.postEphemeral", fields, within=REPLY_TIMEOUT)
+                await self._api.call("chat.postEphemeral", fields)
         except DeliveryError as error:
             _log.info("sink %s: a person was not told: %s", self._sink_name, error.reason)
         except Exception:  # noqa: BLE001  # Slack tells the person that the click failed
