@@ -453,7 +453,9 @@ CASES: tuple[Case, ...] = (
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
-    """Return what a relay would have logged: pytest also captures loggers that do not propagate."""
+    """Return what a relay would have logged: also captured are stand-ins, and loggers that do not
+    propagate.
+    """
 
     def passes(log: logging.Logger | None) -> bool:
         return log is None or log.parent is None or (log.propagate and passes(log.parent))
@@ -461,5 +463,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(
         record.getMessage()
         for record in caplog.records
-        if record.name != "asyncio" and passes(logging.getLogger(record.name))
+        if record.name not in {"asyncio", "aiohttp.access"}
+        and passes(logging.getLogger(record.name))
     )
