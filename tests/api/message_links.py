@@ -11,9 +11,7 @@ from tests.api.running_relay import EVENT_ID, RecordingSinkSettings, RunningRela
 
 def chat_of(relay: RunningRelay) -> ChatContext:
     url = f"http://127.0.0.1:{relay.server.port}"
-    return ChatContext(
-        relay.store, relay.gate.engine, relay.clock, url, relay.gate.submit, {}
-    )
+    return ChatContext(relay.store, relay.gate.engine, relay.clock, url, relay.gate.submit, {})
 
 
 async def shown_card(

@@ -453,9 +453,7 @@ CASES: tuple[Case, ...] = (
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
-    """Return what a relay would have logged: also captured are stand-ins, and loggers that do not
-    propagate.
-    """
+    """Return what a relay would have logged: pytest also captures what nobody reads."""
 
     def passes(log: logging.Logger | None) -> bool:
         return log is None or log.parent is None or (log.propagate and passes(log.parent))
