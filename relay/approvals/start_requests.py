@@ -113,7 +113,6 @@ class StartRequestSender:
         self._port = port
         self._clock = clock
         self._names_this_vm = names_this_vm
-        self._group: asyncio.TaskGroup | None = None
         self._scopes: dict[str, _Scope] = {}
         self._must_read_all = asyncio.Event()
         self._must_read_all.set()
@@ -138,15 +137,8 @@ class StartRequestSender:
             if recorded.event_key is not None and recorded.scope in self._scopes:
                 self._scopes[recorded.scope].wake.set()
             elif recorded.name == "approval.granted":
-                self._begin(recorded.scope)
+                self._must_read_all.set()
         self.check_waiting()
-
-    def _begin(self, name: str) -> None:
-        if self._group is not None:  # otherwise `run` reads what is open first
-            scope = self._scopes[name] = _Scope(name)
-            self._group.create_task(
-                self._serve(scope), name=f"approvals: StartRequests in scope {name}"
-            )
 
     async def stop_start_requests(self, within: float) -> None:
         """Claim nothing more; return when nothing is in flight, or after ``within`` seconds."""
@@ -157,24 +149,23 @@ class StartRequestSender:
 
     async def run(self) -> None:
         """Send grants as soon as they may go, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as self._group:
-                while True:
-                    await self._must_read_all.wait()
-                    await self._begin_open_scopes()
-        finally:
-            self._group = None
-
-    async def _begin_open_scopes(self) -> None:
-        self._must_read_all.clear()
-        try:
-            open_grants = await self._store.read(lambda tx: tx.approvals.open_grants())
-        except StoreUnavailable:
-            self._must_read_all.set()
-            await self._clock.sleep(RETRY_DELAY)
-            return
-        for name in {occurrence.scope for _, occurrence in open_grants} - self._scopes.keys():
-            self._begin(name)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._must_read_all.wait()
+                self._must_read_all.clear()
+                try:
+                    found = await self._store.read(lambda tx: tx.approvals.open_grants())
+                except StoreUnavailable:
+                    self._must_read_all.set()
+                    await self._clock.sleep(RETRY_DELAY)
+                    continue
+                for name in (occurrence.scope for _, occurrence in found):
+                    if name in self._scopes:
+                        continue
+                    scope = self._scopes[name] = _Scope(name)
+                    group.create_task(
+                        self._serve(scope), name=f"approvals: StartRequests in scope {name}"
+                    )
 
     # --- one scope
 

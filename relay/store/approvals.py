@@ -180,8 +180,6 @@ class FoldCache(HoldCache):
     folded: dict[str, EventApprovals] = field(default_factory=dict)
     watched: set[str] | None = None
     """The keys of events from whose end something may have to follow; None: not known yet."""
-    told: set[str] = field(default_factory=set)
-    """The keys whose damage was logged."""
 
     def forget_pruned(self, pruned_to: int, live: Collection[str]) -> None:
         """Forget what may have been pruned, and events that are over.
@@ -222,8 +220,7 @@ class Approvals:
         self._cache.folded[event_key] = folded
         if folded is NOTHING:
             del self._cache.folded[event_key]
-        if folded.damage is not None and event_key not in self._cache.told:
-            self._cache.told.add(event_key)
+        if folded.damage is not None:
             _log.error("approvals of event %s are off: %s", event_key, folded.damage)
         if folded.is_open and self._cache.watched is not None:
             self._cache.watched.add(event_key)
