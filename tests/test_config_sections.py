@@ -1,0 +1,366 @@
+"""What the sections of the configuration need of each other, and what a valid one is warned of."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import product
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from relay.config import Config, load
+from relay.config.model import config_warnings
+from relay.errors import ConfigError
+from relay.fleet.settings import TrustDomain, overlapping_scopes
+from tests.test_config import error_of, load_text
+
+TEAM_AND_USER = f"{'t' * 26}/{'u' * 26}"
+TENANT_AND_OBJECT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11/0b1c2d3e-1111-2222-3333-444455556666"
+DOCUMENT = """\
+approvals:
+  people:
+    bob: [PERSON]
+  groups:
+    oncall: ["person:bob", GROUP]
+  rules:
+    - name: all
+      approve: {votes: 1, from: ["client:bob", RULE]}
+api:
+  tls: {cert_file: /server.pem, key_file: /server.pem, client_ca_file: /ca.pem}
+  clients:
+    - {name: bob, key: bearer-test-key-of-bob, can: [approve], san: bob.internal}
+    - {name: drain, key: bearer-test-key-of-drain, can: [approve]}
+"""
+
+
+def load_people(
+    tmp_path: Path,
+    *,
+    person: str = "client:bob",
+    group: str = "client:drain",
+    rule: str = "local:root",
+) -> None:
+    file = tmp_path / "relay.yaml"
+    values = {"PERSON": person, "GROUP": group, "RULE": rule}
+    text = DOCUMENT
+    for name, value in values.items():
+        text = text.replace(name, f'"{value}"')
+    file.write_text(text)
+    load(file, {})
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("approvals.people.bob[0]", 3),
+        ("approvals.groups.oncall[1]", 5),
+        ("approvals.rules[0].approve.from[1]", 8),
+    ],
+)
+@pytest.mark.parametrize(
+    ("principal", "problem"),
+    [
+        (
+            "client:Bob",
+            (
+                "expected a client of api.clients, client:Bob is none; did you mean client:bob? "
+                "There are client:bob, client:drain"
+            ),
+        ),
+        (
+            "client:drian",
+            (
+                "expected a client of api.clients, client:drian is none; did you mean "
+                "client:drain? There are client:bob, client:drain"
+            ),
+        ),
+        (
+            "client:nobody-near",
+            (
+                "expected a client of api.clients, client:nobody-near is none; there are "
+                "client:bob, client:drain"
+            ),
+        ),
+        (
+            "mtls:BOB.internal",
+            (
+                "expected the san of a client of api.clients, mtls:BOB.internal is none; "
+                "did you mean mtls:bob.internal? There is mtls:bob.internal"
+            ),
+        ),
+    ],
+)
+def test_a_principal_of_no_client_is_an_error_with_its_place(
+    tmp_path: Path, place: str, line: int, principal: str, problem: str
+) -> None:
+    key = {3: "person", 5: "group", 8: "rule"}[line]
+    with pytest.raises(ConfigError) as error:
+        load_people(tmp_path, **{key: principal})
+    assert str(error.value) == f"{tmp_path / 'relay.yaml'}:{line}: {place}: {problem}"
+
+
+@pytest.mark.parametrize(
+    "principal",
+    [
+        "slack:T024BE7LH/U7",
+        "slack:E024BE7LH/W012A3CDE",
+        f"mattermost:{TEAM_AND_USER}",
+        f"entra:{TENANT_AND_OBJECT}",
+        "mtls:bob.internal",
+        "local:Bob",
+    ],
+)
+def test_a_well_formed_principal_is_accepted(tmp_path: Path, principal: str) -> None:
+    load_people(tmp_path, person=principal)
+    load_people(tmp_path, group=principal)
+    load_people(tmp_path, rule=principal)
+
+
+@pytest.mark.parametrize(
+    "principal",
+    [
+        "slack:t024be7lh/u7",
+        "slack:U7/T024BE7LH",
+        "slack:T024BE7LH",
+        "slack:T024BE7LH/bob",
+        "mattermost:team/user",
+        f"mattermost:{TEAM_AND_USER.upper()}",
+        f"entra:{TENANT_AND_OBJECT.upper()}",
+        "entra:example.com/bob",
+    ],
+)
+def test_an_id_of_another_form_is_an_error_that_says_the_form(
+    tmp_path: Path, principal: str
+) -> None:
+    kind = principal.partition(":")[0]
+    for key in ("person", "group", "rule"):
+        with pytest.raises(ConfigError, match=f"expected {kind}:.*; got {principal!r}"):
+            load_people(tmp_path, **{key: principal})
+
+
+# --- fleet: which keys belong to which role
+
+
+AGENT = 'fleet: {role: agent, url: "amqp://vmss-a:x@127.0.0.1/"}\n'
+HUB = """\
+fleet: {role: hub, url: "amqp://imds-hub:x@127.0.0.1/", domains: [{user: a, scopes: ["a-*"]}]}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "relay.yaml"
+
+
+def test_a_share_of_the_machines_is_for_a_hub(file: Path) -> None:
+    text = "approvals: {limits: [{name: tenth, max: 10%}]}"
+    assert load_text(file, f"{HUB}{text}").approvals.limits[0].is_share
+    with pytest.raises(ConfigError, match="a share such as 10% needs a hub"):
+        load_text(file, text)
+
+
+def test_a_source_of_a_variable_is_an_error_on_a_hub_that_names_the_variable(file: Path) -> None:
+    assert error_of(file, HUB, {"IMDS_RELAY_SOURCE__INTERVAL": "2s"}).startswith(
+        "environment variable IMDS_RELAY_SOURCE__INTERVAL: source: expected no such key on a hub"
+    )
+
+
+def test_only_an_agent_leaves_the_rule_for_user_events_to_its_hub(file: Path) -> None:
+    assert not load_text(file, AGENT).has_no_rule_for_user_events
+    assert load_text(file, HUB).has_no_rule_for_user_events
+
+
+def test_domains_of_different_relays_do_not_overlap() -> None:
+    domains = [
+        TrustDomain(user=user, scopes=("single",), relays=(user,)) for user in ("one", "two")
+    ]
+    assert overlapping_scopes(*domains) is None
+
+
+_patterns = st.text("ab*?", min_size=1, max_size=5)
+
+
+@given(_patterns, _patterns, st.text("ab", max_size=6))
+def test_whatever_matches_both_patterns_makes_them_overlap(one: str, other: str, name: str) -> None:
+    domains = [
+        TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
+    ]
+    if all(domain.may_speak_for_relay(name, "vm") for domain in domains):
+        assert overlapping_scopes(*domains) == (one, other)
+
+
+@given(_patterns, _patterns)
+def test_patterns_overlap_only_if_a_short_text_matches_both(one: str, other: str) -> None:
+    domains = [
+        TrustDomain(user=user, scopes=(pattern,)) for user, pattern in (("a", one), ("b", other))
+    ]
+    names = ("".join(letters) for size in range(11) for letters in product("ab", repeat=size))
+    if overlapping_scopes(*domains) is not None:
+        assert any(
+            all(domain.may_speak_for_relay(name, "vm") for domain in domains) for name in names
+        )
+
+
+@pytest.mark.parametrize(
+    ("scope", "relay", "may"),
+    [
+        ("vmss-a-1f", "vmss-a_0", True),
+        ("vmss-a-", "vmss-a_12", True),
+        ("vmss-a", "vmss-a_0", False),
+        ("vmss-b-1f", "vmss-a_0", False),
+        ("other-vmss-a-1f", "vmss-a_0", False),
+        ("vmss-a-1f", "vmss-b_0", False),
+        ("vmss-a-1f", "vmss-a_", False),
+        ("single", "one", False),
+        ("single", "vmss-a_0", True),
+    ],
+)
+def test_a_domain_speaks_for_the_scopes_and_relays_that_its_patterns_match(
+    scope: str, relay: str, may: bool
+) -> None:
+    domain = TrustDomain(user="a", scopes=("vmss-a-*", "single"), relays=("vmss-a_?*",))
+    assert domain.may_speak_for_relay(scope, relay) is may
+
+
+# --- machines as voters
+
+
+def machine_rule(*voters: str, votes: int = 1, each_resource: bool = True) -> str:
+    rule = {
+        "name": "drained",
+        "approve": {"votes": votes, "from": list(voters), "each_resource": each_resource},
+    }
+    return f"approvals: {{rules: [{orjson.dumps(rule).decode()}]}}"
+
+
+@pytest.mark.parametrize("machine", ["vm:b-*/*", "vm:?/*", "vm:a/x", "vm:*b/*"])
+def test_a_machine_for_which_no_user_speaks_is_an_error(file: Path, machine: str) -> None:
+    domains = 'domains: [{user: a, scopes: ["a-*"], relays: ["x*", "y"]}]}'
+    hub = f'fleet: {{role: hub, url: "amqp://imds-hub:x@127.0.0.1/", {domains}\n'
+    if machine == "vm:*b/*":
+        load_text(file, hub + machine_rule(machine))
+        machine = "vm:*b/z*"
+    assert error_of(file, hub + machine_rule(machine)).endswith(
+        f"expected machines of fleet.domains, no user there speaks for {machine}"
+    )
+
+
+def test_a_pattern_stands_for_as_many_voters_as_a_rule_needs(file: Path) -> None:
+    config = load_text(file, HUB + machine_rule("vm:a-*/*", "vm:a-1/x", votes=50))
+    ((_, _, voters),) = config.voting_rules
+    assert [voter.name for voter in voters] == ["vm:a-*/*", "vm:a-1/x"]
+    two = "approvals: {people: {p: ['vm:a-1/*', 'local:p'], q: ['vm:a-2/*']}}"
+    assert load_text(file, HUB + two).approvals.people["q"] == ("vm:a-2/*",)
+
+
+# --- a secret of a sink is never that of a client: the sink's receiver could decide as the client
+
+
+SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+OTHER = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
+KEY = "bearer-test-key-of-drain"
+SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
+WEBHOOK = {"kind": "webhook", "name": "hook", "url": "https://x", "secrets": [OTHER]}
+
+
+@pytest.mark.parametrize(
+    ("sink", "client"),
+    [
+        ({"secrets": [OTHER, SIGNING]}, {"secrets": [SIGNING]}),
+        ({"secrets_file": SIGNING}, {"secrets_file": SIGNING}),
+        ({"secrets": [SIGNING]}, {"key": SIGNING}),
+        ({"bearer": KEY}, {"key": KEY}),
+        ({"bearer": KEY}, {"key_sha256": SHA256}),
+        ({"bearer_file": KEY}, {"key_file": KEY}),
+        ({"bearer": SIGNING}, {"secrets": [SIGNING]}),
+        ({"basic": {"user": "u", "password": KEY}}, {"key_sha256": SHA256}),
+        ({"headers": {"X-Key": f"Token {KEY}"}}, {"key_sha256": SHA256}),
+        ({"headers_file": f"X-Key: {KEY}"}, {"key_sha256": SHA256}),
+        ({"url": f"https://x/hook?token={KEY}"}, {"key_sha256": SHA256}),
+        ({"kind": "rabbitmq", "url": f"amqp://user:{KEY}@host/"}, {"key_sha256": SHA256}),
+    ],
+)
+def test_a_secret_of_a_sink_and_a_client_is_an_error_that_does_not_show_it(
+    tmp_path: Path, sink: dict[str, object], client: dict[str, object]
+) -> None:
+    def with_files(section: dict[str, object], owner: str) -> dict[str, object]:
+        for key, value in section.items():
+            if key.endswith("_file"):
+                (tmp_path / f"{owner}-{key}").write_text(f"{value}\n")
+        return {
+            key: str(tmp_path / f"{owner}-{key}") if key.endswith("_file") else value
+            for key, value in section.items()
+        }
+
+    base = {"kind": "rabbitmq", "name": "hook"} if "kind" in sink else WEBHOOK
+    if "secrets_file" in sink:
+        base = {key: value for key, value in base.items() if key != "secrets"}
+    document = {
+        "sinks": [{**base, **with_files(sink, "sink")}],
+        "api": {"clients": [{"name": "drain", **with_files(client, "client")}]},
+    }
+    with pytest.raises(ValidationError, match="client drain and sink hook have the same") as error:
+        Config.model_validate(document)
+    assert KEY not in str(error.value)
+    assert SIGNING not in str(error.value)
+
+
+def test_two_sinks_may_share_what_no_client_has() -> None:
+    """Two channels of a chat have one bot, and two webhooks can have one receiver."""
+    second = {**WEBHOOK, "name": "second"}
+    clients = [{"name": "drain", "key": KEY, "secrets": [SIGNING]}]
+    Config.model_validate({"sinks": [WEBHOOK, second], "api": {"clients": clients}})
+
+
+# --- warnings about a valid configuration
+
+
+def warnings_of(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "relay.yaml"
+    file.write_text(text)
+    return list(config_warnings(load(file, {}).config))
+
+
+def test_a_type_or_source_that_azure_does_not_document_is_a_warning(tmp_path: Path) -> None:
+    text = """
+sinks:
+  - {kind: rabbitmq, name: bus, url: amqp://h, match: {event_type: [FREEZE, Restart]}}
+approvals:
+  rules:
+    - {name: users, match: {event_source: [user, Users]}, approve: automatic}
+  limits:
+    - {name: one, match: {event_type: [Rebot]}, max: 1}
+"""
+    assert warnings_of(tmp_path, text) == [
+        (
+            "rule users: event_source: Azure sends Platform, User, and documents no Users. "
+            "Did you mean User? Until it sends one, this condition matches nothing"
+        ),
+        (
+            "limit one: event_type: Azure sends Freeze, Reboot, Redeploy, Preempt, "
+            "Terminate, and documents no Rebot. Did you mean Reboot? Until it sends one, this "
+            "condition matches nothing"
+        ),
+        (
+            "match of sink bus: event_type: Azure sends Freeze, Reboot, Redeploy, Preempt, "
+            "Terminate, and documents no Restart. Until it sends one, this condition matches "
+            "nothing"
+        ),
+    ]
+
+
+# --- names that nobody knows, and names that come twice
+
+
+def test_the_first_of_two_names_may_be_in_a_variable() -> None:
+    clients = '[{"name": "a"}, {"name": "a"}]'
+    with pytest.raises(ConfigError) as error:
+        load(environment={"IMDS_RELAY_API__CLIENTS": clients}, default_paths=())
+    assert str(error.value) == (
+        "environment variable IMDS_RELAY_API__CLIENTS: api.clients[1].name: duplicate name: a; "
+        "the first is api.clients[0].name"
+    )
