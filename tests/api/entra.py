@@ -72,8 +72,6 @@ class Entra:
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Changes of the next ID tokens' claims; None removes a claim."""
-    id_token: Callable[[dict[str, Any]], str] | None = None
-    """Makes the ID token in another way."""
     answers: dict[str, web.Response] = field(default_factory=dict)
     """Answers that replace those of a path: discovery, token, keys."""
     document: Mapping[str, Any] = field(default_factory=dict)
@@ -200,15 +198,14 @@ class Entra:
         challenge = urlsafe_b64encode(digest).rstrip(b"=").decode()
         if challenge != grant.challenge or form.get("redirect_uri") != grant.redirect_uri:
             return _error("invalid_grant", "AADSTS501481: The code_verifier does not match.")
-        claims = self.claims(grant)
-        make = self.id_token or sign
-        self.issued.append(make(claims))
+        token = jwt.encode(self.claims(grant), KEY, algorithm="RS256", headers={"kid": "k1"})
+        self.issued.append(token)
         return web.json_response(
             {
                 "token_type": "Bearer",
                 "expires_in": 3600,
                 "access_token": "for Microsoft Graph",
-                "id_token": self.issued[-1],
+                "id_token": token,
             }
         )
 
@@ -232,10 +229,6 @@ class Entra:
         application.router.add_get("/keys", self._keys)
         application.router.add_get("/elsewhere", self._elsewhere)
         return application
-
-
-def sign(claims: Mapping[str, Any], key: Any = KEY, algorithm: str = "RS256") -> str:
-    return jwt.encode(dict(claims), key, algorithm=algorithm, headers={"kid": "k1"})
 
 
 def _to(query: Mapping[str, str], **parameters: str) -> web.Response:

@@ -14,10 +14,8 @@ def chat_of(relay: RunningRelay) -> ChatContext:
     return ChatContext(relay.store, relay.gate.engine, relay.clock, url, relay.gate.submit, {})
 
 
-async def shown_card(
-    relay: RunningRelay, sink: str, event_id: str, *, in_chat: bool = False
-) -> Card:
-    """Update a sink's message about the event; `event_id` is its key in the store, in any case."""
+async def shown_card(relay: RunningRelay, event_id: str, *, in_chat: bool = False) -> Card:
+    """Update a message about the event; `event_id` is its key in the store, in any case."""
     messages = chat_of(relay).messages
 
     def read_last_change(tx: Transaction) -> CloudEvent:
@@ -26,7 +24,7 @@ async def shown_card(
         return tx.journal.require_event_at_position(position)
 
     update = await messages.plan_update(
-        RecordingSinkSettings(name=sink, kind="box"),
+        RecordingSinkSettings(name="ops", kind="box"),
         await relay.store.read(read_last_change),
         in_chat=in_chat,
     )
@@ -36,9 +34,7 @@ async def shown_card(
     return update.card
 
 
-async def message_links(
-    relay: RunningRelay, sink: str = "ops", *, event_id: str = EVENT_ID
-) -> dict[str, str]:
-    """Update a sink's message, and return the URLs of its buttons by decision."""
-    card = await shown_card(relay, sink, event_id)
+async def message_links(relay: RunningRelay, *, event_id: str = EVENT_ID) -> dict[str, str]:
+    """Update a message about the event, and return the URLs of its buttons by decision."""
+    card = await shown_card(relay, event_id)
     return {button.decision: button.url or "" for button in card.buttons}

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import orjson
 import pytest
@@ -16,12 +16,8 @@ from tests import hostile
 from tests.api.running_relay import OTHER_SECRET, SECRET, Response, RunningRelay
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _body(relay: RunningRelay, decision: str = "approve", **changes: object) -> bytes:
-    return orjson.dumps(relay.decision_body(decision, **changes))
+def _body(relay: RunningRelay, **changes: str) -> bytes:
+    return orjson.dumps(relay.decision_body(**changes))
 
 
 async def test_a_signed_callback_is_a_vote_of_its_client(relay: RunningRelay) -> None:
@@ -95,15 +91,13 @@ async def test_a_signed_malformed_body_is_400_and_a_wrong_field_422(
         assert (answer.status, answer.json["field"]) == (422, field), value
 
 
-def _capture(
-    relay: RunningRelay, body: bytes, request_id: str = "msg_1", *, age: int = 0
-) -> Callable[[], Awaitable[Response]]:
+def _capture(relay: RunningRelay, body: bytes) -> Callable[[], Awaitable[Response]]:
     """Return a function that sends the same signed callback each time."""
-    signed_at = _now() - timedelta(seconds=age)
+    signed_at = datetime.now(UTC)
     headers = {
-        "webhook-id": request_id,
+        "webhook-id": "msg_1",
         "webhook-timestamp": str(int(signed_at.timestamp())),
-        "webhook-signature": Webhook(SECRET).sign(request_id, signed_at, body.decode()),
+        "webhook-signature": Webhook(SECRET).sign("msg_1", signed_at, body.decode()),
     }
     return lambda: relay.call("POST", "/v1/callbacks/drain", body, by=None, headers=headers)
 

@@ -110,7 +110,7 @@ async def test_a_link_of_a_message_is_about_the_scope_of_the_message(hub: Runnin
 async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
     hub: RunningRelay, scope: str
 ) -> None:
-    card = await shown_card(hub, "ops", f"{EVENT_ID}@{scope}", in_chat=True)
+    card = await shown_card(hub, f"{EVENT_ID}@{scope}", in_chat=True)
     approve = next(button for button in card.buttons if button.decision == "approve")
     answer = await chat_of(hub).decisions.decide(
         Caller("slack:T024/U7", "slack", Rights(frozenset({"approve"}))),

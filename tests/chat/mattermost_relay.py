@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relay.clock import Clock
 from relay.simulator import Event, Simulator
 from tests.chat.mattermost_server import SECRET, Json, MattermostServer, buttons_of
 from tests.chat.running_relay import rule, stage
@@ -54,13 +53,12 @@ async def running_mattermost_relay(
     *,
     ann: str,
     ben: str,
-    clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[MattermostRelay]:
     """Run a relay. ``settings`` are further fields of the sink's section."""
     approvals = {"rules": [rule(2, server.principal(ann), server.principal(ben))]}
     sink = server.sink_section(**IN_CHAT, **settings)
-    async with stage(directory, [sink], approvals=approvals, azure=azure, clock=clock) as relay:
+    async with stage(directory, [sink], approvals=approvals, azure=azure) as relay:
         server.relay_url = relay.url
         yield MattermostRelay(relay=relay, server=server, ann=ann, ben=ben)
 

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from relay.clock import Clock
 from relay.simulator import Simulator
 from tests.journey.relay_process import KEY
 from tests.relay_in_process import RelayInProcess, document_of, relay_in_process, simulated
@@ -36,7 +35,6 @@ async def stage(
     *,
     approvals: Mapping[str, Any],
     public_url: str | None = "https://relay.example.com",
-    clock: Clock | None = None,
     azure: Simulator | None = None,
     **api: Any,
 ) -> AsyncIterator[RelayInProcess]:
@@ -61,4 +59,4 @@ async def stage(
                 **api,
             },
         )
-        yield await stack.enter_async_context(relay_in_process(azure, document, clock=clock))
+        yield await stack.enter_async_context(relay_in_process(azure, document))

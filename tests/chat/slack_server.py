@@ -127,8 +127,6 @@ class SlackServer:
     sends_hello: bool = True
     ignores_close: bool = False
     """Whether new sockets read nothing, not even a closing handshake."""
-    socket_url: str | None = None
-    """The URL that apps.connections.open returns, in place of this server's."""
     _numbers: count[int] = field(default_factory=lambda: count(1))
     _acknowledged: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -210,8 +208,7 @@ class SlackServer:
                 return {"error": error} if error is not None else {"message_ts": "1700000001.1"}
             case "apps.connections.open":
                 self.opened_sockets += 1
-                own_url = f"ws://127.0.0.1:{self.port}/link/?ticket=secret-ticket&app_id=x"
-                return {"url": self.socket_url or own_url}
+                return {"url": f"ws://127.0.0.1:{self.port}/link/?ticket=secret-ticket&app_id=x"}
         return {"error": "unknown_method"}
 
     def _post_message(self, arguments: Mapping[str, Any]) -> web.StreamResponse:
@@ -369,7 +366,7 @@ class SlackServer:
 
 
 @asynccontextmanager
-async def running_slack(port: int = 0) -> AsyncIterator[SlackServer]:
+async def running_slack() -> AsyncIterator[SlackServer]:
     server = SlackServer()
     app = web.Application(client_max_size=1024**2)
     app.router.add_route("*", "/api/{method}", server.handle_api_call)
@@ -377,7 +374,7 @@ async def running_slack(port: int = 0) -> AsyncIterator[SlackServer]:
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.2)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         server.port = runner.addresses[0][1]
         yield server

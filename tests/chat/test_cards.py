@@ -70,11 +70,9 @@ def labels(card: Card) -> list[str]:
     return [button.label for button in card.buttons]
 
 
-def card_of(
-    status: ApprovalStatus, *, url: str | None = "https://relay.example.com/#/event/s/E-1/approve/r"
-) -> Card:
-    """Return the card of a message about one event whose buttons lead to this URL."""
-    return event_card(status, link=lambda _status, _decision: url)
+def card_of(status: ApprovalStatus) -> Card:
+    """Return the card of a message about one event whose buttons lead to a page."""
+    return event_card(status, link=lambda *_: "https://relay.example.com/#/event/s/E-1/approve/r")
 
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:

@@ -101,7 +101,7 @@ async def waiting(queue: AbstractQueue) -> list[bytes]:
     return bodies
 
 
-async def delivered(bus: RabbitMQ, event: CloudEvent, *, seconds: float = 60) -> Receipt:
+async def delivered(bus: RabbitMQ, event: CloudEvent) -> Receipt:
     """Deliver as the dispatcher does: again and again, until it works."""
     receipts: list[Receipt] = []
 
@@ -112,7 +112,7 @@ async def delivered(bus: RabbitMQ, event: CloudEvent, *, seconds: float = 60) ->
             return False
         return True
 
-    await eventually(tried, within=seconds)
+    await eventually(tried)
     return receipts[0]
 
 
