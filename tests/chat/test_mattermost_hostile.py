@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relay.chat import CallbackRefused, ChatSink
+from relay.chat import CallbackRefused
 from relay.simulator import VM, Setup, Simulator
 from tests.chat.conformance import HOSTILE_BODIES
-from tests.chat.mattermost_relay import MattermostRelay, running_mattermost_relay
+from tests.chat.mattermost_relay import running_mattermost_relay
 from tests.chat.mattermost_server import (
     Json,
     buttons_of,
@@ -23,6 +22,7 @@ from tests.chat.mattermost_server import (
 )
 from tests.conftest import DebugLoop
 from tests.depth import depth
+from tests.relay_in_process import RelayInProcess
 
 USER_ID = "annannannannannannannannan"
 SUBMISSION: Json = {
@@ -37,24 +37,10 @@ SUBMISSION: Json = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GenuineCalls:
-    """A running relay, and two genuine calls to it. The submission has not been sent yet."""
-
-    ops: MattermostRelay
-    click: Json
-    submission: Json
-
-    @property
-    def chat(self) -> ChatSink:
-        return self.ops.relay.running.relay.chats["ops"]
-
-    async def journal_position(self) -> int:
-        """Return the length of the journal, which every decision and every refusal extends."""
-        return (await self.ops.relay.running.relay.store.read(lambda tx: tx.head())).position
-
-
-async def make_genuine_calls(stack: AsyncExitStack, directory: Path) -> GenuineCalls:
+async def genuine_calls(
+    stack: AsyncExitStack, directory: Path
+) -> tuple[RelayInProcess, Json, Json]:
+    """Return a running relay, a click and the submission after it, which was not sent yet."""
     server = await stack.enter_async_context(running_mattermost())
     azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
     ann, ben = server.add_user("ann"), server.add_user("ben")
@@ -64,21 +50,9 @@ async def make_genuine_calls(stack: AsyncExitStack, directory: Path) -> GenuineC
     _, post = await ops.announce_reboot()
     await server.click(post, "Approve", ann)
     (opened,) = server.dialogs
+    click = server.click_payload(post, buttons_of(post)[0], ann)
     state = opened.request["dialog"]["state"]
-    return GenuineCalls(
-        ops=ops,
-        click=server.click_payload(post, buttons_of(post)[0], ann),
-        submission={**SUBMISSION, "user_id": ann, "state": state},
-    )
-
-
-async def answer_keys(chat: ChatSink, body: bytes) -> set[str]:
-    """Return the keys of the answer to a call; "refused" if the call proves nothing."""
-    try:
-        reply = await chat.handle_callback({}, body)
-    except CallbackRefused:
-        return {"refused"}
-    return set(reply or ())
+    return ops.relay, click, {**SUBMISSION, "user_id": ann, "state": state}
 
 
 _JSON = st.recursive(
@@ -109,24 +83,36 @@ def test_a_changed_call_decides_nothing(tmp_path: Path) -> None:
     """Any field of a click is changed; of a submission, a field that proves who decides what."""
     with asyncio.Runner(debug=True, loop_factory=DebugLoop) as runner:
         stack = AsyncExitStack()
-        calls = runner.run(make_genuine_calls(stack, tmp_path))
-        position = runner.run(calls.journal_position())
+        relay, click, submission = runner.run(genuine_calls(stack, tmp_path))
+        chat, store = relay.running.relay.chats["ops"], relay.running.relay.store
+
+        def answer_keys(body: bytes) -> set[str]:
+            """Return the keys of the answer to a call; "refused" if the call proves nothing."""
+            try:
+                return set(runner.run(chat.handle_callback({}, body)) or ())
+            except CallbackRefused:
+                return {"refused"}
+
+        async def head() -> str:
+            """Return the head of the journal, which every decision and every refusal moves."""
+            return str(await store.read(lambda tx: tx.head()))
+
+        before = runner.run(head())
         for body in HOSTILE_BODIES:
-            assert runner.run(answer_keys(calls.chat, body)) == {"refused"}
+            assert answer_keys(body) == {"refused"}
 
         @settings(max_examples=depth(250, 40), suppress_health_check=[HealthCheck.too_slow])
         @given(
             st.one_of(
                 st.binary(max_size=200),
                 _JSON.map(lambda value: json.dumps(value).encode()),
-                changed_calls(calls.click, tuple(calls.click)),
-                changed_calls(calls.submission, _SUBMISSION_PROOF),
+                changed_calls(click, tuple(click)),
+                changed_calls(submission, _SUBMISSION_PROOF),
             ).filter(lambda body: len(body) < 65536)
         )
         def send(body: bytes) -> None:
-            keys = runner.run(answer_keys(calls.chat, body))
-            assert keys <= {"refused", "ephemeral_text", "skip_slack_parsing", "error"}
+            assert answer_keys(body) <= {"refused", "ephemeral_text", "skip_slack_parsing", "error"}
 
         send()
-        assert runner.run(calls.journal_position()) == position
+        assert runner.run(head()) == before
         runner.run(stack.aclose())
