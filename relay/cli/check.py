@@ -19,7 +19,6 @@ from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Quorum, Rule, RuleConditions
 from relay.approvals.status import ApprovalStatus, first_matching_rule
-from relay.approvals.transitions import due_transitions
 from relay.cli._options import AsJson, ConfigFile, option
 from relay.cli._output import (
     format_duration,
@@ -147,7 +146,7 @@ def evaluate_rules_for_document(
         yield {
             **occurrence.data,
             "rule": rule.name if rule else None,
-            "approved": bool(due_transitions(status)),
+            "approved": status.is_grantable,
             "limits": [limit.name for limit in limits],
             "follows": _what_follows(status, limits),
         }

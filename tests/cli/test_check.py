@@ -53,6 +53,10 @@ def relay_yaml(tmp_path: Path) -> str:
     return str(file)
 
 
+REMINDED = {"votes": 1, "from": ["local:root"], "remind": "20m"}
+"""A quorum whose reminder is due for `event`."""
+
+
 def azure(*events: Mapping[str, Any]) -> bytes:
     """A document as Azure writes it."""
     return json.dumps({"DocumentIncarnation": 1, "Events": events}).encode()
@@ -351,6 +355,25 @@ def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(
     assert approved == {
         azure_event["EventId"]: sample_approves(azure_event) for azure_event in events
     }
+
+
+@pytest.mark.parametrize(
+    ("approved", "approvals"),
+    [
+        (True, {"rules": [{"name": "any", "approve": "automatic"}], "dry_run": True}),
+        (False, {"rules": [{"name": "any", "approve": "automatic"}], "enabled": False}),
+        (False, {"rules": [{"name": "any", "approve": REMINDED}]}),
+    ],
+)
+def test_check_calls_approved_what_the_rules_allow_without_a_vote(
+    tmp_path: Path, approvals: dict[str, Any], approved: bool
+) -> None:
+    (tmp_path / "document.json").write_bytes(azure(event()))
+    document = str(tmp_path / "document.json")
+    result = checked(
+        tmp_path, json.dumps({"approvals": approvals}), "--against", document, "--json"
+    )
+    assert [each["approved"] for each in result.json["events"]] == [approved]
 
 
 # --- init
