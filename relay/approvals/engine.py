@@ -403,9 +403,9 @@ class ApprovalEngine:
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         occurrence = tx.occurrences.require_occurrence(known.occurrence)
-        approvals = tx.approvals.of_occurrence(occurrence, afresh=True)
-        grant = next((each for each in approvals.grants if each.id == known.id), None)
+        tx.approvals.of_occurrence(occurrence, afresh=True)  # damage turns its approvals off
         status = self.status(tx, occurrence, now)
+        grant = next((each for each in status.grants if each.id == known.id), None)
         if grant is None or not can_claim_grant(grant, status):
             return None
         event_id = occurrence.event.event_id
@@ -439,7 +439,7 @@ class ApprovalEngine:
             state = "refused" if isinstance(error, SourceRefused) else "sent"
         occurrence = tx.occurrences.require_occurrence(claim.grant.occurrence)
         Recording(tx, self.origin, occurrence, now).start_answer(
-            claim.grant,
+            replace(claim.grant, attempts=claim.attempt_number),
             state,
             http_status=error.status if error is not None else 200,
             reason=error.reason if error is not None else None,

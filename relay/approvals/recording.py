@@ -129,13 +129,10 @@ class Recording:
             note = {"granted": grant.id, "state": state, "status": http_status}
             tx.note(self.at, "answer", note, occurrence.key)
             return
-        # If the rows of the event were damaged meanwhile, no grant is known.
-        known = tx.approvals.of_occurrence(occurrence).grants
-        answered = next((each for each in known if each.id == grant.id), grant)
         details = {
             "approvalId": grant.approval_id,
-            "status": answered.status if http_status is None else http_status,
-            "attempts": answered.attempts,
+            "status": grant.status if http_status is None else http_status,
+            "attempts": grant.attempts,
             "reason": reason,
         }
         name = "startrequest.accepted" if state == "accepted" else "startrequest.failed"
