@@ -193,6 +193,8 @@ async def test_a_replayed_click_has_no_effect_even_after_a_restart(
             hold = slack.click_payload(reboot.message, "Hold")
             await slack.send_envelope(hold)
             await eventually(lambda: "Release the hold" in reboot.message.buttons())
+            await reboot.click("Approve", trigger_id=hold["trigger_id"])  # another decision
+            assert (await reboot.told()).startswith("Nothing was decided")
             await reboot.click("Release the hold")
             await slack.send_envelope(hold)
             assert await reboot.voters() == []
