@@ -342,9 +342,9 @@ class ApprovalEngine:
         for occurrence in line.grantable:  # the grants change nothing about who has slots
             status = self._status_without_limits(tx, occurrence, now)
             moments.append(status.not_before)
-            if status.rule is not None and status.mode == "on":
+            if status.mode == "on":
                 recording = Recording(tx, self.origin, occurrence, now)
-                recording.transition(CreateGrant(status.rule), status, None)
+                recording.transition(CreateGrant(), status, None)
         if line.waiting:
             tx.messages.refresh_about(line.waiting, now)
         return [moment for moment in moments if moment is not None]

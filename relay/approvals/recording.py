@@ -111,7 +111,7 @@ class Recording:
             case FailGrant(grant, reason):
                 self.start_answer(grant, "failed", http_status=None, reason=reason)
             case CreateGrant():
-                self._grant(transition, status, cause)
+                self._grant(status, cause)
             case Remind():
                 self._reminder(status)
         return cause
@@ -163,22 +163,21 @@ class Recording:
         )
         return self.decision(release, status, hold.recorded_event_id, [hold])
 
-    def _grant(
-        self, transition: CreateGrant, status: ApprovalStatus, cause: Decision | None
-    ) -> None:
+    def _grant(self, status: ApprovalStatus, cause: Decision | None) -> None:
         vote = status.counted_votes[-1] if status.quorum is not None else None
         # If this transaction has recorded no decision, the newest vote causes a grant by votes.
         deciding = cause or vote
         cause_id = self.occurrence.last_event_id
         if deciding is not None:
             cause_id = deciding.message_id or deciding.recorded_event_id
+        counted = status.vote_count_fields
         details = {
             "approvalId": vote.approval_id if vote is not None else new_approval_id(),
             "decision": "approve",
-            "principal": vote.principal if vote is not None else f"rule:{transition.rule.name}",
+            "principal": vote.principal if vote is not None else f"rule:{counted['rule']}",
             "channel": vote.channel if vote is not None else "rule",
             **(vote.remarks if vote is not None else NO_REMARKS),
-            **status.vote_count_fields,
+            **counted,
         }
         self._event("approval.granted", details, cause_id)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalStatus
 from relay.store import Decision, Grant
 
@@ -44,9 +43,7 @@ class FailGrant:
 
 @dataclass(frozen=True, slots=True)
 class CreateGrant:
-    """This rule is satisfied and nothing prevents the grant."""
-
-    rule: Rule
+    """The rule is satisfied and nothing prevents the grant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +70,8 @@ def due_transitions(status: ApprovalStatus) -> list[Transition]:
         reason = open_grant_failure_reason(grant, status)
         if grant.is_open and reason is not None and not status.is_grant_in_flight(grant):
             found.append(FailGrant(grant, reason))
-    is_due = status.mode == "on" and status.is_grantable and not status.waiting_for
-    if status.rule is not None and is_due:
-        found.append(CreateGrant(status.rule))
+    if status.mode == "on" and status.is_grantable and not status.waiting_for:
+        found.append(CreateGrant())
     moment = remind_at(status)
     if moment is not None and moment <= status.now:
         found.append(Remind())
