@@ -196,8 +196,17 @@ class Recording:
         self._event("approval.reminder", details, self.occurrence.last_event_id)
 
     def _event(self, name: str, details: Mapping[str, Any], cause: str) -> RecordedEvent:
-        origin = self.origin.copy_for_scope(self.occurrence.scope)
-        return _record(self.tx, origin, self.at, name, self.occurrence.data, details, cause)
+        event = approval_or_startrequest_event(
+            name,
+            self.origin.copy_for_scope(self.occurrence.scope),
+            self.at,
+            event=self.occurrence.data,
+            added=details,
+            cause=cause,
+            head=str(self.tx.head()),
+        )
+        self.tx.record(event, self.at)
+        return self.tx.recorded[-1]
 
 
 def record_refusal(
@@ -221,23 +230,11 @@ def record_refusal(
     if status is not None:
         origin = origin.copy_for_scope(status.occurrence.scope)
         cause, data = cause or status.occurrence.last_event_id, status.occurrence.data
-    _record(tx, origin, request.at, "approval.refused", data, details, cause)
-
-
-def _record(
-    tx: Transaction,
-    origin: Origin,
-    at: datetime,
-    name: str,
-    event_data: Mapping[str, Any],
-    details: Mapping[str, Any],
-    cause: str | None,
-) -> RecordedEvent:
+    name, head = "approval.refused", str(tx.head())
     event = approval_or_startrequest_event(
-        name, origin, at, event=event_data, added=details, cause=cause, head=str(tx.head())
+        name, origin, request.at, event=data, added=details, cause=cause, head=head
     )
-    tx.record(event, at)
-    return tx.recorded[-1]
+    tx.record(event, request.at)
 
 
 def _ended_field(decisions: Sequence[Decision]) -> dict[str, list[str]]:
