@@ -25,7 +25,7 @@ from relay.amqp.message_verification import UnusableMessage
 from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from relay.chat import CallbackRefused
 from relay.chat.platforms.mattermost import clicks as mattermost_clicks
-from relay.chat.platforms.slack import members as slack_members
+from relay.chat.platforms.slack import clicks as slack_clicks
 from relay.cli.show import EventStreamParser
 from relay.config import load
 from relay.errors import ConfigError, DocumentError
@@ -111,8 +111,8 @@ def chat(data: bytes) -> None:
             mattermost_clicks.user_of_trigger(parsed.trigger_id)
     with suppress(ValueError):
         payload = orjson.loads(data)
-        for parse in (slack_members.parse_click, slack_members.parse_command):
-            with suppress(slack_members.Unreadable):
+        for parse in (slack_clicks.parse_click, slack_clicks.parse_command):
+            with suppress(slack_clicks.Unreadable):
                 str(parse(payload)).encode()
 
 

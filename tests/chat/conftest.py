@@ -12,7 +12,7 @@ from tests.chat.slack_server import SlackServer, running_slack
 from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
 
 LOOKUP_TIMEOUTS = (
-    "relay.chat.platforms.slack.members.LOOKUP_TIMEOUT",
+    "relay.chat.platforms.slack.clicks.LOOKUP_TIMEOUT",
     "relay.chat.platforms.mattermost.clicks.LOOKUP_TIMEOUT",
 )
 """In seconds. A platform waits only a few seconds for the relay, so the relay asks it briefly."""

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.chat.cards.card import Button
-from relay.chat.platforms.slack.members import (
+from relay.chat.platforms.slack.api import Workspace
+from relay.chat.platforms.slack.clicks import (
     ButtonDecision,
     Unreadable,
-    Workspace,
     membership_refusal,
     parse_click,
     parse_command,

@@ -14,7 +14,6 @@ from relay.chat.cards.card import Card
 from relay.chat.platforms import slack as slack_platform
 from relay.chat.platforms.slack import SCOPES, manifest
 from relay.chat.platforms.slack.api import REMEDIES, Settings, WebApi
-from relay.chat.platforms.slack.members import Members
 from relay.chat.platforms.slack.messages import Channel
 from relay.clock import SystemClock
 from relay.errors import Deferred, Rejected
@@ -71,7 +70,7 @@ async def connected_channel(**changes: Any) -> AsyncIterator[tuple[SlackServer, 
         section = slack.settings(**{"timeout": "30s", **changes})
         settings = Settings.model_validate(section)
         api = WebApi(session, settings, SystemClock())
-        yield slack, Channel(api, settings, Members(api))
+        yield slack, Channel(api, settings)
 
 
 async def test_an_error_with_a_remedy_names_it_and_is_retried_slowly() -> None:

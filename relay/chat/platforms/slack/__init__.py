@@ -1,8 +1,8 @@
 """Slack: one message per event, kept current; people answer with buttons or links.
 
 `api` has the platform's section of the configuration and calls Slack, `messages` renders and posts
-cards, `socket_mode` receives clicks and commands, `clicks` does what they ask for, and `members`
-knows who may. `manifest` is that of the Slack app that the relay needs, with no scope that it does
+cards, `socket_mode` receives clicks and commands, and `clicks` does what they ask for and knows who
+may. `manifest` is that of the Slack app that the relay needs, with no scope that it does
 not use: ``imds-relay schema slack-manifest`` prints it for whoever makes the app at Slack
 (https://docs.slack.dev/reference/app-manifest). A running relay does not use it.
 """
@@ -18,7 +18,6 @@ from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink, background_task_until_exit
 from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.chat.platforms.slack.clicks import Answers
-from relay.chat.platforms.slack.members import Members
 from relay.chat.platforms.slack.messages import Channel
 from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.clock import Clock
@@ -36,12 +35,11 @@ async def connect(
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
         api = WebApi(session, settings, clock)
-        members = Members(api)
-        channel = Channel(api, settings, members)
+        channel = Channel(api, settings)
         sink = LiveMessageSink(settings, context, channel, clock, in_chat=settings.approve_in_chat)
         await stack.enter_async_context(sink.refreshing())
         if settings.uses_socket_mode:
-            answers = Answers(settings, context, members, clock)
+            answers = Answers(settings, context, api, clock)
             socket_mode = SocketMode(session, api, answers, clock, sink_name=settings.name)
             task_name = f"{settings.name}: Socket Mode"
             await stack.enter_async_context(
@@ -56,7 +54,7 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
     async with open_session() as session:
         api = WebApi(session, settings, clock)
         try:
-            workspace = await Members(api).workspace()
+            workspace = await api.workspace()
             if settings.uses_socket_mode:
                 await api.call("users.info", {"user": workspace.bot_user_id})  # needs users:read
                 await api.open_socket_url()

@@ -1,9 +1,10 @@
-"""Calls Slack's Web API, and explains its errors with what to do about them."""
+"""Calls Slack's Web API, knows its workspace, and explains errors with what to do about them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -166,7 +167,17 @@ _INVALID_MESSAGE_ERRORS = frozenset(
     }
 )
 _ERROR_CODE = re.compile(r"[a-z0-9_:]{1,80}")
+_ID = re.compile(r"[A-Z0-9]{2,32}")
 _SCOPES = re.compile(r"[a-z:,._ ]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where the app is installed. ``bot_user_id`` is the user that posts for it."""
+
+    team_id: str
+    enterprise_id: str | None
+    bot_user_id: str
 
 
 class WebApi:
@@ -180,11 +191,27 @@ class WebApi:
         self._settings = settings
         self._url = settings.web_api_url()
         self._clock = clock
+        self._workspace: tuple[str, Workspace] | None = None
+        """With the token that it belongs to."""
 
     def token(self) -> str:
         """Return the current bot token. Raises Deferred if its file holds none."""
         with raise_deferred_if_secret_unusable("token"):
             return self._settings.bot_token()
+
+    async def workspace(self) -> Workspace:
+        """Return the workspace of the current token. Raises Deferred."""
+        token = self.token()
+        if self._workspace is None or self._workspace[0] != token:
+            response = await self.call("auth.test", {})
+            enterprise_id = response.get("enterprise_id")
+            workspace = Workspace(
+                team_id=_required_id(response, "team_id"),
+                enterprise_id=enterprise_id if isinstance(enterprise_id, str) else None,
+                bot_user_id=_required_id(response, "user_id"),
+            )
+            self._workspace = token, workspace
+        return self._workspace[1]
 
     async def open_socket_url(self) -> str:
         """Return the URL for one connection of Socket Mode, which is secret. Raises Deferred."""
@@ -232,6 +259,16 @@ class WebApi:
         if response.status == 200 and document.get("ok") is True:  # HTTP
             return document
         raise _error(response, document, self._clock.now())
+
+
+def _required_id(response: Mapping[str, Any], name: str) -> str:
+    value = response.get(name)
+    if not isinstance(value, str) or _ID.fullmatch(value) is None:
+        raise Deferred(
+            f"expected {name} in Slack's answer, it is missing: "
+            "is token a bot token, and api_url Slack's Web API?"
+        )
+    return value
 
 
 def _error(

@@ -27,10 +27,11 @@ from relay.chat.cards.card import (
 )
 from relay.chat.cards.wording import Tone
 from relay.chat.platforms.slack.api import Settings, WebApi
-from relay.chat.platforms.slack.members import LINK_ACTION_PREFIX, Members
 from relay.errors import Deferred
 from relay.sentences import PrincipalRef, Text, join_texts, render, utc_time
 
+LINK_ACTION_PREFIX = "link-"
+"""Starts the action_id of a button that opens a page. Slack reports its clicks, too."""
 MAX_BLOCKS_BYTES = 40_000
 """Slack refuses a message that is too long, and does not say how long one may be."""
 _TEXT_LENGTHS = (1500, 700, 300, 100)
@@ -231,10 +232,9 @@ _TIMESTAMP = re.compile(r"[0-9]{1,12}\.[0-9]{1,9}")
 class Channel:
     """A channel. A message's reference is channel and timestamp: ``C024BE91L/1503435956.0002``."""
 
-    def __init__(self, api: WebApi, settings: Settings, members: Members) -> None:
+    def __init__(self, api: WebApi, settings: Settings) -> None:
         self._api = api
         self._settings = settings
-        self._members = members
 
     async def post(self, card: Card) -> str:
         return await self._post(await self._message(card), self._settings.channel)
@@ -248,11 +248,11 @@ class Channel:
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Post in the thread, or in the channel without ``ref``. Raises MessageGone, Deferred."""
         channel_id, thread = (self._settings.channel, None) if ref is None else _parse_ref(ref)
-        message = text_message(lines, (await self._members.workspace()).team_id)
+        message = text_message(lines, (await self._api.workspace()).team_id)
         await self._post(message, channel_id, thread)
 
     async def _message(self, card: Card) -> Json:
-        team_id = (await self._members.workspace()).team_id
+        team_id = (await self._api.workspace()).team_id
         return card_message(card, team_id, has_clicks=self._settings.uses_socket_mode)
 
     async def _post(self, message: Json, channel_id: str, thread: str | None = None) -> str:
