@@ -314,8 +314,7 @@ class Hub:
             HUB,
             store,
             clock,
-            freshness=lambda *_: lambda _: False,
-            listens=lambda _: False,
+            Roster(),
             has_read_all=_nothing_waits,
             ask=_ask_nobody,
         )

@@ -216,8 +216,9 @@ async def test_an_agent_that_is_heard_while_it_waits_to_be_forgotten_is_not(tmp_
         await hub.take([pulse(build_event(), seconds=0)])
         (agent,) = hub.roster
         clock.advance(FORGOTTEN_AFTER.total_seconds())
-        async with hub._merger._lock:  # noqa: SLF001  # as while others are merged
-            forgetting = asyncio.create_task(hub.forget(agent))
+        merger = hub._merger  # noqa: SLF001
+        async with merger._lock:  # noqa: SLF001  # as while others are merged
+            forgetting = asyncio.create_task(merger.forget_agent(agent))
             await asyncio.sleep(0)
             at = FORGOTTEN_AFTER.total_seconds()
             taking = asyncio.create_task(hub.take([pulse(build_event(), seconds=at)]))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.clock import SystemClock
 from relay.events.build import Origin
@@ -19,9 +20,9 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub import merge, merger
 from relay.fleet.hub.merge import EventHistory, GoneFromDocument, Word
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
+from relay.fleet.hub.roster import Agent, Roster
 from relay.ingest import Recorder
 from relay.store import StateFileScopeAndVm
-from relay.store.fleet import AgentRow
 from relay.store.rows import PageLimit
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
@@ -70,11 +71,35 @@ class Rig:
         assert history is not None
         return history
 
+    async def forget(self, relay: str, *others: str) -> None:
+        """Forget an agent of a scope that has others."""
+        agents = [agent_row(name) for name in (relay, *others)]
+        for agent in agents:
+            self.merger._roster.put(agent)  # noqa: SLF001  # as if it was heard
+        await self.merger.forget_agent(agents[0])
+
     async def told(self, event_id: str = "e-1") -> list[str]:
         key = KEYS.make_key(SCOPE, event_id)
         return await self.store.read(
             lambda tx: [event.name for event in tx.journal.newest_changes(key, PageLimit(1000))]
         )
+
+
+class _RosterOfTests(Roster):
+    """Says what a test wants: who is fresh, and then whether the hub has listened."""
+
+    def __init__(self, fresh: Callable[[str], bool], hears: list[bool]) -> None:
+        super().__init__()
+        self._fresh = fresh
+        self._hears = hears
+
+    @override
+    def hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
+        return self._fresh
+
+    @override
+    def has_listened(self, now: datetime) -> bool:
+        return self._hears.pop(0) if self._hears else True
 
 
 @asynccontextmanager
@@ -99,8 +124,7 @@ async def merging(
             Origin("hub", "hub-0"),
             store,
             SystemClock(),
-            freshness=lambda _, __: fresh,
-            listens=lambda _: hears.pop(0) if hears else True,
+            _RosterOfTests(fresh, hears),
             has_read_all=has_read_all,
             ask=ask,
         )
@@ -194,10 +218,10 @@ async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_
     async with merging(tmp_path) as rig:
         await rig.store.transact(lambda tx: tx.fleet.save_agents(map(agent_row, ("vm-0", "vm-1"))))
         await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.forget_agent(SCOPE, "vm-0", lambda: False)
+        await rig.forget("vm-0", "vm-1")
         assert await rig.told() == ["event.scheduled"]
     async with merging(tmp_path) as rig:
-        await rig.merger.forget_agent(SCOPE, "vm-1", lambda: True)
+        await rig.forget("vm-1")
         assert await rig.told() == ["event.scheduled", "event.ended"]
         assert await rig.store.read(lambda tx: tx.fleet.agents()) == []
 
@@ -320,7 +344,7 @@ def has_ended(rig: Rig, event_id: str = "e-1") -> bool:
     return rig.history(event_id).ended_at is not None
 
 
-def agent_row(relay: str) -> AgentRow:
+def agent_row(relay: str) -> Agent:
     """Return an agent of which only its name is known."""
     at = datetime.now(UTC)
-    return AgentRow(scope=SCOPE, relay=relay, user="vmss-a", name=relay, first_heard=at)
+    return Agent(scope=SCOPE, relay=relay, user="vmss-a", name=relay, first_heard=at)

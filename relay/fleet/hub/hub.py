@@ -26,7 +26,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
-from relay.fleet.hub.roster import Agent
 from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.message_reader import ReceivedMessage, read_message
 from relay.fleet.messages import (
@@ -92,8 +91,7 @@ class Hub:
             origin,
             store,
             clock,
-            freshness=self.roster.hearing_check,
-            listens=self.roster.has_listened,
+            self.roster,
             has_read_all=lambda: self.link.has_read_all(),  # noqa: PLW0108  # it is made below
             ask=self._ask,
         )
@@ -171,25 +169,12 @@ class Hub:
         for event in completed:
             # Azure has deleted the VMs of a Terminate. An agent that is heard again comes back.
             for agent in self.roster.agents_terminated_by(event.scope, event.event):
-                await self.forget(agent)
+                await self._merger.forget_agent(agent)
         now = self._clock.now()
         self._keeper.tell(now)
         for agent in self.roster.agents_to_forget(now):
-            await self.forget(agent)
+            await self._merger.forget_agent(agent)
         self._keeper.save()
-
-    async def forget(self, agent: Agent) -> None:
-        """Remove an agent that is gone for good, unless it is heard of again meanwhile."""
-
-        def take_out() -> bool | None:
-            known = self.roster.agent(agent.scope, agent.relay)
-            if known is not None and known.last_heard > agent.last_heard:
-                return None
-            _log.info("agent %s of scope %s is forgotten", agent.relay, agent.scope)
-            self.roster.forget(agent)
-            return not self.roster.agents_of_scope(agent.scope)
-
-        await self._merger.forget_agent(agent.scope, agent.relay, take_out)
 
     async def _ask(self, scope: str, event_ids: Sequence[str]) -> None:
         request = PulseRequest(event_ids=tuple(event_ids[:MAX_ASKED]))
@@ -265,9 +250,6 @@ class Hub:
             self._on_unusable(message.header.properties.user_id, str(error))
             if sender is not None:
                 self._tell_of_dead_letter(sender, str(error))
-            return None
-        except Exception:  # noqa: BLE001  # one message must not stop the others
-            _log.exception("internal error: a message of an agent could not be read")
             return None
         self.link.polls += 1
         pulse = received.content if isinstance(received.content, Pulse) else None

@@ -13,6 +13,7 @@ file may not have it, the memory is read again.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -27,7 +28,6 @@ from relay.events.model import ScheduledEvent
 from relay.events.timestamps import parse_timestamp
 from relay.fleet.hub.merge import (
     EventHistory,
-    IsFresh,
     LastWord,
     MergeResult,
     Word,
@@ -38,6 +38,7 @@ from relay.fleet.hub.merge import (
     wait_again,
     words_of_pulse,
 )
+from relay.fleet.hub.roster import Agent, Roster
 from relay.ingest import EventNews, Recorder
 from relay.store import EventKeyFormat, TrackedEvent
 from relay.store.fleet import AgentRow, SightingRow
@@ -59,6 +60,8 @@ _MAX_CHANGES = 1_000
 """Changes of one event that are read. Azure makes a handful."""
 _MAX_CHANGES_BYTES = 64 * 1024 * 1024
 KEYS = EventKeyFormat(with_scope=True)
+
+_log = logging.getLogger(__name__)
 
 EventName = tuple[str, str]
 """A scope, and an EventId in lower case."""
@@ -90,9 +93,9 @@ class _Batch:
 class EventMerger:
     """The histories of all events of the fleet, and the way from them into the store.
 
-    ``freshness`` returns for a scope and a time which agents are fresh, and ``listens`` whether
-    agents can be heard. ``has_read_all`` asks the broker whether a message of theirs still waits,
-    and ``ask`` the agents of a scope whether these events are still there.
+    The ``roster`` knows which agents are fresh, and whether they can be heard. ``has_read_all``
+    asks the broker whether a message of theirs still waits, and ``ask`` the agents of a scope
+    whether these events are still there.
     """
 
     def __init__(
@@ -100,9 +103,8 @@ class EventMerger:
         origin: Origin,
         store: Store,
         clock: Clock,
+        roster: Roster,
         *,
-        freshness: Callable[[str, datetime], IsFresh],
-        listens: Callable[[datetime], bool],
         has_read_all: Callable[[], Awaitable[bool]],
         ask: Callable[[str, Sequence[str]], Awaitable[None]],
     ) -> None:
@@ -119,8 +121,7 @@ class EventMerger:
         """Scopes in which an event may have ended, and whose agents must be asked."""
         self._store = store
         self._clock = clock
-        self._freshness = freshness
-        self._listens = listens
+        self._roster = roster
         self._has_read_all = has_read_all
         self._ask = ask
         self._recorder = Recorder(origin, None, None)
@@ -160,7 +161,7 @@ class EventMerger:
             await self._write(batch, relay_events)
 
     def _apply(self, heard: Heard, now: datetime, batch: _Batch) -> None:
-        scope, fresh = heard.scope, self._freshness(heard.scope, now)
+        scope, fresh = heard.scope, self._roster.hearing_check(heard.scope, now)
         words: Iterable[tuple[str, Word]] = heard.words.items()
         if heard.is_document:
             live = (word for word in heard.words.values() if isinstance(word, ScheduledEvent))
@@ -204,19 +205,20 @@ class EventMerger:
             )
             batch.ended.append(key)
 
-    async def forget_agent(
-        self, scope: str, relay: str, take_out: Callable[[], bool | None]
-    ) -> None:
+    async def forget_agent(self, agent: Agent) -> None:
         """Remove an agent that is gone for good. With the last of a scope, its events end.
 
-        ``take_out`` is called once nothing else is merged. It removes the agent from the roster,
-        and returns whether it was the last of its scope; None: it stays.
+        One that is heard of while others are merged stays.
         """
+        scope, relay = agent.scope, agent.relay
         async with self._lock:
             await self._load_missing(())
-            is_last = take_out()
-            if is_last is None:
+            known = self._roster.agent(scope, relay)
+            if known is not None and known.last_heard > agent.last_heard:
                 return
+            _log.info("agent %s of scope %s is forgotten", relay, scope)
+            self._roster.forget(agent)
+            is_last = not self._roster.agents_of_scope(scope)
             self._must_load = True
             now, batch = self._clock.now(), _Batch()
             for event_id, history in list(self._by_scope.get(scope, {}).items()):
@@ -248,7 +250,7 @@ class EventMerger:
             due = self._next_end()
             if due is not None and due <= now:
                 due = now + READ_INTERVAL
-                if self._listens(now) and await self._has_read_all():
+                if self._roster.has_listened(now) and await self._has_read_all():
                     async with self._lock:
                         await self._end_due_events(now)
                     due = self._next_end()
@@ -280,7 +282,10 @@ class EventMerger:
         self._must_load = True
         batch = _Batch()
         for name in list(self._ending):
-            history, fresh = self._by_scope[name[0]][name[1]], self._freshness(name[0], now)
+            history, fresh = (
+                self._by_scope[name[0]][name[1]],
+                self._roster.hearing_check(name[0], now),
+            )
             self._take(name, end_if_still_gone(history, now, fresh), batch)
         await self._write(batch)
 
