@@ -164,6 +164,13 @@ class Fleet:
         await self.scopes[scope].send_start_request(scope, claim)
 
 
+def read_journal(path: Path) -> list[JournalRow]:
+    """The journal, read by a second connection; its hash chain is checked too."""
+    with contextlib.closing(open_for_reading(path)) as reader:
+        verify_journal(reader)
+        return list(read_all_rows(reader))
+
+
 class GateHarness:
     def __init__(
         self,
@@ -196,10 +203,7 @@ class GateHarness:
         return await self.gate.submit(build_end(hold_id, at=self.clock.now()))
 
     def journal(self) -> list[JournalRow]:
-        """The journal, read by a second connection; its hash chain is checked too."""
-        with contextlib.closing(open_for_reading(self.path)) as reader:
-            verify_journal(reader)
-            return list(read_all_rows(reader))
+        return read_journal(self.path)
 
     def events(self, *names: str) -> list[CloudEvent]:
         recorded_events = [

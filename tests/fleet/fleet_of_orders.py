@@ -6,7 +6,6 @@ Azure's clock is the monotonic clock of the test, so the hub's wall clock can be
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -30,11 +29,10 @@ from relay.fleet.message_reader import read_message
 from relay.fleet.messages import ChangeData, Pulse, StartOrder, StartOutcome, StartResult
 from relay.fleet.routing import AuthorizedSender
 from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.approvals import NOTHING, EventApprovals, fold
-from relay.store.chain import JournalRow, read_all_rows, verify_journal
-from relay.store.file import open_for_reading
+from relay.store.chain import JournalRow
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
+from tests.approvals.running_gate import read_journal
 from tests.clocks import NOON, ManualClock
 
 HUB = Origin("hub", "hub-1")
@@ -369,10 +367,7 @@ class Hub:
     # --- what is on disk
 
     def journal(self) -> list[JournalRow]:
-        """The journal, read by a second connection; its hash chain is checked too."""
-        with contextlib.closing(open_for_reading(self.path)) as reader:
-            verify_journal(reader)
-            return list(read_all_rows(reader))
+        return read_journal(self.path)
 
     def claim_notes(self) -> list[dict[str, Any]]:
         return [orjson.loads(row.body) for row in self.journal() if row.kind == "claim"]
@@ -386,19 +381,6 @@ class Hub:
         event = CloudEvent.parse(row.body)
         assert row.event_key is not None
         return event.scope, row.event_key.rpartition("@")[0], event.data["revision"]
-
-    def grant_states(self) -> list[tuple[str, str, int]]:
-        folded: dict[str, EventApprovals] = {}
-        for row in self.journal():
-            if row.event_key is not None and not row.kind.startswith("event."):
-                before = folded.get(row.event_key, NOTHING)
-                folded[row.event_key] = fold(before, row)
-        grants = sorted(
-            (grant.id, key.rpartition("@")[2], grant.state, grant.attempts)
-            for key, approvals in folded.items()
-            for grant in approvals.grants
-        )
-        return [(scope, state, attempts) for _, scope, state, attempts in grants]
 
     async def settle(self) -> None:
         """Wait until the gate and the intake wait for the clock or for a message."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,10 @@ from relay.fleet.routing import AuthorizedSender
 from relay.fleet.votes import USER_BURST, MachineVotes
 from relay.ingest import EventNews, Recorder
 from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.chain import read_all_rows
-from relay.store.file import open_for_reading
 from relay.store.sqlite import Store, open_store
 from tests import hostile
 from tests.approvals.builders import build_event
+from tests.approvals.running_gate import read_journal
 from tests.clocks import ManualClock
 
 HUB = Origin("hub", "hub-1")
@@ -75,8 +73,7 @@ class VotingHub:
         return await self.store.read(read)
 
     def recorded(self, name: str) -> list[dict[str, Any]]:
-        with contextlib.closing(open_for_reading(self.path)) as reader:
-            return [orjson.loads(row.body) for row in read_all_rows(reader) if row.kind == name]
+        return [orjson.loads(row.body) for row in read_journal(self.path) if row.kind == name]
 
 
 def reboot(*resources: str) -> ScheduledEvent:

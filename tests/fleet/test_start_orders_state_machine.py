@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.fleet.messages import StartOutcome
+from tests.approvals.builders import open_grants
 from tests.clocks import NOON, ManualClock
 from tests.conftest import DebugLoop
 from tests.depth import depth
@@ -223,8 +224,10 @@ class Orders(RuleBasedStateMachine):
         for _ in range(4):
             fleet.send_pulses()
             self._run(self.hub.advance(15, step=1.0))
-        still_open = [state for state in self.hub.grant_states() if state[1] in ("granted", "sent")]
-        assert still_open == []
+        self._run(self._require_no_open_grant())
+
+    async def _require_no_open_grant(self) -> None:
+        assert await self.hub.store.read(open_grants) == []
 
     # --- invariants
 
