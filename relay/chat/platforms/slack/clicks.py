@@ -94,7 +94,6 @@ class Click(Actor):
 class Command(Actor):
     """A slash command. ``text`` is what the person typed behind its name."""
 
-    command: str = Field(pattern=r"^/\S{1,64}$")
     text: str = Field("", max_length=4000)
 
 
