@@ -15,7 +15,14 @@ from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher
-from relay.fleet.agent.agent import Agent, ImdsClock, ReportSinkSettings, VmIdentity
+from relay.fleet.agent.agent import (
+    Agent,
+    ImdsClock,
+    ReportSink,
+    ReportSinkSettings,
+    VmIdentity,
+)
+from relay.fleet.agent.link import AgentLink
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.roles.inner_half import RunningRelay, attached
@@ -56,13 +63,23 @@ async def start(
         )
         # Nothing is approved here. The engine only tells the API that.
         no_approvals = config.approvals.model_copy(update={"enabled": False})
-        agent = Agent(fleet, origin, machine, ApprovalEngine(no_approvals, origin), clock)
-        dispatcher = Dispatcher({sink.name: (sink, agent.report_sink)}, store, clock, report)
+        link = AgentLink(fleet, origin, clock)
+        report_sink = ReportSink(link.publish, origin)
+        dispatcher = Dispatcher({sink.name: (sink, report_sink)}, store, clock, report)
         await dispatcher.begin()
         imds_clock = ImdsClock(lambda: client.clock_skew)
         poller = await make_poller(config, client, identity, boot_id, store, imds_clock, report)
         reports = dispatcher.get_worker(sink.name)
-        agent.attach_source(poller, client, lambda: reports.waiting > 0)
+        agent = Agent(
+            link,
+            origin,
+            machine,
+            poller,
+            client,
+            ApprovalEngine(no_approvals, origin),
+            clock,
+            reports_wait=lambda: reports.waiting > 0,
+        )
         relay = Relay(
             store=store,
             gate=agent.votes,

@@ -80,14 +80,8 @@ async def linked(
         {"role": "agent", "url": broker.amqp_url(user), "exchange": exchange}
     )
     handler = Handler()
-    link = AgentLink(
-        settings,
-        ORIGIN,
-        handler.take,
-        handler.on_listening,
-        SystemClock(),
-        chance=lambda: 0.01,
-    )
+    link = AgentLink(settings, ORIGIN, SystemClock(), chance=lambda: 0.01)
+    link.on_message, link.on_listening = handler.take, handler.on_listening
     task = asyncio.create_task(link.run())
     try:
         yield link, handler

@@ -44,7 +44,6 @@ from relay.fleet.messages import (
     VoteMessage,
 )
 from relay.fleet.routing import PULSE_TTL, agent_key, report_key
-from relay.fleet.settings import AgentSettings
 from relay.fleet.votes import VoteForwarder
 from relay.sinks import Receipt, SinkSettings
 
@@ -144,67 +143,54 @@ class ReportSink:
 
 
 class Agent:
-    """What a relay needs to be an agent of a fleet. ``engine`` has approvals off.
+    """What a relay does as an agent of a fleet. ``engine`` has approvals off.
 
-    `attach_source` comes later, because the poller needs the store, whose sink is `report_sink`.
+    ``reports_wait`` returns whether some reports are not in the hub's queue yet.
     """
 
     def __init__(
         self,
-        settings: AgentSettings,
+        link: AgentLink,
         origin: Origin,
         machine: VmIdentity,
+        source: AgentPoller,
+        sender: StartRequestSender,
         engine: ApprovalEngine,
         clock: Clock,
         *,
+        reports_wait: Callable[[], bool],
         chance: Callable[[], float] = random.random,
     ) -> None:
+        self._link = link
+        link.on_message, link.on_listening = self._on_message, self._send_pulse_soon
         self._origin = origin
         self._machine = machine
+        self._source = source
         self._clock = clock
         self._chance = chance
-        self._source: AgentPoller | None = None
-        self._orders: StartOrders | None = None
-        self._reports_wait: Callable[[], bool] = lambda: False
+        self._reports_wait = reports_wait
+        self._orders = StartOrders(source, sender, self._say, machine.vm_id, clock)
         self._asked: set[str] = set()
         """EventIds, in lower case, of which the hub wants to know whether they are still there."""
         self._was_asked = asyncio.Event()
         self._pulse_at = clock.monotonic()
         self._pulse_earlier = asyncio.Event()
-        self.link = AgentLink(
-            settings, origin, self._on_message, self._send_pulse_soon, clock, chance=chance
-        )
-        self.report_sink = ReportSink(self.link.publish, origin)
         self.votes = VoteForwarder(engine, self._say)
 
-    def attach_source(
-        self,
-        source: AgentPoller,
-        sender: StartRequestSender,
-        reports_wait: Callable[[], bool],
-    ) -> None:
-        """Pulses and orders begin. ``reports_wait``: some are not in the hub's queue yet."""
-        self._source = source
-        self._reports_wait = reports_wait
-        self._orders = StartOrders(source, sender, self._say, self._machine.vm_id, self._clock)
-
     async def run(self) -> None:
-        if self._orders is None:
-            raise RuntimeError("expected attach_source to be called before run")
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.link.run(), name="agent: link")
+            group.create_task(self._link.run(), name="agent: link")
             group.create_task(self._send_pulses(), name="agent: pulses")
             group.create_task(self._orders.run(), name="agent: orders")
             group.create_task(self._answer_pulse_requests(), name="agent: pulse requests")
 
     async def stop_orders(self, within: float) -> None:
         """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
-        if self._orders is not None:
-            await self._orders.stop(within)
+        await self._orders.stop(within)
 
     def _on_message(self, content: Content) -> None:
         match content:
-            case StartOrder() if self._orders is not None:
+            case StartOrder():
                 self._orders.take(content)
             case VoteAnswer():
                 self.votes.handle_vote_answer(content)
@@ -227,7 +213,7 @@ class Agent:
             if not said_document and self._has_read():  # from now on it can get orders
                 self._pulse_at, said_document = self._clock.monotonic(), True
             seconds = self._pulse_at - self._clock.monotonic()
-            if seconds > 0 or not self.link.is_connected:
+            if seconds > 0 or not self._link.is_connected:
                 pause = max(seconds, MIN_INTERVAL) if said_document else MIN_INTERVAL
                 await wait_for_event(self._pulse_earlier, self._clock, pause)
                 continue
@@ -242,13 +228,13 @@ class Agent:
             await self._clock.sleep(MIN_INTERVAL)
 
     def _has_read(self) -> bool:
-        return self._source is not None and self._source.last_document is not None
+        return self._source.last_document is not None
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
         machine, source = self._machine, self._source
         live: tuple[ChangeData, ...] | None = None
         age, at = None, self._clock.now()
-        if source is not None and source.last_document is not None:
+        if source.last_document is not None:
             document, age = source.last_document, source.read_age
             live = tuple(
                 ChangeData.model_construct(**common_event_data(event, document.incarnation))
@@ -265,7 +251,7 @@ class Agent:
             names=tuple(sorted(machine.names or ()))[:MAX_NAMES],
             live=live,  # None: before the first read nobody can say what has ended
             poll_age=age,
-            clock_offset=source.clock_offset if source is not None else None,
+            clock_offset=source.clock_offset,
         )
         return pulse, at
 
@@ -280,7 +266,7 @@ class Agent:
             asked, self._asked = self._asked, set()
             for _ in range(ANSWER_TRIES):
                 await self._clock.sleep(ANSWER_DELAY + ANSWER_SPREAD * self._chance())
-                if self._source is None or not self._sees_any(asked):
+                if not self._sees_any(asked):
                     break
                 with suppress(SourceError):
                     await self._source.read_with_imds_time()
@@ -289,7 +275,7 @@ class Agent:
                     break
 
     def _sees_any(self, event_ids: set[str]) -> bool:
-        document = self._source.last_document if self._source is not None else None
+        document = self._source.last_document
         events = document.events if document is not None else ()
         return any(event.lowercase_event_id in event_ids for event in events)
 
@@ -300,4 +286,4 @@ class Agent:
         expiration: int | None = None,
     ) -> None:
         event = message.to_event(self._origin, at or self._clock.now())
-        await self.link.publish(event, agent_key(message.routed_as, self._origin), expiration)
+        await self._link.publish(event, agent_key(message.routed_as, self._origin), expiration)

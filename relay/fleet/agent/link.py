@@ -62,11 +62,13 @@ def spread_reconnect_delay(failed_rounds: int, chance: float) -> float:
 
 
 class AgentLink(Link):
-    """The end of an agent. ``on_message`` gets what the hub says, and ``on_listening`` no argument.
+    """The end of an agent. While it cannot listen, it tries again, and reports all the same.
 
-    Neither may wait. While the agent cannot listen, it tries again, and reports all the same.
+    ``on_message`` gets what the hub says. Neither function may wait.
     """
 
+    on_message: Callable[[Content], None]
+    on_listening: Callable[[], None]
     _who = "an agent"
     _messages_per_turn = 10  # the hub sends an agent few
     _no_ack = True  # nothing is delivered again: an order is for now
@@ -75,8 +77,6 @@ class AgentLink(Link):
         self,
         settings: AgentSettings,
         origin: Origin,
-        on_message: Callable[[Content], None],
-        on_listening: Callable[[], None],
         clock: Clock,
         *,
         chance: Callable[[], float] = random.random,
@@ -94,8 +94,6 @@ class AgentLink(Link):
             socket_buffers=SOCKET_BUFFERS,
         )
         self._origin = origin
-        self._on_message = on_message
-        self._tell_listening = on_listening
         self._chance = chance
         self._hub_user = settings.hub_user
         self._commands = command_exchange_name(settings.exchange)
@@ -157,7 +155,7 @@ class AgentLink(Link):
     async def _take(self, channel: AbstractChannel, batch: Sequence[DeliveredMessage]) -> None:
         for message in batch:
             try:
-                self._on_message(self._read(message))
+                self.on_message(self._read(message))
             except UnusableMessage as error:
                 self._refusal_log.log_if_changed(
                     logging.WARNING, "fleet: a message to this agent was refused: %s", error
@@ -175,4 +173,4 @@ class AgentLink(Link):
 
     @override
     def _on_listening(self) -> None:
-        self._tell_listening()
+        self.on_listening()
