@@ -103,6 +103,21 @@ async def test_a_new_rule_grants_what_waits_for_it_once_new_sinks_know_of_it(
         assert late.types_of(event.event_id)[:2] == ["event.scheduled", "approval.granted"]
 
 
+async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> None:
+    rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
+    async with reloadable_relay(tmp_path, approvals=rules) as relay:
+        await relay.reload(approvals={**rules, "enabled": False})
+        event = relay.reboot()
+        await eventually(lambda: _is(relay.state(event), "none"))
+        await relay.reload(approvals={**rules, "dry_run": True})
+        await eventually(lambda: _is(relay.state(event), "granted"))
+        await after_polls(relay.azure)
+        assert relay.starts(event) == 0
+        assert not await relay.told("approval.granted")
+        await relay.reload(approvals=rules)
+        await eventually(lambda: relay.starts(event) == 1)
+
+
 async def test_a_reload_waits_for_the_answer_to_a_start_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
