@@ -32,7 +32,7 @@ def parse_duration(value: object) -> float:
     """Return the seconds of ``500ms``, ``1s``, ``5m``, ``2h`` or ``7d``. Raises ValueError."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     seconds = float(match[1]) * _UNITS[match[2]] if match is not None else math.inf
-    if not math.isfinite(seconds):  # no match, or more digits than a float can hold
+    if not math.isfinite(seconds * 1000):  # no match, or more milliseconds than a float can hold
         raise ValueError("expected a duration such as 500ms, 1s, 5m, 2h or 7d")
     return seconds
 

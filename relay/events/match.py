@@ -14,9 +14,16 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
 
-from relay.settings import Duration, Section
+from relay.settings import Section, parse_duration
 
 EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 """The EventTypes that Azure documents. It may add others."""
@@ -31,8 +38,10 @@ def _format_duration(seconds: float) -> str | None:
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
+# Text only: a number in a body could be one that its text, in the journal, cannot say.
 _DurationBound = Annotated[
-    Duration,
+    float,
+    BeforeValidator(parse_duration),
     PlainSerializer(_format_duration, when_used="json"),
     WithJsonSchema({"type": "string", "examples": ["8s"]}),
 ]

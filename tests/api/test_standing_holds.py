@@ -89,6 +89,16 @@ async def test_the_list_has_those_that_are_not_over_unless_it_is_asked_for_all(
     assert (await relay.call("GET", "/v1/standing-holds/none")).status == 404
 
 
+@pytest.mark.parametrize("bound", [{"min": -5.0}, {"max": 8.5}, {"max": f"{9 * 10**305}s"}])
+async def test_a_duration_that_could_not_be_read_again_turns_no_approvals_off(
+    relay: RunningRelay, bound: dict[str, Any]
+) -> None:
+    assert (await _hold(relay, match={"duration": bound})).status == 422
+    assert (await relay.call("GET", "/v1/standing-holds")).json["items"] == []
+    await relay.observe(make_event())
+    assert (await relay.decide()).status == 202
+
+
 async def test_a_repeat_gets_the_first_answer(relay: RunningRelay) -> None:
     headers = {"Idempotency-Key": "k"}
     body: dict[str, Any] = {"ends": format_rfc3339(relay.clock.now() + timedelta(seconds=600))}
