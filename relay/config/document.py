@@ -14,7 +14,9 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedBase
+from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.errors import ConfigError
 from relay.files import describe_os_error
@@ -24,16 +26,50 @@ VARIABLE_PREFIX = "IMDS_RELAY_"
 
 _REFERENCE = re.compile(r"\$(?:\$|\{([^}]*)\}|)")
 """``$$``, ``${NAME}``, or a dollar sign alone."""
-_CONSTRUCTOR_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_CONSTRUCTOR_ERRORS = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+)
 """What ruamel raises for 2020-02-30, and for a value with the tag of another type."""
 _KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
 
+class _Constructor(RoundTripConstructor):
+    """Raises errors with the place of a value that cannot be read, and of both repeated keys."""
+
+    @override
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except _CONSTRUCTOR_ERRORS:  # their text may quote a secret
+            raise MarkedYAMLError(
+                problem="found a date, number or word that does not exist; put text in quotes",
+                problem_mark=node.start_mark,
+            ) from None
+
+    @override
+    def check_mapping_key(
+        self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any
+    ) -> bool:
+        if key in mapping:
+            first = mapping.lc.key(key)[0] + 1
+            raise MarkedYAMLError(
+                problem=f'found duplicate key "{key}"; the first is in line {first}',
+                problem_mark=key_node.start_mark,
+            )
+        return True
+
+
 def read_document(file: Traversable) -> Any:
     """Return the document with the lines of its values. Raises ConfigError without values."""
+    yaml = YAML(typ="rt", pure=True)  # YAML 1.2: "off" is text
+    yaml.Constructor = _Constructor
     try:
-        # YAML 1.2: "off" is text, and a repeated key is an error.
-        document = YAML(typ="rt", pure=True).load(file.read_text(encoding="utf-8"))
+        document = yaml.load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"{file}: expected a file that can be read: {describe_os_error(error)}"
@@ -50,11 +86,6 @@ def read_document(file: Traversable) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
-    except _CONSTRUCTOR_ERRORS:  # their text may quote a secret
-        raise ConfigError(
-            f"{file}: expected values that YAML can read, got a date, number or word that does not "
-            "exist; put text in quotes"
-        ) from None
     except YAMLError:
         raise ConfigError(
             f"{file}: expected YAML, got a character that YAML does not allow"
@@ -72,11 +103,9 @@ def read_document(file: Traversable) -> Any:
 def _redact_parser_message(problem: str) -> str:
     """Remove values from a parser's message: any of them may be a secret.
 
-    Examples are 'found duplicate key "url" with value "amqp://user:password@…"', and undefined
-    aliases and tags, because a password may begin with * or !.
+    Examples are undefined aliases and tags, because a password may begin with * or !.
     """
-    message = problem.split(" with value ", maxsplit=1)[0]
-    return re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", message)
+    return re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", problem)
 
 
 def expand_variables(
