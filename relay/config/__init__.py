@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class LoadedConfig:
     config: Config
     file: Path | None
     """None if only defaults and variables apply."""
-    document: Any = None
+    document: Any = field(default=None, repr=False)  # it holds secrets
     """What is in the file, with the lines of its values."""
 
     @property

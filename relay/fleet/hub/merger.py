@@ -282,10 +282,8 @@ class EventMerger:
         self._must_load = True
         batch = _Batch()
         for name in list(self._ending):
-            history, fresh = (
-                self._by_scope[name[0]][name[1]],
-                self._roster.hearing_check(name[0], now),
-            )
+            history = self._by_scope[name[0]][name[1]]
+            fresh = self._roster.hearing_check(name[0], now)
             self._take(name, end_if_still_gone(history, now, fresh), batch)
         await self._write(batch)
 
