@@ -17,8 +17,8 @@ from relay.amqp.failures import (
     is_current_task_cancelled_by_caller,
 )
 from relay.amqp.topology import Part, Queue
+from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import Deferred
-from relay.logs import Finding, failure, ok, warning
 
 
 async def diagnose(

@@ -23,8 +23,8 @@ from relay.amqp.topology import approvals_topology, declare_topology, events_top
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
 from relay.config import NO_RULE_FOR_USER_EVENTS
+from relay.doctor_findings import Finding
 from relay.imds.diagnostics import NOT_POLLED
-from relay.logs import Finding
 from relay.simulator import VM, Setup, Simulator
 from relay.store.file import SCHEMA_VERSION
 from tests.api.entra import Entra, run_entra
