@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from relay.approvals.standing_holds import conditions_to_json_object
 from relay.events.match import Match, matches, matches_any_pattern
 
 TYPES, SOURCES = ["Freeze", "Reboot", "Redeploy"], ["Platform", "User"]
@@ -36,6 +38,21 @@ CONDITIONS = st.fixed_dictionaries(
     },
 )
 SCOPES = st.sampled_from(["prod-a", "test"])
+ANY_TEXTS = st.none() | st.lists(st.text(max_size=5), max_size=2)
+ANY_BOUND = st.one_of(
+    st.none(),
+    st.integers(),
+    st.floats(),
+    st.from_regex(r"\A[0-9]{1,310}(\.[0-9]{1,20})?(ms|s|m|h|d)\Z"),
+)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("event_type", "event_source", "resources", "scope"), ANY_TEXTS),
+        "duration": st.none()
+        | st.fixed_dictionaries({}, optional={"min": ANY_BOUND, "max": ANY_BOUND}),
+    },
+)
 FREEZE: dict[str, Any] = {
     "eventType": "Freeze",
     "eventSource": "Platform",
@@ -115,6 +132,22 @@ def test_conditions(
     match, data = match_of(conditions), FREEZE | changes
     assert matches(match, data, "prod-a") is every
     assert matches(match, data, "prod-a", every_resource=False) is one
+
+
+@example({"duration": {"min": -5.0}})
+@given(BODIES)
+def test_what_a_body_says_can_be_read_again_from_the_journal(body: dict[str, Any]) -> None:
+    try:
+        accepted = match_of(body)
+    except ValidationError:
+        return
+    again = match_of(orjson.loads(orjson.dumps(conditions_to_json_object(accepted))))
+    no_duration = {"duration": None}
+    assert again.model_copy(update=no_duration) == accepted.model_copy(update=no_duration)
+    assert (again.duration is None) is (accepted.duration is None)
+    if again.duration is not None and accepted.duration is not None:
+        for bound, said in zip(again.duration, accepted.duration, strict=True):
+            assert bound[1] == pytest.approx(said[1], rel=1e-9, abs=0.001)  # written in ms
 
 
 @given(CONDITIONS, CONDITIONS, DATA, SCOPES, st.booleans())
