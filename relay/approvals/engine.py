@@ -31,8 +31,6 @@ from relay.approvals.recording import Recording, new_approval_id, record_refusal
 from relay.approvals.request import DecisionAnswer, DecisionRequest, Request
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import (
-    MAX_MADE_IN_DAY,
-    TOO_MANY_MADE,
     CreateRequest,
     EndRequest,
     is_about,
@@ -92,7 +90,6 @@ class ApprovalEngine:
         """Refusals beyond `MAX_REFUSALS`, by decision."""
         # A transaction that runs twice takes two tokens of each, which only makes this tell less.
         self._refusals = TokenBuckets(MAX_REFUSALS / 60, MAX_REFUSALS)
-        self._made_holds = TokenBuckets(MAX_MADE_IN_DAY / 86400, MAX_MADE_IN_DAY)
         self._compared_holds: tuple[StandingHold, ...] = ()
         self._holds_about: dict[tuple[int, str], tuple[StandingHold, ...]] = {}
         """Those of ``_compared_holds`` that are about an occurrence in a state."""
@@ -260,8 +257,6 @@ class ApprovalEngine:
     ) -> DecisionAnswer:
         holds, hold, at = tx.standing_holds, request.hold(new_approval_id()), request.at
         refusal = refusal or refuse_creation(request, hold, holds.list_open())
-        if refusal is None and self._made_holds.take(hold.principal, at.timestamp()):
-            refusal = TOO_MANY_MADE
         if refusal is not None:
             return refusal
         return DecisionAnswer(201, self._record_standing_hold(tx, CREATED, hold, at))
@@ -270,7 +265,7 @@ class ApprovalEngine:
         self, tx: Transaction, request: EndRequest, refusal: DecisionAnswer | None
     ) -> DecisionAnswer:
         hold = tx.standing_holds.find(request.hold_id)
-        refusal = refusal or refuse_end(request, hold, self.settings.people)
+        refusal = refusal or refuse_end(request, hold)
         if refusal is not None:
             return refusal
         assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one

@@ -1,8 +1,9 @@
 """Standing holds: which events they are about, and when, and who may make and end them. Pure.
 
-A standing hold is a hold by conditions and for a time. It is made before an event
-exists, and keeps this relay from starting every event that can meet its conditions, automatic rules
-included. Nobody knows yet which events will, so whose rights are limited to resources makes none.
+A standing hold is a hold by conditions and for a time. It is made before an event exists, by
+somebody with the right `operate`, and keeps this relay from starting every event that can meet its
+conditions, automatic rules included. Nobody knows yet which events will, so whose rights are
+limited to resources makes none.
 `engine` records what was made, ended and expired, and `relay.store.standing_holds` folds it.
 """
 
@@ -16,27 +17,15 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, Rights, refuse
-from relay.approvals.rules import person_of
 from relay.events.match import Match, matches
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.settings import RequestBody
 from relay.store import StandingHold, TrackedEvent
 
 MAX_OPEN = 100
-"""Standing holds that are not over. More are refused."""
-MAX_MADE_IN_DAY = 300
-"""Standing holds of one principal, at once and then within each day: all in the journal are read at
-the start, and again after each pruning."""
-TOO_MANY_MADE = refuse(
-    409, f"you have made {MAX_MADE_IN_DAY} standing holds within a day: wait some minutes"
-)
+"""Standing holds that are not over: each event is compared with all. More are refused."""
 MAX_AHEAD = timedelta(days=366)
 """How far from now a standing hold may end."""
-MAX_CONDITIONS = 65536
-"""Characters in the conditions of all standing holds that are not over: each event is compared with
-all."""
-MAX_ENTRY_LENGTH = 256
-"""Characters of an entry in the lists of the conditions."""
 MAX_NAMED = 10
 """Patterns of a condition that a description names, and standing holds that an answer names."""
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
@@ -52,26 +41,13 @@ def _check_timestamp_syntax(text: str) -> str:
     return text
 
 
-def _check_entry_lengths(conditions: Match) -> Match:
-    """To compile a pattern takes more than its length says."""
-    for entries in (
-        conditions.event_type,
-        conditions.event_source,
-        conditions.resources,
-        conditions.scope,
-    ):
-        if any(len(entry) > MAX_ENTRY_LENGTH for entry in entries or ()):
-            raise ValueError(f"expected entries of at most {MAX_ENTRY_LENGTH} characters")
-    return conditions
-
-
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp_syntax)]
 
 
 class StandingHoldBody(RequestBody):
     """The body of ``POST /v1/standing-holds``."""
 
-    match: Annotated[Match, AfterValidator(_check_entry_lengths)]
+    match: Match
     """``{}`` holds every event. An event that can meet them is held: one matching resource is
     enough, and so is a type, source or duration that Azure does not say."""
     starts: Timestamp | None = None
@@ -117,28 +93,18 @@ class EndRequest(Request):
 def refuse_creation(
     request: CreateRequest, hold: StandingHold, open_holds: Sequence[StandingHold]
 ) -> DecisionAnswer | None:
-    rights, now = request.caller.rights, request.at
-    if not rights.can & {"operate", "hold"}:
-        return refuse(403, "you may not hold: it is not in your rights (can)")
-    if _is_limited(rights):
+    if _is_limited(request.caller.rights):
         return refuse(
             403,
             "you may not hold events by conditions, because your rights (resources) are for some "
             "machines only: hold each event as it comes, or ask somebody whose rights are not "
             "limited",
         )
-    time_problem = _time_problem(hold.starts, hold.ends, now)
+    time_problem = _time_problem(hold.starts, hold.ends, request.at)
     if time_problem is not None:
-        return refuse(422, f"ends: {time_problem}; it is {format_rfc3339(now)}", "ends")
+        return refuse(422, f"ends: {time_problem}; it is {format_rfc3339(request.at)}", "ends")
     if len(open_holds) >= MAX_OPEN:
         return refuse(409, f"there are {MAX_OPEN} standing holds that are not over: end some")
-    texts = [each.conditions.model_dump_json(exclude_unset=True) for each in (*open_holds, hold)]
-    if sum(map(len, texts)) > MAX_CONDITIONS:
-        return refuse(
-            409,
-            "the conditions of the standing holds that are not over would have more than "
-            f"{MAX_CONDITIONS} characters: end some, or use patterns",
-        )
     return None
 
 
@@ -152,29 +118,16 @@ def _time_problem(starts: datetime, ends: datetime, now: datetime) -> str | None
     return None
 
 
-def refuse_end(
-    request: EndRequest, hold: StandingHold | None, people: Mapping[str, Sequence[str]]
-) -> DecisionAnswer | None:
+def refuse_end(request: EndRequest, hold: StandingHold | None) -> DecisionAnswer | None:
     if hold is None:
         return refuse(404, "no such standing hold; see GET /v1/standing-holds")
     if hold.ended is not None or hold.ends <= request.at:
         return refuse(409, "the standing hold is over")
-    rights = request.caller.rights
-    is_own = person_of(hold.principal, people) == person_of(request.caller.principal, people)
-    if not rights.can & {"operate", "hold"}:
-        return refuse(403, "you may not end it: neither hold nor operate is in your rights (can)")
-    if "operate" not in rights.can and not is_own:
+    if _is_limited(request.caller.rights):
         return refuse(
             403,
-            f"{hold.principal} made the standing hold; they can end it, and so can anybody "
-            f"with the right operate; {HOLD_NOTICE}",
-        )
-    if not is_own and _is_limited(rights):
-        return refuse(
-            403,
-            f"you may not end the standing hold of {hold.principal}, because your rights "
-            "(resources) are for some machines only: ask them, or somebody with the right operate "
-            "whose rights are not limited",
+            "you may not end a standing hold, because your rights (resources) are for some "
+            "machines only: ask somebody whose rights are not limited",
         )
     return None
 

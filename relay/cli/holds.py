@@ -165,10 +165,7 @@ def _parse_time(option_name: str, text: str) -> datetime:
 
 @holds.command("end", cls=RelayCommand)
 async def end(call: RelayCall, hold: HoldId, *, reason: Reason = None) -> None:
-    """End a standing hold early. Rules and votes are weighed again.
-
-    Its author may, and whoever has the right operate.
-    """
+    """End a standing hold early. Rules and votes are weighed again."""
     found = await _find_hold(call.relay, hold)
     body = {"reason": reason} if reason else {}
     answer = await call.relay.post("standing-holds", found["holdId"], "end", body=body)

@@ -99,6 +99,18 @@ async def test_a_duration_that_could_not_be_read_again_turns_no_approvals_off(
     assert (await relay.decide()).status == 202
 
 
+async def test_only_who_may_operate_makes_or_ends_one_and_is_told_before_anything_is_read(
+    relay: RunningRelay,
+) -> None:
+    hold_id = (await _hold(relay)).json["holdId"]
+    for by in ("bob", "reader"):
+        for path in ("/v1/standing-holds", f"/v1/standing-holds/{hold_id}/end"):
+            answer = await relay.call("POST", path, {"match": "wrong"}, by=by)
+            assert (answer.status, "may not operate" in answer.json["detail"]) == (403, True)
+    assert len(await relay.recorded_events("standing-hold.created")) == 1
+    assert await relay.recorded_events("standing-hold.ended") == []
+
+
 async def test_a_repeat_gets_the_first_answer(relay: RunningRelay) -> None:
     headers = {"Idempotency-Key": "k"}
     body: dict[str, Any] = {"ends": format_rfc3339(relay.clock.now() + timedelta(seconds=600))}

@@ -10,13 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.request import HOLD_NOTICE, Caller
-from relay.approvals.standing_holds import (
-    MAX_CONDITIONS,
-    MAX_MADE_IN_DAY,
-    MAX_OPEN,
-    StandingHoldBody,
-)
+from relay.approvals.request import HOLD_NOTICE
+from relay.approvals.standing_holds import MAX_OPEN, StandingHoldBody
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.store import StoreSettings
 from relay.store.retention import prune_all_tables
@@ -140,60 +135,27 @@ def test_what_azure_does_not_say_counts_as_a_condition_that_is_met(
 # --- who may
 
 
-@pytest.mark.parametrize(
-    ("caller", "problem"),
-    [
-        (build_caller("eve", "read", "approve"), "it is not in your rights (can)"),
-        (build_caller("db", "hold", resources=("db-*",)), "hold each event as it comes"),
-        (build_caller("db", "operate", resources=("*",)), "hold each event as it comes"),
-        (build_caller("ann", "hold", limits=(("db-*",),)), "hold each event as it comes"),
-        (build_caller("eve", "hold"), None),
-        (build_caller("op", "operate"), None),
-    ],
-)
-def test_who_may_hold_all_events_makes_a_standing_hold(
-    approvals: ApprovalFile, caller: Caller, problem: str | None
+@pytest.mark.parametrize("limits", [{"resources": ("*",)}, {"limits": (("db-*",),)}])
+def test_whose_rights_are_for_some_machines_only_makes_and_ends_no_standing_hold(
+    approvals: ApprovalFile, limits: dict[str, Any]
 ) -> None:
-    answer = approvals.hold_ahead(caller, {"resources": ["db-1"]})
-    assert answer.status == (201 if problem is None else 403)
-    assert problem is None or problem in answer.body["detail"]
-    assert len(approvals.events("standing-hold.created")) == (problem is None)
+    limited = build_caller("db", "operate", **limits)
+    made = approvals.hold_ahead(limited, {"resources": ["db-1"]})
+    assert (made.status, "hold each event as it comes" in made.body["detail"]) == (403, True)
+    assert approvals.events("standing-hold.created") == []
+    hold_id = approvals.hold_ahead(OPERATOR).body["holdId"]
+    ended = approvals.end_ahead(hold_id, limited)
+    assert (ended.status, "for some machines only" in ended.body["detail"]) == (403, True)
+    assert approvals.events("standing-hold.ended") == []
 
 
-def test_its_author_or_an_operator_ends_a_standing_hold(approvals: ApprovalFile) -> None:
-    first = approvals.hold_ahead().body["holdId"]
-    second = approvals.hold_ahead().body["holdId"]
-    answer = approvals.end_ahead(first, "alice")
-    assert (answer.status, "client:eve made the standing hold" in answer.body["detail"]) == (
-        403,
-        True,
-    )
-    assert approvals.end_ahead(first, build_caller("eve", "read")).status == 403
-    assert approvals.end_ahead(first).status == 200
-    assert approvals.end_ahead(second, OPERATOR).status == 200
-    assert [event.data["endedBy"] for event in approvals.events("standing-hold.ended")] == [
-        "client:eve",
-        "client:op",
-    ]
-    assert approvals.end_ahead(first).status == 409
+def test_a_standing_hold_is_ended_once(approvals: ApprovalFile) -> None:
+    hold_id = approvals.hold_ahead().body["holdId"]
+    assert approvals.end_ahead(hold_id, OPERATOR).status == 200
+    (event,) = approvals.events("standing-hold.ended")
+    assert event.data["endedBy"] == "client:op"
+    assert approvals.end_ahead(hold_id).status == 409
     assert approvals.end_ahead("unknown").status == 404
-
-
-def test_an_operator_of_some_machines_ends_no_standing_hold_of_another(
-    approvals: ApprovalFile,
-) -> None:
-    hold_id = approvals.hold_ahead(match={"resources": ["db-7"]}).body["holdId"]
-    answer = approvals.end_ahead(hold_id, build_caller("op", "operate", resources=("db-*",)))
-    assert (answer.status, "(resources)" in answer.body["detail"]) == (403, True)
-
-
-def test_another_principal_of_the_author_ends_a_standing_hold(tmp_path: Path) -> None:
-    people = {"ann": ("client:alice", "client:carol")}
-    approvals = ApprovalFile(tmp_path / "relay.db", SETTINGS.model_copy(update={"people": people}))
-    hold_id = approvals.hold_ahead("alice").body["holdId"]
-    assert approvals.end_ahead(hold_id, "bob").status == 403
-    assert approvals.end_ahead(hold_id, "carol").status == 200
-    approvals.close()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +181,6 @@ def test_the_time_of_a_standing_hold_is_ahead_and_bounded(
         {"match": {"colour": ["red"]}},
         {"match": {"time": {"from": "11:00", "to": "12:01"}}},
         {"match": {"resources": []}},
-        {"match": {"resources": ["x" * 257]}},
         {"ends": "tomorrow"},
         {"ends": "2026-04-11T12:10:00"},
         {"ends": "2026-02-30T12:10:00Z"},
@@ -254,28 +215,7 @@ def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> Non
     assert answers == [201] * MAX_OPEN + [409]
 
 
-def test_how_many_standing_holds_a_principal_makes_within_a_day_is_bounded(
-    approvals: ApprovalFile,
-) -> None:
-    for _ in range(MAX_MADE_IN_DAY):
-        approvals.end_ahead(approvals.hold_ahead().body["holdId"])
-    answer = approvals.hold_ahead()
-    assert (answer.status, "within a day" in answer.body["detail"]) == (409, True)
-    assert approvals.hold_ahead("alice").status == 201
-    approvals.clock.advance(86400 / MAX_MADE_IN_DAY)
-    assert [approvals.hold_ahead().status for _ in range(2)] == [201, 409]
-
-
 # --- what the answers say
-
-
-def test_the_conditions_of_all_standing_holds_together_are_bounded(approvals: ApprovalFile) -> None:
-    match = {"resources": ["x" * 200] * (MAX_CONDITIONS // 2 // 210)}
-    answers = [approvals.hold_ahead(match=match) for _ in range(3)]
-    assert [answer.status for answer in answers] == [201, 201, 409]
-    assert approvals.hold_ahead().status == 201
-    approvals.end_ahead(answers[0].body["holdId"])
-    assert approvals.hold_ahead(match=match).status == 201
 
 
 def test_a_release_says_whose_standing_hold_is_left(approvals: ApprovalFile) -> None:

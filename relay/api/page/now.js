@@ -3,7 +3,7 @@
 import { facts, h, icon, showItems, svg } from "./dom.js";
 import { state } from "./store.js";
 import { LABELS, openDecision, openEndOfHold } from "./decide.js";
-import { moreButton } from "./sinks.js";
+import { mayOperate, moreButton } from "./sinks.js";
 import { conditions, eventTitle, names, now, plural, roughly, sentence, source, time, urgency } from "./words.js";
 
 const SHOWN_AT_ONCE = 50;
@@ -64,7 +64,7 @@ export function renderNow(view) {
   moreLive.hidden = rest <= 0;
   moreLive.textContent = `${rest} later ones`;
   view.querySelector("#standing").hidden = !state.standingHolds.length;
-  showItems(view.querySelector("#standing-holds"), state.standingHolds.map(hold => ({ ...hold, may: mayEnd(hold) })), hold => hold.holdId, renderStandingHold);
+  showItems(view.querySelector("#standing-holds"), state.standingHolds.map(hold => ({ ...hold, may: mayOperate() })), hold => hold.holdId, renderStandingHold);
   showItems(view.querySelector("#recent"), state.recent ?? [], item => `${item.scope}/${item.eventId}/${item.occurrence}`, renderEnded);
   view.querySelector("#recent-empty").hidden = state.recent === null || state.recent.length > 0;
   view.querySelector("#more-recent").hidden = !state.recentNext;
@@ -229,11 +229,6 @@ export function actions(item) {
 }
 
 // --- standing holds
-
-function mayEnd(hold) {
-  const caller = state.status?.caller;
-  return Boolean(caller) && (caller.can.includes("operate") || (caller.can.includes("hold") && caller.principal === hold.principal));
-}
 
 function renderStandingHold(hold) {
   const about = conditions(hold);

@@ -7,7 +7,7 @@ import { plural, roughly, sentence, time, typeName } from "./words.js";
 
 const HEADS = ["Recorded", "Sink", "What", "Why", ""];
 
-/** Whether the reader may pause sinks and send dead letters again. */
+/** Whether the reader may pause sinks, send dead letters again and end standing holds. */
 export const mayOperate = () => state.status?.caller.can.includes("operate") ?? false;
 
 /** Make the button that shows more of a list. */

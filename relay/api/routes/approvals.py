@@ -206,7 +206,8 @@ async def list_holds(
     "/v1/standing-holds",
     f"hold every event that can meet conditions, also later ones; {HOLD_NOTICE}",
     status=201,
-    problems=(403, 409),
+    needs="operate",
+    problems=(409,),
 )
 async def create_hold(
     call: Call, request_id: RequestId, body: StandingHoldBody
@@ -235,8 +236,9 @@ async def show_hold(call: Call, hold_id: _HoldId) -> StandingHoldDetails:
 
 @post(
     "/v1/standing-holds/{holdId}/end",
-    "end a standing hold early: its author, or whoever has the right operate",
-    problems=(403, 404, 409),
+    "end a standing hold early",
+    needs="operate",
+    problems=(404, 409),
 )
 async def end_hold(
     call: Call, hold_id: _HoldId, request_id: RequestId, body: EndBody
