@@ -398,7 +398,7 @@ class ApprovalEngine:
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         occurrence = tx.occurrences.require_occurrence(known.occurrence)
-        tx.approvals.of_occurrence(occurrence, afresh=True)  # damage turns its approvals off
+        tx.approvals.verify(occurrence.key)  # damage turns its approvals off
         status = self.status(tx, occurrence, now)
         grant = next((each for each in status.grants if each.id == known.id), None)
         if grant is None or not can_claim_grant(grant, status):

@@ -1,18 +1,18 @@
 """Votes, holds, grants and reminders of each event: a fold of its rows of the journal.
 
 No table holds them, so nothing can differ from the journal. `fold` is pure. `Approvals` reads the
-rows in a transaction, verifies that the hash chain holds them, and keeps what it folded until the
-next row of the event. What follows from the rows is decided in `relay.approvals`.
+rows in a transaction, verifies that the hash chain holds them, and remembers what it folded once
+that is on disk: later only newer rows are read. What follows is decided in `relay.approvals`.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import reduce
 
 import orjson
 
@@ -21,10 +21,10 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import remarks_in
 from relay.events.timestamps import parse_timestamp
 from relay.store import Decision, Grant, TrackedEvent
-from relay.store.chain import JournalRow, require_not_pruned
-from relay.store.journal import APPROVAL_ROWS, Folded, Journal
+from relay.store.chain import JournalRow
+from relay.store.journal import APPROVAL_ROWS, Journal
 from relay.store.occurrences import Occurrences
-from relay.store.standing_holds import NO_HOLDS, HoldCache
+from relay.store.standing_holds import HoldMemory
 
 MAX_ENDED_AT_START = 1000
 """Ended events that are looked at after a start: what follows from an end can be missing."""
@@ -32,9 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class EventApprovals(Folded):
+class EventApprovals:
     """What the rows of one event key say."""
 
+    damage: str | None = None
+    """Why the rows cannot be trusted. Then nothing else is known."""
     decisions: tuple[Decision, ...] = ()
     """The votes and holds that were not replaced, released or voided, oldest first."""
     grants: tuple[Grant, ...] = ()
@@ -124,10 +126,6 @@ def _with_grant(
     return before
 
 
-def fold_all(before: EventApprovals, rows: Iterable[JournalRow]) -> EventApprovals:
-    return reduce(fold, rows, before)
-
-
 def decision_of(position: int, event: CloudEvent) -> Decision:
     data = event.data
     return Decision(
@@ -170,32 +168,13 @@ def _time_of(event: CloudEvent) -> datetime:
 
 
 @dataclass(slots=True)
-class FoldCache(HoldCache):
-    """What was folded, for all transactions of a store.
+class Memory(HoldMemory):
+    """What was folded and is on disk, for all transactions of a store."""
 
-    An entry counts while the newest row of its event has the same position and hash, so it stays
-    right when a transaction is rolled back.
-    """
-
-    folded: dict[str, EventApprovals] = field(default_factory=dict)
+    folded: dict[str, tuple[int, EventApprovals]] = field(default_factory=dict)
+    """What the rows of an event up to a position say. Damage stays until the next start."""
     watched: set[str] | None = None
     """The keys of events from whose end something may have to follow; None: not known yet."""
-
-    def forget_pruned(self, pruned_to: int, live: Collection[str]) -> None:
-        """Forget what may have been pruned, and events that are over.
-
-        What is in force stays: its rows are not pruned, and what they say by now is compared with
-        it. So does damage: what is left may not show it.
-        """
-        before, self.pruned_to = self.pruned_to, pruned_to
-        self.folded = {
-            key: each
-            for key, each in self.folded.items()
-            if each.damage is not None or key in live or (each.is_open and pruned_to == before)
-        }
-        self.watched = None
-        if pruned_to != before and self.holds.damage is None:
-            self.holds = NO_HOLDS
 
 
 class Approvals:
@@ -204,61 +183,85 @@ class Approvals:
         connection: sqlite3.Connection,
         journal: Journal,
         occurrences: Occurrences,
-        cache: FoldCache,
+        memory: Memory,
     ) -> None:
         self._connection = connection
         self._journal = journal
         self._occurrences = occurrences
-        self._cache = cache
+        self._memory = memory
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Forget what is not on disk: it was rolled back."""
+        self._folded: dict[str, tuple[int, EventApprovals]] = {}
+
+    def remember(self) -> None:
+        """Remember what this transaction has folded: it is on disk now."""
+        self._memory.folded |= {
+            key: each for key, each in self._folded.items() if each[1] is not NOTHING
+        }
+
+    def forget_pruned(self, *, any_row: bool) -> None:
+        """Forget events that are over, but those in force if no row of the journal was pruned.
+
+        What is live stays: its rows are not pruned, and they are compared with it. So does damage:
+        what is left may not show it.
+        """
+        rows = self._connection.execute("SELECT key FROM occurrence WHERE live").fetchall()
+        live = {key for (key,) in rows}
+        self._memory.folded = {
+            key: (upto, each)
+            for key, (upto, each) in self._memory.folded.items()
+            if each.damage is not None or key in live or (each.is_open and not any_row)
+        }
+        self._memory.watched = None
+        self.look_again()
 
     def of_key(self, event_key: str) -> EventApprovals:
-        known = self._cache.folded.get(event_key, NOTHING)
-        folded = self._journal.fold_newer(known, NOTHING, fold_all, APPROVAL_ROWS, event_key)
-        return folded if folded is known else self._keep(event_key, folded)
-
-    def _keep(self, event_key: str, folded: EventApprovals) -> EventApprovals:
-        self._cache.folded[event_key] = folded
-        if folded is NOTHING:
-            del self._cache.folded[event_key]
-        if folded.damage is not None:
-            _log.error("approvals of event %s are off: %s", event_key, folded.damage)
-        if folded.is_open and self._cache.watched is not None:
-            self._cache.watched.add(event_key)
+        end, remembered = self._journal.head().position, self._memory.folded
+        upto, known = self._folded.get(event_key) or remembered.get(event_key, (0, NOTHING))
+        if known.damage is not None or upto == end:
+            return known
+        try:
+            folded = self._journal.fold(known, fold, APPROVAL_ROWS, event_key, after=upto)
+        except StoreError as error:
+            return self._set_damage(event_key, str(error))
+        self._folded[event_key] = end, folded
+        if folded.is_open and self._memory.watched is not None:
+            self._memory.watched.add(event_key)
         return folded
 
-    def _verify(self, occurrence: TrackedEvent, folded: EventApprovals) -> EventApprovals:
-        try:
-            if occurrence.live:
-                require_not_pruned(self._connection, occurrence.position)
-            if folded is not NOTHING:  # a hold of an earlier occurrence is in force, too
-                first, _ = self._journal.range_about(occurrence.key)
-                self._journal.require_no_gap(min(first, occurrence.position))
-            rows = self._journal.verified_rows(APPROVAL_ROWS, occurrence.key)
-            again = replace(fold_all(NOTHING, rows), position=folded.position, hash=folded.hash)
-            if again == folded:
-                return folded
-            damage = f"journal: rows before position {folded.position} were changed or removed"
-        except StoreError as error:
-            damage = str(error)
-        damaged = EventApprovals(folded.position, folded.hash, damage)
-        return self._keep(occurrence.key, damaged)
+    def _set_damage(self, event_key: str, damage: str) -> EventApprovals:
+        _log.error("approvals of event %s are off: %s", event_key, damage)
+        self._folded[event_key] = self._memory.folded[event_key] = 0, EventApprovals(damage)
+        return EventApprovals(damage)
 
-    def of_occurrence(self, occurrence: TrackedEvent, *, afresh: bool = False) -> EventApprovals:
+    def verify(self, event_key: str) -> None:
+        """Read and verify all rows of an event again, as before a StartRequest, and compare.
+
+        What differs is damage, which turns its approvals off.
+        """
+        known = self.of_key(event_key)
+        if known.damage is not None:
+            return
+        try:
+            if self._journal.fold(NOTHING, fold, APPROVAL_ROWS, event_key) != known:
+                self._set_damage(event_key, "journal: rows about it were changed or removed")
+        except StoreError as error:
+            self._set_damage(event_key, str(error))
+
+    def of_occurrence(self, occurrence: TrackedEvent) -> EventApprovals:
         """Return what the journal says about one occurrence, and the holds of earlier ones.
 
-        A hold belongs to the EventId: it is in force again when the event comes back. ``afresh``:
-        read and verify all rows again, as before a StartRequest, and compare.
+        A hold belongs to the EventId: it is in force again when the event comes back.
         """
         folded = self.of_key(occurrence.key)
-        if afresh and folded.damage is None:
-            folded = self._verify(occurrence, folded)
-        if folded.position < occurrence.position and not folded.decisions:
-            return NOTHING if folded.damage is None else folded
+        if folded is NOTHING:
+            return NOTHING
         later = None
         if not occurrence.live:  # a live one is the newest
             later = self._occurrences.find_following_occurrence(occurrence)
-        end = later.position if later is not None else folded.position + 1
-
+        end = later.position if later is not None else sys.maxsize
         about = range(occurrence.position, end)
         return replace(
             folded,
@@ -326,15 +329,15 @@ class Approvals:
         )
 
     def _watched_keys(self) -> set[str]:
-        if self._cache.watched is None:
+        if self._memory.watched is None:
             rows = self._connection.execute(
                 "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION "
                 "SELECT key FROM (SELECT key FROM occurrence INDEXED BY occurrence_ended "
                 "WHERE NOT live ORDER BY last_changed DESC LIMIT ?)",
                 (MAX_ENDED_AT_START,),
             ).fetchall()
-            self._cache.watched = {key for (key,) in rows if self.of_key(key).is_open}
-        return self._cache.watched
+            self._memory.watched = {key for (key,) in rows if self.of_key(key).is_open}
+        return self._memory.watched
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
         """Return the grants without a final answer, oldest first, and their occurrences."""

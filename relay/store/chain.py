@@ -56,12 +56,6 @@ def read_pruning_checkpoint(connection: sqlite3.Connection) -> JournalHead:
     return JournalHead(*row) if row else GENESIS
 
 
-def require_not_pruned(connection: sqlite3.Connection, position: int) -> None:
-    """Raise StoreError if the row at which a live event began is gone: the relay prunes none."""
-    if position <= read_pruning_checkpoint(connection).position:
-        raise StoreError(f"journal: the row of a live event at position {position} was removed")
-
-
 def read_all_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
     return map(JournalRow._make, connection.execute("SELECT * FROM journal ORDER BY position"))
 
@@ -115,7 +109,8 @@ def _verified_heads(connection: sqlite3.Connection) -> Iterator[JournalHead]:
     head = read_pruning_checkpoint(connection)
     yield head
     for (position,) in connection.execute("SELECT position FROM occurrence WHERE live"):
-        require_not_pruned(connection, position)
+        if position <= head.position:  # the relay prunes no row of a live event
+            raise StoreError(f"journal: the row of a live event at position {position} was removed")
     for row in read_all_rows(connection):
         if row.position != head.position + 1:
             raise StoreError(

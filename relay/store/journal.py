@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -41,21 +40,9 @@ _CHANGE = "kind >= 'event.' AND kind < 'event/'"
 """The rows about what Azure changed. The index ``journal_of_change`` has the same condition."""
 VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """What reading a row raises that is not what the relay writes."""
+T = TypeVar("T")
 NewRow = tuple[str, str | None, str | None, bytes]
 """Kind, event_key, transition and body of a row to append: see `JournalRow`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """What some rows say, up to the one with this position and hash."""
-
-    position: int = 0
-    hash: str = ""
-    damage: str | None = None
-    """Why the rows cannot be trusted. Then nothing else is known."""
-
-
-F = TypeVar("F", bound=Folded)
 
 
 class Journal:
@@ -64,9 +51,8 @@ class Journal:
         self.look_again()
 
     def look_again(self) -> None:
-        """Forget what was read. Otherwise it is read once: nobody else writes meanwhile."""
+        """Forget the head. Otherwise it is read once: nobody else writes meanwhile."""
         self._head: JournalHead | None = None
-        self._folded: dict[tuple[str, str | None], tuple[int, Folded]] = {}
 
     def head(self) -> JournalHead:
         if self._head is None:
@@ -135,94 +121,20 @@ class Journal:
         ).fetchone()
         return first, last
 
-    def require_no_gap(self, first: int) -> None:
-        """Raise StoreError if a row from ``first`` to the head is missing that was not pruned."""
-        first = max(first, read_pruning_checkpoint(self._connection).position + 1)
-        last = self.head().position
-        (count,) = self._connection.execute(
-            "SELECT count(*) FROM journal WHERE position BETWEEN ? AND ?", (first, last)
-        ).fetchone()
-        if count != last - first + 1:
-            raise StoreError(f"journal: rows between {first} and {last} were removed")
-
-    def fold_newer(
+    def fold(
         self,
-        known: F,
-        nothing: F,
-        fold: Callable[[F, Iterator[JournalRow]], F],
+        known: T,
+        step: Callable[[T, JournalRow], T],
         rows: str,
         event_key: str | None = None,
-    ) -> F:
-        """Return what is known with such rows as came since, or those about an event.
+        *,
+        after: int = 0,
+    ) -> T:
+        """Return what is known with such rows after a position, oldest first, or those of an event.
 
-        All are read if the last known one is gone by a rollback. ``fold`` raises one of
-        `VALUE_ERRORS` at a row that the relay did not write.
+        Raises StoreError at a row that the chain does not hold, or at which ``step`` raises one of
+        `VALUE_ERRORS`: the relay did not write it.
         """
-        if known.damage is not None:
-            return known  # until the next start, whatever the rows say by now
-        end = self.head().position
-        if self._folded.get((rows, event_key)) != (end, known):
-            known = self._fold_newer(known, nothing, fold, rows, event_key)
-            self._folded[rows, event_key] = end, known
-        return known
-
-    def _fold_newer(
-        self,
-        known: F,
-        nothing: F,
-        fold: Callable[[F, Iterator[JournalRow]], F],
-        rows: str,
-        event_key: str | None,
-    ) -> F:
-        of_event = "" if event_key is None else "event_key = :key AND "
-        position, digest = self._connection.execute(
-            f"SELECT position, hash FROM journal WHERE {of_event}{rows} "  # noqa: S608  # our own text
-            "ORDER BY position DESC LIMIT 1",
-            {"key": event_key},
-        ).fetchone() or (0, "")
-        if (position, digest) == (known.position, known.hash):
-            return known
-        if known is not nothing:
-            damage = self._problem_of_newest(known, position)
-            if damage is not None:
-                return replace(nothing, position=known.position, hash=known.hash, damage=damage)
-            if self.head_at(known.position).hash != known.hash:
-                known = nothing
-        if not position:
-            return nothing
-        read = known.position
-
-        def verified() -> Iterator[JournalRow]:
-            nonlocal read
-            for row in self.verified_rows(rows, event_key, after=known.position):
-                read = row.position
-                yield row
-
-        try:
-            return replace(fold(known, verified()), position=position, hash=digest)
-        except StoreError as error:
-            damage = str(error)
-        except VALUE_ERRORS as error:
-            text = f"{type(error).__name__}: {error}"
-            damage = f"journal: the row at position {read} cannot be read ({text})"
-        return replace(nothing, position=position, hash=digest, damage=damage)
-
-    def _problem_of_newest(self, known: Folded, newest: int) -> str | None:
-        """Why the newest row that is known is not among those that are read up to ``newest``.
-
-        None if it is, or if it was rolled back, which leaves no gap and no row with its hash.
-        """
-        last = self.head_at(known.position)
-        if last.position < known.position < self.head().position:
-            return f"journal: the row at position {known.position} was removed"
-        if newest < known.position and last == JournalHead(known.position, known.hash):
-            return f"journal: the row at position {known.position} was changed"
-        return None
-
-    def verified_rows(
-        self, rows: str, event_key: str | None = None, *, after: int = 0
-    ) -> Iterator[JournalRow]:
-        """Yield such rows after a position, oldest first. Raises StoreError at a damaged one."""
         of_event = "" if event_key is None else "event_key = :key AND "
         found = self._connection.execute(
             "SELECT coalesce("  # noqa: S608  # our own text
@@ -234,7 +146,14 @@ class Journal:
         for before, *columns in found:
             row = JournalRow(*columns)
             check_row(before or GENESIS.hash, row)
-            yield row
+            try:
+                known = step(known, row)
+            except VALUE_ERRORS as error:
+                text = f"{type(error).__name__}: {error}"
+                raise StoreError(
+                    f"journal: the row at position {row.position} cannot be read ({text})"
+                ) from error
+        return known
 
     def last_change_of(self, event_key: str, before: int | None = None) -> int | None:
         """Return the position of the newest ``event.*`` about an EventId before a position."""

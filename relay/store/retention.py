@@ -35,14 +35,16 @@ def prune_all_tables(
     audit_limit = now - timedelta(seconds=settings.audit_retain)
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
     tx.answers.prune(min(delivery_limit, now - MIN_ANSWER_RETENTION))
-    tx.standing_holds.read_again()
+    tx.standing_holds.verify()
     keep_from = tx.standing_holds.first_open_position()
     # A damaged journal is kept whole: without the damage, the next start would trust the rest.
     journal_rows = 0
     if tx.standing_holds.damage is None:
         journal_rows = tx.journal.prune(audit_limit, now, keep_from)
     tx.occurrences.prune_ended_occurrences(audit_limit)
-    tx.forget_what_was_read()
+    tx.approvals.forget_pruned(any_row=journal_rows > 0)
+    if journal_rows:
+        tx.standing_holds.forget_pruned()
     tx.messages.prune()
     tx.fleet.prune_orphaned_sightings()
     return journal_rows, dead_letters

@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar
 from relay.clock import Clock, Histogram
 from relay.errors import StoreUnavailable
 from relay.store import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
-from relay.store.approvals import FoldCache
+from relay.store.approvals import Memory
 from relay.store.file import StateFile, open_state_file, result_code
 from relay.store.transaction import FollowUp, Route, Transaction
 
@@ -129,7 +129,7 @@ class Store:
         self.route = route
         """Says which sinks want an event, for all work submitted from now on."""
         self._loop = asyncio.get_running_loop()
-        self._fold_cache = FoldCache(state_file.damage)
+        self._memory = Memory(state_file.damage)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._uncommitted: sqlite3.Connection | None = None  # while the file cannot be written
@@ -276,7 +276,8 @@ class Store:
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
             transaction = self._make_transaction(connection, self.follow_up)
-            if not all(job.run(transaction) for job in jobs):
+            is_shared = all(job.run(transaction) for job in jobs)
+            if not is_shared:
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
@@ -286,14 +287,16 @@ class Store:
             _roll_back(connection)
             self._set_write_error(str(error))
             return False
+        if is_shared:
+            transaction.remember()
         self.commit_seconds.observe(time.monotonic() - began)
         return True
 
     def _make_transaction(
         self, connection: sqlite3.Connection, follow_up: FollowUp | None = None
     ) -> Transaction:
-        keys, cache = self._state_file.keys, self._fold_cache
-        return Transaction(connection, self.route, keys, cache=cache, follow_up=follow_up)
+        keys, memory = self._state_file.keys, self._memory
+        return Transaction(connection, self.route, keys, memory=memory, follow_up=follow_up)
 
     def _run_in_savepoint(
         self, job: _Job, connection: sqlite3.Connection, follow_up: FollowUp | None = None

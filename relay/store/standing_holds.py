@@ -6,16 +6,17 @@ A standing hold keeps all events that meet its conditions from a grant, for a ti
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
+from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 from relay.store import StandingHold
 from relay.store.chain import JournalRow
-from relay.store.journal import STANDING_HOLD_ROWS, Folded, Journal
+from relay.store.journal import STANDING_HOLD_ROWS, Journal
 from relay.store.rows import PageLimit, take_page
 
 CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "ended", "expired"))
@@ -26,9 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedHolds(Folded):
-    """Every standing hold by its id, oldest first."""
+class FoldedHolds:
+    """What the rows up to a position say: every standing hold by its id, oldest first."""
 
+    position: int = 0
     by_id: Mapping[str, StandingHold] = field(default_factory=dict)
     open: tuple[StandingHold, ...] = ()
 
@@ -37,23 +39,33 @@ NO_HOLDS = FoldedHolds()
 
 
 @dataclass(slots=True)
-class HoldCache:
+class HoldMemory:
+    """What was folded and is on disk, for all transactions of a store."""
+
     damage: str | None = None
-    """What was wrong with the journal at the start. Then approvals are off until the next one."""
+    """Why all approvals are off until the next start: rows of the journal cannot be trusted."""
     holds: FoldedHolds = NO_HOLDS
-    pruned_to: int = 0
-    """The checkpoint of the journal when this was folded. A pruning can be rolled back."""
 
 
 class StandingHolds:
-    def __init__(self, journal: Journal, cache: HoldCache) -> None:
+    def __init__(self, journal: Journal, memory: HoldMemory) -> None:
         self._journal = journal
-        self._cache = cache
+        self._memory = memory
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Forget what is not on disk: it was rolled back."""
+        self._known = self._memory.holds
+
+    def remember(self) -> None:
+        """Remember what this transaction has folded: it is on disk now."""
+        self._memory.holds = self._known
 
     @property
     def damage(self) -> str | None:
         """Why all approvals are off: rows of the journal that cannot be trusted."""
-        return self._cache.damage or self._folded().damage
+        self._folded()
+        return self._memory.damage
 
     def list_open(self) -> tuple[StandingHold, ...]:
         """Return the standing holds that were not ended and did not expire, oldest first.
@@ -78,48 +90,57 @@ class StandingHolds:
         """Return where the oldest standing hold that is not over is in the journal."""
         return min((hold.position for hold in self.list_open()), default=None)
 
-    def read_again(self) -> None:
-        """Read and verify all rows again, and compare: later nobody knows what they said before."""
+    def verify(self) -> None:
+        """Read and verify all rows again, and compare: what is pruned shows nothing any more."""
         known = self._folded()
-        if known.damage is None:
-            self._cache.holds = NO_HOLDS
-            again = self._folded()
-            if again.damage is None and again.open != known.open:
-                damage = f"journal: rows before position {known.position} were changed or removed"
-                self._keep(FoldedHolds(again.position, again.hash, damage))
+        try:
+            again = self._fold(NO_HOLDS)
+        except StoreError as error:
+            self._set_damage(str(error))
+            return
+        if again.open != known.open:
+            self._set_damage("journal: rows of standing holds were changed or removed")
+
+    def forget_pruned(self) -> None:
+        self._known = NO_HOLDS
 
     def _folded(self) -> FoldedHolds:
-        known = self._cache.holds
-        folded = self._journal.fold_newer(known, NO_HOLDS, self._fold, STANDING_HOLD_ROWS)
-        return folded if folded is known else self._keep(folded)
+        if self._known.position != self._journal.head().position:
+            try:
+                self._known = self._fold(self._known)
+            except StoreError as error:
+                self._set_damage(str(error))
+                self._known = replace(self._known, position=self._journal.head().position)
+        return self._known
 
-    def _keep(self, folded: FoldedHolds) -> FoldedHolds:
-        self._cache.holds = folded
-        if folded.damage is not None:
-            _log.error(
-                "approvals are off, because standing holds cannot be read: %s", folded.damage
-            )
-        return folded
+    def _set_damage(self, damage: str) -> None:
+        if self._memory.damage is None:
+            _log.error("approvals are off, because standing holds cannot be read: %s", damage)
+            self._memory.damage = damage
 
-    def _fold(self, before: FoldedHolds, rows: Iterable[JournalRow]) -> FoldedHolds:
-        by_id = dict(before.by_id)
-        for row in rows:
-            if before is NO_HOLDS and not by_id:  # all are read again, and none may be missing
-                self._journal.require_no_gap(1)
-            event = CloudEvent.parse(row.body)
-            hold_id = event.data["holdId"]
-            if row.kind == CREATED:
-                by_id[hold_id] = _hold_of(row.position, event)
-            elif hold_id in by_id:  # otherwise it was pruned
-                ended = parse_timestamp(event.attributes["time"])
-                by_id[hold_id] = replace(
-                    by_id[hold_id], ended=ended, ended_by=event.data.get("endedBy")
-                )
+    def _fold(self, known: FoldedHolds) -> FoldedHolds:
+        end = self._journal.head().position
+        by_id = self._journal.fold(
+            dict(known.by_id), _add, STANDING_HOLD_ROWS, after=known.position
+        )
+        if by_id == known.by_id:  # `list_open` returns the same object
+            return replace(known, position=end)
         over = [hold_id for hold_id, hold in by_id.items() if hold.ended is not None]
         for hold_id in over[: max(0, len(over) - MAX_OVER)]:
             del by_id[hold_id]
         is_open = tuple(hold for hold in by_id.values() if hold.ended is None)
-        return FoldedHolds(by_id=by_id, open=is_open)
+        return FoldedHolds(end, by_id, is_open)
+
+
+def _add(by_id: dict[str, StandingHold], row: JournalRow) -> dict[str, StandingHold]:
+    event = CloudEvent.parse(row.body)
+    hold_id = event.data["holdId"]
+    if row.kind == CREATED:
+        by_id[hold_id] = _hold_of(row.position, event)
+    elif hold_id in by_id:  # otherwise it was pruned
+        ended = parse_timestamp(event.attributes["time"])
+        by_id[hold_id] = replace(by_id[hold_id], ended=ended, ended_by=event.data.get("endedBy"))
+    return by_id
 
 
 def _hold_of(position: int, event: CloudEvent) -> StandingHold:

@@ -28,8 +28,7 @@ from relay.store import (
     Mode,
     RecordedEvent,
 )
-from relay.store.approvals import Approvals, FoldCache
-from relay.store.chain import read_pruning_checkpoint
+from relay.store.approvals import Approvals, Memory
 from relay.store.chat_messages import ChatMessages
 from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables
@@ -96,12 +95,12 @@ class Transaction:
         route: Route,
         keys: EventKeyFormat = SINGLE_SCOPE,
         *,
-        cache: FoldCache | None = None,
+        memory: Memory | None = None,
         follow_up: FollowUp | None = None,
     ) -> None:
         self._connection = connection
         self._follow_up = follow_up
-        self._cache = cache if cache is not None else FoldCache()
+        memory = memory if memory is not None else Memory()
         self.route = route
         self.keys = keys
         self.occurrences = Occurrences(connection, keys)
@@ -110,10 +109,8 @@ class Transaction:
         self.fleet = FleetTables(connection)
         self.journal = Journal(connection)
         self.deliveries = Deliveries(connection)
-        self.approvals = Approvals(connection, self.journal, self.occurrences, self._cache)
-        self.standing_holds = StandingHolds(self.journal, self._cache)
-        if self._cache.pruned_to != read_pruning_checkpoint(connection).position:
-            self.forget_what_was_read()
+        self.approvals = Approvals(connection, self.journal, self.occurrences, memory)
+        self.standing_holds = StandingHolds(self.journal, memory)
         self.recorded: list[RecordedEvent] = []
         self.changed: set[str] | None = set()
         """The keys of the events about which the current piece of work has recorded something;
@@ -140,17 +137,17 @@ class Transaction:
                 _log.exception("cannot record what follows from a change")
                 self._connection.execute("ROLLBACK TO follow_up")
                 del self.recorded[recorded:]
-                self.journal.look_again()
-                self.deliveries.look_again()
+                for part in (self.journal, self.deliveries, self.approvals, self.standing_holds):
+                    part.look_again()
             self._connection.execute("RELEASE follow_up")
         results = self.recorded, self.deliveries.redelivered
         self.recorded, self.deliveries.redelivered, self.changed = [], [], set()
         return results
 
-    def forget_what_was_read(self) -> None:
-        """Forget what was read about approvals and is not in force: rows may have been deleted."""
-        live = {key for (key,) in self._connection.execute("SELECT key FROM occurrence WHERE live")}
-        self._cache.forget_pruned(read_pruning_checkpoint(self._connection).position, live)
+    def remember(self) -> None:
+        """Let later transactions go on from what this one has read: it is on disk now."""
+        self.approvals.remember()
+        self.standing_holds.remember()
 
     def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
         self.journal.append_non_event_row(at, kind, content, event_key=event_key)

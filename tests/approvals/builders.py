@@ -35,7 +35,7 @@ from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest import EventNews, Recorder, SuccessfulPoll
 from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
-from relay.store.approvals import FoldCache
+from relay.store.approvals import Memory
 from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import StateFile, open_state_file
 from relay.store.transaction import Route, Transaction
@@ -305,7 +305,7 @@ class ApprovalFile:
         self._opened = open_state_file(
             self.path, StateFileScopeAndVm(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
-        self._cache = FoldCache(self._opened.damage)
+        self._memory = Memory(self._opened.damage)
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self._make_engine()
         self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
@@ -335,13 +335,13 @@ class ApprovalFile:
     def transact(self, work: Callable[[Transaction], T]) -> T:
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            result = work(
-                Transaction(self.connection, self._route, self._opened.keys, cache=self._cache)
-            )
+            tx = Transaction(self.connection, self._route, self._opened.keys, memory=self._memory)
+            result = work(tx)
         except BaseException:
             self.connection.execute("ROLLBACK")
             raise
         self.connection.execute("COMMIT")
+        tx.remember()
         return result
 
     # what happens

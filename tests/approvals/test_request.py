@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +93,13 @@ def test_any_other_json_raises_one_of_the_two_errors(anything: Any) -> None:
         validate_body(anything)
 
 
-def damage(harness: GateHarness, kind: str) -> None:
-    """Write as another program does, while the relay runs."""
-    with contextlib.closing(sqlite3.connect(harness.path)) as file:
-        file.execute("DROP TRIGGER journal_is_append_only")
-        assert file.execute("UPDATE journal SET hash = 'x' WHERE kind = ?", (kind,)).rowcount == 1
-        file.commit()
+async def damage(harness: GateHarness, kind: str, event_key: str | None = None) -> None:
+    """Write a row that cannot be read."""
+    await harness.store.transact(
+        lambda tx: tx.journal.append_non_event_row(
+            harness.clock.now(), kind, {"data": {}}, event_key=event_key
+        )
+    )
 
 
 async def decide(harness: GateHarness) -> bool:
@@ -120,7 +119,7 @@ async def test_a_message_about_an_event_whose_rows_are_damaged_is_dead_lettered(
 ) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         assert (await harness.submit("hold", of=REDEPLOY)).accepted
-        damage(harness, "approval.recorded")
+        await damage(harness, "approval.recorded", "e-1")
         with pytest.raises(UnusableMessage, match=r"^journal: .* approvals of this event are off"):
             await decide(harness)
 
@@ -129,5 +128,5 @@ async def test_a_message_waits_while_damage_turns_all_approvals_off(tmp_path: Pa
     """It was read before anybody saw the damage."""
     async with running_gate(tmp_path, REDEPLOY) as harness:
         assert (await harness.hold_ahead()).accepted
-        damage(harness, "standing-hold.created")
+        await damage(harness, "standing-hold.created")
         assert await decide(harness) is False

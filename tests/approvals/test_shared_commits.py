@@ -27,8 +27,9 @@ def spoil(tx: Transaction, rows: str) -> None:
     """Change rows of the journal as another program does, and read everything again."""
     tx._connection.execute("DROP TRIGGER journal_is_append_only")  # noqa: SLF001
     tx._connection.execute(f"UPDATE journal SET body = CAST('x' AS BLOB) WHERE {rows}")  # noqa: S608, SLF001
-    tx.standing_holds.read_again()
-    tx._cache.folded.clear()  # noqa: SLF001
+    tx.standing_holds.verify()
+    tx.approvals._memory.folded.clear()  # noqa: SLF001
+    tx.approvals.look_again()
 
 
 async def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
