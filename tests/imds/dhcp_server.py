@@ -6,22 +6,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
 from typing_extensions import override
 
 Packet = bytes
 Answer = Callable[[Packet], list[Packet]]
-
-
-def options_of(packet: Packet) -> dict[int, bytes]:
-    """Return the options of a message, read by other code than that under test."""
-    found, rest = {}, packet[240:]
-    while rest and rest[0] != 255:
-        found[rest[0]] = rest[2 : 2 + rest[1]]
-        rest = rest[2 + rest[1] :]
-    return found
 
 
 def offer(request: Packet, *options: tuple[int, bytes]) -> Packet:
@@ -41,20 +31,18 @@ def offer_endpoint(address: str) -> Answer:
     ]
 
 
-@dataclass
 class DhcpServer(asyncio.DatagramProtocol):
-    """The server. ``answer`` returns the packets that follow a request."""
+    def __init__(self, answer: Answer, client: tuple[str, int] | None) -> None:
+        self.answer, self.client = answer, client
+        self.requests: list[Packet] = []
 
-    answer: Answer
-    client: tuple[str, int] | None = None
-    """Where answers go; None: to the sender."""
-    requests: list[Packet] = field(default_factory=list)
-    transport: asyncio.DatagramTransport | None = None
+    @override
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self.transport = transport
 
     @override
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         self.requests.append(data)
-        assert self.transport is not None
         for packet in self.answer(data):
             self.transport.sendto(packet, self.client or addr)
 
@@ -65,17 +53,15 @@ async def run_dhcp_server(
     *,
     address: tuple[str, int] = ("127.0.0.1", 0),
     client: tuple[str, int] | None = None,
-) -> AsyncIterator[tuple[DhcpServer, tuple[str, int]]]:
+) -> AsyncIterator[tuple[list[Packet], tuple[str, int]]]:
+    """Run it, and yield the requests and its address. Answers go to ``client``, or the sender."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     bound.bind(address)
-    bound.settimeout(0)
-    server = DhcpServer(answer, client)
-    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: server, sock=bound
+    transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: DhcpServer(answer, client), sock=bound
     )
-    server.transport = transport
     try:
-        yield server, bound.getsockname()
+        yield server.requests, bound.getsockname()
     finally:
         transport.close()
