@@ -182,13 +182,15 @@ def test_a_whole_relay_finds_the_service_and_approves_in_the_oldest_version() ->
         )
     network = ["unshare", "--net", "--mount"]
     devices = ["ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1"]
+    problem = ""
     # Where user namespaces are switched off, root needs none.
     for unshare in ([*network, "--user", "--map-root-user"], network):
         tried = subprocess.run([*unshare, *devices], capture_output=True, text=True, check=False)
+        problem = tried.stderr.strip()
         if tried.returncode == 0:
             break
     else:
-        pytest.skip(f"no network namespace with a device can be made: {tried.stderr.strip()}")
+        pytest.skip(f"no network namespace with a device can be made: {problem}")
     done = subprocess.run(
         [*unshare, sys.executable, "-m", "tests.imds.endpoint_namespace"],
         capture_output=True,
