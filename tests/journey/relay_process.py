@@ -6,7 +6,9 @@ It also has a webhook receiver that verifies signatures.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
 import sys
 from collections import defaultdict
@@ -21,7 +23,9 @@ import orjson
 from aiohttp import web
 from standardwebhooks import Webhook
 
-from relay.simulator import Simulator
+from relay.simulator import Event, Simulator
+from relay.store.chain import JournalRow, read_all_rows, verify_journal
+from relay.store.file import open_for_reading
 from tests.eventually import eventually
 from tests.forked_relay import Process, start_relay
 from tests.ports import reserve
@@ -205,6 +209,38 @@ class RelayProcess:
         ):
             text = await response.read()
             return response.status, orjson.loads(text) if text else None
+
+    async def shown(self, event: Event, state: str | None = None) -> dict[str, Any]:
+        """Return the event as the API shows it, once the relay knows it, and in this state."""
+        shown: dict[str, Any] = {}
+
+        async def is_shown() -> bool:
+            status, body = await self.call("GET", f"/v1/events/{event.event_id}")
+            shown.update(body if status == 200 else {})
+            return status == 200 and state in (None, body["approval"]["state"])
+
+        await eventually(is_shown, every=0.2)  # the API allows a client ten calls a second
+        return shown
+
+    async def approve(self, event: Event) -> tuple[int, Any]:
+        """Vote for the event as the API shows it. Return the status and the JSON body."""
+        revision = (await self.shown(event))["revision"]
+        vote = {"eventId": event.event_id, "decision": "approve", "revision": revision}
+        return await self.call("POST", "/v1/approvals", vote)
+
+    def journal(self) -> list[JournalRow]:
+        """Verify the journal on disk and return its rows."""
+        with contextlib.closing(open_for_reading(self.store)) as connection:
+            verify_journal(connection)
+            return list(read_all_rows(connection))
+
+    def memory(self) -> int:
+        """Return how many bytes of memory the process has."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert resident is not None
+        return int(resident[1]) * 1024
 
 
 @asynccontextmanager

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
 
 import aio_pika
 import orjson
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from relay.store.chain import verify_journal
-from relay.store.file import open_for_reading
 from tests.depth import depth
 from tests.eventually import eventually
-from tests.journey.relay_process import client, inbox, name_of, relay, webhook
+from tests.journey.relay_process import Inbox, client, inbox, name_of, relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
 MANY = depth(1000, 150)
 
 
-async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:
+async def _consume(url: str, exchange: str, into: Inbox) -> None:
     connection = await aio_pika.connect(url)
     async with connection, connection.channel() as channel:
         await channel.set_qos(prefetch_count=200)
@@ -37,15 +34,7 @@ async def _consume(url: str, exchange: str, into: list[dict[str, Any]]) -> None:
         async with queue.iterator() as messages:
             async for message in messages:
                 async with message.process():
-                    into.append(orjson.loads(message.body))
-
-
-def _in_order(events: list[dict[str, Any]], wanted: list[str]) -> bool:
-    """Return whether the first arrivals about an event have this order. Repeats do not count."""
-    first: dict[str, str] = {}
-    for event in events:
-        first.setdefault(event["id"], name_of(event))
-    return list(first.values()) == wanted
+                    into.events.append(orjson.loads(message.body))
 
 
 async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_kills(
@@ -55,7 +44,7 @@ async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_ki
 
     Every signature is valid, and the changes of each event arrive in order.
     """
-    queue: list[dict[str, Any]] = []
+    queue = Inbox()
     async with (
         inbox() as box,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
@@ -88,22 +77,18 @@ async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_ki
                 sim.end(event)
             wanted = ["event.scheduled", "event.started", "event.ended"]
 
-            def told(events: list[dict[str, Any]]) -> bool:
-                by_subject: dict[str, list[dict[str, Any]]] = {}
-                for one in events:
-                    by_subject.setdefault(one["subject"], []).append(one)
-                return len(by_subject) == MANY and all(
-                    _in_order(story, wanted) for story in by_subject.values()
-                )
+            for told in (box, queue):
 
-            await eventually(lambda: told(box.events))
-            await eventually(lambda: told(queue))
+                def is_whole(told: Inbox = told) -> bool:
+                    stories = told.by_subject().values()
+                    return len(stories) == MANY and all(
+                        [name_of(one) for one in story] == wanted for story in stories
+                    )
+
+                await eventually(is_whole)
             assert box.forged == 0
             assert await process.stop() == 0
-            connection = open_for_reading(process.store)
-            _, rows = verify_journal(connection)
-            assert rows >= 3 * MANY
-            connection.close()
+            assert len(process.journal()) >= 3 * MANY
         consumer.cancel()
 
 
@@ -112,7 +97,7 @@ async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(
 ) -> None:
     """Neither a broker nor a receiver is needed to start; both get everything when they come."""
     own_broker.stop()
-    queue: list[dict[str, Any]] = []
+    queue = Inbox()
     (port,) = reserve(1)
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         document = {
@@ -137,7 +122,9 @@ async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(
                 await eventually(lambda: "event.scheduled" in late.types_of(event.event_id))
                 sim.start(event)
                 await eventually(lambda: "event.started" in late.types_of(event.event_id))
-                await eventually(lambda: any(one["type"].endswith("started.v1") for one in queue))
+                await eventually(
+                    lambda: any(one["type"].endswith("started.v1") for one in queue.events)
+                )
                 assert await process.stop() == 0
                 consumer.cancel()
 

@@ -172,14 +172,6 @@ class Flood:
             writer.close()
 
 
-def _memory(process: RelayProcess) -> float:
-    assert process.process is not None
-    status = Path(f"/proc/{process.process.pid}/status").read_text()
-    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert resident is not None
-    return int(resident[1]) / 1024
-
-
 async def _approve(process: RelayProcess, vote: dict[str, Any]) -> tuple[int, float]:
     """Approve from another address; return status and seconds."""
     began = time.monotonic()
@@ -211,14 +203,7 @@ async def test_a_flood_starts_nothing_and_breaks_nothing_and_an_approval_still_w
             event = sim.schedule(
                 Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=3600.0)
             )
-            shown: dict[str, Any] = {}
-
-            async def is_shown() -> bool:
-                status, body = await process.call("GET", f"/v1/events/{event.event_id}")
-                shown.update(body if status == 200 else {})
-                return status == 200
-
-            await eventually(is_shown, every=0.2)
+            shown = await process.shown(event)
             vote = {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]}
             refused = orjson.dumps({**vote, "revision": "of yesterday"})
             flood = Flood(
@@ -229,7 +214,7 @@ async def test_a_flood_starts_nothing_and_breaks_nothing_and_an_approval_still_w
             )
             await flood.run(REQUESTS // 4)
             assert not sim.start_requests
-            before = _memory(process)
+            before = process.memory()
             flooding = asyncio.create_task(flood.run(REQUESTS * 3 // 4))
             answered_before = flood.statuses.total()
             await eventually(lambda: flood.statuses.total() > answered_before + 100, every=0.01)
@@ -237,7 +222,7 @@ async def test_a_flood_starts_nothing_and_breaks_nothing_and_an_approval_still_w
             status, seconds = await _approve(process, vote)
             await flooding
             flood.close()
-            grown = _memory(process) - before
+            grown = (process.memory() - before) / 2**20
             _log.info(
                 "statuses %s, memory %+.1f MiB, the approval took %.0f ms",
                 dict(flood.statuses),

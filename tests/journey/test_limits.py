@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from relay.simulator import VM, Event, Plan, Setup, Simulator
+from relay.simulator import VM, Plan, Setup, Simulator
 from tests.eventually import eventually
-from tests.journey.relay_process import RelayProcess, client, inbox, relay, webhook
+from tests.journey.relay_process import client, inbox, relay, webhook
 
 REST = 1.5
 RULE = {"name": "reboots", "approve": {"votes": 1, "from": ["client:drain"]}}
@@ -22,19 +22,6 @@ def _document(sim: Simulator, *sinks: dict[str, Any]) -> dict[str, Any]:
         "approvals": {"rules": [RULE], "limits": [LIMIT]},
         "api": {"clients": [client()]},
     }
-
-
-async def _approval(process: RelayProcess, event: Event) -> dict[str, Any]:
-    """Return the approval of an event that the relay knows."""
-    shown: dict[str, Any] = {}
-
-    async def is_shown() -> bool:
-        status, body = await process.call("GET", f"/v1/events/{event.event_id}")
-        shown.update(body if status == 200 else {})
-        return status == 200
-
-    await eventually(is_shown, every=0.2)  # the API allows a client ten calls a second
-    return shown
 
 
 async def test_three_approved_machines_go_one_after_the_other(tmp_path: Path) -> None:
@@ -56,19 +43,14 @@ async def test_three_approved_machines_go_one_after_the_other(tmp_path: Path) ->
         busy = sim.schedule(Plan(type="Reboot", resources=("db-0",), started=True, lasts=None))
         await eventually(lambda: "event.started" in receiver.types_of(busy.event_id))
         for event in events[1:]:
-            shown = await _approval(process, event)
-            status, answer = await process.call(
-                "POST",
-                "/v1/approvals",
-                {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]},
-            )
+            status, answer = await process.approve(event)
             assert (status, answer["state"]) == (202, "waiting")
             assert answer["waitingFor"][0]["machines"] == ["db-0"]
         await process.kill()
         assert not sim.start_requests
         await process.start()
         second, first = events[1:]
-        assert (await _approval(process, second))["approval"]["state"] == "waiting"
+        assert (await process.shown(second))["approval"]["state"] == "waiting"
         ended: list[datetime] = []
         for over, next_one in ((busy, first), (first, second)):
             assert not sim.start_requests or sim.start_requests[-1].event_ids == (over.event_id,)
@@ -90,7 +72,7 @@ async def test_three_approved_machines_go_one_after_the_other(tmp_path: Path) ->
         for grant, end in zip(granted, ended, strict=True):
             assert (grant - end).total_seconds() >= REST
         # Nobody has voted for the machine that was rebooted already.
-        assert (await _approval(process, events[0]))["approval"]["state"] == "pending"
+        assert (await process.shown(events[0]))["approval"]["state"] == "pending"
 
 
 def _time_of(event: dict[str, Any]) -> datetime:

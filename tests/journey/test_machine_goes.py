@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from relay.simulator import VM, Event, Fault, Plan, Setup, Simulator
-from relay.store.chain import read_all_rows, verify_journal
-from relay.store.file import open_for_reading
 from tests.eventually import eventually
 from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
 
@@ -41,24 +39,10 @@ class Machine:
         event = self.azure.schedule(
             Plan(type="Reboot", resources=("vm-0",), lasts=None, starts_after=600.0)
         )
-        shown = await self.wait_for_state(event, "pending")
-        vote = {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]}
-        status, answer = await self.relay.call("POST", "/v1/approvals", vote)
+        await self.relay.shown(event, "pending")
+        status, answer = await self.relay.approve(event)
         assert (status, answer["state"]) == (202, "granted")
         return event
-
-    async def wait_for_state(self, event: Event, state: str) -> dict[str, Any]:
-        """Return the event as the API shows it, once its approval is in this state."""
-        shown: dict[str, Any] = {}
-
-        async def is_reached() -> bool:
-            status, body = await self.relay.call("GET", f"/v1/events/{event.event_id}")
-            shown.update(body if status == 200 else {})
-            return status == 200 and bool(body["approval"]["state"] == state)
-
-        # The API allows a client ten calls a second.
-        await eventually(is_reached, every=0.2, within=30)
-        return shown
 
     async def wait_for_notice(self, event: Event, name: str) -> None:
         """Wait until the receiver has this notice about the event."""
@@ -74,15 +58,6 @@ class Machine:
             if notice["type"].endswith(".event.ended.v1")
         )
         return ended["outcome"], ended["evidence"], ended["approvedByRelay"]
-
-    def journal_kinds(self) -> list[str]:
-        """Verify the journal and return the kinds of all rows."""
-        connection = open_for_reading(self.relay.store)
-        try:
-            verify_journal(connection)
-            return [row.kind for row in read_all_rows(connection)]
-        finally:
-            connection.close()
 
 
 @asynccontextmanager
@@ -168,7 +143,7 @@ async def test_a_reboot_before_the_answer_leaves_the_start_request_unknown(
         failed = vm.receiver.by_subject()[event.event_id][-1]["data"]
         assert "whether IMDS took the StartRequest is not known" in failed["reason"]
         assert len(vm.azure.start_requests) == 1
-        assert vm.journal_kinds() == [
+        assert [row.kind for row in vm.relay.journal()] == [
             *BEFORE,
             "claim",
             "event.ended",
