@@ -291,6 +291,3 @@ def test_two_entries_of_different_types_count_as_the_graver(
             document_body(*(azure_event(EventType=event_type) for event_type in order))
         ).events
         assert parsed.event_type == gravest
-
-
-# --- revision

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -20,6 +17,7 @@ from relay.imds.discover import ALLOWED, DHCP_INTERVAL, Candidate, CandidateFind
 from relay.net.egress import is_refused
 from tests.clocks import ManualClock
 from tests.imds.scripted_server import Answer, run_server
+from tests.namespace import run_in_namespace
 
 PRIVATE, SHARED = IPv4Address("10.9.8.9"), IPv4Address("100.65.96.130")
 METADATA, WIRE_SERVER = IPv4Address("169.254.169.254"), IPv4Address("168.63.129.16")
@@ -175,27 +173,4 @@ async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures
 
 def test_a_whole_relay_finds_the_service_and_approves_in_the_oldest_version() -> None:
     """`endpoint_namespace` runs it in a network namespace."""
-    missing = [program for program in ("unshare", "ip", "mount") if shutil.which(program) is None]
-    if missing:
-        pytest.skip(
-            f"{', '.join(missing)} not found: no network namespace (Debian: util-linux, iproute2)"
-        )
-    network = ["unshare", "--net", "--mount"]
-    devices = ["ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1"]
-    problem = ""
-    # Where user namespaces are switched off, root needs none.
-    for unshare in ([*network, "--user", "--map-root-user"], network):
-        tried = subprocess.run([*unshare, *devices], capture_output=True, text=True, check=False)
-        problem = tried.stderr.strip()
-        if tried.returncode == 0:
-            break
-    else:
-        pytest.skip(f"no network namespace with a device can be made: {problem}")
-    done = subprocess.run(
-        [*unshare, sys.executable, "-m", "tests.imds.endpoint_namespace"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=170,
-    )
-    assert done.returncode == 0, done.stderr
+    run_in_namespace("tests.imds.endpoint_namespace")

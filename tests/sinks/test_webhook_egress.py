@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
-import shutil
 import socket
-import subprocess
-import sys
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +17,7 @@ from relay.net.egress import (
     is_refused,
     parse_address_literal,
 )
-from tests.sinks.egress_namespace import LITERALS, NAMES
+from tests.namespace import run_in_namespace
 from tests.sinks.http_receiver import Names, good, listening
 from tests.sinks.webhook_sink import deliver, failure
 
@@ -157,38 +152,6 @@ async def test_of_several_addresses_of_a_name_only_allowed_ones_are_dialled(
         assert (await deliver(url, resolver=Names({"drain.test": addresses}))).status == 204
 
 
-def namespace_report() -> dict[str, Any]:
-    missing = [program for program in ("unshare", "ip", "mount") if shutil.which(program) is None]
-    if missing:
-        pytest.skip(
-            f"{', '.join(missing)} not found: no network namespace (Debian: util-linux, iproute2)"
-        )
-    unshare = ["unshare", "--net", "--mount", "--user", "--map-root-user"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
-        unshare = unshare[:3]  # where user namespaces are switched off, root needs none
-        allowed = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
-        if allowed.returncode != 0:
-            pytest.skip(f"no network namespace may be made here: {allowed.stderr.strip()}")
-    done = subprocess.run(
-        [*unshare, sys.executable, "-m", "tests.sinks.egress_namespace"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
 def test_no_packet_reaches_a_refused_address_that_is_there_and_listens() -> None:
     """Addresses in each notation, names and a proxy. The kernel counts the connections."""
-    report = namespace_report()
-    assert all(report["reachable"])
-    assert set(report["looked_up"]) == set(NAMES.split())
-    assert set(report["refused"].values()) <= {"slow", "transient"}
-    assert len(report["refused"]) == len(LITERALS.split()) + len(NAMES.split()) + 1
-    assert all(report["refused"][name] == "slow" for name in NAMES.split())
-    assert report["opened"] == 0
-    assert report["allowed"] == ["204", "204", "204"]
-    assert report["opened_for_allowed"] == 3
+    run_in_namespace("tests.sinks.egress_namespace")
