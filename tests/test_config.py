@@ -74,17 +74,6 @@ def with_examples(text: str) -> str:
     return "\n".join(lines)
 
 
-def fleet_example(role: str) -> str:
-    """Return the example of the shipped document for a role in a fleet, without its #."""
-    text = DEFAULTS.read_text(encoding="utf-8")
-    (example,) = (
-        lines
-        for lines in re.findall(r"(?:^# fleet:.*\n)(?:^#  .*\n)+", text, re.MULTILINE)
-        if f"#  role: {role}" in lines
-    )
-    return re.sub(r"^# ?", "", str(example), flags=re.MULTILINE)
-
-
 # --- defaults
 
 

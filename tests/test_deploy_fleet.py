@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import pytest
 from ruamel.yaml import YAML
 from yarl import URL
@@ -28,7 +27,6 @@ from tests.rabbitmq import Broker
 from tests.test_deploy import ROOT, program, read_yaml
 
 FOLDER = ROOT / "deploy/compose/fleet"
-MAIN = "azure.scheduledevents"
 AGENTS = ("agent-0", "agent-1", "agent-2")
 
 
@@ -119,11 +117,6 @@ def on(node: Broker, url: URL) -> URL:
     return url.with_host("127.0.0.1").with_port(node.port)
 
 
-def connect(node: Broker, url: URL) -> Any:
-    """Connect to the node with the user and the virtual host of a URL of the compose file."""
-    return aio_pika.connect(str(on(node, url)))
-
-
 def url_of(name: str, services: dict[str, Any]) -> URL:
     """Return the URL with which a service of the compose file connects."""
     if name == "consumer":
@@ -131,9 +124,6 @@ def url_of(name: str, services: dict[str, Any]) -> URL:
     fleet = configuration(name).fleet
     assert fleet is not None
     return fleet.broker_urls()[0]
-
-
-# --- the page
 
 
 # --- all of it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,20 +282,20 @@ async def running_system(
     *,
     wait: bool = True,
     consumes: bool = True,
-    telemetry: Mapping[str, Any] | None = None,
+    clients: Sequence[Mapping[str, Any]] | None = None,
     **amqp: Any,
 ) -> AsyncIterator[System]:
     """A relay in this process, and a bus that collects its events.
 
-    ``wait``: until the relay consumes. ``consumes``: whether it takes approvals over AMQP. ``amqp``
-    are more settings of ``approvals.amqp``.
+    ``wait``: until the relay consumes. ``consumes``: whether it takes approvals over AMQP.
+    ``clients`` replace the usual ones. ``amqp`` are more settings of ``approvals.amqp``.
     """
     bus = Bus(broker, exchange or unused_exchange())
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
         document = relay_document(broker, bus.exchange, **amqp)
         document |= {"source": {"url": sim.url}, "store": {"path": str(directory / "relay.db")}}
-        document |= {"telemetry": telemetry or {}}
+        document["api"]["clients"] = clients or document["api"]["clients"]
         config = Config.model_validate(document)
         started_config = config
         if not consumes:

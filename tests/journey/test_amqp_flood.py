@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
 import pytest
 from yarl import URL
 
@@ -212,15 +211,3 @@ async def test_the_broker_refuses_more_than_the_queue_may_hold(node: Broker) -> 
     assert 0 < refused_by_broker <= 500
     waiting, _ = await bus.waiting()
     assert waiting == len(ids) - refused_by_broker
-
-
-async def rejected(system: System) -> float:
-    """How many calls and messages the relay has rejected without an event."""
-    url = f"http://127.0.0.1:{system.running.server.port}/metrics"
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
-        lines = (await response.text()).splitlines()
-    return next(
-        float(line.split()[1])
-        for line in lines
-        if line.startswith("imds_relay_rejected_calls_total ")
-    )

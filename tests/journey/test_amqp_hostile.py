@@ -146,9 +146,6 @@ async def test_nothing_is_sent_to_where_a_message_asks_for_a_reply(system: Syste
         assert await replies.get(fail=False) is None
 
 
-# --- what the broker sees of the relay
-
-
 # --- what the log says
 
 

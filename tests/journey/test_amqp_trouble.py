@@ -6,8 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
 
-from relay.amqp.approval_consumer import POLL_INTERVAL
-from relay.amqp.connection import HEARTBEAT
 from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
@@ -27,6 +24,7 @@ from relay.logs import ThrottledLog
 from relay.roles.deciding import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
+from tests.background_tasks import BackgroundTasks
 from tests.counting_proxy import counting_proxy
 from tests.eventually import eventually
 from tests.journey.bus import (
@@ -207,7 +205,11 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
 
     sent = ["hold", "release", "hold again"]
     async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
-        await stack.enter_async_context(_second_consumer(system, poll_interval=0.05))
+        rejections = ThrottledLog(logging.getLogger("test"))
+        consumer = make_approval_consumer(system.config, system.running.relay, rejections)
+        assert consumer is not None
+        # It looks more often whether it may consume.
+        await stack.enter_async_context(BackgroundTasks(consumer.run(poll_interval=0.05)))
         await eventually(system.is_consuming, every=0.05)
         await system.bus.listen(stack)
         event, decision = await system.schedule_reboot()
@@ -302,22 +304,6 @@ async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(
         began = time.monotonic()
     assert time.monotonic() - began < 25  # not until heartbeats are missed
     node.thaw()
-
-
-@asynccontextmanager
-async def _second_consumer(
-    system: System, *, heartbeat: int = HEARTBEAT, poll_interval: float = POLL_INTERVAL
-) -> AsyncIterator[None]:
-    """Another consumer of the same relay, with other intervals."""
-    config = system.config
-    rejections = ThrottledLog(logging.getLogger("test"))
-    consumer = make_approval_consumer(config, system.running.relay, rejections)
-    assert consumer is not None
-    async with asyncio.TaskGroup() as group:
-        running = consumer.run(heartbeat=heartbeat, poll_interval=poll_interval)
-        task = group.create_task(running)
-        yield
-        task.cancel()
 
 
 async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_afterwards(

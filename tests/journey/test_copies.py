@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,14 +12,11 @@ import orjson
 from pamqp.commands import Basic
 from standardwebhooks import Webhook
 
-from relay.app import start_relay
-from relay.clock import SystemClock
-from relay.config import Config
-from relay.simulator import VM, Setup, Simulator
 from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import open_for_reading
 from tests.eventually import eventually
-from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
+from tests.journey.bus import KEY as ROUTING_KEY
+from tests.journey.bus import define_users, running_system
 from tests.journey.relay_process import CLIENT_SECRET, KEY, client
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
@@ -33,36 +29,22 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
 ) -> None:
     """A third over each channel. Each HTTP and AMQP copy has an id of its own: none is a repeat."""
     define_users(own_broker)
-    bus = Bus(own_broker, unused_exchange("copies"))
-    async with AsyncExitStack() as stack:
-        sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = relay_document(own_broker, bus.exchange) | {
-            "source": {"url": sim.url, "interval": "500ms"},
-            "store": {"path": str(tmp_path / "relay.db")},
-            "api": {
-                "listen": "127.0.0.1:0",
-                "clients": [
-                    client("drain", amqp_user="drain", secrets=[CLIENT_SECRET]),
-                    client("watcher", key="another-key-for-tests-only"),
-                    client("operator", key="a-third-key-for-tests-only"),
-                ],
-            },
-        }
-        config = Config.model_validate(document)
-        running = await stack.enter_async_context(start_relay(config, SystemClock()))
-        system = System(sim, bus, running, config)
-        await eventually(system.is_consuming, every=0.05)
-        await bus.listen(stack)
+    clients = [
+        client("drain", amqp_user="drain", secrets=[CLIENT_SECRET]),
+        client("watcher", key="another-key-for-tests-only"),
+        client("operator", key="a-third-key-for-tests-only"),
+    ]
+    async with (
+        running_system(own_broker, tmp_path, clients=clients) as system,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        RawChannel(own_broker.amqp_url("drain")) as channel,
+    ):
         event, decision = await system.schedule_reboot(starts_after=30.0)
         url, body, now = (
-            f"http://127.0.0.1:{running.server.port}/v1",
+            f"http://127.0.0.1:{system.running.server.port}/v1",
             orjson.dumps(decision),
             datetime.now(UTC),
         )
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        )
-        channel = await stack.enter_async_context(RawChannel(own_broker.amqp_url("drain")))
         json = {"Content-Type": "application/json"}
         signed = json | {
             "webhook-id": "msg_200",
@@ -80,9 +62,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
                 properties = Basic.Properties(
                     message_id=f"copy-{number}", user_id="drain", delivery_mode=2
                 )
-                await channel.publish(
-                    f"{bus.exchange}.approvals", f"approve.{SCOPE}", body, properties
-                )
+                await channel.publish(system.bus.approvals_exchange, ROUTING_KEY, body, properties)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(publish())
@@ -98,7 +78,7 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
                     )
                 )
                 group.create_task(post("callbacks/drain", signed))
-        await sim.wait_until_approved(event, within=60)
+        await system.sim.wait_until_approved(event, within=60)
         await eventually(system.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES
         assert statuses.keys() <= {
