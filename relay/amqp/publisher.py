@@ -84,13 +84,17 @@ class ConfirmedPublisher:
         if _is_over(channel):
             return amqp.ChannelInvalidStateError()
         try:
-            return await channel.basic_publish(
-                event.body,
-                exchange=self._exchange,
-                routing_key=key,
-                properties=message_properties(event, self._user_id, expiration),
-                mandatory=True,
-                wait=False,
+            # As a task of the channel it ends with it, also while it waits until there is room for
+            # its frames: nobody makes room once the connection is lost.
+            answer: PublishResult = await channel.create_task(
+                channel.basic_publish(
+                    event.body,
+                    exchange=self._exchange,
+                    routing_key=key,
+                    properties=message_properties(event, self._user_id, expiration),
+                    mandatory=True,
+                    wait=False,
+                )
             )
         except asyncio.CancelledError as error:
             if is_current_task_cancelled_by_caller():
@@ -98,6 +102,7 @@ class ConfirmedPublisher:
             return error
         except Exception as error:  # noqa: BLE001  # what `PublishResult` is: the caller tells it apart
             return error
+        return answer
 
     async def serve(self, connection: GuardedConnection, user_id: str | None = None) -> None:
         """Publish over this connection until its channel closes. Raises Deferred if it is lost.

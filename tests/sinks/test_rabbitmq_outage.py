@@ -7,6 +7,7 @@ import logging
 import time
 from pathlib import Path
 
+import aiormq
 import pytest
 
 from relay.amqp import connection
@@ -68,6 +69,34 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
         assert set(await stored(own_broker.amqp_url(), "killed")) == {
             event.body for event in events
         }
+
+
+async def test_what_is_sent_while_the_connection_ends_is_sent_again(
+    own_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for ten messages, which nobody makes after the connection is lost."""
+    is_lost = asyncio.Event()
+    notice_loss = aiormq.Connection._on_reader_done  # noqa: SLF001  # the moment is its own
+
+    def tell_loss(of: aiormq.Connection, reader: asyncio.Task[None]) -> None:
+        notice_loss(of, reader)
+        is_lost.set()
+
+    async def send(bus: RabbitMQ, event: CloudEvent) -> None:
+        await is_lost.wait()
+        await deferred(bus, event, "closed before")
+        await delivered(bus, event)
+
+    monkeypatch.setattr(aiormq.Connection, "_on_reader_done", tell_loss)
+    url = own_broker.amqp_url()
+    async with sink(url, "ending") as bus:
+        await delivered(bus, cloudevent("relay.ping"))
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            for number in range(bus.concurrency):
+                tasks.create_task(send(bus, cloudevent(data={"n": number})))
+            await asyncio.to_thread(
+                own_broker.ctl, "close_all_user_connections", "guest", "for the test"
+            )
 
 
 # --- standing still
