@@ -270,6 +270,7 @@ WRONG = [
         "1: source.interval: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got text",
     ),
     ("scope: \x07", "expected YAML, got a character that YAML does not allow"),
+    (r'scope: "\U99999999"', "expected YAML, got a character that YAML does not allow"),
     ("a: " + "[" * 500, "expected YAML with less nesting"),
     ("scope: \udcff", "expected UTF-8 text: invalid start byte at byte 7"),
 ]
