@@ -86,7 +86,7 @@ def read_document(file: Traversable) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
-    except (YAMLError, ValueError, OverflowError):  # of chr(), for "\\U99999999"
+    except (YAMLError, ValueError, OverflowError):  # of chr(), for "\U99999999"
         raise ConfigError(
             f"{file}: expected YAML, got a character that YAML does not allow"
         ) from None

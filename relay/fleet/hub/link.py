@@ -140,7 +140,7 @@ class HubLink(Link):
         except TimeoutError:
             return True
         if isinstance(result, amqp.ConnectionClosed | asyncio.CancelledError):
-            return True  # it was written before the connection was lost
+            return True  # it may have been written before the connection was lost
         receipt = interpret_publish_result(result, key, len(event.body), relay_declares=True)
         return receipt.status is None
 
