@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.admission import (
@@ -27,7 +26,12 @@ from relay.approvals.admission import (
 )
 from relay.approvals.limit_slots import LimitSlots
 from relay.approvals.limits import CountMachines, WaitingFor
-from relay.approvals.recording import Recording, new_approval_id, record_refusal
+from relay.approvals.recording import (
+    Recording,
+    new_approval_id,
+    record_refusal,
+    record_standing_hold,
+)
 from relay.approvals.request import DecisionAnswer, DecisionRequest, Request
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import (
@@ -36,7 +40,6 @@ from relay.approvals.standing_holds import (
     is_about,
     refuse_creation,
     refuse_end,
-    standing_hold_to_json_object,
 )
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.approvals.transitions import (
@@ -49,8 +52,8 @@ from relay.approvals.transitions import (
 )
 from relay.clock import TokenBuckets
 from relay.errors import SourceError, SourceRefused
-from relay.events.build import Origin, standing_hold_event
-from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
+from relay.events.build import Origin
+from relay.store import Decision, Grant, GrantState, Mode, TrackedEvent
 from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
@@ -90,9 +93,6 @@ class ApprovalEngine:
         """Refusals beyond `MAX_REFUSALS`, by decision."""
         # A transaction that runs twice takes two tokens of each, which only makes this tell less.
         self._refusals = TokenBuckets(MAX_REFUSALS / 60, MAX_REFUSALS)
-        self._compared_holds: tuple[StandingHold, ...] = ()
-        self._holds_about: dict[tuple[int, str], tuple[StandingHold, ...]] = {}
-        """Those of ``_compared_holds`` that are about an occurrence in a state."""
         self._trusted = trusted
         self.settings = settings
         self._client_resources = client_resources
@@ -125,6 +125,7 @@ class ApprovalEngine:
     ) -> ApprovalStatus:
         approvals = tx.approvals.of_occurrence(occurrence)
         damage = approvals.damage or tx.standing_holds.damage
+        open_holds = tx.standing_holds.list_open() if occurrence.live else ()
         return ApprovalStatus(
             occurrence=occurrence,
             decisions=approvals.decisions,
@@ -137,25 +138,9 @@ class ApprovalEngine:
             people=self.settings.people,
             resources_by_client=self._client_resources,
             in_flight=frozenset(self.in_flight),
-            standing_holds=self._standing_holds_about(tx, occurrence) if occurrence.live else (),
+            standing_holds=tuple(hold for hold in open_holds if is_about(hold, occurrence)),
             is_reminded=any(revision == occurrence.revision for _, revision in approvals.reminded),
         )
-
-    def _standing_holds_about(
-        self, tx: Transaction, occurrence: TrackedEvent
-    ) -> tuple[StandingHold, ...]:
-        """Return the open standing holds that are about an event, compared once for each state."""
-        open_holds = tx.standing_holds.list_open()
-        if not open_holds:
-            return ()
-        if open_holds is not self._compared_holds:
-            self._compared_holds, self._holds_about = open_holds, {}
-        key = (occurrence.id, occurrence.last_event_id)
-        if key not in self._holds_about:
-            self._holds_about[key] = tuple(
-                hold for hold in open_holds if is_about(hold, occurrence)
-            )
-        return self._holds_about[key]
 
     # --- requests
 
@@ -259,7 +244,7 @@ class ApprovalEngine:
         refusal = refusal or refuse_creation(request, hold, holds.list_open())
         if refusal is not None:
             return refusal
-        return DecisionAnswer(201, self._record_standing_hold(tx, CREATED, hold, at))
+        return DecisionAnswer(201, record_standing_hold(tx, self.origin, CREATED, hold, at))
 
     def _end_standing_hold(
         self, tx: Transaction, request: EndRequest, refusal: DecisionAnswer | None
@@ -270,18 +255,8 @@ class ApprovalEngine:
             return refusal
         assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one
         ended = {"endedBy": request.caller.principal, "endReason": request.reason}
-        return DecisionAnswer(200, self._record_standing_hold(tx, ENDED, hold, request.at, **ended))
-
-    def _record_standing_hold(
-        self, tx: Transaction, name: str, hold: StandingHold, at: datetime, **added: str | None
-    ) -> dict[str, Any]:
-        """Record an event about a standing hold; messages about its events become due."""
-        data = {**standing_hold_to_json_object(hold), **added}
-        tx.record(standing_hold_event(name, self.origin, at, data=data, head=str(tx.head())), at)
-        live = tx.occurrences.live_occurrences()
-        about = [occurrence.id for occurrence in live if is_about(hold, occurrence)]
-        tx.messages.refresh_about(about, at)
-        return data
+        told = record_standing_hold(tx, self.origin, ENDED, hold, request.at, **ended)
+        return DecisionAnswer(200, told)
 
     # --- transitions
 
@@ -309,7 +284,7 @@ class ApprovalEngine:
         """
         for hold in tx.standing_holds.list_open():
             if hold.ends <= now:
-                self._record_standing_hold(tx, EXPIRED, hold, now)
+                record_standing_hold(tx, self.origin, EXPIRED, hold, now)
                 event_keys = None
         open_holds = tx.standing_holds.list_open()
         moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]

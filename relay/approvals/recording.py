@@ -15,6 +15,7 @@ from typing import Any
 from relay.approvals.admission import told_of_decision
 from relay.approvals.limits import WaitingFor
 from relay.approvals.request import HOLD_NOTICE, DecisionRequest
+from relay.approvals.standing_holds import is_about, standing_hold_to_json_object
 from relay.approvals.status import ApprovalStatus
 from relay.approvals.transitions import (
     CreateGrant,
@@ -24,10 +25,10 @@ from relay.approvals.transitions import (
     Transition,
     VoidVotes,
 )
-from relay.events.build import Origin, approval_or_startrequest_event
+from relay.events.build import Origin, approval_or_startrequest_event, standing_hold_event
 from relay.events.data_types import NO_REMARKS
 from relay.events.timestamps import format_rfc3339
-from relay.store import Decision, Grant, GrantState, RecordedEvent, TrackedEvent
+from relay.store import Decision, Grant, GrantState, RecordedEvent, StandingHold, TrackedEvent
 from relay.store.transaction import Transaction
 
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
@@ -235,6 +236,23 @@ def record_refusal(
         name, origin, request.at, event=data, added=details, cause=cause, head=head
     )
     tx.record(event, request.at)
+
+
+def record_standing_hold(
+    tx: Transaction,
+    origin: Origin,
+    name: str,
+    hold: StandingHold,
+    at: datetime,
+    **added: str | None,
+) -> dict[str, Any]:
+    """Record an event about a standing hold, and return its data; messages of events become due."""
+    data = {**standing_hold_to_json_object(hold), **added}
+    tx.record(standing_hold_event(name, origin, at, data=data, head=str(tx.head())), at)
+    live = tx.occurrences.live_occurrences()
+    about = [occurrence.id for occurrence in live if is_about(hold, occurrence)]
+    tx.messages.refresh_about(about, at)
+    return data
 
 
 def _ended_field(decisions: Sequence[Decision]) -> dict[str, list[str]]:
