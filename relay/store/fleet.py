@@ -11,12 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import orjson
 from pydantic import Json, TypeAdapter
 
 from relay.store.rows import parse_rows, save_rows
-
-MAX_KEYS = 500
-"""Keys in one query. SQLite takes a limited number of values, and a fleet can have more events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +86,11 @@ class FleetTables:
         )
 
     def sightings(self, event_keys: Sequence[str]) -> list[SightingRow]:
-        found: list[SightingRow] = []
-        for first in range(0, len(event_keys), MAX_KEYS):
-            keys = event_keys[first : first + MAX_KEYS]
-            marks = ", ".join("?" * len(keys))
-            rows = self._connection.execute(
-                f"SELECT * FROM sighting WHERE event_key IN ({marks})",  # noqa: S608  # our own text
-                keys,
-            )
-            found += parse_rows(_SIGHTING, rows)
-        return found
+        rows = self._connection.execute(
+            "SELECT * FROM sighting WHERE event_key IN (SELECT value FROM json_each(?))",
+            (orjson.dumps(event_keys).decode(),),
+        )
+        return list(parse_rows(_SIGHTING, rows))
 
     def save_sightings(self, sightings: Iterable[SightingRow]) -> None:
         save_rows(self._connection, "sighting", list(sightings), verb="INSERT OR REPLACE")

@@ -18,8 +18,6 @@ from relay.events.timestamps import format_sortable
 from relay.store import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
 from relay.store.rows import PageLimit, next_autoincrement_id, parse_rows, save_rows, take_page
 
-MAX_KEYS = 10_000
-"""Keys in one query: SQLite takes no more than 32,766 values."""
 _OCCURRENCE = TypeAdapter(TrackedEvent)
 _COLUMNS = ", ".join(each.name for each in fields(TrackedEvent))
 
@@ -100,14 +98,12 @@ class Occurrences:
 
     def live_with_keys(self, event_keys: Sequence[str] | None) -> list[TrackedEvent]:
         """Return the live occurrences with these keys, in order of appearance; None: all."""
-        if event_keys is None or len(event_keys) > MAX_KEYS:
+        if event_keys is None:
             return self.live_occurrences()
-        if not event_keys:  # SQLite finds no plan for an empty list
-            return []
         return self._all(
             "INDEXED BY occurrence_live WHERE live "
-            f"AND key IN ({', '.join('?' * len(event_keys))}) ORDER BY id",
-            *event_keys,
+            "AND key IN (SELECT value FROM json_each(?)) ORDER BY id",
+            orjson.dumps(event_keys).decode(),
         )
 
     def all_of_key(self, event_key: str) -> list[TrackedEvent]:
@@ -178,11 +174,10 @@ class Occurrences:
         )
 
     def newest_occurrence_numbers(self, keys: Sequence[str]) -> dict[str, int]:
-        # The keys are not passed as JSON: json_each cuts a text at a NUL.
         rows = self._connection.execute(
-            "SELECT key, max(number) FROM occurrence "  # noqa: S608  # our own text
-            f"WHERE key IN ({', '.join('?' * len(keys))}) GROUP BY key",
-            keys,
+            "SELECT key, max(number) FROM occurrence "
+            "WHERE key IN (SELECT value FROM json_each(?)) GROUP BY key",
+            (orjson.dumps(keys).decode(),),
         )
         return dict(rows.fetchall())
 
