@@ -36,6 +36,20 @@ _BUSY_TIMEOUT = 5000  # milliseconds
 _READ_SIZE = 2**20  # bytes
 _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE type != 'trigger' AND sql IS NOT NULL"
 _log = logging.getLogger(__name__)
+_FILE_ERRORS = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +194,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
     except (sqlite3.Error, OSError) as error:
         if lock is not None:
             lock.close()
-        if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_BUSY:
+        if isinstance(error, sqlite3.Error) and _result_code(error) == sqlite3.SQLITE_BUSY:
             raise StoreLocked(
                 f"another relay holds {path}: stop it, or give this one a store.path of its own"
             ) from error
@@ -237,7 +251,7 @@ def _open(path: Path, lock: sqlite3.Connection, identity: StateFileScopeAndVm) -
 
 def _is_damage(path: Path, error: sqlite3.Error) -> bool:
     """Whether this error is about what the file holds: SQL that no column of ours fits, too."""
-    code = result_code(error)
+    code = _result_code(error)
     if code == sqlite3.SQLITE_READONLY:  # SQLite says so, too, if the header is broken
         return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
@@ -324,7 +338,12 @@ def _begin_file(connection: sqlite3.Connection, path: Path, identity: StateFileS
         _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 
 
-def result_code(error: sqlite3.Error) -> int:
+def is_file_error(error: Exception) -> bool:
+    """Whether the file is at fault, or its disk. Otherwise the work has made a mistake."""
+    return isinstance(error, sqlite3.Error) and _result_code(error) in _FILE_ERRORS
+
+
+def _result_code(error: sqlite3.Error) -> int:
     """Return the primary result code; SQLITE_ERROR for an error of Python's own module."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 

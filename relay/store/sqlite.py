@@ -31,7 +31,7 @@ from relay.clock import Clock, Histogram
 from relay.errors import StoreUnavailable
 from relay.store import Entry, RecordedEvent, StateFileScopeAndVm, StoreSettings
 from relay.store.approvals import Memory
-from relay.store.file import StateFile, open_state_file, result_code
+from relay.store.file import StateFile, is_file_error, open_state_file
 from relay.store.transaction import FollowUp, Route, Transaction
 
 T = TypeVar("T")
@@ -48,21 +48,6 @@ MIN_RECOVERY_INTERVAL = 1.0
 _COMMIT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 """Seconds: the buckets of transactions."""
 _log = logging.getLogger(__name__)
-_FILE_ERRORS = frozenset(
-    {
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_NOMEM,
-    }
-)
-"""Primary result codes that are the fault of the file. Any other is a mistake in the work."""
 
 
 @dataclass(slots=True)
@@ -103,7 +88,7 @@ class _Job:
         try:
             self.result = self.work(transaction)
         except Exception as error:  # whoever submitted the work gets it
-            if isinstance(error, sqlite3.Error) and result_code(error) in _FILE_ERRORS:
+            if is_file_error(error):
                 raise
             # A future takes no StopIteration, and the jobs after this one would get no results.
             self.error = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
