@@ -31,7 +31,9 @@ from relay.settings import (
     check_unique,
     describe_choices,
 )
-from relay.store import Grant, JournalHead
+from relay.store import Grant, JournalHead, Mode
+
+_MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 
 
 class AmqpSettings(BrokerSettings):
@@ -62,6 +64,15 @@ class ApprovalsSettings(Section):
     """Names for several principals or people."""
     people: Mapping[str, tuple[Principal, ...]] = Field(default_factory=dict)
     """The principals of each person. A person has one vote, with however many principals."""
+
+    def mode(self, switch: Mode, *, trusted: bool = True) -> Mode:
+        """Return the stricter of configuration and switch; "off" if the store is not trusted."""
+        configured: Mode = "on"
+        if not self.enabled or not trusted:
+            configured = "off"
+        elif self.dry_run:
+            configured = "dry-run"
+        return max(configured, switch, key=_MODES_BY_STRICTNESS.index)
 
     @model_validator(mode="after")
     def _check_people_and_groups(self) -> ApprovalsSettings:

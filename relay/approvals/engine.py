@@ -57,7 +57,6 @@ from relay.store import Decision, Grant, GrantState, Mode, TrackedEvent
 from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
-_MODES_BY_STRICTNESS: tuple[Mode, ...] = ("on", "dry-run", "off")
 _log = logging.getLogger(__name__)
 SAME_DECISION = timedelta(minutes=1)
 """For so long a decision that changes nothing gets the answer to the first."""
@@ -113,7 +112,7 @@ class ApprovalEngine:
 
     def effective_approval_mode(self, tx: Transaction) -> Mode:
         trusted = self._trusted and tx.standing_holds.damage is None
-        return effective_approvals_mode(self.settings, tx.stored_approval_mode(), trusted=trusted)
+        return self.settings.mode(tx.stored_approval_mode(), trusted=trusted)
 
     def status(self, tx: Transaction, occurrence: TrackedEvent, now: datetime) -> ApprovalStatus:
         status = self._status_without_limits(tx, occurrence, now)
@@ -378,22 +377,8 @@ class ApprovalEngine:
         grant = next((each for each in status.grants if each.id == known.id), None)
         if grant is None or not can_claim_grant(grant, status):
             return None
-        event_id = occurrence.event.event_id
-        note = {
-            "eventId": event_id,
-            "revision": grant.revision,
-            "rule": grant.rule,
-            "approvalId": grant.approval_id,
-            "granted": grant.id,
-            "attempt": grant.attempts + 1,
-            "required": status.votes_required,
-            "votes": status.vote_count,
-            "recorded": [vote.position for vote in status.counted_votes if status.quorum],
-        }
-        if agent is not None:
-            note["agent"] = agent
-        tx.journal.append_non_event_row(now, "claim", note, event_key=occurrence.key)
-        return ClaimedGrant(grant, event_id, agent, tx.head())
+        Recording(tx, self.origin, occurrence, now).claim(grant, status, agent)
+        return ClaimedGrant(grant, occurrence.event.event_id, agent, tx.head())
 
     def record_start_answer(
         self, tx: Transaction, claim: ClaimedGrant, error: SourceError | None, now: datetime
@@ -414,13 +399,3 @@ class ApprovalEngine:
             http_status=error.status if error is not None else 200,
             reason=error.reason if error is not None else None,
         )
-
-
-def effective_approvals_mode(settings: ApprovalsSettings, switch: Mode, *, trusted: bool) -> Mode:
-    """Return the stricter of configuration and switch; "off" if the store is not trusted."""
-    configured: Mode = "on"
-    if not settings.enabled or not trusted:
-        configured = "off"
-    elif settings.dry_run:
-        configured = "dry-run"
-    return max(configured, switch, key=_MODES_BY_STRICTNESS.index)

@@ -117,6 +117,23 @@ class Recording:
                 self._reminder(status)
         return cause
 
+    def claim(self, grant: Grant, status: ApprovalStatus, agent: str | None) -> None:
+        """Record that a StartRequest may be sent (`relay.store.claim_audit` follows it back)."""
+        note = {
+            "eventId": self.occurrence.event.event_id,
+            "revision": grant.revision,
+            "rule": grant.rule,
+            "approvalId": grant.approval_id,
+            "granted": grant.id,
+            "attempt": grant.attempts + 1,
+            "required": status.votes_required,
+            "votes": status.vote_count,
+            "recorded": [vote.position for vote in status.counted_votes if status.quorum],
+        }
+        if agent is not None:
+            note["agent"] = agent
+        self.tx.journal.append_non_event_row(self.at, "claim", note, event_key=self.occurrence.key)
+
     def start_answer(
         self, grant: Grant, state: GrantState, *, http_status: int | None, reason: str | None
     ) -> None:

@@ -185,7 +185,7 @@ class StartRequestSender:
             now = self._clock.monotonic()
             known = scope.first_seen
             scope.first_seen = {each.grant.id: known.get(each.grant.id, now) for each in found}
-            allowed = [each for each in found if each.may_go and not self._is_stopping]
+            allowed = [each for each in found if each.may_go]
             ready = [
                 each.grant
                 for each in allowed

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 from relay.amqp.broker_url import BrokerSettings
 from relay.api.doctor import static_findings
 from relay.api.sockets import make_server_context
-from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Quorum
 from relay.approvals.status import ApprovalStatus, first_matching_rule
@@ -108,7 +107,7 @@ def _read_document_file(file: Path, api_version: str) -> Document:
 def evaluate_rules_for_document(
     config: Config, document: Document, now: datetime
 ) -> Iterator[dict[str, Any]]:
-    mode = effective_approvals_mode(config.approvals, "on", trusted=True)
+    mode = config.approvals.mode("on")
     for event in document.events:
         occurrence = TrackedEvent(  # as the store would hold it when first seen
             id=0,

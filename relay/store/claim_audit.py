@@ -66,7 +66,7 @@ def _problem_of_claim(
 ) -> str | None:
     """Return why a claim does not follow from what came before it; None if it does.
 
-    `ApprovalEngine.claim_grant` writes the ``eventId``, ``revision``, ``rule`` and ``approvalId``
+    `relay.approvals.recording` writes the ``eventId``, ``revision``, ``rule`` and ``approvalId``
     of the grant, the position of its ``approval.granted`` as ``granted``, the number of the
     StartRequest for it as ``attempt``, from 1, and where there was a choice who was to execute it
     as ``agent``. ``required`` is how many votes the rule asked for, ``votes`` how many persons had

@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from relay.approvals import ApprovalsSettings
-from relay.approvals.engine import effective_approvals_mode
 from relay.approvals.request import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
 from relay.store import Mode
@@ -216,7 +215,7 @@ def test_the_stricter_of_configuration_and_switch_is_in_force(
     what: str, expected: Mode, configured: dict[str, Any], switch: Mode, trusted: bool
 ) -> None:
     settings = ApprovalsSettings.model_validate(configured)
-    assert effective_approvals_mode(settings, switch, trusted=trusted) == expected, what
+    assert settings.mode(switch, trusted=trusted) == expected, what
 
 
 def test_a_store_that_may_belong_to_another_vm_grants_nothing(approvals: ApprovalFile) -> None:
