@@ -35,6 +35,7 @@ from tests.imds.scripted_server import (
     answers_in_order,
     run_server,
 )
+from tests.sinks.http_receiver import Connection, listening
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
@@ -206,26 +207,21 @@ async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> No
 async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
     """The client closes the connection soon after the limit."""
     sent = 0
+    ended = asyncio.Event()
 
-    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pour(connection: Connection) -> None:
         nonlocal sent
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(Answer(b"", headers=CHUNKED).head())
+        await connection.request()
+        await connection.send(Answer(b"", headers=CHUNKED).head())
         with contextlib.suppress(ConnectionError):
             while True:
-                writer.write(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
-                await writer.drain()
+                await connection.send(b"10000\r\n", b" " * 0x10000, b"\r\n")
                 sent += 0x10000
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
         ended.set()
 
-    ended = asyncio.Event()
-    server = await asyncio.start_server(pour, "127.0.0.1", 0)
     async with (
-        server,
-        client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
+        listening(pour) as server,
+        client_of(f"http://127.0.0.1:{server.port}") as client,
     ):
         with pytest.raises(DocumentTooLarge):
             await client.read_document_bytes()
@@ -356,19 +352,16 @@ async def test_a_start_request_without_an_answer_is_cut_off_at_its_deadline_and_
     """The answer may still come, so it is not known whether Azure has accepted it."""
     reset = asyncio.Event()
 
-    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+    async def never_answer(connection: Connection) -> None:
+        await connection.request()
         try:
-            while await reader.read(1000):
-                pass
+            await connection.reader.read()
         except ConnectionResetError:
             reset.set()
-        writer.close()
 
-    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
     async with (
-        server,
-        client_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client,
+        listening(never_answer) as server,
+        client_of(f"http://127.0.0.1:{server.port}") as client,
     ):
         began = time.monotonic()
         with pytest.raises(SourceUnavailable, match="before the deadline"):

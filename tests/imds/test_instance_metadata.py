@@ -28,6 +28,7 @@ from relay.imds.instance_metadata import (
 )
 from relay.ingest import names_this_vm
 from tests.clocks import ManualClock
+from tests.eventually import eventually
 from tests.imds.scripted_server import Answer, ScriptedServer, answers_in_order, run_server
 
 VM = Instance(
@@ -239,8 +240,9 @@ async def test_every_failure_is_waited_out(failure: Answer, required: bool) -> N
 async def test_where_it_is_required_404_is_waited_out_for_ever() -> None:
     async with run_server(Answer(b"", 404), ManualClock()) as server:
         wait = asyncio.create_task(discover_from(server, required=True))
-        while not server.requests or server.requests[-1].at - server.requests[0].at < 40:
-            await server.wait_for_request()
+        await eventually(
+            lambda: bool(server.requests) and server.requests[-1].at - server.requests[0].at >= 40
+        )
         server.answer = Answer(body())
         assert await wait == VM
 
