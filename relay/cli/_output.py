@@ -74,19 +74,12 @@ def format_duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    minutes = whole // 60
-    if minutes < 5:
-        return _two_units(minutes, "min", whole % 60, "s")
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    if hours < 24:
-        return _two_units(hours, "h", minutes % 60, "min")
-    return _two_units(hours // 24, "d", hours % 24, "h")
-
-
-def _two_units(large: int, large_unit: str, small: int, small_unit: str) -> str:
-    return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
+    if 300 <= whole < 3600:
+        return f"{whole // 60} min"
+    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    size, unit, smaller, small = next(each for each in units if whole >= each[0])
+    rest = whole % size // smaller
+    return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
 
 
 def pluralize(number: int, noun: str) -> str:

@@ -28,7 +28,7 @@ from yarl import URL
 
 from relay.api.settings import automatic_socket, supports_local_sockets
 from relay.cli._options import AsJson, option
-from relay.cli._output import CommandFailed, RefusedByPolicy, Unprocessable, print_json
+from relay.cli._output import EXIT_DONE, CommandFailed, RefusedByPolicy, Unprocessable, print_json
 from relay.config import locate_relay
 from relay.errors import ConfigError
 from relay.files import describe_os_error, is_planted, may_exist
@@ -302,11 +302,12 @@ class RelayCall(typer.Context):
 
     as_json = False
 
-    def prints_json(self, answer: object) -> bool:
-        """Print an answer as JSON if --json asks for it. Return whether it was printed."""
+    def for_people(self, answer: Any) -> Any:
+        """Return an answer that the verb shows. With --json print it, and end the verb here."""
         if self.as_json:
             print_json(answer)
-        return self.as_json
+            raise typer.Exit(EXIT_DONE)
+        return answer
 
 
 class RelayCommand(TyperCommand):

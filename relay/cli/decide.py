@@ -86,23 +86,17 @@ async def approve(
     answer = await decide(
         call.relay, shown, "approve", revision=revision, reason=reason, ticket=ticket
     )
-    if call.prints_json(answer):
-        return
+    call.for_people(answer)
     votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
     standing = describe_holds_in_force(answer.get("standingHolds", ()))
-    _print_answer(
-        answer,
-        granted=f"granted ({votes}): the StartRequest follows",
-        waiting=f"approved, and waiting ({votes}) for {describe_limit_waits(answer)}",
-        pending=f"recorded, and pending: {votes}",
-        held=f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
+    sentences = {
+        "granted": f"granted ({votes}): the StartRequest follows",
+        "waiting": f"approved, and waiting ({votes}) for {describe_limit_waits(answer)}",
+        "pending": f"recorded, and pending: {votes}",
+        "held": f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
         f"`imds-relay {'holds end' if standing else 'release'}` ends a hold",
-        other=f"{answer['state']} ({votes})",
-    )
-
-
-def _print_answer(answer: Mapping[str, Any], *, other: str, **sentences: str) -> None:
-    print_lines(sentences.get(answer["state"], other))
+    }
+    print_lines(sentences.get(answer["state"], f"{answer['state']} ({votes})"))
 
 
 def _print_event_to_approve(event: Mapping[str, Any]) -> None:
@@ -149,8 +143,7 @@ async def hold(
     print_to_stderr(AZURE_PROCEEDS)
     if "notice" in answer:
         print_to_stderr(f"Note: {answer['notice']}.")
-    if call.prints_json(answer):
-        return
+    call.for_people(answer)
     machines = join_names(shown["resources"]) or "no machine"
     not_before = format_local_time(shown["notBefore"])
     details = f"{machines}, not before {not_before}" if not_before else machines
@@ -173,18 +166,16 @@ async def release(
     answer = await decide(
         call.relay, shown, "release", revision=revision, reason=reason, ticket=ticket
     )
-    if call.prints_json(answer):
-        return
+    call.for_people(answer)
     holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
-    _print_answer(
-        answer,
-        granted="released, and granted: rules and votes are satisfied, the StartRequest follows",
-        waiting=f"released and approved, and waiting for {describe_limit_waits(answer)}",
-        pending=f"released; pending: {answer['votes']} of {answer['required']} votes",
-        released="released; nobody has voted",
-        held=f"released; {holders} still holds it. {AZURE_PROCEEDS}",
-        other=answer["state"],
-    )
+    sentences = {
+        "granted": "released, and granted: rules and votes are satisfied, the StartRequest follows",
+        "waiting": f"released and approved, and waiting for {describe_limit_waits(answer)}",
+        "pending": f"released; pending: {answer['votes']} of {answer['required']} votes",
+        "released": "released; nobody has voted",
+        "held": f"released; {holders} still holds it. {AZURE_PROCEEDS}",
+    }
+    print_lines(sentences.get(answer["state"], answer["state"]))
 
 
 async def approvals(
@@ -195,8 +186,6 @@ async def approvals(
 
     The relay remembers the mode. The stricter of this mode and the configuration applies.
     """
-    answer = await call.relay.put("approvals", "mode", body={"mode": mode})
-    if call.prints_json(answer):
-        return
+    answer = call.for_people(await call.relay.put("approvals", "mode", body={"mode": mode}))
     stricter = f", not {mode}: the configuration is stricter (approvals.enabled, approvals.dry_run)"
     print_lines(f"approvals are {answer['mode']}{stricter if answer['mode'] != mode else ''}")

@@ -96,6 +96,13 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         )
     scope = _scope(config, instance)
     vm_id = instance.vm_id if instance is not None else None
+    name_findings = []
+    if instance is not None:
+        names = resource_names(instance, socket.gethostname())
+        # The oldest api-version puts an underscore before each name.
+        plain_names = ", ".join(sorted(name for name in names if not name.startswith("_")))
+        message = f"scope {scope}; events mean this VM if they name {plain_names}"
+        name_findings.append(ok("names", message))
     store_findings = await asyncio.to_thread(diagnose_store, config.store, scope=scope, vm_id=vm_id)
     sink_findings = await asyncio.gather(
         *(_diagnose_sink(sink, clock, scope or "unknown") for sink in config.sinks)
@@ -109,7 +116,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         ),
         *api_findings,
         *source_findings,
-        *_name_findings(config, instance),
+        *name_findings,
         *store_findings,
         *(finding for findings in sink_findings for finding in findings),
         *await _diagnose_fleet(config, scope, instance),
@@ -134,16 +141,6 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
     return findings
 
 
-def _name_findings(config: Config, instance: Instance | None) -> list[Finding]:
-    if instance is None:
-        return []
-    names = resource_names(instance, socket.gethostname())
-    # The oldest api-version puts an underscore before each name.
-    plain_names = ", ".join(sorted(name for name in names if not name.startswith("_")))
-    scope = _scope(config, instance)
-    return [ok("names", f"scope {scope}; events mean this VM if they name {plain_names}")]
-
-
 async def _diagnose_fleet(
     config: Config, scope: str | None, instance: Instance | None
 ) -> list[Finding]:
@@ -164,12 +161,9 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
     if amqp is None:
         return []
     exchange = config.approval_answers_exchange
-    is_hub = isinstance(config.fleet, HubSettings)
-    queue = (
-        make_hub_approvals_queue(exchange)
-        if is_hub
-        else describe_approvals_queue_of_scope(exchange, scope)
-    )
+    queue = describe_approvals_queue_of_scope(exchange, scope)
+    if isinstance(config.fleet, HubSettings):
+        queue = make_hub_approvals_queue(exchange)
     return await diagnose_broker(
         "approvals.amqp", amqp.broker_urls(), queue.topology, amqp.declare, reads=(queue.name,)
     )
@@ -180,27 +174,18 @@ _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 
 
 def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
-    values = list(_leaf_values("", loaded.config))
-    files = {
-        value: key_path
-        for key_path, value in values
-        if isinstance(value, Path)
-        and (key := key_path.rpartition(".")[2]).endswith("_file")
-        and key not in _PUBLIC_FILES
-    }
-    holds_secrets = any(isinstance(value, SecretStr) and value for _, value in values)
+    files: dict[Path, str] = {}
+    holds_secrets = False
+    for key_path, value in _leaf_values("", loaded.config):
+        key = key_path.rpartition(".")[2]
+        holds_secrets |= isinstance(value, SecretStr) and bool(value)
+        if isinstance(value, Path) and key.endswith("_file") and key not in _PUBLIC_FILES:
+            files[value] = key_path
     if loaded.file is not None and holds_secrets:
         files[loaded.file] = "the configuration, which holds secrets itself"
-    findings = [
-        finding
-        for file, label in files.items()
-        if (finding := _diagnose_file(file, label)) is not None
-    ]
-    if findings:
-        return findings
-    if files:
-        return [ok("secrets", f"nobody else can read their files ({len(files)})")]
-    return [ok("secrets", "no secret is in a file")]
+    findings = [_diagnose_file(file, label) for file, label in files.items()]
+    good = f"nobody else can read their files ({len(files)})" if files else "no secret is in a file"
+    return [each for each in findings if each is not None] or [ok("secrets", good)]
 
 
 def _diagnose_file(file: Path, label: str) -> Finding | None:
@@ -222,14 +207,15 @@ def _diagnose_file(file: Path, label: str) -> Finding | None:
 
 def _leaf_values(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:
     parts: Iterable[tuple[str | int, Any]]
-    if isinstance(value, BaseModel):
-        parts = ((name, getattr(value, name)) for name in type(value).model_fields)
-    elif isinstance(value, Mapping):
-        parts = value.items()
-    elif isinstance(value, tuple):
-        parts = enumerate(value)
-    else:
-        yield key_path, value
-        return
+    match value:
+        case BaseModel():
+            parts = value
+        case Mapping():
+            parts = value.items()
+        case tuple():
+            parts = enumerate(value)
+        case _:
+            yield key_path, value
+            return
     for name, part in parts:
         yield from _leaf_values(f"{key_path}.{name}".removeprefix("."), part)

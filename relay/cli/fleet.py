@@ -37,9 +37,7 @@ fleet = typer.Typer(
 @fleet.command("agents", cls=RelayCommand)
 async def agents(call: RelayCall, *, scope: Scope = None) -> None:
     """Show the agents of a hub: who they are, when they were heard, and who is silent."""
-    answer = await call.relay.get("fleet", **scope_query(scope))
-    if call.prints_json(answer):
-        return
+    answer = call.for_people(await call.relay.get("fleet", **scope_query(scope)))
     columns = ("scope", "agent", "state", "heard", "version", "zone", "clock", "polled")
     rows = [_agent_row(agent) for agent in answer["agents"]]
     print_table(columns, rows, empty="no agent has been heard of")

@@ -67,9 +67,9 @@ async def list_holds(call: RelayCall, *, over: Over = False, all_pages: AllPages
     `imds-relay hold` holds one event that exists.
     """
     query = {"over": "true"} if over else {}
-    page = await call.relay.get_first_or_all_pages("standing-holds", all_pages=all_pages, **query)
-    if call.prints_json(page):
-        return
+    page = call.for_people(
+        await call.relay.get_first_or_all_pages("standing-holds", all_pages=all_pages, **query)
+    )
     columns = ("hold", "state", "from", "until", "by", "events", "reason")
     print_page(page, columns, _hold_row, empty="no standing holds")
     if page["items"]:
@@ -126,8 +126,7 @@ async def add(
         "standing-holds", body={"match": conditions, "reason": reason, **times}
     )
     print_to_stderr(AZURE_PROCEEDS)
-    if call.prints_json(hold):
-        return
+    call.for_people(hold)
     print_lines(
         f"standing hold {hold['holdId'][:8]} holds {describe_conditions(hold)} "
         f"from {format_local_time(hold['starts'], relative=False)} "
@@ -168,9 +167,8 @@ async def end(call: RelayCall, hold: HoldId, *, reason: Reason = None) -> None:
     """End a standing hold early. Rules and votes are weighed again."""
     found = await _find_hold(call.relay, hold)
     body = {"reason": reason} if reason else {}
-    answer = await call.relay.post("standing-holds", found["holdId"], "end", body=body)
-    if call.prints_json(answer):
-        return
+    path = ("standing-holds", found["holdId"], "end")
+    answer = call.for_people(await call.relay.post(*path, body=body))
     print_lines(
         f"standing hold {answer['holdId'][:8]} is ended: events that rules and votes allow can "
         "start within seconds"

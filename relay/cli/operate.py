@@ -40,19 +40,20 @@ async def deliveries(
     `imds-relay redeliver` sends a dead letter again.
     """
     if delivery is None:
-        page = await call.relay.get_first_or_all_pages(
-            "dead-letters" if dead else "deliveries", all_pages=all_pages
+        page = call.for_people(
+            await call.relay.get_first_or_all_pages(
+                "dead-letters" if dead else "deliveries", all_pages=all_pages
+            )
         )
-        if not call.prints_json(page):
-            columns = ("id", "sink", "what", "event", "state", "when", "reason")
-            empty = "no dead letters" if dead else "nothing was sent"
-            print_page(with_short_event_ids(page), columns, _delivery_row, empty=empty)
+        columns = ("id", "sink", "what", "event", "state", "when", "reason")
+        empty = "no dead letters" if dead else "nothing was sent"
+        print_page(with_short_event_ids(page), columns, _delivery_row, empty=empty)
         return
-    details = await call.relay.get_details_with_log(
-        "deliveries", delivery, log="log", all_pages=all_pages
+    details = call.for_people(
+        await call.relay.get_details_with_log(
+            "deliveries", delivery, log="log", all_pages=all_pages
+        )
     )
-    if call.prints_json(details):
-        return
     fields = {**details, "what": event_name(details["type"]), "event": details["eventId"]}
     names = ("id", "sink", "what", "event", "state", "reason")
     print_fields([(name, fields[name]) for name in names])
@@ -101,16 +102,17 @@ async def redeliver(
     if (dead_letter is not None) == (sink is not None or every):
         raise typer.BadParameter("expected an id, --sink or --all")
     if dead_letter is not None:
-        if not call.prints_json(await call.relay.post("dead-letters", dead_letter, "redeliver")):
-            print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
+        call.for_people(await call.relay.post("dead-letters", dead_letter, "redeliver"))
+        print_lines(f"{dead_letter} goes out again; see `imds-relay deliveries`")
         return
-    answer = await call.relay.post("dead-letters", "redeliver", body={"sink": sink})
-    if not call.prints_json(answer):
-        count = answer["redelivered"]
-        print_lines(
-            f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
-            "see `imds-relay deliveries`"
-        )
+    answer = call.for_people(
+        await call.relay.post("dead-letters", "redeliver", body={"sink": sink})
+    )
+    count = answer["redelivered"]
+    print_lines(
+        f"{pluralize(count, 'dead letter')} {'goes' if count == 1 else 'go'} out again; "
+        "see `imds-relay deliveries`"
+    )
 
 
 sink = typer.Typer(help="Test a sink, pause it, and let it go on.")
@@ -119,22 +121,22 @@ sink = typer.Typer(help="Test a sink, pause it, and let it go on.")
 @sink.command(cls=RelayCommand)
 async def ping(call: RelayCall, name: SinkName) -> None:
     """Send a sink a test message. No other sink gets it."""
-    if not call.prints_json(await call.relay.post("sinks", name, "ping")):
-        print_lines(f"a relay.ping goes to {name}; see `imds-relay deliveries`")
+    call.for_people(await call.relay.post("sinks", name, "ping"))
+    print_lines(f"a relay.ping goes to {name}; see `imds-relay deliveries`")
 
 
 @sink.command(cls=RelayCommand)
 async def pause(call: RelayCall, name: SinkName) -> None:
     """Send a sink nothing until it is resumed. Its events are kept."""
-    if not call.prints_json(await call.relay.post("sinks", name, "pause")):
-        print_lines(f"{name} is paused; its events are kept until `imds-relay sink resume {name}`")
+    call.for_people(await call.relay.post("sinks", name, "pause"))
+    print_lines(f"{name} is paused; its events are kept until `imds-relay sink resume {name}`")
 
 
 @sink.command(cls=RelayCommand)
 async def resume(call: RelayCall, name: SinkName) -> None:
     """Send to a paused or disabled sink again, the kept events first."""
-    if not call.prints_json(await call.relay.post("sinks", name, "resume")):
-        print_lines(f"{name} gets the kept events, and new ones")
+    call.for_people(await call.relay.post("sinks", name, "resume"))
+    print_lines(f"{name} gets the kept events, and new ones")
 
 
 async def reload(call: RelayCall) -> None:
@@ -146,13 +148,11 @@ async def reload(call: RelayCall) -> None:
     or the relay does not answer.
     """
     try:
-        answer = await call.relay.post("reload")
+        answer = call.for_people(await call.relay.post("reload"))
     except Unprocessable as error:
         if "restartRequired" in error.problem:
             raise CommandFailed(str(error)) from error
         raise ConfigError(str(error)) from error
-    if call.prints_json(answer):
-        return
     for change in answer["changes"]:
         print_lines(f"{change['key']} {change['change']}")
     if not answer["changes"]:

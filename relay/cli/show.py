@@ -34,11 +34,10 @@ from relay.sentences import join_names
 
 async def events(call: RelayCall, *, scope: Scope = None, all_pages: AllPages = False) -> None:
     """List current and recent events."""
-    page = await call.relay.get_first_or_all_pages(
-        "events", all_pages=all_pages, **scope_query(scope)
+    query = scope_query(scope)
+    page = call.for_people(
+        await call.relay.get_first_or_all_pages("events", all_pages=all_pages, **query)
     )
-    if call.prints_json(page):
-        return
     columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
     has_scopes = len({event["scope"] for event in page["items"]}) > 1
     if has_scopes:
@@ -67,11 +66,11 @@ async def show(
     --all shows the whole history.
     """
     event_id, query = await find_event(call.relay, event, scope)
-    details = await call.relay.get_details_with_log(
-        "events", event_id, log="history", all_pages=all_pages, **query
+    details = call.for_people(
+        await call.relay.get_details_with_log(
+            "events", event_id, log="history", all_pages=all_pages, **query
+        )
     )
-    if call.prints_json(details):
-        return
     votes = [
         (
             format_local_time(vote["at"], relative=False),
@@ -116,9 +115,7 @@ async def show(
 async def explain(call: RelayCall, event: EventId, *, scope: Scope = None) -> None:
     """Say which rule decides about an event, what is missing, and until when."""
     event_id, query = await find_event(call.relay, event, scope)
-    explanation = await call.relay.get("events", event_id, "rule", **query)
-    if call.prints_json(explanation):
-        return
+    explanation = call.for_people(await call.relay.get("events", event_id, "rule", **query))
     print_fields(_explanation_fields(explanation))
     print_lines("")
     rows = [

@@ -94,7 +94,12 @@ def voters_of_quorum(
     users and people in chat count, although the configuration does not know whether they exist.
     """
     may_approve = api.resources_by_client_principal
-    prefixes_without_approvals = _chat_prefixes_without_approvals(sinks)
+    # A sink that takes approvals is enough where several have people of one platform.
+    chats = [
+        (sink.principals.prefix, "approve" in sink.can)
+        for sink in sinks
+        if isinstance(sink, AnswerableChatSettings) and sink.principals is not None
+    ]
 
     def can_vote(principal: str) -> bool:
         prefix = principal.partition(":")[0]
@@ -105,8 +110,8 @@ def voters_of_quorum(
         if not is_chat_principal(principal):
             return True
         clients = clients_of_same_person(principal, approvals.people)
-        takes_approvals = prefix not in prefixes_without_approvals
-        return takes_approvals and all(client in may_approve for client in clients)
+        is_refused = (prefix, False) in chats and (prefix, True) not in chats
+        return not is_refused and all(client in may_approve for client in clients)
 
     voters = eligible_voters(quorum, approvals.groups, approvals.people).entries
     principals_by_voter: dict[str, list[str]] = {}
@@ -117,12 +122,3 @@ def voters_of_quorum(
     return [
         Voter(name, tuple(principals)) for name, principals in sorted(principals_by_voter.items())
     ]
-
-
-def _chat_prefixes_without_approvals(sinks: Sequence[SinkSettings]) -> set[str]:
-    takes_approvals: dict[str, bool] = {}
-    for sink in sinks:
-        if isinstance(sink, AnswerableChatSettings) and sink.principals is not None:
-            prefix = sink.principals.prefix
-            takes_approvals[prefix] = takes_approvals.get(prefix, False) or "approve" in sink.can
-    return {prefix for prefix, takes in takes_approvals.items() if not takes}
