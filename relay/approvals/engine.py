@@ -38,6 +38,7 @@ from relay.approvals.standing_holds import (
     CreateRequest,
     EndRequest,
     is_about,
+    next_hold_change,
     refuse_creation,
     refuse_end,
 )
@@ -285,9 +286,8 @@ class ApprovalEngine:
             if hold.ends <= now:
                 record_standing_hold(tx, self.origin, EXPIRED, hold, now)
                 event_keys = None
-        open_holds = tx.standing_holds.list_open()
-        moments = [moment for hold in open_holds for moment in (hold.starts, hold.ends)]
-        moments = [moment for moment in moments if moment > now]
+        changes = (next_hold_change(hold, now) for hold in tx.standing_holds.list_open())
+        moments = [moment for moment in changes if moment is not None]
         for occurrence in tx.approvals.occurrences_to_check(
             all_live=self.acts_unasked, event_keys=event_keys
         ):

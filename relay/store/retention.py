@@ -36,7 +36,7 @@ def prune_all_tables(
     dead_letters = tx.deliveries.prune(delivery_limit, settings.dead_letters)
     tx.answers.prune(min(delivery_limit, now - MIN_ANSWER_RETENTION))
     tx.standing_holds.verify()
-    keep_from = tx.standing_holds.first_open_position()
+    keep_from = min((hold.position for hold in tx.standing_holds.list_open()), default=None)
     # A damaged journal is kept whole: without the damage, the next start would trust the rest.
     journal_rows = 0
     if tx.standing_holds.damage is None:

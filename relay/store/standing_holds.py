@@ -86,10 +86,6 @@ class StandingHolds:
         older = (hold for hold in reversed(holds) if before is None or hold.position < before)
         return take_page(older, _size, limit)
 
-    def first_open_position(self) -> int | None:
-        """Return where the oldest standing hold that is not over is in the journal."""
-        return min((hold.position for hold in self.list_open()), default=None)
-
     def verify(self) -> None:
         """Read and verify all rows again, and compare: what is pruned shows nothing any more."""
         known = self._folded()
