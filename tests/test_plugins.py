@@ -98,6 +98,8 @@ def test_no_plug_in_takes_the_place_of_another_member(tmp_path: Path) -> None:
     code = code.replace("import Literal", "import ClassVar, Literal")
     code = f"from relay.approvals.principals import PrincipalForm\n{code}"
     install(tmp_path, "imds-board", "board", code, "chat.platforms")
+    thief = code.replace("'client', '<name>'", "'slack', '<name>'")
+    install(tmp_path, "imds-thief", "thief", thief, "chat.platforms")
     for package, kind in (
         ("webhook", "webhook"),
         ("slack", "slack"),
@@ -113,6 +115,7 @@ def test_no_plug_in_takes_the_place_of_another_member(tmp_path: Path) -> None:
         ("slack", "there is a chat platform with this name"),
         ("pager", "several packages have a plug-in with this name: package imds-1 1.0"),
         ("board", "prefix client"),
+        ("thief", "expected one form of principals with the prefix slack:"),
     ):
         assert f"warning: plug-in {kind} of package" in unused.err
         assert reason in unused.err

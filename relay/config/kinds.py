@@ -11,7 +11,7 @@ import functools
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, NamedTuple, get_args
@@ -42,28 +42,48 @@ def sink_modules() -> dict[str, Any]:
 
 @functools.cache
 def load_kinds() -> SinkKinds:
-    """Import the modules of all kinds. A plug-in that cannot be used stops nobody else."""
-    platform_modules, broken_platforms = load_family(platforms, _check_platform)
+    """Import the modules of all kinds. A plug-in that cannot be used stops nobody else.
 
-    def check_sink(name: str, module: ModuleType) -> None:
-        if name in platform_modules:
-            raise ConfigError("there is a chat platform with this name")
-        _check_module_contract(name, module, SinkSettings)
+    The kinds of the relay are the public modules of `relay.chat.platforms` and `relay.sinks`. An
+    installed package adds one with an entry point of the group with the name of that package, which
+    names a module. Of two plug-ins with one name neither is used: which of them is meant, nobody
+    has said.
+    """
+    modules: dict[str, Any] = {}
+    broken: list[tuple[str, str]] = []
+    for family, base in ((platforms, ChatSettings), (sinks, SinkSettings)):
+        own = {
+            module.name: importlib.import_module(f"{family.__name__}.{module.name}")
+            for module in pkgutil.iter_modules(family.__path__)
+            if not module.name.startswith("_")
+        }
+        for module in own.values():  # before the plug-ins: a prefix belongs to the first
+            _declare_principals(module.Settings)
+        plugins = {}
+        found = sorted(
+            entry_points(group=family.__name__), key=lambda each: (each.name, each.value)
+        )
+        for entry_point in found:
+            name = entry_point.name
+            try:
+                _check_name_is_unique(name, own, modules, found)
+                plugin = entry_point.load()
+                _check_module_contract(name, plugin, base)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
+                _log.debug("plug-in %s cannot be used", name, exc_info=True)
+                reason = (str(error).strip() or "no reason given").splitlines()[0]
+                kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+                package = _describe_package(entry_point)
+                broken.append((name, f"plug-in {name} of {package} cannot be used: {kind}{reason}"))
+            else:
+                plugins[name] = plugin
+        modules = own | plugins | modules  # texts name the sinks first
+    return SinkKinds(modules, broken)
 
-    sink_plugins, broken_sinks = load_family(sinks, check_sink)
-    for platform in platform_modules.values():  # those of the relay too, which need no check
-        _declare_principals(platform)
-    return SinkKinds({**sink_plugins, **platform_modules}, [*broken_sinks, *broken_platforms])
 
-
-def _check_platform(name: str, module: ModuleType) -> None:
-    _check_module_contract(name, module, ChatSettings)
-    _declare_principals(module)  # raises for principals that are those of others
-
-
-def _declare_principals(module: ModuleType) -> None:
-    if module.Settings.principals is not None:
-        declare_chat_principal_form(module.Settings.principals)
+def _declare_principals(settings: type[SinkSettings]) -> None:
+    if issubclass(settings, ChatSettings) and settings.principals is not None:
+        declare_chat_principal_form(settings.principals)
 
 
 def _check_module_contract(name: str, module: ModuleType, base: type[SinkSettings]) -> None:
@@ -76,49 +96,16 @@ def _check_module_contract(name: str, module: ModuleType, base: type[SinkSetting
         raise ConfigError(f'expected kind: Literal["{name}"] in its Settings')
     if not callable(getattr(module, "connect", None)):
         raise ConfigError("expected a function connect")
-
-
-def load_family(
-    family: ModuleType, check: Callable[[str, ModuleType], None] = lambda _name, _module: None
-) -> tuple[dict[str, ModuleType], list[tuple[str, str]]]:
-    """Return the members of a family by name, and the plug-ins that cannot be used.
-
-    The members are the public modules of the package, and the entry points of the group with the
-    name of the package. So an installed package adds a sink with an entry point of the group
-    ``relay.sinks`` that names a module. ``check`` raises ConfigError for a module that breaks the
-    contract of the family. A member of the package wins over a plug-in with its name. Of two
-    plug-ins with one name neither is used: which of them is meant, nobody has said.
-    """
-    members = {
-        module.name: importlib.import_module(f"{family.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(family.__path__)
-        if not module.name.startswith("_")
-    }
-    own_names = frozenset(members)
-    found = sorted(entry_points(group=family.__name__), key=lambda each: (each.name, each.value))
-    broken = []
-    for entry_point in found:
-        name = entry_point.name
-        try:
-            _check_name_is_unique(name, own_names, found)
-            module = entry_point.load()
-            check(name, module)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
-            _log.debug("plug-in %s cannot be used", name, exc_info=True)
-            reason = (str(error).strip() or "no reason given").splitlines()[0]
-            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-            package = _describe_package(entry_point)
-            broken.append((name, f"plug-in {name} of {package} cannot be used: {kind}{reason}"))
-        else:
-            members[name] = module
-    return members, broken
+    _declare_principals(settings)  # raises for principals that are those of others
 
 
 def _check_name_is_unique(
-    name: str, own_names: frozenset[str], found: Sequence[EntryPoint]
+    name: str, own: Collection[str], platforms: Collection[str], found: Sequence[EntryPoint]
 ) -> None:
-    if name in own_names:
+    if name in own:
         raise ConfigError("the relay has a member of its own with this name")
+    if name in platforms:
+        raise ConfigError("there is a chat platform with this name")
     packages = [_describe_package(each) for each in found if each.name == name]
     if len(packages) > 1:
         raise ConfigError(f"several packages have a plug-in with this name: {', '.join(packages)}")
