@@ -108,7 +108,11 @@ class Config(Section):
     def _check_role(self) -> Config:
         """Refuse keys that belong elsewhere. Ignored, they would look as if they had an effect."""
         if isinstance(self.fleet, AgentSettings):
-            for path in self._configured_hub_only_keys():
+            for path in (
+                *([("sinks",)] if self.sinks else ()),
+                *_non_default_keys("approvals", self.approvals, ApprovalsSettings.model_fields),
+                *_non_default_keys("api", self.api, _HUB_API_KEYS),
+            ):
                 raise WrongValue(
                     path,
                     "expected no value on an agent (fleet.role: agent); "
@@ -121,12 +125,6 @@ class Config(Section):
                 "a hub has no IMDS: this belongs in the configuration of the agents",
             )
         return self
-
-    def _configured_hub_only_keys(self) -> Iterator[KeyPath]:
-        if self.sinks:
-            yield ("sinks",)
-        yield from _non_default_keys("approvals", self.approvals, ApprovalsSettings.model_fields)
-        yield from _non_default_keys("api", self.api, _HUB_API_KEYS)
 
     @model_validator(mode="after")
     def _check_what_sections_need(self) -> Config:

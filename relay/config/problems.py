@@ -157,22 +157,22 @@ def _describe_problem(errors: Sequence[ErrorDetails], path: KeyPath, inputs: Con
         return sentence
     text = f"{sentence}; got {_shown_value(first, path, inputs)}"
     if first["type"] == "union_tag_invalid":
-        text += _describe_unknown_sink_kind(first)
+        kind = str(first["ctx"]["tag"])
+        if problem := dict(load_kinds().broken).get(kind):
+            return f"{text}: {problem}"
+        if close := closest(kind, sink_modules()):
+            return f"{text}; did you mean {close}?"
     return text
-
-
-def _describe_unknown_sink_kind(error: ErrorDetails) -> str:
-    kind = str(error["ctx"]["tag"])
-    problem = dict(load_kinds().broken).get(kind)
-    if problem is not None:
-        return f": {problem}"
-    close = closest(kind, sink_modules())
-    return f"; did you mean {close}?" if close else ""
 
 
 def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> str:
     if isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
-        return wrong_value.problem + _describe_place_of_equal_value(wrong_value, path, inputs)
+        if wrong_value.other is None:
+            return wrong_value.problem
+        other = (*path[: len(path) - len(wrong_value.path)], *wrong_value.other)
+        line = None if _environment_variable_of(other, inputs) else line_of(inputs.document, other)
+        place = format_path(other) if line is None else f"in line {line}"
+        return f"{wrong_value.problem}; the first is {place}"
     if error["type"] == "union_tag_not_found":
         if path[-1] == "role":
             return "expected one of agent, hub"
@@ -181,14 +181,6 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInpu
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
     return _message_without_pydantic_prefix(error).removeprefix(f"{path[-1]}: " if path else "")
-
-
-def _describe_place_of_equal_value(error: WrongValue, path: KeyPath, inputs: ConfigInputs) -> str:
-    if error.other is None:
-        return ""
-    other = (*path[: len(path) - len(error.path)], *error.other)
-    line = None if _environment_variable_of(other, inputs) else line_of(inputs.document, other)
-    return f"; the first is {format_path(other) if line is None else f'in line {line}'}"
 
 
 def _message_without_pydantic_prefix(error: ErrorDetails) -> str:
