@@ -64,7 +64,6 @@ class Demo:
         self.patience = patience
         self.secret = new_signing_secret()
         self.event_ids: set[str] = set()
-        self.rejected_requests = 0
         self._received: asyncio.Queue[CloudEvent] = asyncio.Queue()
 
     def print(self, text: str) -> None:
@@ -104,8 +103,7 @@ class Demo:
         try:
             verify([self.secret], request.headers, body, datetime.now(UTC))
         except SignatureRefused:
-            self.rejected_requests += 1
-            return web.Response(status=401)
+            return web.Response(status=401)  # nothing is received, so its step fails
         event = CloudEvent.parse(body)
         if event.id not in self.event_ids:
             self.event_ids.add(event.id)
@@ -209,10 +207,6 @@ async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str,
     await azure.wait_for(event_id, "gone", within=demo.patience)
     demo.print("the event is over, Azure shows it no more")
     ended = await demo.wait_for("event.ended")
-    if demo.rejected_requests:
-        raise CommandFailed(
-            f"expected only valid signatures, {demo.rejected_requests} were not valid"
-        )
     with closing(open_for_reading(store)) as connection:
         head, count = verify_journal(connection)
     demo.print(f"the journal has {count} rows, and its hash chain holds: {head.hash[:16]}…")

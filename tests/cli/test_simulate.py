@@ -165,7 +165,7 @@ async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature()
         aiohttp.ClientSession() as session,
         session.post(url, data=b"{}", headers=unsigned) as answer,
     ):
-        assert (answer.status, demo.rejected_requests, demo.event_ids) == (401, 1, set())
+        assert (answer.status, demo.event_ids) == (401, set())
 
 
 async def test_a_step_of_the_demo_that_does_not_come_is_named(
