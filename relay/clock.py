@@ -23,6 +23,9 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when the event is set, or after a number of seconds."""
+
 
 class SystemClock(Clock):
     @override
@@ -37,25 +40,19 @@ class SystemClock(Clock):
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    @override
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await event.wait()
+
 
 async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float | None) -> None:
     """Return when the event is set, or after a number of seconds; None sets no limit."""
     if seconds is None:
         await event.wait()
-        return
-    if isinstance(clock, SystemClock):  # needs no tasks, which cost several times as much
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
-                await event.wait()
-        return
-    async with asyncio.TaskGroup() as group:
-        waits: list[asyncio.Task[object]] = [
-            group.create_task(clock.sleep(max(0.0, seconds))),
-            group.create_task(event.wait()),
-        ]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+    else:
+        await clock.wait(event, seconds)
 
 
 class Histogram:

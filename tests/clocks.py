@@ -41,6 +41,17 @@ class ManualClock:
         self._sleepers.append((self._monotonic + seconds, future))
         await future
 
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when the event is set, or when the clock has advanced so far."""
+        async with asyncio.TaskGroup() as group:
+            waits: list[asyncio.Task[object]] = [
+                group.create_task(self.sleep(max(0.0, seconds))),
+                group.create_task(event.wait()),
+            ]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
     def advance(self, seconds: float) -> None:
         """Advance both clocks at once, and wake the sleepers whose time has come."""
         self._wall += timedelta(seconds=seconds)
