@@ -39,7 +39,6 @@ _OPEN_INDEXES = {
 """Indexes that hold only what is open. They may be read in full, since rows leave them again."""
 _ALLOWED = {
     "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1": "one row is read",
-    "SELECT position, hash FROM journal WHERE kind >= 'standing-hold.' ": "one row is read",
     "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION ": (
         "live events, and a limited number of ended ones, once an hour"
     ),
