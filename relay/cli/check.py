@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from relay.amqp.broker_url import BrokerSettings
+from relay.amqp.broker_url import BrokerSettings, host_port
 from relay.api.doctor import static_findings
+from relay.api.entra_settings import redirect_uri
 from relay.api.sockets import make_server_context
 from relay.approvals.limits import Limit
-from relay.approvals.rules import Quorum
+from relay.approvals.rules import Quorum, Rule, RuleConditions
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.cli._options import AsJson, ConfigFile, option
 from relay.cli._output import (
@@ -31,11 +32,12 @@ from relay.config.model import config_warnings
 from relay.config.voters import Voter
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
+from relay.events.match import Match
 from relay.events.model import Document
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.document import parse_document
 from relay.sentences import join_names
-from relay.settings import Section
+from relay.sinks import SinkSettings
 from relay.sinks.webhook import Settings as WebhookSettings
 from relay.store import TrackedEvent
 
@@ -156,57 +158,89 @@ def _what_follows(status: ApprovalStatus, limits: Sequence[Limit]) -> str:
         return "nothing, NotBefore has passed"
     if status.rule is None:
         return "nothing: no rule, no approval"
-    quorum = status.rule.approve
-    text = "approved at once"
-    if isinstance(quorum, Quorum):
-        text = f"{pluralize(quorum.votes, 'vote')} of {join_names(quorum.from_)}"
-    text = "; ".join([text, *(f"limit {limit.name}: {limit.max} at once" for limit in limits)])
+    named = [f"limit {limit.name}: {_describe_max(limit)}" for limit in limits]
+    text = "; ".join([_describe_approval(status.rule), *named])
     return text if status.mode == "on" else f"nothing: approvals are {status.mode} (else {text})"
 
 
 def _overview(loaded: LoadedConfig) -> Iterator[tuple[str, object]]:
+    config = loaded.config
+    store, approvals, api, fleet = config.store, config.approvals, config.api, config.fleet
     yield "configuration", loaded.file or "the defaults: there is no file"
-    is_hub = isinstance(loaded.config.fleet, HubSettings)
-    for name, value in loaded.config:
-        if name == "source" and is_hub:
-            yield name, "what the agents of the fleet report"
-        elif name != "sinks" and value is not None:
-            fields = _fields(value) if isinstance(value, Section) else value
-            if isinstance(fields, dict):  # lists and mappings have tables of their own
-                fields = {key: part for key, part in fields.items() if key not in _TABLES}
-            yield name, _in_one_line(fields)
-
-
-_TABLES = frozenset({"rules", "limits", "people", "groups", "clients", "domains"})
+    yield "scope", config.scope
+    yield "relay", config.relay
+    if fleet is not None:
+        role = "hub"
+        if isinstance(fleet, AgentSettings):
+            role = f"agent of the hub whose RabbitMQ user is {fleet.hub_user}"
+        yield "fleet", f"{role}, over {', '.join(map(host_port, fleet.broker_urls()))}"
+    source = f"{config.source.url} every {format_duration(config.source.interval)}"
+    is_hub = isinstance(fleet, HubSettings)
+    yield "source", "what the agents of the fleet report" if is_hub else source
+    retain, audit = format_duration(store.retain), format_duration(store.audit_retain)
+    yield "store", f"{store.path}; deliveries kept {retain}, the journal {audit}"
+    mode = approvals.mode("on")
+    rules, lasts = pluralize(len(approvals.rules), "rule"), format_duration(approvals.hold_expires)
+    yield "approvals", f"{mode}, {rules}; a hold lasts {lasts}"
+    socket = f", and the local socket {api.socket}" if api.socket else ""
+    if api.socket == "auto":
+        socket = ", and a local socket (auto)"
+    yield "API", f"{api.listen} {'with' if api.tls else 'without'} TLS{socket}"
+    if api.oidc is not None and api.oidc.sign_in is not None and api.public_url is not None:
+        yield "sign-in", f"with Entra ID, which sends people back to {redirect_uri(api.public_url)}"
+    yield "log", f"{config.telemetry.log}, from {config.telemetry.level} on"
 
 
 def _tables(config: Config) -> Iterator[tuple[Sequence[str], Sequence[Sequence[object]], str]]:
     """Yield titles and rows of each table, and what is said if it has none; else it is left out."""
+    approvals = config.approvals
     is_agent = isinstance(config.fleet, AgentSettings)
     nobody = "no sinks: the hub tells" if is_agent else "no sinks: nobody is told"
     nothing = "no rules: the hub decides" if is_agent else "no rules: nothing is approved"
-    approvals = config.approvals
-    domains = config.fleet.domains if isinstance(config.fleet, HubSettings) else ()
-    for what, sections, empty in (
-        ("sink", config.sinks, nobody),
-        ("rule", approvals.rules, nothing),
-        ("limit", approvals.limits, ""),
-        ("client", config.api.clients, "no clients: the API refuses every caller from elsewhere"),
-        ("RabbitMQ user of agents", domains, ""),
+    sinks = [
+        (sink.name, sink.kind, _origins(sink), join_names(sink.events), _describe_match(sink.match))
+        for sink in config.sinks
+    ]
+    yield ("sink", "kind", "to", "events", "only"), sinks, nobody
+    rules = [
+        (at, rule.name, _describe_match(rule.match) or "every event", _describe_approval(rule))
+        for at, rule in enumerate(approvals.rules, start=1)
+    ]
+    yield ("rule", "name", "if", "then"), rules, nothing
+    limits = [
+        (
+            limit.name,
+            _describe_match(limit.match) or "every machine",
+            _describe_max(limit),
+            format_duration(limit.rest) if limit.rest else "none",
+        )
+        for limit in approvals.limits
+    ]
+    yield ("limit", "counts", "lets go", "rest"), limits, ""
+    for titles, named in (
+        (("person", "is"), approvals.people),
+        (("group", "members"), approvals.groups),
     ):
-        rows = []
-        for section in sections:
-            fields = _fields(section)
-            name = fields.pop("user" if sections is domains else "name")
-            rows.append((name, _in_one_line(fields)))
-        yield (what, "settings"), rows, empty
-    for what, named in (("person", approvals.people), ("group", approvals.groups)):
-        yield (what, "members"), [(name, ", ".join(who)) for name, who in named.items()], ""
+        yield titles, [(name, ", ".join(who)) for name, who in named.items()], ""
     voters = [
         (rule.name, quorum.votes, "; ".join(map(_describe_voter, able)))
         for rule, quorum, able in config.voting_rules
     ]
     yield ("rule", "votes", "who can vote"), voters, ""
+    clients = [
+        (
+            client.name,
+            ", ".join(client.can),
+            join_names(client.resources or ()) or "every machine",
+            ", ".join(client.credential_kinds),
+        )
+        for client in config.api.clients
+    ]
+    empty = "no clients: the API refuses every caller from elsewhere"
+    yield ("client", "may", "about", "comes with"), clients, empty
+    domains = config.fleet.domains if isinstance(config.fleet, HubSettings) else ()
+    users = [(each.user, join_names(each.scopes), join_names(each.relays)) for each in domains]
+    yield ("RabbitMQ user of agents", "scopes", "relays"), users, ""
 
 
 def _describe_voter(voter: Voter) -> str:
@@ -214,27 +248,52 @@ def _describe_voter(voter: Voter) -> str:
     return f"{voter.name} ({', '.join(voter.principals)})" if is_person else voter.name
 
 
-def _fields(section: Section) -> dict[str, Any]:
-    """Return what a section says, without what it leaves out. Of a secret URL, the origins."""
-    fields = section.model_dump(mode="json", by_alias=True, exclude_none=True)
-    match section:  # a plug-in can have keys with the names of these methods
+def _origins(sink: SinkSettings) -> str:
+    """Return the origins of the sink's URLs. The rest of a URL may hold a secret."""
+    match sink:  # a plug-in can have keys with the names of these methods
         case BrokerSettings():
-            fields["url"] = [str(url.origin()) for url in section.broker_urls()]
+            return ", ".join(str(url.origin()) for url in sink.broker_urls())
         case WebhookSettings():
-            fields["url"] = str(section.receiver_url().origin())
-    return {key: value for key, value in fields.items() if value not in ([], {})}
+            return str(sink.receiver_url().origin())
+    return ""
 
 
-def _in_one_line(value: Any, *, nested: bool = False) -> str:
-    """Return a value of the configuration as YAML in one line, with durations for people."""
-    match value:
-        case dict():
-            text = ", ".join(f"{key}: {_in_one_line(it, nested=True)}" for key, it in value.items())
-            return f"{{{text}}}" if nested else text
-        case list():
-            return f"[{', '.join(map(_in_one_line, value))}]"
-        case bool():
-            return str(value).lower()
-        case float():  # the configuration has no other fractions
-            return format_duration(value)
-    return str(value)
+def _describe_match(match: Match) -> str:
+    patterns = {
+        "type": match.event_type,
+        "source": match.event_source,
+        "machines": match.resources,
+        "scope": match.scope,
+    }
+    conditions = [
+        f"{name} {' or '.join(values)}" for name, values in patterns.items() if values is not None
+    ]
+    if match.duration is not None:
+        conditions.append(f"takes {match.duration.min:g} to {match.duration.max:g} s")
+    if isinstance(match, RuleConditions) and match.time is not None:
+        hours = match.time
+        days = f" on {join_names(hours.days, most=7)}" if len(set(hours.days)) < 7 else ""
+        conditions.append(f"{hours.from_} to {hours.to} {hours.zone}{days}")
+    return "; ".join(conditions)
+
+
+def _describe_approval(rule: Rule) -> str:
+    quorum = rule.approve
+    if not isinstance(quorum, Quorum):
+        return "approved at once"
+    text = f"{pluralize(quorum.votes, 'vote')} of {join_names(quorum.from_)}"
+    if quorum.each_resource:
+        text += " that cover every machine together"
+    if quorum.expires is not None:
+        text += f", each good for {format_duration(quorum.expires)}"
+    if quorum.close_before:
+        text += f", until {format_duration(quorum.close_before)} before NotBefore"
+    if quorum.remind is not None:
+        text += f"; reminder {format_duration(quorum.remind)} before NotBefore"
+    return text
+
+
+def _describe_max(limit: Limit) -> str:
+    if isinstance(limit.max, int):
+        return f"{pluralize(limit.max, 'machine')} at once"
+    return f"{limit.max} of the known machines at once"
