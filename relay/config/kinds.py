@@ -49,24 +49,24 @@ def load_kinds() -> SinkKinds:
     names a module. Of two plug-ins with one name neither is used: which of them is meant, nobody
     has said.
     """
-    modules: dict[str, Any] = {}
+    own = {
+        module.name: importlib.import_module(f"{family.__name__}.{module.name}")
+        for family in (sinks, platforms)  # texts name the sinks first
+        for module in pkgutil.iter_modules(family.__path__)
+        if not module.name.startswith("_")
+    }
+    for module in own.values():  # before the plug-ins: a prefix belongs to the first
+        _declare_principals(module.Settings)
+    plugins: dict[str, Any] = {}
     broken: list[tuple[str, str]] = []
     for family, base in ((platforms, ChatSettings), (sinks, SinkSettings)):
-        own = {
-            module.name: importlib.import_module(f"{family.__name__}.{module.name}")
-            for module in pkgutil.iter_modules(family.__path__)
-            if not module.name.startswith("_")
-        }
-        for module in own.values():  # before the plug-ins: a prefix belongs to the first
-            _declare_principals(module.Settings)
-        plugins = {}
         found = sorted(
             entry_points(group=family.__name__), key=lambda each: (each.name, each.value)
         )
         for entry_point in found:
             name = entry_point.name
             try:
-                _check_name_is_unique(name, own, modules, found)
+                _check_name_is_unique(name, own, plugins, found)
                 plugin = entry_point.load()
                 _check_module_contract(name, plugin, base)
             except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise anything
@@ -77,8 +77,7 @@ def load_kinds() -> SinkKinds:
                 broken.append((name, f"plug-in {name} of {package} cannot be used: {kind}{reason}"))
             else:
                 plugins[name] = plugin
-        modules = own | plugins | modules  # texts name the sinks first
-    return SinkKinds(modules, broken)
+    return SinkKinds(own | plugins, broken)
 
 
 def _declare_principals(settings: type[SinkSettings]) -> None:
@@ -100,15 +99,15 @@ def _check_module_contract(name: str, module: ModuleType, base: type[SinkSetting
 
 
 def _check_name_is_unique(
-    name: str, own: Collection[str], platforms: Collection[str], found: Sequence[EntryPoint]
+    name: str, own: Collection[str], plugins: Collection[str], found: Sequence[EntryPoint]
 ) -> None:
     if name in own:
         raise ConfigError("the relay has a member of its own with this name")
-    if name in platforms:
-        raise ConfigError("there is a chat platform with this name")
     packages = [_describe_package(each) for each in found if each.name == name]
     if len(packages) > 1:
         raise ConfigError(f"several packages have a plug-in with this name: {', '.join(packages)}")
+    if name in plugins:
+        raise ConfigError("there is a chat platform with this name")
 
 
 def _describe_package(entry_point: EntryPoint) -> str:
