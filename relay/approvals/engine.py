@@ -54,7 +54,7 @@ from relay.approvals.transitions import (
 from relay.clock import TokenBuckets
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
-from relay.store import Decision, Grant, GrantState, Mode, TrackedEvent
+from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
 from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
@@ -93,6 +93,9 @@ class ApprovalEngine:
         """Refusals beyond `MAX_REFUSALS`, by decision."""
         # A transaction that runs twice takes two tokens of each, which only makes this tell less.
         self._refusals = TokenBuckets(MAX_REFUSALS / 60, MAX_REFUSALS)
+        self._compared_holds: tuple[StandingHold, ...] = ()
+        self._holds_about: dict[tuple[int, str], tuple[StandingHold, ...]] = {}
+        """Those of ``_compared_holds`` that are about an occurrence in a state."""
         self._trusted = trusted
         self.settings = settings
         self._client_resources = client_resources
@@ -125,7 +128,6 @@ class ApprovalEngine:
     ) -> ApprovalStatus:
         approvals = tx.approvals.of_occurrence(occurrence)
         damage = approvals.damage or tx.standing_holds.damage
-        open_holds = tx.standing_holds.list_open() if occurrence.live else ()
         return ApprovalStatus(
             occurrence=occurrence,
             decisions=approvals.decisions,
@@ -138,9 +140,28 @@ class ApprovalEngine:
             people=self.settings.people,
             resources_by_client=self._client_resources,
             in_flight=frozenset(self.in_flight),
-            standing_holds=tuple(hold for hold in open_holds if is_about(hold, occurrence)),
+            standing_holds=self._standing_holds_about(tx, occurrence) if occurrence.live else (),
             is_reminded=any(revision == occurrence.revision for _, revision in approvals.reminded),
         )
+
+    def _standing_holds_about(
+        self, tx: Transaction, occurrence: TrackedEvent
+    ) -> tuple[StandingHold, ...]:
+        """Return the open standing holds that are about an event, compared once for each state.
+
+        Otherwise a pass over 200 events and 100 standing holds takes five times as long.
+        """
+        open_holds = tx.standing_holds.list_open()
+        if not open_holds:
+            return ()
+        if open_holds is not self._compared_holds:
+            self._compared_holds, self._holds_about = open_holds, {}
+        key = (occurrence.id, occurrence.last_event_id)
+        if key not in self._holds_about:
+            self._holds_about[key] = tuple(
+                hold for hold in open_holds if is_about(hold, occurrence)
+            )
+        return self._holds_about[key]
 
     # --- requests
 
