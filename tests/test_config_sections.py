@@ -16,6 +16,7 @@ from relay.config import Config, load
 from relay.config.model import config_warnings
 from relay.errors import ConfigError
 from relay.fleet.settings import TrustDomain, overlapping_scopes
+from tests.chat.slack_server import APP_TOKEN, CHANNEL, TOKEN
 from tests.test_config import error_of, load_text
 
 TEAM_AND_USER = f"{'t' * 26}/{'u' * 26}"
@@ -255,6 +256,31 @@ def test_a_pattern_stands_for_as_many_voters_as_a_rule_needs(file: Path) -> None
     assert [voter.name for voter in voters] == ["vm:a-*/*", "vm:a-1/x"]
     two = "approvals: {people: {p: ['vm:a-1/*', 'local:p'], q: ['vm:a-2/*']}}"
     assert load_text(file, HUB + two).approvals.people["q"] == ("vm:a-2/*",)
+
+
+@pytest.mark.parametrize(
+    ("cans", "who"),
+    [
+        ([], ["local:root", "slack:T1/U1"]),
+        ([["read", "approve"]], ["local:root", "slack:T1/U1"]),
+        ([["read", "hold"]], ["local:root"]),
+        ([["read", "hold"], ["approve"]], ["local:root", "slack:T1/U1"]),
+        ([["approve"], ["read", "hold"]], ["local:root", "slack:T1/U1"]),
+    ],
+)
+def test_people_in_a_chat_can_vote_where_a_sink_for_their_platform_takes_approvals(
+    cans: list[list[str]], who: list[str]
+) -> None:
+    chat = {"kind": "slack", "channel": CHANNEL, "token": TOKEN, "app_token": APP_TOKEN}
+    rule = {"name": "all", "approve": {"votes": 1, "from": ["local:root", "slack:T1/U1"]}}
+    config = Config.model_validate(
+        {
+            "sinks": [{**chat, "name": f"ops-{at}", "can": can} for at, can in enumerate(cans)],
+            "approvals": {"rules": [rule]},
+        }
+    )
+    ((_, _, voters),) = config.voting_rules
+    assert [voter.name for voter in voters] == who
 
 
 # --- a secret of a sink is never that of a client: the sink's receiver could decide as the client

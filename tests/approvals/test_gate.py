@@ -13,6 +13,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceUnavailable, StoreUnavailable
+from relay.store.approvals import NOTHING
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
@@ -61,6 +62,8 @@ async def test_a_fault_in_what_follows_costs_no_notice(
         both = (USER_REBOOT,), (USER_REBOOT, OTHER_REBOOT)
         await asyncio.gather(*(harness.record_document(*events) for events in both))
         assert harness.kinds() == ["event.scheduled", "event.scheduled"]
+        for key in ("e-1", "e-2"):  # the grants that were rolled back are not remembered
+            assert await harness.store.read(lambda tx, key=key: tx.approvals.of_key(key)) == NOTHING
         assert await harness.store.read(lambda tx: len(tx.deliveries.waiting_entries("box"))) == 2
         assert "cannot record what follows from a change" in caplog.text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,31 @@ def spoil(tx: Transaction, rows: str) -> None:
     tx.standing_holds.verify()
     tx.approvals._memory.folded.clear()  # noqa: SLF001
     tx.approvals.look_again()
+
+
+async def test_a_hold_whose_row_is_removed_while_the_relay_runs_still_holds(
+    tmp_path: Path,
+) -> None:
+    """The relay remembers what it committed: the rows that are left are a chain without it."""
+    async with running_gate(tmp_path) as harness:
+        assert (await harness.hold_ahead(match={"resources": ["nobody"]})).accepted
+        await harness.record_document(USER_REBOOT)
+        harness.azure.may_read.clear()
+        await harness.wait_for_events("approval.granted")
+        assert (await harness.submit("hold", "alice", USER_REBOOT)).accepted
+        await harness.settle()
+        with contextlib.closing(sqlite3.connect(harness.path)) as file:
+            file.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
+            file.execute(
+                "DELETE FROM journal WHERE position >= "
+                "(SELECT max(position) FROM journal WHERE kind = 'approval.recorded')"
+            )
+            file.commit()
+        harness.azure.may_read.set()
+        for _ in range(5):
+            await harness.settle()
+            harness.clock.advance(1)
+        assert harness.azure.sent == []
 
 
 async def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
