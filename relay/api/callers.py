@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Access = Literal[
     "public",
-    "handler",
     "key",
     "key or public",
     "key or loopback",
@@ -47,11 +46,11 @@ Access = Literal[
 ]
 """How the server identifies the caller.
 
-public: not at all. handler: the handler checks a proof in the request. key: by a bearer key, the
-cookie of a session, a certificate or the local socket. key or public: the same, but no caller is
-refused: the others are anonymous, without rights. key or loopback: as key, and programs on this
-machine need none. key, loopback or public: the same, and no caller is refused. signature: by a
-Standard Webhooks signature.
+public: not at all; a handler may check a proof in the request. key: by a bearer key, the cookie of
+a session, a certificate or the local socket. key or public: the same, but no caller is refused: the
+others are anonymous, without rights. key or loopback: as key, and programs on this machine need
+none. key, loopback or public: the same, and no caller is refused. signature: by a Standard Webhooks
+signature.
 """
 NEVER_REFUSED: tuple[Access, ...] = ("public", "key or public", "key, loopback or public")
 """Callers without good credentials are anonymous there."""
@@ -113,7 +112,7 @@ class Callers:
     ) -> Caller:
         """Return the caller; charge it, or its address if the call fails. Raises Problem."""
         peer = connection_of(request).peer
-        if access in ("public", "handler"):
+        if access == "public":
             return ANONYMOUS
         if peer.uid is not None and access != "signature":
             user = await asyncio.to_thread(user_name, peer.uid)

@@ -1,7 +1,7 @@
 """Declares the routes of the API, and takes each call through its checks: `aiohttp_handler`.
 
 `get`, `post` and `put` stand above a handler. Its arguments are what it reads of a call: a value of
-the query or of a header (`Parameter`), a part of the path, or the model of the body. Its return
+the query or of a header (`Parameter`), the part of the path, or the model of the body. Its return
 type is its response: the server sends what the handler returns, and OpenAPI describes it.
 
 The order of the checks is that of docs/api.md#order-of-checks. The server listens before its role
@@ -30,7 +30,6 @@ from pydantic import BaseModel, ValidationError
 from relay.api.callers import ANONYMOUS, Access
 from relay.api.connections import connection_of, send_response
 from relay.api.responses import Problem, json_response, problem_page
-from relay.api.sessions import SESSION
 from relay.api.state import Relay, ServerState
 from relay.approvals.request import Caller, MalformedJsonBody, Right, read_json
 from relay.settings import first_error_path_and_message
@@ -53,12 +52,6 @@ class Call:
     """The relay whose callers let this call in. What it decides goes to the gate of that one."""
 
     @property
-    def has_ended_session(self) -> bool:
-        """Whether the call was authenticated by a session that has ended since."""
-        session, sign_in = self.request.get(SESSION), self.server.sign_in
-        return session is not None and (sign_in is None or not sign_in.sessions.is_open(session))
-
-    @property
     def relay(self) -> Relay:
         """The running relay. Raises Problem 503 while it starts or stops."""
         if self.relay_in_force is None or self.server.relay is None:
@@ -76,57 +69,46 @@ class Parameter:
     """How a handler's argument is read from a call, and what OpenAPI says about it."""
 
     name: str
-    place: Literal["query", "header", "path"] = "query"
-    description: str = ""
-    pattern: str = r"^.+$"
-    expected: str = ""
-    """What the value of a query should be."""
-    parse: Callable[[str], Any] = str
-    read_request: Callable[[web.Request], Any] | None = None
+    place: Literal["query", "header"]
+    description: str
+    pattern: str
+    read: Callable[[web.Request], Any]
+    """Returns the value, None without one. Raises Problem: 422, of a header 400."""
 
-    def read(self, request: web.Request) -> Any:
-        """Return the value, None without one. Raises Problem 422, of a header 400."""
-        if self.place == "path":
-            return request.match_info[self.name]
-        if self.read_request is not None:
-            return self.read_request(request)
-        values = request.query.getall(self.name, [])
+
+def query(
+    name: str, description: str, pattern: str, expected: str, parse: Callable[[str], Any] = str
+) -> Parameter:
+    """`expected` is what the value should be, for people."""
+
+    def read(request: web.Request) -> Any:
+        values = request.query.getall(name, [])
         if not values:
             return None
-        if len(values) > 1 or re.fullmatch(self.pattern, values[0], re.ASCII) is None:
-            raise Problem(422, f"{self.name}: expected {self.expected}, once", field=self.name)
-        return self.parse(values[0])
+        if len(values) > 1 or re.fullmatch(pattern, values[0], re.ASCII) is None:
+            raise Problem(422, f"{name}: expected {expected}, once", field=name)
+        return parse(values[0])
+
+    return Parameter(name=name, place="query", description=description, pattern=pattern, read=read)
 
 
 Cursor = Annotated[
     int | None,
-    Parameter(
-        name="cursor",
-        description="`next` of the page before",
-        pattern=r"^[0-9]{1,18}$",
-        expected="`next` of another page",
-        parse=int,
-    ),
+    query("cursor", "`next` of the page before", r"^[0-9]{1,18}$", "`next` of another page", int),
 ]
 Scope = Annotated[
     str | None,
-    Parameter(
-        name="scope",
-        description="only events of this scope; a hub has events of several",
-        pattern=r"^[a-z0-9-]{1,80}$",
-        expected="the name of a scope",
+    query(
+        "scope",
+        "only events of this scope; a hub has events of several",
+        r"^[a-z0-9-]{1,80}$",
+        "the name of a scope",
     ),
 ]
 
 
 def flag(name: str, description: str) -> Parameter:
-    return Parameter(
-        name=name,
-        description=description,
-        pattern=r"^(true|false)$",
-        expected="true or false",
-        parse="true".__eq__,
-    )
+    return query(name, description, r"^(true|false)$", "true or false", "true".__eq__)
 
 
 Handler = Callable[..., Awaitable[Any]]
@@ -155,11 +137,11 @@ class Route:
     shows_problems: bool = False
     """Whether problems are pages for people: a browser opens this route as a page."""
     problems: tuple[int, ...] = ()
-    """The statuses of further problems that the handler raises."""
+    """The statuses of further problems that the handler raises: not 404 about the path's part."""
 
     @functools.cached_property
     def arguments(self) -> Mapping[str, Any]:
-        """The parameters and the body's model, by argument; other arguments are in the path."""
+        """The parameters and the body's model, by argument; another one is in the path."""
         hints = get_type_hints(self.function, include_extras=True)
         return {
             name: get_args(hint)[1] if get_origin(hint) is Annotated else hint
@@ -187,7 +169,7 @@ class Route:
             elif _is(argument, BaseModel):
                 found[name] = _read_body(argument, content)
             else:
-                found[name] = request.match_info[name]
+                (found[name],) = request.match_info.values()
         return found
 
 

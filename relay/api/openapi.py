@@ -22,7 +22,6 @@ _BEARER: dict[str, list[str]] = {"bearer": []}
 _SESSION: dict[str, list[str]] = {"session": []}
 _SECURITY: Mapping[Access, list[dict[str, list[str]]]] = {
     "public": [],
-    "handler": [],
     "key": [_BEARER, _SESSION],
     "key or public": [{}, _BEARER, _SESSION],
     "key or loopback": [{}, _BEARER, _SESSION],
@@ -139,7 +138,7 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     shown = [
         (argument.place, argument.name, argument.description, argument.pattern)
         for argument in route.arguments.values()
-        if isinstance(argument, Parameter) and argument.place != "path"
+        if isinstance(argument, Parameter)
     ]
     if route.access == "signature":
         shown += [("header", *header) for header in _SIGNATURE_HEADERS]
@@ -162,20 +161,18 @@ def _response(status: int, media_types: Sequence[str], schema: Any) -> dict[str,
 
 def _problem_statuses(route: Route) -> list[int]:
     statuses = {*_OF_EVERY_CALL, *route.problems}
-    if route.access not in NEVER_REFUSED:
-        statuses.add(429)
+    if "{" in route.path:
+        statuses.add(404)
     if route.access != "public":  # the relay is needed
         statuses.add(503)
-    if route.access not in (*NEVER_REFUSED, "handler"):
-        statuses.add(401)
-    if _SESSION in _SECURITY[route.access] and route.access not in NEVER_REFUSED:
-        statuses.add(403)
-    if route.needs is not None:
-        statuses.add(403)
+    if route.access not in NEVER_REFUSED:
+        statuses |= {401, 429}
+        if _SESSION in _SECURITY[route.access]:
+            statuses.add(403)
     reads_query = any(
         isinstance(argument, Parameter) and argument.place == "query"
         for argument in route.arguments.values()
     )
-    if route.body is not None or (reads_query and route.access != "handler"):
+    if route.body is not None or reads_query:
         statuses.add(422)
     return sorted(statuses)

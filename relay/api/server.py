@@ -30,7 +30,7 @@ from relay.api.connections import (
     send_response,
 )
 from relay.api.responses import Problem, internal_error, problem_of_aiohttp
-from relay.api.routes import all_routes
+from relay.api.routes import ROUTES
 from relay.api.routes.stream import MEDIA_TYPE as STREAM_MEDIA_TYPE
 from relay.api.settings import ApiSettings
 from relay.api.sockets import (
@@ -125,7 +125,7 @@ class Server:
             middlewares=[_error_middleware(self.state)],
             client_max_size=MAX_BODY_BYTES,
         )
-        for route in all_routes():
+        for route in ROUTES:
             handler = aiohttp_handler(route, self.state)
             has_head = route.method == "GET" and STREAM_MEDIA_TYPE not in route.media_types
             for method in (route.method, "HEAD") if has_head else (route.method,):

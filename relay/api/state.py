@@ -62,26 +62,21 @@ class PollMeasurements(Protocol):
         """The seconds that our clock is certainly ahead of the service's; None: not known."""
 
 
+KeyChange = Literal["added", "changed", "removed", "moved"]
+"""moved: the entries of a list are the same, in another order."""
+
+
 class ConfigurationReloader(Protocol):
     """Reads the configuration again, and takes it over."""
 
     problem: str | None
     """Why the last reload was refused; None if it was not."""
 
-    async def reload(self, by: str, /) -> Sequence[ChangedKey]:
-        """Take over the configuration as it is now. Raises ReloadRefused."""
+    async def reload(self, by: str, /) -> Mapping[str, KeyChange]:
+        """Take over the configuration as it is now, and return what changed: ``sinks.bus``.
 
-
-class ChangedKey(Protocol):
-    """A key of the configuration whose value has changed."""
-
-    @property
-    def key(self) -> str:
-        """Where it is: ``sinks.bus``."""
-
-    @property
-    def kind(self) -> Literal["added", "changed", "removed", "moved"]:
-        """What has happened to it."""
+        Raises ReloadRefused.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from relay.api.state import KeyChange
 from relay.clock import Clock
 from relay.config import Config, LoadedConfig
 from relay.config.document import line_of
@@ -48,10 +48,10 @@ class Reloader:
         self._reporting = reporting
         self._on_reload = on_reload
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[list[KeyChange]]] = set()
+        self._tasks: set[asyncio.Task[dict[str, KeyChange]]] = set()
         self._has_ended = False
 
-    async def reload(self, by: str) -> list[KeyChange]:
+    async def reload(self, by: str) -> dict[str, KeyChange]:
         """Take over the configuration as it is now; return what has changed.
 
         ``by`` is who asked for it, for the log. Raises ReloadRefused with nothing changed. A caller
@@ -73,12 +73,12 @@ class Reloader:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _discard_task(self, task: asyncio.Task[list[KeyChange]]) -> None:
+    def _discard_task(self, task: asyncio.Task[dict[str, KeyChange]]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
 
-    async def _reload(self, by: str) -> list[KeyChange]:
+    async def _reload(self, by: str) -> dict[str, KeyChange]:
         async with self._lock, self._reporting():
             try:
                 loaded, changes = await self._change()
@@ -96,7 +96,7 @@ class Reloader:
             _log.info(
                 "the configuration was reloaded (asked for by %s): %s",
                 by,
-                ", ".join(f"{change.key} {change.kind}" for change in changes)
+                ", ".join(f"{key} {change}" for key, change in changes.items())
                 or "nothing has changed",
             )
             return changes
@@ -114,7 +114,7 @@ class Reloader:
                 f"it could not be read: {type(error).__name__}; the log says more"
             ) from error
 
-    async def _change(self) -> tuple[LoadedConfig, list[KeyChange]]:
+    async def _change(self) -> tuple[LoadedConfig, dict[str, KeyChange]]:
         """Take over the configuration as it is now; return what differs. Raises ReloadRefused."""
         loaded = await self._read()
         if loaded.is_empty and not self._loaded.is_empty:
@@ -122,7 +122,7 @@ class Reloader:
                 f"{loaded.file}: expected keys, the file is empty. Is it being written?"
             )
         changes = find_key_changes(self._loaded.config, loaded.config)
-        keys = [change.key for change in changes if key_needs_restart(change.key)]
+        keys = [key for key in changes if key_needs_restart(key)]
         if keys:
             named = ", ".join(place_of_key(key, loaded) for key in keys)
             raise ReloadRefused(
@@ -166,22 +166,10 @@ They say who this relay is, and where it is found. All others can change while t
 _LIVE_KEYS = ("fleet.domains",)
 """The exceptions inside `RESTART_KEYS`."""
 
-ChangeKind = Literal["added", "changed", "removed", "moved"]
 
-
-@dataclass(frozen=True, slots=True)
-class KeyChange:
-    """A key whose value differs. Entries of a list that have names are keys too: ``sinks.bus``.
-
-    moved: the entries of a list are the same, in another order.
-    """
-
-    key: str
-    kind: ChangeKind
-
-
-def find_key_changes(before: Config, after: Config) -> list[KeyChange]:
-    return list(_changes_of("", before, after))
+def find_key_changes(before: Config, after: Config) -> dict[str, KeyChange]:
+    """Return the keys whose values differ. Entries of a list with names are keys: ``sinks.bus``."""
+    return dict(_changes_of("", before, after))
 
 
 def key_needs_restart(key: str) -> bool:
@@ -192,7 +180,7 @@ def _is_under(key: str, keys: tuple[str, ...]) -> bool:
     return any(f"{key}.".startswith(f"{outer}.") for outer in keys)
 
 
-def _changes_of(key: str, before: Any, after: Any) -> Iterator[KeyChange]:
+def _changes_of(key: str, before: Any, after: Any) -> Iterator[tuple[str, KeyChange]]:
     if before == after:
         return
     if isinstance(before, Section) and type(before) is type(after):
@@ -203,21 +191,21 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[KeyChange]:
         yield from _changes_of_entries(key, before, after)
     elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
         changes = list(_changes_of_entries(key, old, new))
-        yield from changes or [KeyChange(key, "moved")]
+        yield from changes or [(key, "moved")]
     else:
-        yield KeyChange(key, "changed")
+        yield key, "changed"
 
 
 def _changes_of_entries(
     key: str, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[KeyChange]:
+) -> Iterator[tuple[str, KeyChange]]:
     for name in (*before, *(name for name in after if name not in before)):
         if name not in after:
-            yield KeyChange(f"{key}.{name}", "removed")
+            yield f"{key}.{name}", "removed"
         elif name not in before:
-            yield KeyChange(f"{key}.{name}", "added")
+            yield f"{key}.{name}", "added"
         elif before[name] != after[name]:
-            yield KeyChange(f"{key}.{name}", "changed")
+            yield f"{key}.{name}", "changed"
 
 
 def _by_name(value: Any) -> dict[str, Any] | None:

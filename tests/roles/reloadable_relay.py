@@ -38,7 +38,7 @@ class ReloadableRelay(RelayInProcess):
     async def reload(self, **sections: Any) -> list[tuple[str, str]]:
         """Change sections of the document and reload it; return what has changed."""
         self.document |= sections
-        return [(change.key, change.kind) for change in await self.reloader.reload("a test")]
+        return list((await self.reloader.reload("a test")).items())
 
     async def refuse(self, **sections: Any) -> str:
         """Check that a reload is refused; return why. The document is then as it was."""

@@ -1,15 +1,6 @@
-"""The routes of the API: a module for each resource. A new module needs no registration."""
+"""The routes of the API: a module for each resource."""
 
-from __future__ import annotations
+from relay.api.calls import ROUTES
+from relay.api.routes import approvals, deliveries, events, pages, relay, stream
 
-import pkgutil
-from importlib import import_module
-from operator import attrgetter
-
-from relay.api.calls import ROUTES, Route
-
-
-def all_routes() -> list[Route]:
-    for module in pkgutil.iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
-    return sorted(ROUTES, key=attrgetter("path"))
+__all__ = ["ROUTES", "approvals", "deliveries", "events", "pages", "relay", "stream"]

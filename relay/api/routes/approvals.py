@@ -65,7 +65,7 @@ RequestId = Annotated[
         place="header",
         description="identifies a repeat, which gets the first answer again; or use webhook-id",
         pattern=_KEY_PATTERN,
-        read_request=_read_request_id,
+        read=_read_request_id,
     ),
 ]
 
@@ -119,7 +119,7 @@ async def decide(call: Call, request_id: RequestId, body: DecisionBody) -> Decis
     "the same as POST /v1/approvals, signed as Standard Webhooks with that client's secret",
     status=202,
     access="signature",
-    problems=(403, 404, 409),
+    problems=(403, 409),
 )
 async def decide_by_callback(call: Call, body: DecisionBody) -> DecisionRecorded:
     # The header is there and valid, as the signature was verified.
@@ -146,8 +146,8 @@ async def set_mode(call: Call, body: ApprovalModeRequest) -> ApprovalMode:
 @post(
     "/v1/chat/{sink}",
     "a chat platform's own interaction, proved in the platform's own way",
-    access="handler",
-    problems=(401, 404),
+    access="public",
+    problems=(401, 429, 503),
 )
 async def answer_chat(call: Call, sink: str) -> dict[str, Any] | web.Response:
     chat = call.relay.chats.get(sink)
@@ -162,7 +162,6 @@ async def answer_chat(call: Call, sink: str) -> dict[str, Any] | web.Response:
     return web.Response(headers=COMMON_HEADERS) if reply is None else dict(reply)
 
 
-_HoldId = Annotated[str, Parameter(name="holdId", place="path")]
 _OVER = flag("over", "true: also those that were ended or expired")
 
 
@@ -228,9 +227,9 @@ async def create_hold(
     "/v1/standing-holds/{holdId}",
     "one standing hold, also one that is over",
     needs="read",
-    problems=(404, 409),
+    problems=(409,),
 )
-async def show_hold(call: Call, hold_id: _HoldId) -> StandingHoldDetails:
+async def show_hold(call: Call, hold_id: str) -> StandingHoldDetails:
     return _details(call, await _find(call, hold_id))
 
 
@@ -238,10 +237,10 @@ async def show_hold(call: Call, hold_id: _HoldId) -> StandingHoldDetails:
     "/v1/standing-holds/{holdId}/end",
     "end a standing hold early",
     needs="operate",
-    problems=(404, 409),
+    problems=(409,),
 )
 async def end_hold(
-    call: Call, hold_id: _HoldId, request_id: RequestId, body: EndBody
+    call: Call, hold_id: str, request_id: RequestId, body: EndBody
 ) -> EndedStandingHoldData:
     await _find(call, hold_id)
     answer = await call.relay.gate.submit(

@@ -84,10 +84,9 @@ async def list_dead_letters(call: Call, cursor: Cursor) -> DeliveryPage:
     "/v1/deliveries/{id}",
     "one delivery with its newest attempts: "
     "outcome, duration, status, the first KiB of the response",
-    problems=(404,),
 )
-async def show_delivery(call: Call, id: str, cursor: Cursor) -> DeliveryDetails:  # noqa: A002  # its name in the path
-    delivery = await _find_delivery(call, id)
+async def show_delivery(call: Call, number: str, cursor: Cursor) -> DeliveryDetails:
+    delivery = await _find_delivery(call, number)
     if delivery is None:
         raise Problem(404, "no such delivery; see GET /v1/deliveries, or `imds-relay deliveries`")
     attempts = await call.run_long_read(
@@ -147,10 +146,10 @@ async def redeliver_all(call: Call, body: BulkRedeliveryRequest) -> BulkRedelive
     "send a dead letter again",
     status=202,
     needs="operate",
-    problems=(404, 409),
+    problems=(409,),
 )
-async def redeliver(call: Call, id: str) -> RedeliveredDeadLetter:  # noqa: A002  # its name in the path
-    relay, dead_letter = call.relay, await _find_delivery(call, id)
+async def redeliver(call: Call, number: str) -> RedeliveredDeadLetter:
+    relay, dead_letter = call.relay, await _find_delivery(call, number)
     if dead_letter is None or dead_letter["state"] != "parked":
         raise Problem(404, _NO_SUCH_DEAD_LETTER)
     sink = dead_letter["sink"]
@@ -230,13 +229,7 @@ def _find_sink(call: Call, name: str) -> Worker:
     return sinks[name]
 
 
-@post(
-    "/v1/sinks/{name}/ping",
-    "send a sink a test message",
-    status=202,
-    needs="operate",
-    problems=(404,),
-)
+@post("/v1/sinks/{name}/ping", "send a sink a test message", status=202, needs="operate")
 async def ping(call: Call, name: str) -> PingRecorded:
     relay, at = call.relay, call.relay.clock.now()
     name = _find_sink(call, name).name
@@ -253,17 +246,12 @@ async def ping(call: Call, name: str) -> PingRecorded:
     return PingRecorded(sink=name, id=event.id)
 
 
-@post("/v1/sinks/{name}/pause", "let a sink's deliveries wait", needs="operate", problems=(404,))
+@post("/v1/sinks/{name}/pause", "let a sink's deliveries wait", needs="operate")
 async def pause(call: Call, name: str) -> SinkDetails:
     return await _set_state(call, name, "paused", f"paused by {call.caller.principal}")
 
 
-@post(
-    "/v1/sinks/{name}/resume",
-    "send a sink's deliveries again",
-    needs="operate",
-    problems=(404,),
-)
+@post("/v1/sinks/{name}/resume", "send a sink's deliveries again", needs="operate")
 async def resume(call: Call, name: str) -> SinkDetails:
     return await _set_state(call, name, "on", None)
 

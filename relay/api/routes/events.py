@@ -20,7 +20,6 @@ from relay.api.calls import (
     PAGE_SIZE,
     Call,
     Cursor,
-    Parameter,
     Scope,
     flag,
     get_page,
@@ -150,7 +149,6 @@ class EventPage(TypedDict):
     next: str | None
 
 
-EventReference = Annotated[str, Parameter(name="eventId", place="path")]
 _LIVE = flag(
     "live",
     "true: only events that are in Azure's document now; false: only those that ended",
@@ -192,11 +190,8 @@ async def list_events(
 @get_page(
     "/v1/events/{eventId}",
     "one event with its history, votes and deliveries, the newest of each",
-    problems=(404,),
 )
-async def show_event(
-    call: Call, event: EventReference, cursor: Cursor, scope: Scope
-) -> EventDetails:
+async def show_event(call: Call, reference: str, cursor: Cursor, scope: Scope) -> EventDetails:
     def read(tx: Transaction, occurrence: TrackedEvent) -> EventDetails:
         rows, has_more = tx.journal.history_page(
             occurrence.key, occurrence.position, cursor, PageLimit(MAX_DETAIL_ROWS)
@@ -230,7 +225,7 @@ async def show_event(
             next=str(rows[-1].position) if has_more else None,
         )
 
-    return await _read_event(call, event, scope, read)
+    return await _read_event(call, reference, scope, read)
 
 
 def _event_summary(tx: Transaction, call: Call, occurrence: TrackedEvent) -> EventSummary:
@@ -305,9 +300,8 @@ class ApprovalEvaluation(ApprovalNow):
 @get_page(
     "/v1/events/{eventId}/rule",
     "which rule decides about an event, what is missing, and until when",
-    problems=(404,),
 )
-async def show_rule(call: Call, event: EventReference, scope: Scope) -> ApprovalEvaluation:
+async def show_rule(call: Call, reference: str, scope: Scope) -> ApprovalEvaluation:
     def evaluate(tx: Transaction, occurrence: TrackedEvent) -> ApprovalEvaluation:
         engine, data = call.relay.gate.engine, occurrence.data
         status = engine.status(tx, occurrence, call.relay.clock.now())
@@ -324,7 +318,7 @@ async def show_rule(call: Call, event: EventReference, scope: Scope) -> Approval
             reminder=rfc3339_or_null(remind_at(status)),
         )
 
-    return await _read_event(call, event, scope, evaluate)
+    return await _read_event(call, reference, scope, evaluate)
 
 
 def _evaluated_rule(rule: Rule, status: ApprovalStatus) -> EvaluatedRule:

@@ -60,7 +60,6 @@ async def show_index(_call: Call) -> web.Response:
     "the scripts and the style of the page",
     access="public",
     media_types=("text/javascript", "text/css", "text/html"),
-    problems=(404,),
 )
 async def show_file(_call: Call, file: str) -> web.Response:
     if file not in _FILES:
@@ -125,10 +124,10 @@ async def show_session(call: Call) -> SessionInfo | web.Response:
     _SIGN_IN,
     "begin to sign in: a browser goes on to Entra ID, and comes back to the page",
     status=303,
-    access="handler",
+    access="public",
     media_types=("text/html",),
     shows_problems=True,
-    problems=(403, 404, 502),
+    problems=(403, 404, 429, 502, 503),
 )
 async def begin(call: Call) -> web.Response:
     sign_in = _sign_in_of(call)
@@ -150,10 +149,10 @@ async def begin(call: Call) -> web.Response:
     CALLBACK_PATH,
     "end a sign-in: Entra ID sends the browser here",
     status=303,
-    access="handler",
+    access="public",
     media_types=("text/html",),
     shows_problems=True,
-    problems=(403, 404, 502),
+    problems=(403, 404, 429, 502, 503),
 )
 async def finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request

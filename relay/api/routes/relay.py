@@ -16,6 +16,7 @@ from relay import __version__
 from relay.api.calls import Call, Scope, get, get_page, post
 from relay.api.openapi import openapi_document
 from relay.api.responses import Problem, bytes_response, rfc3339_or_null
+from relay.api.state import KeyChange
 from relay.approvals.request import Right
 from relay.errors import ReloadRefused, StoreUnavailable
 from relay.events.timestamps import format_rfc3339
@@ -254,7 +255,7 @@ class ChangedKey(TypedDict):
 
     key: str
     """Entries of a list that have names are keys too: `sinks.bus`."""
-    change: Literal["added", "changed", "removed", "moved"]
+    change: KeyChange
 
 
 class ConfigurationReloaded(TypedDict):
@@ -285,7 +286,7 @@ async def reload(call: Call) -> ConfigurationReloaded:
             members["restartRequired"] = list(error.restart_keys)
         raise Problem(422, error.reason, **members) from None
     return ConfigurationReloaded(
-        changes=[ChangedKey(key=change.key, change=change.kind) for change in changes]
+        changes=[ChangedKey(key=key, change=change) for key, change in changes.items()]
     )
 
 

@@ -19,6 +19,7 @@ from aiohttp import web
 from relay.api.calls import Call, Parameter, get
 from relay.api.connections import connection_of
 from relay.api.responses import COMMON_HEADERS, Problem
+from relay.api.sessions import SESSION
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import said
 from relay.store import JournalHead
@@ -48,7 +49,7 @@ _LastEventId = Annotated[
         description="resume after this `id` or this `journalhead` of the stream; "
         "0, or what this journal does not have: from its beginning",
         pattern=_PLACE,
-        read_request=_read_last_event_id,
+        read=_read_last_event_id,
     ),
 ]
 
@@ -100,10 +101,7 @@ async def _send_events(call: Call, response: web.StreamResponse, head: JournalHe
     relay, limits = call.relay, call.server.limits
     wakeup = connection_of(call.request).wakeup
     frames = _frame(head)  # no event, but from where the stream goes on
-    streams = call.server.stream_wakeups
-    while call.server.relay is not None and wakeup in streams and not call.has_ended_session:
-        if call.request.transport is None:
-            return
+    while _goes_on(call, wakeup):
         async with asyncio.timeout(limits.stream_send_timeout):
             await response.write(frames)
         wakeup.clear()
@@ -119,6 +117,14 @@ async def _send_events(call: Call, response: web.StreamResponse, head: JournalHe
             frames = b""
         except TimeoutError:
             frames = b": still here\n\n"
+
+
+def _goes_on(call: Call, wakeup: asyncio.Event) -> bool:
+    request, server = call.request, call.server
+    if request.transport is None or server.relay is None or wakeup not in server.stream_wakeups:
+        return False
+    session, sign_in = request.get(SESSION), server.sign_in
+    return session is None or (sign_in is not None and sign_in.sessions.is_open(session))
 
 
 def _start(tx: Transaction, last_event_id: str | None) -> JournalHead:
