@@ -272,6 +272,8 @@ WRONG = [
     ("scope: \x07", "expected YAML, got a character that YAML does not allow"),
     (r'scope: "\U99999999"', "expected YAML, got a character that YAML does not allow"),
     ("a: " + "[" * 500, "expected YAML with less nesting"),
+    (r'store: {path: "a\0b"}', "1: store.path: expected text without null characters"),
+    ("scope: 0x" + "f" * 6000, "1: scope: expected a smaller number"),
     ("scope: \udcff", "expected UTF-8 text: invalid start byte at byte 7"),
 ]
 
@@ -322,6 +324,7 @@ WRONG_VARIABLES = [
         "source.timeout: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'",
     ),
     ("STORE", "null", "store: expected a mapping; got nothing"),
+    ("STORE", r'{"path": "a\u0000b"}', "expected text without null characters"),
 ]
 
 
@@ -396,6 +399,7 @@ BROKEN = [
     "api: {clients: [{name: a, key: *SECRET}]}",
     "api: {clients: [{name: a, key: !SECRET [b]}]}",
     "api: {clients: [{name: a, key: SECRET, key: SECRET}]}",
+    "? {key: SECRET}\n: 1\n? {key: SECRET}\n: 2",
     "api: {clients: [{name: a, key: SECRET}]",
     "api: {clients: [{name: a, key: '${NOPE}SECRET'}]}",
     "api: {clients: [{name: a, key: '$SECRET'}]}",

@@ -35,6 +35,7 @@ _CONSTRUCTOR_ERRORS = (
     AssertionError,
 )
 """What ruamel raises for 2020-02-30, and for a value with the tag of another type."""
+_MAX_NUMBER = 2**63 - 1
 _KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
 
@@ -57,8 +58,9 @@ class _Constructor(RoundTripConstructor):
     ) -> bool:
         if key in mapping:
             first = mapping.lc.key(key)[0] + 1
+            named = f' "{key}"' if isinstance(key, str) else ""
             raise MarkedYAMLError(
-                problem=f'found duplicate key "{key}"; the first is in line {first}',
+                problem=f"found duplicate key{named}; the first is in line {first}",
                 problem_mark=key_node.start_mark,
             )
         return True
@@ -114,9 +116,10 @@ def expand_variables(
     """Return a plain copy of the document with variables expanded. Raises ConfigError."""
 
     def expand(value: Any, path: KeyPath) -> Any:
-        if not isinstance(value, str):
-            return _float_or_date_to_text(value)
         place = location_prefix(file, document, path)
+        value = _read_scalar(value, place)
+        if not isinstance(value, str):
+            return value
         return _REFERENCE.sub(lambda match: _resolve_variable(match, place, environment), value)
 
     try:
@@ -145,7 +148,12 @@ def _resolve_variable(reference: re.Match[str], place: str, environment: Mapping
     return environment[name]
 
 
-def _float_or_date_to_text(value: Any) -> Any:
+def _read_scalar(value: Any, place: str) -> Any:
+    """Return a fraction or a date as text. Raises ConfigError for what no setting can be."""
+    if isinstance(value, str) and "\0" in value:  # no path, header or argument can hold one
+        raise ConfigError(f"{place}expected text without null characters")
+    if isinstance(value, int) and abs(value) > _MAX_NUMBER:
+        raise ConfigError(f"{place}expected a smaller number")
     if isinstance(value, float):
         return str(value)  # no setting is a fraction; as text, 1.5 is refused as a duration
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -180,7 +188,8 @@ def _parse_variable_as_json_or_text(name: str, text: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return text
     try:
-        return _map_scalars(orjson.loads(text), lambda value, _: _float_or_date_to_text(value))
+        place = f"environment variable {name}: "
+        return _map_scalars(orjson.loads(text), lambda value, _: _read_scalar(value, place))
     except orjson.JSONDecodeError as error:
         raise ConfigError(
             f"environment variable {name}: expected one JSON value: {error}"
