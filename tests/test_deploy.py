@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.topology import approvals_topology, declare_topology, events_topology
+from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
@@ -94,7 +94,9 @@ async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> 
     await connection.connect()
     async with connection:
         await declare_topology(
-            connection, (*events_topology(MAIN), *approvals_topology(MAIN, SCOPE)), declare=True
+            connection,
+            (*events_topology(MAIN), *approvals_queue(MAIN, SCOPE).topology),
+            declare=True,
         )
     everything = json.loads(await asyncio.to_thread(defined.ctl, "export_definitions", "-"))
     found = {

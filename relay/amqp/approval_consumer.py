@@ -26,7 +26,6 @@ from yarl import URL
 from relay.amqp.broker_url import Declare, host_port
 from relay.amqp.connection import (
     CLOSE_TIMEOUT,
-    HEARTBEAT,
     SETUP_TIMEOUT,
     Deliveries,
     GuardedConnection,
@@ -116,23 +115,18 @@ class ApprovalConsumer:
         self._on_unusable = on_unusable
         self._clock = clock
         self._buckets = TokenBuckets(CALLER_RATE, CLIENT_BURST)
-        self._poll_interval = POLL_INTERVAL
         self._channel: AbstractChannel
         self._deliveries: Deliveries
         self._state_log = LogOnce(_log)
 
-    async def run(
-        self, *, heartbeat: int = HEARTBEAT, poll_interval: float = POLL_INTERVAL
-    ) -> NoReturn:
-        """Stay connected and consume until cancelled. Both intervals are in seconds."""
-        self._poll_interval = poll_interval
+    async def run(self) -> NoReturn:
+        """Stay connected and consume until cancelled."""
         await keep_connected(
             self._urls,
             self._connection_name,
             self._clock,
             self._consume,
             self._note_failure,
-            heartbeat=heartbeat,
         )
 
     def _note_failure(self, failure: ConnectionFailure) -> None:
@@ -149,7 +143,7 @@ class ApprovalConsumer:
         while True:
             while (reason := await self._handler.blocking_reason()) is not None:
                 self._log_state(f"connected to {broker}; messages wait: {reason}{topology_note}")
-                await self._clock.sleep(self._poll_interval)
+                await self._clock.sleep(POLL_INTERVAL)
                 if connection.is_over:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = self._channel = await open_channel(connection, MESSAGES_AT_ONCE)
@@ -163,7 +157,7 @@ class ApprovalConsumer:
             with connection.abort_if_slower_than(CLOSE_TIMEOUT):
                 await channel.close()
             failures = 0 if recorded else failures + 1
-            pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
+            pause = exponential_backoff(failures + 1, first=POLL_INTERVAL, maximum=MAX_PAUSE)
             await self._clock.sleep(pause)
 
     async def _start_consuming(self, channel: AbstractChannel) -> Deliveries:
@@ -205,7 +199,7 @@ class ApprovalConsumer:
         messages: list[_Message] = []
         rejected: list[int] = []
         try:
-            async with asyncio.timeout(self._poll_interval):
+            async with asyncio.timeout(POLL_INTERVAL):
                 delivery = await self._deliveries.get()
         except TimeoutError:
             return messages
@@ -265,12 +259,12 @@ class ApprovalConsumer:
             if not messages:
                 return True
             failures += 1
-            pause = exponential_backoff(failures + 1, first=self._poll_interval, maximum=MAX_PAUSE)
+            pause = exponential_backoff(failures + 1, first=POLL_INTERVAL, maximum=MAX_PAUSE)
             end = self._clock.monotonic() + pause
             while (remaining := end - self._clock.monotonic()) > 0:
                 if await self._handler.blocking_reason() is not None:
                     return False
-                await self._clock.sleep(min(remaining, self._poll_interval))
+                await self._clock.sleep(min(remaining, POLL_INTERVAL))
                 while self._channel.is_closed:  # why is behind the messages that it brought
                     if isinstance(delivery := await self._deliveries.get(), Deferred):
                         raise delivery

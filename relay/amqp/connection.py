@@ -231,8 +231,6 @@ async def keep_connected(
     serve: Callable[[GuardedConnection], Awaitable[NoReturn]],
     on_failure: Callable[[ConnectionFailure], None],
     *,
-    heartbeat: int = HEARTBEAT,
-    setup_timeout: float = SETUP_TIMEOUT,
     chance: Callable[[], float] = random.random,
     delay: Callable[[int, float], float] = reconnect_delay,
     max_body_bytes: int = MAX_BODY_BYTES,
@@ -257,9 +255,7 @@ async def keep_connected(
             hosts = urls()
             host_count = len(hosts)
             url = hosts[attempts % host_count]
-            async with open_connection(
-                url, name, heartbeat, setup_timeout, max_body_bytes, socket_buffers
-            ) as connection:
+            async with open_connection(url, name, max_body_bytes, socket_buffers) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
             if is_current_task_cancelled_by_caller():
@@ -283,19 +279,17 @@ async def keep_connected(
 async def open_connection(
     url: URL,
     name: str,
-    heartbeat: int = HEARTBEAT,
-    setup_timeout: float = SETUP_TIMEOUT,
     max_body_bytes: int = MAX_BODY_BYTES,
     socket_buffers: int | None = None,
 ) -> AsyncIterator[GuardedConnection]:
     """Yield one connection, and close it at the end. Raises Deferred if it cannot be opened."""
     connection = GuardedConnection(
-        url.update_query(heartbeat=heartbeat), name, max_body_bytes, socket_buffers
+        url.update_query(heartbeat=HEARTBEAT), name, max_body_bytes, socket_buffers
     )
     try:
         try:
-            with connection.abort_if_slower_than(setup_timeout + 1):
-                async with asyncio.timeout(setup_timeout):
+            with connection.abort_if_slower_than(SETUP_TIMEOUT + 1):
+                async with asyncio.timeout(SETUP_TIMEOUT):
                     await connection.connect()
         except (Exception, asyncio.CancelledError) as error:
             if is_current_task_cancelled_by_caller():

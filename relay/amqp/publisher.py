@@ -48,16 +48,12 @@ A scope has at most 80, the name of a sink at most 64.
 class ConfirmedPublisher:
     """Publishes messages, whose ids differ, and returns what the broker answers to each.
 
-    ``timeout`` is how many seconds a message waits while the broker lets nobody publish, and
-    ``connection_wait`` how many it waits for a connection.
+    ``timeout`` is how many seconds a message waits while the broker lets nobody publish.
     """
 
-    def __init__(
-        self, exchange: str, timeout: float, connection_wait: float = CONNECTION_WAIT
-    ) -> None:
+    def __init__(self, exchange: str, timeout: float) -> None:
         self._exchange = exchange
         self._timeout = timeout
-        self._connection_wait = connection_wait
         self._channel: Channel | None = None
         self._user_id: str | None = None
         self._has_channel = asyncio.Event()
@@ -133,7 +129,7 @@ class ConfirmedPublisher:
             self._forget_channel()
         if self._channel is None and self._failure.failure == "transient":
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._connection_wait):
+                async with asyncio.timeout(CONNECTION_WAIT):
                     await self._has_channel.wait()
         if self._channel is None:
             raise self._failure.to_deferred_error()

@@ -90,16 +90,8 @@ def events_topology(exchange: str) -> tuple[Part, ...]:
     )
 
 
-def approvals_exchange_name(exchange: str) -> str:
-    return f"{exchange}.approvals"
-
-
 def approvals_queue_name(exchange: str, scope: str) -> str:
     return f"{exchange}.approvals.{scope}"
-
-
-def approvals_routing_key(scope: str) -> str:
-    return f"approve.{scope}"
 
 
 def dead_letter_exchange_name(exchange: str) -> str:
@@ -120,38 +112,6 @@ def dead_letters_topology(exchange: str, keys: tuple[str, ...] = ("#",)) -> tupl
     )
 
 
-def approvals_topology(
-    exchange: str,
-    scope: str,
-    *,
-    routing_key: str | None = None,
-    dead_letter_keys: tuple[str, ...] = ("#",),
-) -> tuple[Part, ...]:
-    """Return what ``declare: true`` makes.
-
-    The dead-letter exchange and queue come first, so that no rejected message is lost.
-    ``routing_key`` is that of a queue for more than one scope.
-    """
-    approvals = approvals_exchange_name(exchange)
-    dead_letters = dead_letter_exchange_name(exchange)
-    return (
-        *dead_letters_topology(exchange, dead_letter_keys),
-        Exchange(approvals, "topic"),
-        Queue(
-            name=approvals_queue_name(exchange, scope),
-            source=approvals,
-            keys=(routing_key or approvals_routing_key(scope),),
-            arguments={
-                "x-single-active-consumer": True,
-                "x-dead-letter-exchange": dead_letters,
-                "x-max-length": MAX_APPROVALS,
-                "x-max-length-bytes": MAX_APPROVALS_BYTES,
-                "x-overflow": "reject-publish",
-            },
-        ),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalsQueue:
     """The queue from which a relay takes approvals, and whose approvals it holds."""
@@ -167,17 +127,42 @@ class ApprovalsQueue:
     description: str
     """Whose approvals these are, such as ``prod``."""
     topology: tuple[Part, ...]
+    """What ``declare: true`` makes: that for dead letters first, so that none is lost."""
 
 
-def describe_approvals_queue_of_scope(exchange: str, scope: str) -> ApprovalsQueue:
-    key = approvals_routing_key(scope)
+def approvals_queue(
+    exchange: str,
+    scope: str,
+    *,
+    key: str | None = None,
+    key_pattern: str | None = None,
+    dead_letter_keys: tuple[str, ...] = ("#",),
+) -> ApprovalsQueue:
+    """``key`` and ``key_pattern``: those of a queue for all scopes, whose own name is ``scope``."""
+    binding_key = key or f"approve.{scope}"
+    approvals, name = f"{exchange}.approvals", approvals_queue_name(exchange, scope)
     return ApprovalsQueue(
-        exchange=approvals_exchange_name(exchange),
-        name=approvals_queue_name(exchange, scope),
-        binding_key=key,
-        key_pattern=re.compile(re.escape(key)),
-        description=scope,
-        topology=approvals_topology(exchange, scope),
+        exchange=approvals,
+        name=name,
+        binding_key=binding_key,
+        key_pattern=re.compile(key_pattern or re.escape(binding_key)),
+        description="all scopes" if key else scope,
+        topology=(
+            *dead_letters_topology(exchange, dead_letter_keys),
+            Exchange(approvals, "topic"),
+            Queue(
+                name=name,
+                source=approvals,
+                keys=(binding_key,),
+                arguments={
+                    "x-single-active-consumer": True,
+                    "x-dead-letter-exchange": dead_letter_exchange_name(exchange),
+                    "x-max-length": MAX_APPROVALS,
+                    "x-max-length-bytes": MAX_APPROVALS_BYTES,
+                    "x-overflow": "reject-publish",
+                },
+            ),
+        ),
     )
 
 

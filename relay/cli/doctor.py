@@ -13,7 +13,7 @@ import typer
 from pydantic import BaseModel, SecretStr
 
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.topology import describe_approvals_queue_of_scope
+from relay.amqp.topology import approvals_queue
 from relay.api.doctor import diagnose as diagnose_api
 from relay.cli._options import AsJson, ConfigFile, option
 from relay.cli._output import (
@@ -31,7 +31,7 @@ from relay.config.model import config_warnings
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
 from relay.fleet.diagnostics import diagnose_broker_for_agent, diagnose_broker_for_hub
-from relay.fleet.routing import HUB, make_hub_approvals_queue
+from relay.fleet.routing import HUB, hub_approvals_queue
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.instance_metadata import Instance, derive_scope, resource_names
@@ -161,9 +161,9 @@ async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Find
     if amqp is None:
         return []
     exchange = config.approval_answers_exchange
-    queue = describe_approvals_queue_of_scope(exchange, scope)
+    queue = approvals_queue(exchange, scope)
     if isinstance(config.fleet, HubSettings):
-        queue = make_hub_approvals_queue(exchange)
+        queue = hub_approvals_queue(exchange)
     return await diagnose_broker(
         "approvals.amqp", amqp.broker_urls(), queue.topology, amqp.declare, reads=(queue.name,)
     )

@@ -19,7 +19,6 @@ from yarl import URL
 
 from relay.amqp.broker_url import host_port
 from relay.amqp.connection import (
-    HEARTBEAT,
     SETUP_TIMEOUT,
     Deliveries,
     GuardedConnection,
@@ -73,14 +72,13 @@ class Link:
         """Whether messages of the other end reach this one."""
         return self._listening is not None
 
-    async def run(self, *, heartbeat: int = HEARTBEAT) -> NoReturn:
+    async def run(self) -> NoReturn:
         await keep_connected(
             self._urls,
             self._name,
             self._clock,
             self._serve,
             self._on_failure,
-            heartbeat=heartbeat,
             max_body_bytes=MAX_BODY_BYTES,
             **self._options,
         )

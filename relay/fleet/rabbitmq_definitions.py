@@ -25,7 +25,7 @@ from relay.fleet.routing import (
     agent_publish_exchange_name,
     command_exchange_name,
     fleet_topology,
-    hub_approvals_topology,
+    hub_approvals_queue,
     hub_lock_queue_name,
     report_queue_name,
 )
@@ -130,7 +130,7 @@ def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
         yield from events_topology(sink.exchange)
     yield from fleet_topology(settings.exchange)
     if hub.approvals is not None:
-        yield from hub_approvals_topology(hub.approvals.exchange)
+        yield from hub_approvals_queue(hub.approvals.exchange).topology
 
 
 def _hub_rights(settings: HubSettings, hub: HubAccount) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _hub_rights(settings: HubSettings, hub: HubAccount) -> dict[str, str]:
     if hub.approvals is not None:
         read.append(approvals_queue_name(hub.approvals.exchange, HUB))
         if hub.approvals.declare is True:
-            made += hub_approvals_topology(hub.approvals.exchange)
+            made += hub_approvals_queue(hub.approvals.exchange).topology
     names = [part.name for part in made]  # to make a part takes all three rights
     # RabbitMQ 4.2.6 tells how much waits in a queue only to those who may configure it.
     configure = [hub_lock_queue_name(exchange), report_queue_name(exchange)]

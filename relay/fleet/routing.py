@@ -32,9 +32,8 @@ from relay.amqp.topology import (
     Exchange,
     Part,
     Queue,
-    approvals_exchange_name,
+    approvals_queue,
     approvals_queue_name,
-    approvals_topology,
     dead_letter_exchange_name,
     dead_letters_topology,
 )
@@ -225,23 +224,12 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
     )
 
 
-def hub_approvals_topology(exchange: str) -> tuple[Part, ...]:
-    """Return what a hub makes for approvals over AMQP: one queue for all scopes."""
-    return approvals_topology(
+def hub_approvals_queue(exchange: str) -> ApprovalsQueue:
+    """Return the queue from which a hub takes approvals. The routing key names the scope."""
+    return approvals_queue(
         exchange,
         HUB,
-        routing_key=_APPROVALS_KEY,
+        key=_APPROVALS_KEY,
+        key_pattern=r"approve\.(?P<scope>[a-z0-9-]{1,80})",
         dead_letter_keys=_dead_letter_keys(exchange),
-    )
-
-
-def make_hub_approvals_queue(exchange: str) -> ApprovalsQueue:
-    """Return the queue from which a hub takes approvals. The routing key names the scope."""
-    return ApprovalsQueue(
-        exchange=approvals_exchange_name(exchange),
-        name=approvals_queue_name(exchange, HUB),
-        binding_key=_APPROVALS_KEY,
-        key_pattern=re.compile(r"approve\.(?P<scope>[a-z0-9-]{1,80})"),
-        description="all scopes",
-        topology=hub_approvals_topology(exchange),
     )

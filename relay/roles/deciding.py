@@ -152,9 +152,9 @@ def make_approval_consumer(
         return None
     # A relay without this section saves the memory of the AMQP libraries.
     from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
-    from relay.amqp.topology import describe_approvals_queue_of_scope  # noqa: PLC0415
+    from relay.amqp.topology import approvals_queue  # noqa: PLC0415
     from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
-    from relay.fleet.routing import make_hub_approvals_queue  # noqa: PLC0415
+    from relay.fleet.routing import hub_approvals_queue  # noqa: PLC0415
 
     exchange = config.approval_answers_exchange
     is_hub = isinstance(config.fleet, HubSettings)
@@ -163,9 +163,9 @@ def make_approval_consumer(
         urls=settings.broker_urls,
         declare=settings.declare,
         queue=(
-            make_hub_approvals_queue(exchange)
+            hub_approvals_queue(exchange)
             if is_hub
-            else describe_approvals_queue_of_scope(exchange, relay.origin.scope)
+            else approvals_queue(exchange, relay.origin.scope)
         ),
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(

@@ -14,8 +14,9 @@ import pytest
 from typing_extensions import override
 from yarl import URL
 
+from relay.amqp import connection
 from relay.amqp.broker_url import host_port, parse_urls
-from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, keep_connected
+from relay.amqp.connection import GuardedConnection, keep_connected
 from relay.amqp.failures import (
     ConnectionFailure,
     connection_failure_from_exception,
@@ -55,19 +56,12 @@ async def _arrived(broker_connection: GuardedConnection) -> NoReturn:
     raise Deferred(f"arrived at {host_port(broker_connection.url)}")
 
 
-async def failure_reasons(
-    urls: Sequence[URL], attempts: int = 1, *, setup_timeout: float = SETUP_TIMEOUT
-) -> list[str]:
+async def failure_reasons(urls: Sequence[URL], attempts: int = 1) -> list[str]:
     """The reasons of the failures before so many pauses."""
     failures: list[ConnectionFailure] = []
     with pytest.raises(Stop):
         await keep_connected(
-            lambda: urls,
-            "test",
-            CountingClock(attempts),
-            _arrived,
-            failures.append,
-            setup_timeout=setup_timeout,
+            lambda: urls, "test", CountingClock(attempts), _arrived, failures.append
         )
     return [failure.reason for failure in failures]
 
@@ -97,10 +91,13 @@ async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance
     ]
 
 
-async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again() -> None:
+async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "SETUP_TIMEOUT", 1.0)
     greeted: list[bytes] = []
     async with _mute(greeted) as url:
-        reasons = await failure_reasons(parse_urls(url), 2, setup_timeout=1.0)
+        reasons = await failure_reasons(parse_urls(url), 2)
         place = f"127.0.0.1:{URL(url).port}"
         assert reasons == [f"no connection to {place}: the broker did not answer in time"] * 2
     assert greeted == [b"AMQP\x00\x00\x09\x01"] * 2

@@ -17,16 +17,16 @@ from pamqp.header import ContentHeader
 
 from relay.amqp.connection import MAX_BODY_BYTES
 from relay.amqp.message_verification import UnusableMessage, extract_message_of_verified_sender
-from relay.amqp.topology import describe_approvals_queue_of_scope
+from relay.amqp.topology import approvals_queue
 from relay.api.settings import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
-from relay.fleet.routing import make_hub_approvals_queue
+from relay.fleet.routing import hub_approvals_queue
 from relay.roles.deciding import callers_by_amqp_user
 from tests import hostile
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
-QUEUE = describe_approvals_queue_of_scope("azure.scheduledevents", "prod")
+QUEUE = approvals_queue("azure.scheduledevents", "prod")
 CALLERS = callers_by_amqp_user(
     (
         Client(name="db-drain", amqp_user="drain", can=("approve",)),
@@ -197,7 +197,7 @@ def test_any_message_is_a_decision_or_unusable(
 
 # --- the queue of a hub
 
-HUB_QUEUE = make_hub_approvals_queue("azure.scheduledevents")
+HUB_QUEUE = hub_approvals_queue("azure.scheduledevents")
 
 
 def hub_request_in(delivered: DeliveredMessage) -> DecisionRequest:

@@ -19,7 +19,7 @@ from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import (
     Exchange,
     Queue,
-    approvals_topology,
+    approvals_queue,
     declare_topology,
     events_topology,
     log_suffix_for_unchecked_parts,
@@ -53,7 +53,7 @@ DOCUMENTED: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 def parts_of(exchange: str) -> tuple[Exchange | Queue, ...]:
     """All that a relay makes in which both directions are on."""
-    return (*events_topology(exchange), *approvals_topology(exchange, SCOPE))
+    return (*events_topology(exchange), *approvals_queue(exchange, SCOPE).topology)
 
 
 @asynccontextmanager

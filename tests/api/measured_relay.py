@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from relay.amqp.approval_consumer import ApprovalConsumer
-from relay.amqp.topology import describe_approvals_queue_of_scope
+from relay.amqp.topology import approvals_queue
 from relay.approvals.amqp_handler import AmqpApprovalHandler
 from relay.fleet.hub.hub import Hub
 from relay.fleet.settings import HubSettings
@@ -60,7 +60,7 @@ async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[Meas
         consumer = ApprovalConsumer(
             urls=lambda: [URL("amqp://127.0.0.1:1")],
             declare=True,
-            queue=describe_approvals_queue_of_scope("azure.scheduledevents.approvals", SCOPE),
+            queue=approvals_queue("azure.scheduledevents.approvals", SCOPE),
             relay=ORIGIN.relay,
             handler=AmqpApprovalHandler(callers={}, gate=running.gate, store=store, clock=clock),
             on_unusable=_ignore,

@@ -19,7 +19,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.topology import approvals_topology, declare_topology, events_topology
+from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
 from relay.config import NO_RULE_FOR_USER_EVENTS
@@ -252,7 +252,7 @@ async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_lo
             connection,
             (
                 *events_topology("azure.scheduledevents"),
-                *approvals_topology("azure.scheduledevents", "prod"),
+                *approvals_queue("azure.scheduledevents", "prod").topology,
             ),
             True,
         )

@@ -44,7 +44,7 @@ from relay.fleet.routing import (
     command_exchange_name,
     command_key,
     fleet_topology,
-    hub_approvals_topology,
+    hub_approvals_queue,
     hub_lock_queue_name,
     report_key,
     report_queue_name,
@@ -85,7 +85,7 @@ PASSWORD = "p"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 WITHIN = 30.0
 """Seconds for what the broker does in milliseconds."""
-TOPOLOGY = (*events_topology(MAIN), *fleet_topology(MAIN), *hub_approvals_topology(MAIN))
+TOPOLOGY = (*events_topology(MAIN), *fleet_topology(MAIN), *hub_approvals_queue(MAIN).topology)
 
 Attempt = Callable[[AbstractChannel], Awaitable[object]]
 

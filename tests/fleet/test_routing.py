@@ -31,7 +31,7 @@ from relay.fleet.routing import (
     command_exchange_name,
     command_key,
     fleet_topology,
-    hub_approvals_topology,
+    hub_approvals_queue,
     parse_agent_routing_key,
     report_key,
     scope_key,
@@ -254,7 +254,7 @@ def line_of(title: str) -> str:
 def test_the_page_names_every_part_with_its_arguments_and_bindings() -> None:
     dead_letters_first = [f"{MAIN}.dlx", f"{MAIN}.dead"]  # so none is lost
     assert [part.name for part in fleet_topology(MAIN)][:2] == dead_letters_first
-    for part in (*fleet_topology(MAIN), *hub_approvals_topology(MAIN)):
+    for part in (*fleet_topology(MAIN), *hub_approvals_queue(MAIN).topology):
         line = line_of(f"{part.title.replace(' ', ' `', 1)}`")
         assert part.type in line or part.name == f"{MAIN}.approvals.hub"
         if part.name == f"{MAIN}.approvals.hub":

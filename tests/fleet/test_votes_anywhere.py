@@ -10,7 +10,6 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from relay.amqp.topology import approvals_exchange_name
 from relay.fleet.agent import start_orders
 from relay.simulator import Plan
 from tests.eventually import eventually
@@ -74,7 +73,7 @@ async def vote_over_amqp(fleet: RunningFleet, vote: dict[str, str]) -> None:
     """The routing key says the scope."""
     connection = await aio_pika.connect(fleet.broker.amqp_url(STRANGER))
     async with connection, connection.channel() as channel:
-        exchange = await channel.get_exchange(approvals_exchange_name(fleet.exchange), ensure=False)
+        exchange = await channel.get_exchange(f"{fleet.exchange}.approvals", ensure=False)
         message = aio_pika.Message(orjson.dumps(vote), message_id="vote-1", user_id=STRANGER)
         await exchange.publish(message, f"approve.{SCOPE}")
 

@@ -15,7 +15,7 @@ import pytest
 from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.topology import approvals_topology, declare_topology, events_topology
+from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.simulator import VM, Setup, Simulator
 from tests.depth import CHAOS
 from tests.eventually import eventually
@@ -78,7 +78,7 @@ async def _make(bus: Bus) -> None:
     async with connection:
         await declare_topology(
             connection,
-            (*events_topology(bus.exchange), *approvals_topology(bus.exchange, SCOPE)),
+            (*events_topology(bus.exchange), *approvals_queue(bus.exchange, SCOPE).topology),
             True,
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from relay.amqp import approval_consumer
 from relay.amqp.approval_consumer import (
     CLIENT_BURST,
     MESSAGES_AT_ONCE,
@@ -23,9 +24,8 @@ from relay.amqp.approval_consumer import (
 from relay.amqp.message_verification import UnparsedApprovalMessage
 from relay.amqp.topology import (
     MAX_APPROVALS,
-    approvals_topology,
+    approvals_queue,
     declare_topology,
-    describe_approvals_queue_of_scope,
 )
 from relay.clock import CALLER_RATE, SystemClock
 from tests.background_tasks import BackgroundTasks
@@ -82,7 +82,7 @@ def consumer_of(
     return ApprovalConsumer(
         urls=lambda: [URL(node.amqp_url())],
         declare=True,
-        queue=describe_approvals_queue_of_scope(bus.exchange, SCOPE),
+        queue=approvals_queue(bus.exchange, SCOPE),
         relay="vm-0",
         handler=handler,
         on_unusable=lambda _, reason: unusable.append(reason),
@@ -94,7 +94,7 @@ async def bus_with_queue(node: Broker) -> Bus:
     """The exchanges and the queue of approvals, without a relay."""
     bus = Bus(node, unused_exchange())
     async with bus.connection() as connection:
-        await declare_topology(connection, approvals_topology(bus.exchange, SCOPE), True)
+        await declare_topology(connection, approvals_queue(bus.exchange, SCOPE).topology, True)
     return bus
 
 
@@ -174,7 +174,7 @@ async def test_a_hold_behind_a_backlog_of_votes_of_its_own_client_is_decided(nod
 
 
 async def test_what_returned_to_the_queue_is_decided_within_the_rate_that_it_paid(
-    node: Broker,
+    node: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing can be recorded while messages wait in the relay: the broker gets them back."""
     bus, unusable = await bus_with_queue(node), list[str]()
@@ -183,7 +183,8 @@ async def test_what_returned_to_the_queue_is_decided_within_the_rate_that_it_pai
     handler = Handler(is_writable=False)
     handler.may_decide.set()
     consumer = consumer_of(node, bus, handler, unusable)
-    async with BackgroundTasks(consumer.run(poll_interval=0.05)):
+    monkeypatch.setattr(approval_consumer, "POLL_INTERVAL", 0.05)
+    async with BackgroundTasks(consumer.run()):
         await eventually(lambda: len(handler.submitted) >= MESSAGES_AT_ONCE)
         handler.blocked = "the state file cannot be written"
 
@@ -205,7 +206,7 @@ async def test_the_broker_refuses_more_than_the_queue_may_hold(node: Broker) -> 
     """What the broker took is not lost."""
     bus = Bus(node, unused_exchange("azure.scheduledevents"))
     async with bus.connection() as connection:
-        await declare_topology(connection, approvals_topology(bus.exchange, SCOPE), True)
+        await declare_topology(connection, approvals_queue(bus.exchange, SCOPE).topology, True)
     ids = [f"waits {number}" for number in range(MAX_APPROVALS + 500)]
     refused_by_broker = await bus.send_all({"eventId": "none"}, ids, user="drain")
     assert 0 < refused_by_broker <= 500

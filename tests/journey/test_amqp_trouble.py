@@ -14,6 +14,7 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
 
+from relay.amqp import approval_consumer
 from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
@@ -203,13 +204,13 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
             raise StoreUnavailable("no room")
         return decide(self, tx, request)
 
+    monkeypatch.setattr(approval_consumer, "POLL_INTERVAL", 0.05)
     sent = ["hold", "release", "hold again"]
     async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
         rejections = ThrottledLog(logging.getLogger("test"))
         consumer = make_approval_consumer(system.config, system.running.relay, rejections)
         assert consumer is not None
-        # It looks more often whether it may consume.
-        await stack.enter_async_context(BackgroundTasks(consumer.run(poll_interval=0.05)))
+        await stack.enter_async_context(BackgroundTasks(consumer.run()))
         await eventually(system.is_consuming, every=0.05)
         await system.bus.listen(stack)
         event, decision = await system.schedule_reboot()

@@ -12,7 +12,6 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.amqp import publisher
-from relay.amqp.publisher import CONNECTION_WAIT
 from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent
@@ -42,21 +41,9 @@ def message_properties(event: CloudEvent) -> Basic.Properties:
     return header.properties
 
 
-def sink(
-    url: str | None,
-    exchange: str,
-    *,
-    heartbeat: int = 10,
-    connection_wait: float = CONNECTION_WAIT,
-    **fields: Any,
-) -> AbstractAsyncContextManager[RabbitMQ]:
+def sink(url: str | None, exchange: str, **fields: Any) -> AbstractAsyncContextManager[RabbitMQ]:
     """A sink as the relay opens it."""
-    return connect(
-        settings(url, exchange, **fields),
-        SystemClock(),
-        heartbeat=heartbeat,
-        connection_wait=connection_wait,
-    )
+    return connect(settings(url, exchange, **fields), SystemClock())
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import aio_pika
 import pytest
 from cloudevents.core.bindings import rabbitmq as oracle
 
+from relay.amqp import publisher
 from relay.amqp.connection import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
 from relay.sinks.rabbitmq import sink as sink_module
@@ -144,11 +145,12 @@ async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
 
 
 async def test_an_exchange_that_is_deleted_under_way_is_made_again(
-    broker: Reachable, exchange: str
+    broker: Reachable, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first delivery loses its channel. The next waits for a new channel and exchange."""
+    monkeypatch.setattr(publisher, "CONNECTION_WAIT", 10.0)
     async with (
-        sink(broker.amqp_url(), exchange, connection_wait=10.0) as bus,
+        sink(broker.amqp_url(), exchange) as bus,
         channel(broker.amqp_url()) as broker_channel,
     ):
         await delivered(bus, cloudevent())

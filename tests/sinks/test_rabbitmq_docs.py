@@ -20,7 +20,7 @@ from yarl import URL
 from docs import generate
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.publisher import routing_key
-from relay.amqp.topology import approvals_topology, declare_topology, events_topology
+from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.approvals.request import DecisionBody
 from relay.config import Config
 from relay.sinks.rabbitmq import Settings
@@ -132,7 +132,7 @@ async def test_the_rights_and_the_programs_of_the_pages_are_all_it_takes(
 
 async def _take_the_decision_of_the_page(prod: Broker, folder: Path) -> None:
     """Declare both directions, consume approvals and send one, with the rights for that alone."""
-    parts = (*events_topology(EXCHANGE), *approvals_topology(EXCHANGE, SCOPE))
+    parts = (*events_topology(EXCHANGE), *approvals_queue(EXCHANGE, SCOPE).topology)
     await run_commands(prod, folder, BOTH_WAYS)
     connection = GuardedConnection(URL(url_of(prod, "imds-relay")), "test")
     await connection.connect()

@@ -103,14 +103,15 @@ async def test_what_is_sent_while_the_connection_ends_is_sent_again(
 
 
 async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(
-    own_broker: Broker, caplog: pytest.LogCaptureFixture
+    own_broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """See docs/protocol.md#a-library-cancels-publishers: this is a Deferred.
 
     With a heartbeat of one second the watchdog takes six, with the relay's own of ten it takes 33.
     """
     caplog.set_level(logging.WARNING, "relay.sinks.rabbitmq")
-    async with sink(own_broker.amqp_url(), "frozen", heartbeat=1, timeout="30s") as bus:
+    monkeypatch.setattr(connection, "HEARTBEAT", 1)
+    async with sink(own_broker.amqp_url(), "frozen", timeout="30s") as bus:
         await delivered(bus, cloudevent())
         own_broker.freeze()
         start = time.monotonic()

@@ -18,7 +18,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.amqp.connection import QUEUE_DELETED, GuardedConnection
 from relay.amqp.failures import broker_message
 from relay.amqp.message_verification import UnusableMessage
-from relay.amqp.publisher import CONNECTION_WAIT, ConfirmedPublisher
+from relay.amqp.publisher import ConfirmedPublisher
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.events.build import Origin
@@ -80,15 +80,13 @@ class AgentLink(Link):
         clock: Clock,
         *,
         chance: Callable[[], float] = random.random,
-        publish_timeout: float = PUBLISH_TIMEOUT,
-        connection_wait: float = CONNECTION_WAIT,
     ) -> None:
         exchange = self._exchange = agent_publish_exchange_name(settings.exchange)
         super().__init__(
             settings.broker_urls,
             f"imds-relay agent {origin.relay} of {origin.scope}",
             clock,
-            ConfirmedPublisher(exchange, publish_timeout, connection_wait),
+            ConfirmedPublisher(exchange, PUBLISH_TIMEOUT),
             chance=chance,
             delay=spread_reconnect_delay,
             socket_buffers=SOCKET_BUFFERS,

@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import NoReturn
 
 from aio_pika import exceptions as amqp
@@ -20,7 +19,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 
 from relay.amqp.broker_url import host_port
-from relay.amqp.connection import HEARTBEAT, SETUP_TIMEOUT, GuardedConnection, keep_connected
+from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.diagnostics import check_publish
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import (
@@ -30,7 +29,6 @@ from relay.amqp.failures import (
     raise_if_cancelled,
 )
 from relay.amqp.publisher import (
-    CONNECTION_WAIT,
     ConfirmedPublisher,
     PublishResult,
     routing_key,
@@ -116,9 +114,9 @@ class RabbitMQ:
     longest_pause = 5.0  # a try costs nothing while there is no connection
     give_up_after = math.inf  # a broker that is back gets the whole history
 
-    def __init__(self, settings: Settings, connection_wait: float) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._publisher = ConfirmedPublisher(settings.exchange, settings.timeout, connection_wait)
+        self._publisher = ConfirmedPublisher(settings.exchange, settings.timeout)
         self._state_log = LogOnce(_log)
         self._unrouted_keys: set[str] = set()
 
@@ -169,16 +167,9 @@ class RabbitMQ:
 
 
 @contextlib.asynccontextmanager
-async def connect(
-    settings: Settings,
-    clock: Clock,
-    *,
-    heartbeat: int = HEARTBEAT,
-    connection_wait: float = CONNECTION_WAIT,
-    chance: Callable[[], float] = random.random,
-) -> AsyncIterator[RabbitMQ]:
+async def connect(settings: Settings, clock: Clock) -> AsyncIterator[RabbitMQ]:
     async with asyncio.TaskGroup() as tasks:
-        sink = RabbitMQ(settings, connection_wait)
+        sink = RabbitMQ(settings)
         connection_task = tasks.create_task(
             keep_connected(
                 settings.broker_urls,
@@ -186,8 +177,6 @@ async def connect(
                 clock,
                 sink.keep_channel_open,
                 sink.on_connection_failure,
-                heartbeat=heartbeat,
-                chance=chance,
             )
         )
         try:
