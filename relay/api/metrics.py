@@ -51,8 +51,6 @@ MAX_EXAMINED = 200
 _AMQP_STATUSES = {311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 504, 505, 506, 530}
 _STATUSES = {*map(int, HTTPStatus), *_AMQP_STATUSES, 540, 541}
 """The statuses of receivers that have a label of their own: those of HTTP and of AMQP 0-9-1."""
-# The type OrderResult has the same names. Its module loads the AMQP libraries.
-_ORDER_RESULTS = ("accepted", "refused", "failed", "changed", "stale", "returned", "unanswered")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -334,12 +332,14 @@ def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
         )
         metrics.count("hub_copies_total", "Reports that said nothing new", hub.redundant_reports)
         metrics.count("hub_pulses_total", "Pulses that were read", hub.pulses)
-        results: Mapping[Any, int] = relay.order_results
+        # The module loads the AMQP libraries, which a hub has loaded.
+        from relay.fleet.hub.start_orders import OrderResult  # noqa: PLC0415
+
         metrics.counts(
             "hub_orders_total",
             "Start orders to agents that ended",
             "result",
-            {result: results.get(result, 0) for result in _ORDER_RESULTS},
+            {result: hub.orders.results[result] for result in get_args(OrderResult)},
         )
 
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # a relay without them saves the memory of the AMQP and token
     from relay.api.sign_in import SignIn
     from relay.fleet.hub.hub import Hub
     from relay.fleet.hub.roster import Roster
-    from relay.fleet.hub.start_orders import OrderResult
 
 
 class SourceHealth(Protocol):
@@ -93,8 +92,6 @@ class Relay:
     chats: Mapping[str, ChatSink] = field(default_factory=dict)
     roster: Roster | None = None
     hub: Hub | None = None
-    order_results: Mapping[OrderResult, int] = field(default_factory=dict)
-    """How the start orders of a hub ended."""
     polling: PollMeasurements | None = None
     """None on a hub, which does not poll."""
     approvals_link: ApprovalConsumer | None = None

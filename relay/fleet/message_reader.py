@@ -109,11 +109,7 @@ class _RelayEventData(Strict):
     count: Number
 
 
-def _read_change(model: type[ChangeData], envelope: _Envelope, _: Any) -> ChangeData:
-    return model.model_validate(envelope.data)
-
-
-def _read_fleet_message(model: type[Message], envelope: _Envelope, _: Any) -> Message:
+def _read_model(model: type[Message | ChangeData], envelope: _Envelope, _: Any) -> Content:
     return model.model_validate({**envelope.data, "journalhead": envelope.journalhead})
 
 
@@ -141,18 +137,15 @@ def _read_relay_event(envelope: _Envelope, fields: Any) -> CloudEvent:
     return expected
 
 
-_CHANGES: Mapping[str, type[ChangeData]] = {
-    "event.scheduled": ChangeData,
-    "event.updated": ChangeData,
-    "event.started": ChangeData,
-    "event.ended": EndedData,
+_MODELS: Mapping[str, type[Message | ChangeData]] = {
+    **{cloudevent_type(model.kind): model for model in MESSAGES},
+    **{
+        f"{TYPE_PREFIX}event.{change}{TYPE_VERSION}": EndedData if change == "ended" else ChangeData
+        for change in ("scheduled", "updated", "started", "ended")
+    },
 }
 _READERS: Mapping[str, Callable[[_Envelope, Any], Content]] = {
-    **{cloudevent_type(model.kind): partial(_read_fleet_message, model) for model in MESSAGES},
-    **{
-        f"{TYPE_PREFIX}{name}{TYPE_VERSION}": partial(_read_change, model)
-        for name, model in _CHANGES.items()
-    },
+    **{type_: partial(_read_model, model) for type_, model in _MODELS.items()},
     **{
         definition.type: _read_relay_event
         for definition in CATALOG

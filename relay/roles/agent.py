@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
+from relay import __version__
 from relay.api.server import Server
 from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
@@ -20,9 +21,9 @@ from relay.fleet.agent.agent import (
     ImdsClock,
     ReportSink,
     ReportSinkSettings,
-    VmIdentity,
 )
 from relay.fleet.agent.link import AgentLink
+from relay.fleet.messages import MAX_NAMES, Pulse
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
 from relay.roles.inner_half import RunningRelay, attached
@@ -55,11 +56,13 @@ async def start(
         sink = ReportSinkSettings()
         owner = StateFileScopeAndVm(origin.scope, identity.vm_id)
         store, report = await open_store_with_log(config, owner, origin, [sink], clock, stack)
-        machine = VmIdentity(
+        machine = Pulse.model_construct(  # not checked: the hub refuses what it cannot use
             vm_id=identity.vm_id,
             boot_id=boot_id,
+            version=__version__,
             zone=(identity.instance.zone or None) if identity.instance is not None else None,
-            names=identity.names,
+            names=tuple(sorted(identity.names or ()))[:MAX_NAMES],
+            live=None,
         )
         # Nothing is approved here. The engine only tells the API that.
         no_approvals = config.approvals.model_copy(update={"enabled": False})

@@ -1,7 +1,7 @@
 """The hub of a fleet: its source is the agents, and an agent sends each StartRequest for it.
 
 `start` puts its parts together. `Hub` records what agents report. The dispatcher delivers it to the
-sinks. The gate decides, and its `OrderPort` orders an agent to send the StartRequest.
+sinks. The gate decides, and the `OrderPort` of the hub orders an agent to send the StartRequest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from relay.config import Config
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.hub.roster_keeper import SelectedMachineCounter
-from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
 from relay.fleet.votes import MachineVotes
@@ -48,15 +47,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         on_unusable = unusable_message_log(server.state.rejection_log, clock)
         hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()
-        port = OrderPort(
-            store,
-            hub.roster,
-            hub.link.send,
-            origin,
-            clock,
-            hub.agents_seeing_current_state,
-            lambda: hub.link.connected_since,
-        )
         count_machines = SelectedMachineCounter(hub.roster, clock).machines_of_limit
         make_relay = partial(
             Relay,
@@ -66,7 +56,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             clock=clock,
             roster=hub.roster,
             hub=hub,
-            order_results=port.results,
         )
         gate: Gate
 
@@ -83,7 +72,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             )
             # No event is about the machine of the hub. So no StartRequest waits until the sinks
             # were told: the hub can still tell them when the VM stops.
-            gate = Gate(engine, store, port, clock, lambda _: False)
+            gate = Gate(engine, store, hub.orders, clock, lambda _: False)
             return deciding(
                 config,
                 server,
@@ -102,7 +91,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             return await gate.submit(request)
 
         votes = MachineVotes(submit, clock)
-        hub.attach_handlers(port.on_result, votes, lambda: gate.wake())  # noqa: PLW0108  # a reload makes another
+        hub.attach_handlers(votes, lambda: gate.wake())  # noqa: PLW0108  # a reload makes another
         running_relay = RunningRelay(config, server, store, clock, report, enter)
         is_entered = asyncio.Event()
 

@@ -16,13 +16,11 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, NoReturn, Protocol
 
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay import __version__
 from relay.amqp.message_verification import UnusableMessage
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, SystemClock, wait_for_event
@@ -33,7 +31,6 @@ from relay.events.model import Document
 from relay.fleet.agent.link import AgentLink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.messages import (
-    MAX_NAMES,
     ChangeData,
     Content,
     Pulse,
@@ -103,16 +100,6 @@ class ImdsClock(SystemClock):
         return now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmIdentity:
-    """The VM of an agent. ``names`` are those by which events refer to it; None: unknown."""
-
-    vm_id: str | None
-    boot_id: str | None
-    zone: str | None
-    names: frozenset[str] | None
-
-
 class ReportSinkSettings(SinkSettings):
     """The settings of the sink that every agent has. They are not part of the configuration."""
 
@@ -145,6 +132,7 @@ class ReportSink:
 class Agent:
     """What a relay does as an agent of a fleet. ``engine`` has approvals off.
 
+    ``machine`` is a pulse that says who the VM is, and nothing of what it sees.
     ``reports_wait`` returns whether some reports are not in the hub's queue yet.
     """
 
@@ -152,7 +140,7 @@ class Agent:
         self,
         link: AgentLink,
         origin: Origin,
-        machine: VmIdentity,
+        machine: Pulse,
         source: AgentPoller,
         sender: StartRequestSender,
         engine: ApprovalEngine,
@@ -231,7 +219,7 @@ class Agent:
         return self._source.last_document is not None
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
-        machine, source = self._machine, self._source
+        source = self._source
         live: tuple[ChangeData, ...] | None = None
         age, at = None, self._clock.now()
         if source.last_document is not None:
@@ -243,17 +231,9 @@ class Agent:
             if source.last_read_at is not None:
                 at = source.last_read_at + timedelta(seconds=age or 0.0)
         # What Azure says is not checked here: the hub refuses what it cannot use.
-        pulse = Pulse.model_construct(
-            vm_id=machine.vm_id,
-            boot_id=machine.boot_id,
-            version=__version__,
-            zone=machine.zone,
-            names=tuple(sorted(machine.names or ()))[:MAX_NAMES],
-            live=live,  # None: before the first read nobody can say what has ended
-            poll_age=age,
-            clock_offset=source.clock_offset,
-        )
-        return pulse, at
+        # `live` is None before the first read: nobody can say what has ended.
+        seen = {"live": live, "poll_age": age, "clock_offset": source.clock_offset}
+        return self._machine.model_copy(update=seen), at
 
     async def _answer_pulse_requests(self) -> NoReturn:
         """Send a pulse if this VM still sees any of the events of which the hub asks.

@@ -3,7 +3,7 @@
 `HubLink` hands over the messages of agents (`Hub.take`). Each is checked first: who may have sent
 it, and whether it can be read. Reports, which are events that an agent recorded, and pulses become
 a `Heard` each, and `EventMerger` merges and records them. Then votes go to `MachineVotes`, and
-results of start orders to the handler that was attached. A message is acknowledged when what it
+results of start orders to the `OrderPort`. A message is acknowledged when what it
 said is on disk; a vote when it is taken, because the program that gave it tries again without an
 answer.
 """
@@ -27,6 +27,7 @@ from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.fleet.hub.roster_keeper import RosterKeeper
+from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.message_reader import ReceivedMessage, read_message
 from relay.fleet.messages import (
     MAX_ASKED,
@@ -95,6 +96,15 @@ class Hub:
             has_read_all=lambda: self.link.has_read_all(),  # noqa: PLW0108  # it is made below
             ask=self._ask,
         )
+        self.orders = OrderPort(
+            store,
+            self.roster,
+            self.link.send,
+            origin,
+            clock,
+            self._agents_showing,
+            lambda: self.link.connected_since,
+        )
         self._exchange = agent_publish_exchange_name(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin
@@ -105,7 +115,6 @@ class Hub:
         self._on_unusable = on_unusable
         self._complaints = TokenBuckets(1 / COMPLAINT_INTERVAL, 1)
         self._on_agents_changed: Callable[[], None] = lambda: None
-        self._on_result: Callable[[AuthorizedSender, StartResult], None] | None = None
         self._votes: MachineVotes | None = None
         self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
@@ -118,18 +127,12 @@ class Hub:
         """Reports that said nothing new: other agents had said it before."""
         return self._merger.copies
 
-    def attach_handlers(
-        self,
-        on_result: Callable[[AuthorizedSender, StartResult], None],
-        votes: MachineVotes,
-        on_agents_changed: Callable[[], None],
-    ) -> None:
+    def attach_handlers(self, votes: MachineVotes, on_agents_changed: Callable[[], None]) -> None:
         """``on_agents_changed`` is called a few seconds after agents came or went."""
-        self._on_result = on_result
         self._votes = votes
         self._on_agents_changed = on_agents_changed
 
-    def agents_seeing_current_state(self, scope: str, event_key: str) -> frozenset[str]:
+    def _agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
         history = self._merger.history(scope, KEYS.event_id_of_key(event_key))
         return history.agents_seeing_told_state if history is not None else frozenset()
 
@@ -206,8 +209,8 @@ class Hub:
                     heard += _heard(sender, content, received.at, now)
                 case VoteMessage() as vote:
                     votes.append((sender, vote))
-                case StartResult() as result if self._on_result is not None:
-                    self._on_result(sender, result)
+                case StartResult() as result:
+                    self.orders.on_result(sender, result)
         if heard or about_relays:
             await self._merger.merge(heard, about_relays)
         self.roster.note_documents(  # not before: what was before them in the queue can come again
