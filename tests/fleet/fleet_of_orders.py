@@ -154,6 +154,10 @@ class Fleet:
 
     # --- the hub's side of RabbitMQ
 
+    @property
+    def connected_since(self) -> float | None:
+        return None if self.publish == "down" else self.connected_at
+
     async def send(self, key: str, event: CloudEvent) -> bool:
         await asyncio.sleep(0)
         if self.publish == "down":
@@ -319,11 +323,10 @@ class Hub:
         self.port = OrderPort(
             store,
             self.roster,
-            fleet.send,
+            fleet,
             HUB,
             clock,
             self.agents_showing,
-            lambda: None if fleet.publish == "down" else fleet.connected_at,
         )
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub, fleet.connected_at = self, clock.monotonic()

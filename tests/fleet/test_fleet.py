@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.api.metrics import read_metrics
 from relay.fleet.agent import start_orders
 from relay.fleet.hub import merge
 from relay.simulator import Plan, Setup
@@ -120,3 +121,10 @@ async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once
         assert post.vm == other.relay
         returned = [text for text in caplog.messages if "the order was returned" in text]
         assert [chosen.relay in text for text in returned] == [True]
+        metrics = await read_metrics(hub, fleet.running_hub.server.state)
+        ended = {
+            sample.labels["result"]: sample.value
+            for sample in metrics.families["hub_orders_total"].samples
+            if sample.value
+        }
+        assert ended == {"returned": 1, "accepted": 1}

@@ -96,15 +96,7 @@ class Hub:
             has_read_all=lambda: self.link.has_read_all(),  # noqa: PLW0108  # it is made below
             ask=self._ask,
         )
-        self.orders = OrderPort(
-            store,
-            self.roster,
-            self.link.send,
-            origin,
-            clock,
-            self._agents_showing,
-            lambda: self.link.connected_since,
-        )
+        self.orders = OrderPort(store, self.roster, self.link, origin, clock, self._agents_showing)
         self._exchange = agent_publish_exchange_name(settings.exchange)
         self._domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin

@@ -22,10 +22,10 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from relay.approvals import ClaimedGrant
 from relay.clock import Clock, wait_for_event
@@ -68,11 +68,20 @@ AgentsShowing: TypeAlias = Callable[[str, str], frozenset[str]]
 
 The event is named by its key in the store, the agents by their relay words.
 """
-Send: TypeAlias = Callable[[str, CloudEvent], Awaitable[bool]]
-"""Publishes to a routing key, mandatory and confirmed, and returns False if nobody got the event.
 
-Raises DeliveryError if it is not known whether somebody got it.
-"""
+
+class Publisher(Protocol):
+    """How an order gets to its agent: the hub's link."""
+
+    @property
+    def connected_since(self) -> float | None:
+        """By the monotonic clock; None: it is not connected, and no grant is claimed."""
+
+    async def send(self, key: str, event: CloudEvent) -> bool:
+        """Publish to a routing key, mandatory and confirmed; return False if nobody got the event.
+
+        Raises DeliveryError if it is not known whether somebody got it.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -91,29 +100,23 @@ class _AwaitedOrder:
 
 
 class OrderPort:
-    """The `StartRequestPort` of a hub. `Hub` calls `on_result` for each result.
-
-    ``connected_since`` returns since when the hub is connected, by the monotonic clock. While it
-    returns None, no grant is claimed.
-    """
+    """The `StartRequestPort` of a hub. `Hub` calls `on_result` for each result."""
 
     def __init__(
         self,
         store: Store,
         roster: Roster,
-        send: Send,
+        publisher: Publisher,
         origin: Origin,
         clock: Clock,
         agents_showing: AgentsShowing,
-        connected_since: Callable[[], float | None],
     ) -> None:
         self._store = store
         self._roster = roster
-        self._send = send
+        self._publisher = publisher
         self._origin = origin
         self._clock = clock
         self._agents_showing = agents_showing
-        self._connected_since = connected_since
         self.results: Counter[OrderResult] = Counter()
         self._free_at: dict[str, float] = {}
         """Until when an order of a scope can be carried out that nobody answered."""
@@ -156,7 +159,7 @@ class OrderPort:
     def choose_agent(self, scope: str, grant: Grant, /) -> str:
         """Return the relay word of the agent that gets the order. Raises SourceUnavailable."""
         event = self._events[scope]
-        if self._connected_since() is None:
+        if self._publisher.connected_since is None:
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
         if self._seconds_until_free(scope) > 0:  # it has connected again
             raise SourceUnavailable("an earlier order can still be carried out")
@@ -228,13 +231,13 @@ class OrderPort:
 
     def _seconds_until_free(self, scope: str) -> float:
         """Return how long an order can still be carried out, of this hub or of one before it."""
-        connected_since = self._connected_since()
+        connected_since = self._publisher.connected_since
         connected = -math.inf if connected_since is None else connected_since + SETTLED_AFTER
         return max(connected, self._free_at.get(scope, -math.inf)) - self._clock.monotonic()
 
     async def _publish(self, order: _AwaitedOrder, key: str, event: CloudEvent, name: str) -> None:
         try:
-            if not await self._send(key, event):
+            if not await self._publisher.send(key, event):
                 order.end("returned")
         except DeliveryError as error:
             _log.warning(
