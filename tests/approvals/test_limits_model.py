@@ -320,7 +320,7 @@ class Limits(RuleBasedStateMachine):
                     waiting.append((key, of, status))
         now = self.clock.now()
         for _, of, status in sorted(waiting)[:1]:
-            taken = self._taken_by_others(of, now)
+            taken, certain = self._taken_by_others(of, now)
             names = frozenset(status.occurrence.event.resources or (f"event {of}",))
             is_blocked = []
             for limit in self.limits:
@@ -328,13 +328,21 @@ class Limits(RuleBasedStateMachine):
                 fits = len(needed | others) <= limit["max"] or (
                     len(needed) > limit["max"] and not others
                 )
-                is_blocked.append(not needed <= others and not fits)
+                is_blocked.append(not needed <= certain[limit["name"]] and not fits)
             assert any(is_blocked), f"{of} is first in line and waits for nothing"
             named = {wait.limit for wait in status.waiting_for}
             assert named <= {limit["name"] for limit in self.limits}
 
-    def _taken_by_others(self, of: str, now: datetime) -> dict[str, frozenset[str]]:
+    def _taken_by_others(
+        self, of: str, now: datetime
+    ) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+        """Return the machines that others take, and those of them that go whatever happens.
+
+        A StartRequest that may not have been accepted, and waits to be sent again, takes slots, but
+        lets no other event go along: two could do so mutually.
+        """
         taken: dict[str, set[str]] = {limit["name"]: set() for limit in self.limits}
+        certain: dict[str, set[str]] = {limit["name"]: set() for limit in self.limits}
         for other in _IDS:
             found = self._find(other)
             if other == of or found is None or not found.live:
@@ -350,11 +358,14 @@ class Limits(RuleBasedStateMachine):
                 keeps_slot = is_granted and limit["name"] not in waits_for
                 if found.event.is_started or may_go or keeps_slot:
                     taken[limit["name"]] |= counted(limit, names)
+                    if not waits_for:
+                        certain[limit["name"]] |= counted(limit, names)
         for ended_at, names in self.rests:
             for limit in self.limits:
                 if "rest" in limit and now < ended_at + _REST:
                     taken[limit["name"]] |= counted(limit, names)
-        return {limit: frozenset(names) for limit, names in taken.items()}
+                    certain[limit["name"]] |= counted(limit, names)
+        return taken, certain
 
     # --- the end
 
