@@ -332,10 +332,12 @@ class ApprovalFile:
     def connection(self) -> sqlite3.Connection:
         return self._opened.connection
 
-    def transact(self, work: Callable[[Transaction], T]) -> T:
+    def transact(self, work: Callable[[Transaction], T], *, memory: Memory | None = None) -> T:
+        """``memory`` is that of another store over the same file."""
+        memory = self._memory if memory is None else memory
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            tx = Transaction(self.connection, self._route, self._opened.keys, memory=self._memory)
+            tx = Transaction(self.connection, self._route, self._opened.keys, memory=memory)
             result = work(tx)
         except BaseException:
             self.connection.execute("ROLLBACK")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -27,10 +28,18 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Mode
+from relay.store.approvals import Memory
 from relay.store.chain import read_all_rows, verify_journal
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
-from tests.approvals.builders import ApprovalFile, build_caller, build_event, open_grants
+from tests.approvals.builders import (
+    ApprovalFile,
+    build_caller,
+    build_creation,
+    build_event,
+    build_request,
+    open_grants,
+)
 from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
@@ -178,6 +187,10 @@ class Model:
 def people(names: set[str]) -> set[str]:
     """The people behind these names: alice and carol are one person."""
     return {name.replace("carol", "alice") for name in names}
+
+
+class _RolledBack(Exception):
+    pass
 
 
 @dataclass
@@ -401,6 +414,25 @@ class Approvals(RuleBasedStateMachine):
                 else None
             )
             model.votes[who] = Vote(revision, now, now + (expires or timedelta(days=1)))
+
+    @precondition(lambda self: self.model)
+    @rule(of=_IDS, decision=st.sampled_from(["approve", "hold", "release"]))
+    def what_follows_from_a_decision_is_rolled_back(self, of: str, decision: Any) -> None:
+        """As on a full disk: nothing of it has happened."""
+        now = self.clock.now()
+        revision = self._revision(of, known=True)
+
+        def work(tx: Transaction) -> None:
+            engine = self.approvals.engine
+            engine.decide(
+                tx, build_request(decision, "alice", at=now, event_id=of, revision=revision)
+            )
+            engine.decide(tx, build_creation("alice", {}, at=now))
+            engine.apply_due_transitions(tx, now)
+            raise _RolledBack
+
+        with suppress(_RolledBack):
+            self.approvals.transact(work)
 
     @precondition(lambda self: self.model)
     @rule(of=_IDS, other=st.sampled_from(["bob", "carol"]))
@@ -629,6 +661,20 @@ class Approvals(RuleBasedStateMachine):
             return
         holds = self.approvals.transact(lambda tx: tx.standing_holds.list_open())
         assert {hold.hold_id for hold in holds} == {hold.hold_id for hold in self.ahead}
+
+    @invariant()
+    def what_is_remembered_is_what_the_file_says(self) -> None:
+        if not hasattr(self, "approvals"):
+            return
+
+        def read(tx: Transaction) -> object:
+            return (
+                [tx.approvals.of_key(of.lower()) for of in self.model],
+                tx.standing_holds.list_open(),
+                tx.approvals.occurrences_to_check(all_live=False),
+            )
+
+        assert self.approvals.transact(read) == self.approvals.transact(read, memory=Memory())
 
     @invariant()
     def nothing_follows_for_an_event_that_no_check_considers(self) -> None:
