@@ -16,7 +16,6 @@
     │   └── Superseded         the destination has it from somebody else
     ├── SignatureRefused       the headers do not prove who sent a body (in `relay.signature`)
     └── StoreError             the state file is unusable
-        ├── StoreLocked        another relay uses it
         └── StoreUnavailable   it cannot be written now
 
 The text of an error says what was expected, what was found and what to do, without secrets.
@@ -25,6 +24,7 @@ The text of an error says what was expected, what was found and what to do, with
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 Failure = Literal["transient", "slow", "disabled"]
@@ -35,39 +35,41 @@ class RelayError(Exception):
     """The base class of all errors that the relay raises on purpose."""
 
 
+@dataclass(eq=False, repr=False)
+class _ErrorWithFields(RelayError):
+    """An error whose text is ``reason``, and which has more fields."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.reason)
+
+
 class ConfigError(RelayError):
     """The configuration is unusable, and nothing was started. The text names the place."""
 
 
-class ReloadRefused(RelayError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class ReloadRefused(_ErrorWithFields):
     """The configuration was not reloaded: nothing has changed.
 
     ``restart_keys`` are the keys that need a restart. ``is_stopping``: the relay stops.
     """
 
-    def __init__(
-        self, reason: str, *, restart_keys: Sequence[str] = (), is_stopping: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.restart_keys = tuple(restart_keys)
-        self.is_stopping = is_stopping
+    restart_keys: Sequence[str] = ()
+    is_stopping: bool = False
 
 
-class SourceError(RelayError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class SourceError(_ErrorWithFields):
     """The metadata service gave no usable answer.
 
     ``status`` is the HTTP status, if any. ``retry_after`` is the pause in seconds that the service
     asks for, if it does.
     """
 
-    def __init__(
-        self, reason: str, *, status: int | None = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
-        self.retry_after = retry_after
+    status: int | None = None
+    retry_after: float | None = None
 
 
 class SourceUnavailable(SourceError):
@@ -94,30 +96,21 @@ class DocumentTooLarge(DocumentError):
     """The body of an answer is larger than the relay reads. The rest of it is not read."""
 
 
-class DeliveryError(RelayError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DeliveryError(_ErrorWithFields):
     """A sink could not deliver.
 
     ``reason`` is a sentence for the operator. ``status`` is the destination's status code, if there
-    is one. ``answer`` is the start of its answer, for the log of attempts, which calls it
-    ``response``: so does the attribute. ``skew`` is how many seconds the destination's clock is
-    ahead of ours; None if unknown.
+    is one. ``response`` is the start of its answer, for the log of attempts. ``skew`` is how many
+    seconds the destination's clock is ahead of ours; None if unknown.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        status: int | None = None,
-        answer: str | None = None,
-        skew: float | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
-        self.response = answer
-        self.skew = skew
+    status: int | None = None
+    response: str | None = None
+    skew: float | None = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Deferred(DeliveryError):
     """A later try may work.
 
@@ -131,19 +124,8 @@ class Deferred(DeliveryError):
       waits.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        after: float | None = None,
-        failure: Failure = "transient",
-        status: int | None = None,
-        answer: str | None = None,
-        skew: float | None = None,
-    ) -> None:
-        super().__init__(reason, status=status, answer=answer, skew=skew)
-        self.after = after
-        self.failure: Failure = failure
+    after: float | None = None
+    failure: Failure = "transient"
 
 
 class Rejected(DeliveryError):
@@ -156,10 +138,6 @@ class Superseded(DeliveryError):
 
 class StoreError(RelayError):
     """The state file is unusable."""
-
-
-class StoreLocked(StoreError):
-    """Another relay uses the state file."""
 
 
 class StoreUnavailable(StoreError):

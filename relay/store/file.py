@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import get_args
 
-from relay.errors import StoreError, StoreLocked
+from relay.errors import StoreError
 from relay.files import create_private_folder, current_user, describe_os_error, ensure_private_file
 from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, SinkState, StateFileScopeAndVm
 from relay.store.chain import verify_journal
@@ -93,8 +93,8 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
     """Open or create the state file; blocking.
 
     A corrupt or foreign file is set aside under a new name, with a warning. The fresh file begins
-    with approvals off. Raises StoreLocked if another relay holds the file, StoreError if its folder
-    is open to others, another version wrote it, or it cannot be opened.
+    with approvals off. Raises StoreError if another relay holds the file, its folder is open to
+    others, another version wrote it, or it cannot be opened.
     """
     path = Path(os.path.realpath(path))  # one log and one lock, whatever link leads to it
     lock = _take_lock(path)
@@ -195,7 +195,7 @@ def _take_lock(path: Path) -> sqlite3.Connection:
         if lock is not None:
             lock.close()
         if isinstance(error, sqlite3.Error) and _result_code(error) == sqlite3.SQLITE_BUSY:
-            raise StoreLocked(
+            raise StoreError(
                 f"another relay holds {path}: stop it, or give this one a store.path of its own"
             ) from error
         raise StoreError(

@@ -46,14 +46,6 @@ async def test_a_beginning_of_several_event_ids_names_none(tmp_path: Path) -> No
         assert not relay.azure.start_requests
 
 
-async def test_a_text_that_begins_no_event_id_is_refused_by_the_relay(tmp_path: Path) -> None:
-    async with running_relay(tmp_path, rules=[RULE]) as relay:
-        await relay.announce()
-        answer = await relay.run("show", "zz")
-        assert answer.code == 1
-        assert "no such event" in answer.err
-
-
 def test_a_table_shows_a_beginning_of_each_event_id_that_no_other_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -72,8 +72,9 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
         )
 
 
-async def test_explain_of_an_event_without_a_rule_says_so(tmp_path: Path) -> None:
+async def test_explain_of_an_event_without_a_rule_or_of_no_event_says_so(tmp_path: Path) -> None:
     async with running_relay(tmp_path, rules=[]) as relay:
         event = await relay.announce()
         assert "no rule: it is not approved" in (await relay.run("explain", event.event_id)).out
-        assert (await relay.run("explain", "nope")).code == 1
+        unknown = await relay.run("explain", "nope")
+        assert (unknown.code, "no such event" in unknown.err) == (1, True)

@@ -28,7 +28,7 @@ from relay.cli._output import (
     pluralize,
     strip_control,
 )
-from relay.errors import ConfigError, StoreLocked
+from relay.errors import ConfigError, StoreError
 from tests.cli.command import (
     ROOT,
     environment,
@@ -170,7 +170,7 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
         (ConfigError("a: expected b"), 2, "a: expected b"),
         (RefusedByPolicy("refused: no"), 3, "refused: no"),
         (CommandFailed("no"), 1, "no"),
-        (StoreLocked("held"), 1, "held"),
+        (StoreError("held"), 1, "held"),
         (FileNotFoundError(2, "No such file", "x"), 1, "x: No such file"),
         (TimeoutError(), 1, "it took too long"),
     ],
