@@ -349,12 +349,16 @@ def test_a_duration_is_a_number_and_a_unit(
     )
 
 
-def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name that is too long is as unreadable as a closed folder, also for root."""
+    place = tmp_path / ("x" * 300) / "relay.yaml"
+    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (place,))
     with pytest.raises(
         ConfigError, match=r"relay\.yaml: expected a file that can be read: File name too long"
     ):
-        load(environment={}, default_paths=(tmp_path / ("x" * 300) / "relay.yaml",))
+        load(environment={})
 
 
 # --- never a secret

@@ -385,7 +385,7 @@ approvals:
 def test_the_first_of_two_names_may_be_in_a_variable() -> None:
     clients = '[{"name": "a"}, {"name": "a"}]'
     with pytest.raises(ConfigError) as error:
-        load(environment={"IMDS_RELAY_API__CLIENTS": clients}, default_paths=())
+        load(environment={"IMDS_RELAY_API__CLIENTS": clients})
     assert str(error.value) == (
         "environment variable IMDS_RELAY_API__CLIENTS: api.clients[1].name: duplicate name: a; "
         "the first is api.clients[0].name"

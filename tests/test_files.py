@@ -66,13 +66,16 @@ def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
     assert all(may_exist(closed / "relay.yaml", kind) for kind in KINDS)
 
 
-def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
+def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
+    closed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     message = (
         r"relay\.yaml: expected a file that can be read: "
         rf"Permission denied \(this runs as {current_user()}\)"
     )
+    monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
     with pytest.raises(ConfigError, match=message):
-        load(environment={}, default_paths=(closed / "relay.yaml",))
+        load(environment={})
     done = run_command("check", "-c", str(closed / "relay.yaml"))
     assert (done.code, "Permission denied" in done.err) == (2, True)
 

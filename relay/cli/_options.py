@@ -22,6 +22,7 @@ def argument(metavar: str, text: str) -> Any:
 
 
 AsJson = Annotated[bool, option("--json", None, "Print JSON for programs.")]
+ListAsJson = Annotated[bool, option("--json", None, "With --list: print JSON for programs.")]
 AllPages = Annotated[bool, option("--all", None, "Every page, not only the first.")]
 EventId = Annotated[
     str,

@@ -19,7 +19,7 @@ import typer
 from aiohttp import web
 
 from relay.app import start_relay
-from relay.cli._options import argument, option
+from relay.cli._options import ListAsJson, argument, option
 from relay.cli._output import CommandFailed, format_local_time, pluralize, print_json, print_lines
 from relay.cli._tables import print_table
 from relay.cli.client import connect
@@ -245,9 +245,7 @@ def simulate(
             max=65535,
         ),
     ] = DEFAULT_PORT,
-    as_json: Annotated[
-        bool, option("--json", None, "With --list: print JSON for programs.")
-    ] = False,
+    as_json: ListAsJson = False,
     once: Annotated[
         bool, option("--once", None, "End with the playbook instead of at Ctrl-C.")
     ] = False,

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from relay.api.settings import KEY_PREFIX
 from relay.chat.platforms.slack import manifest
-from relay.cli._options import AsJson, argument, option
+from relay.cli._options import AsJson, ListAsJson, argument, option
 from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.config import AGENT_EXAMPLE, DEFAULTS
@@ -128,9 +128,7 @@ def schema(
             "or socket (Socket Mode).",
         ),
     ] = "socket",
-    as_json: Annotated[
-        bool, option("--json", None, "With --list: print JSON for programs.")
-    ] = False,
+    as_json: ListAsJson = False,
 ) -> None:
     """Print the JSON Schema of one CloudEvent, or of all by type.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.resources
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,14 +73,9 @@ class LoadedConfig:
         return self.file is not None and not self.document
 
 
-def load(
-    path: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    default_paths: Sequence[Path] = DEFAULT_PATHS,
-) -> LoadedConfig:
+def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> LoadedConfig:
     """Find, read and check the document. Raises ConfigError with a line for each error."""
-    file, document = _find_document(path, environment, default_paths)
+    file, document = _find_document(path, environment)
     values = expand_variables(file, document, environment)
     variables = {
         name: value
@@ -95,9 +90,7 @@ def load(
         raise ConfigError("\n".join(describe_errors(error, inputs))) from None
 
 
-def _find_document(
-    path: Path | None, environment: Mapping[str, str], default_paths: Sequence[Path]
-) -> tuple[Path | None, Any]:
+def _find_document(path: Path | None, environment: Mapping[str, str]) -> tuple[Path | None, Any]:
     """Return the file that an option or a variable names, else the first that exists; read it.
 
     Raises ConfigError, also if a stranger put a file that nobody named there: the usual places
@@ -106,7 +99,7 @@ def _find_document(
     named = path or (Path(variable) if (variable := environment.get("IMDS_RELAY_CONFIG")) else None)
     if named is not None:
         return named, read_document(named)
-    file = next((place for place in default_paths if may_exist(place, stat.S_ISREG)), None)
+    file = next((place for place in DEFAULT_PATHS if may_exist(place, stat.S_ISREG)), None)
     if file is None:
         return None, {}
     with suppress(OSError):  # whoever reads the file gets the reason
@@ -129,7 +122,7 @@ def find_log_format(
     form = environment.get("IMDS_RELAY_TELEMETRY__LOG")
     if form is None:
         with suppress(ConfigError):
-            telemetry = _find_document(path, environment, DEFAULT_PATHS)[1].get("telemetry")
+            telemetry = _find_document(path, environment)[1].get("telemetry")
             form = telemetry.get("log") if isinstance(telemetry, dict) else None
     return "json" if form == "json" else "text"
 
@@ -160,13 +153,10 @@ class RelayLocation:
 
 
 def locate_relay(
-    path: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    default_paths: Sequence[Path] = DEFAULT_PATHS,
+    path: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> RelayLocation:
     """Return where it is. Raises ConfigError for an unusable file, or one that was planted."""
-    file, document = _find_document(path, environment, default_paths)
+    file, document = _find_document(path, environment)
     values: dict[str, Any] = {}
     for section, key in (("api", "socket"), ("store", "path")):
         found = document.get(section)

@@ -154,7 +154,7 @@ def test_variables_say_where_the_relay_is_too(
     variables: dict[str, str], socket: str | None
 ) -> None:
     environment = {f"IMDS_RELAY_{name}": value for name, value in variables.items()}
-    assert locate_relay(environment=environment, default_paths=()).socket == socket
+    assert locate_relay(environment=environment).socket == socket
 
 
 def test_of_several_state_files_none_is_guessed_if_a_configuration_was_named(
