@@ -19,16 +19,14 @@ from relay.chat.cards.card import Card
 from relay.chat.cards.wording import timeline_line
 from relay.chat.context import ChatContext
 from relay.chat.message_planner import MessageUpdate
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
 from relay.events.cloudevent import CloudEvent, is_about_event
 from relay.sentences import Text
 from relay.sinks import Receipt
 
-MIN_REFRESH_INTERVAL = 60.0
+REFRESH_INTERVAL = 60.0
 """Seconds between two edits because of time alone. Each event of a burst has its own deadline."""
-MAX_REFRESH_INTERVAL = 60.0
-"""Seconds after which refresh times are read again: the clock or the mode may have changed."""
 _POSTED_AGAIN = "posted again"
 _UP_TO_DATE = "the message is up to date"
 _log = logging.getLogger(__name__)
@@ -99,7 +97,6 @@ class LiveMessageSink:
         self._platform = platform
         self._clock = clock
         self._in_chat = in_chat
-        self._delivered = asyncio.Event()
 
     async def deliver(self, event: CloudEvent) -> Receipt:
         """Return when the message about an event is up to date. Raises Deferred, Rejected.
@@ -114,8 +111,6 @@ class LiveMessageSink:
             return Receipt(response=await self._apply_update(update) if update else _UP_TO_DATE)
         except StoreUnavailable as error:
             raise Deferred(f"the content of the message cannot be read: {error}") from None
-        finally:
-            self._delivered.set()
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:  # noqa: ARG002  # refused unread
         """Raise CallbackRefused. A platform that calls the relay overrides this."""
@@ -123,7 +118,7 @@ class LiveMessageSink:
 
     def refreshing(self) -> AbstractAsyncContextManager[None]:
         return background_task_until_exit(
-            self._enqueue_due_refreshes_forever(), f"{self._settings.name}: refresh"
+            self._refresh_each_minute(), f"{self._settings.name}: refresh"
         )
 
     async def _apply_update(self, update: MessageUpdate) -> str:
@@ -159,19 +154,10 @@ class LiveMessageSink:
         await self._messages.mark_history_told(update)
         return ", ".join(filter(None, (shown, told))) or _UP_TO_DATE
 
-    async def _enqueue_due_refreshes_forever(self) -> None:
+    async def _refresh_each_minute(self) -> None:
         while True:
-            self._delivered.clear()
-            pause = MAX_REFRESH_INTERVAL
             try:
-                refresh_at = await self._messages.next_refresh_at(self._settings.name)
-                if refresh_at is not None:
-                    seconds = (refresh_at - self._clock.now()).total_seconds()
-                    if seconds <= 0:
-                        await self._messages.enqueue_due_refreshes(self._settings.name)
-                        await self._clock.sleep(MIN_REFRESH_INTERVAL)
-                        continue
-                    pause = min(seconds, MAX_REFRESH_INTERVAL)
+                await self._messages.enqueue_due_refreshes(self._settings.name)
             except StoreUnavailable:
                 pass  # the relay reports a failing store by itself
             except Exception:  # noqa: BLE001  # without this task messages would get old unnoticed
@@ -179,4 +165,4 @@ class LiveMessageSink:
                     "sink %s: internal error; messages are not refreshed until the next try",
                     self._settings.name,
                 )
-            await wait_for_event(self._delivered, self._clock, pause)
+            await self._clock.sleep(REFRESH_INTERVAL)

@@ -117,9 +117,6 @@ class MessagePlanner:
             fail_open=True,
         )
 
-    async def next_refresh_at(self, sink: str) -> datetime | None:
-        return parse_timestamp(await self.store.read(lambda tx: tx.messages.next_refresh_at(sink)))
-
     async def enqueue_due_refreshes(self, sink: str) -> None:
         now = self.clock.now()
 

@@ -129,15 +129,6 @@ class ChatMessages:
             (format_sortable(now), orjson.dumps(occurrences).decode()),
         )
 
-    def next_refresh_at(self, sink: str) -> str | None:
-        time = self._connection.execute(
-            # Without the condition of the index of times, SQLite would read every message.
-            "SELECT min(refresh_at) FROM message "
-            "WHERE sink = ? AND refresh_at IS NOT NULL AND NOT is_due",
-            (sink,),
-        ).fetchone()[0]
-        return str(time) if time is not None else None
-
     def prune(self) -> None:
         self._connection.execute(
             "DELETE FROM message WHERE id NOT IN (SELECT message FROM message_about)"

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -67,17 +67,17 @@ async def test_an_answer_whose_body_is_slow_posts_no_message_twice(tmp_path: Pat
 async def test_messages_change_with_time_again_after_an_error_that_nobody_foresaw(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, next_refresh_at = ManualClock(), MessagePlanner.next_refresh_at
+    clock, enqueue = ManualClock(), MessagePlanner.enqueue_due_refreshes
     failed = asyncio.Event()
 
-    async def fail_once(self: MessagePlanner, sink: str) -> datetime | None:
+    async def fail_once(self: MessagePlanner, sink: str) -> None:
         if not failed.is_set():
             failed.set()
             raise ZeroDivisionError
-        return await next_refresh_at(self, sink)
+        await enqueue(self, sink)
 
     async with relay_with_wall(tmp_path, Wall(), clock=clock) as relay:
-        monkeypatch.setattr(MessagePlanner, "next_refresh_at", fail_once)
+        monkeypatch.setattr(MessagePlanner, "enqueue_due_refreshes", fail_once)
         await relay.deliver_document(build_event())
         await eventually(lambda: "internal error" in caplog.text)
         await clock.advance_until(
