@@ -78,6 +78,22 @@ def test_a_claim_without_a_root_is_named(approvals: ApprovalFile) -> None:
     assert f"{where} follows from no approval.granted" in message
 
 
+def test_a_claim_whose_votes_were_pruned_is_counted(approvals: ApprovalFile) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit(of=REDEPLOY)
+    claims = approvals.claim()
+    approvals.accept(claims)
+    claimed = next(row for row in read_all_rows(approvals.connection) if row.kind == "claim")
+    approvals.connection.execute(
+        "INSERT INTO checkpoint SELECT position, hash, at FROM journal WHERE position = ?",
+        (claimed.position - 1,),
+    )
+    approvals.connection.execute("DELETE FROM journal WHERE position < ?", (claimed.position,))
+    approvals.record_document()  # a live event would keep its rows
+    result = run_command("audit", "verify", "--store", str(approvals.path))
+    assert (result.code, "approvals: 1, 1 of them from before the kept" in result.out) == (0, True)
+
+
 async def test_a_row_that_was_changed_is_named(
     journal_of_a_decision: tuple[str, Path, str],
 ) -> None:

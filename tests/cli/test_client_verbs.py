@@ -10,11 +10,14 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from relay.clock import SystemClock
+from relay.config import LoadedConfig, load
+from relay.roles.reload import Reloader
 from relay.simulator import Event, Plan
 from tests.cli.command import CommandResult, environment, run_async, run_command
 from tests.cli.running_relay import (
@@ -329,3 +332,28 @@ def test_a_url_that_is_none_is_exit_code_2(url: str) -> None:
     result = run_command("events", "--url", url)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("imds-relay: --url: expected http:// or https:// and a host")
+
+
+async def test_a_reload_prints_what_has_changed_or_ends_with_what_is_wrong(
+    relay: RunningRelay,
+) -> None:
+    file = Path(relay.config)
+
+    def read() -> LoadedConfig:
+        return load(file, {})
+
+    def change(old: str, new: str) -> None:
+        file.write_text(file.read_text().replace(old, new, 1))
+
+    relay.running.server.state.reloader = Reloader(
+        relay.running, read(), read, SystemClock(), nullcontext
+    )
+    assert (await relay.run("reload")).out == "nothing has changed\n"
+    for old, new, code, told in (
+        ('"votes":2', '"votes":1', 0, "approvals.rules.two changed\n"),
+        ('"scope":"west"', '"scope":"east"', 1, "restart required for: scope"),
+        ('"votes":1', '"votes":"all"', 2, "approvals.rules[0].approve.votes: expected"),
+    ):
+        change(old, new)
+        result = await relay.run("reload")
+        assert (result.code, told in result.out + " ".join(result.err.split())) == (code, True)

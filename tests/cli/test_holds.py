@@ -56,6 +56,7 @@ async def test_a_standing_hold_from_the_command_line_until_its_end(relay: Runnin
     assert (await relay.run("holds")).out == "no standing holds\n"
     over = (await relay.run("holds", "--over", "--json")).json["items"]
     assert [(hold["state"], hold["endedBy"]) for hold in over] == [("ended", LOCAL_PRINCIPAL)]
+    assert f"ended by {LOCAL_PRINCIPAL}" in (await relay.run("holds", "--over")).out
     again = await relay.run("holds", "end", hold_id[1])
     assert (again.code, "no such standing hold that is not over" in again.err) == (1, True)
 

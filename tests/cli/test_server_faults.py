@@ -257,3 +257,17 @@ async def test_a_long_log_is_shown_in_part_or_with_all_its_pages(
         everything = (await run_async(*arguments, "--url", url, "--json", "--all")).json
     assert first == {log: [3, 4], "next": "3"}
     assert everything == {log: [0, 1, 2, 3, 4], "next": None}
+
+
+async def test_the_beginning_of_two_standing_holds_ends_neither() -> None:
+    calls: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        calls.append(request.method)
+        holds = [{"holdId": f"ab{number}" + "0" * 29} for number in range(2)]
+        return web.json_response({"items": holds, "next": None})
+
+    async with serve_handler(answer) as url:
+        result = await run_async("holds", "end", "AB", "--url", url)
+    assert (result.code, "'AB' begins several ids: ab00" in result.err) == (1, True)
+    assert calls == ["GET"]

@@ -118,3 +118,18 @@ async def test_without_the_broker_the_answer_is_503_at_once() -> None:
 async def test_the_mode_is_set_on_the_hub() -> None:
     with pytest.raises(NotDecidedHere, match="on the hub"):
         await Agent().forwarder.set_approval_mode("on", "local:ada")
+
+
+async def test_a_request_that_waits_twice_or_behind_too_many_is_503_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(votes, "MAX_WAITING", 2)
+    agent = Agent()
+    waiting = [agent.vote("id-1"), agent.vote("id-2")]
+    await agent.asked(2)
+    for request_id, reason in (("id-1", "another request with this id"), ("id-3", "2 requests")):
+        answer = await agent.vote(request_id)
+        assert (answer.status, reason in answer.body["detail"]) == (503, True)
+    agent.answer("id-1", 202, RECORDED)
+    agent.answer("id-2", 202, RECORDED)
+    assert [(await each).status for each in waiting] == [202, 202]

@@ -20,6 +20,7 @@ from relay.events.build import (
     change_event,
     common_event_data,
     determine_outcome,
+    relay_event,
 )
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent, diff_events_with_document
@@ -118,6 +119,19 @@ async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
         assert (hub.reports, hub.redundant_reports) == (3, 1)
         await hub.take([pulse(build_event(), build_event("E-2"), seconds=2)])
         assert (hub.reports, hub.redundant_reports, hub.pulses) == (3, 1, 3)
+
+
+async def test_what_an_agent_says_of_itself_is_recorded_with_its_id(tmp_path: Path) -> None:
+    head = f"7:{'0' * 64}"
+    told = relay_event(
+        "relay.source-lost", AGENT, NOON, sink=None, reason="no answer", count=1, head=head
+    )
+    async with loaded_hub(tmp_path) as (hub, _):
+        assert await hub.take([delivered(told, report_key(told, AGENT))]) == set()
+        recorded = await hub._store.read(lambda tx: tx.journal.events_after(0, 9))  # noqa: SLF001  # only the hub has it
+    ((_, event),) = recorded
+    assert (event.id, event.attributes["source"]) == (told.id, AGENT.relay_source)
+    assert event.attributes["journalhead"] != head, "it is that of the hub's journal"
 
 
 async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone(
