@@ -61,6 +61,7 @@ class Imds:
     start_answer: Answer = field(default_factory=lambda: Answer(b""))
     before_document: Callable[[], None] | None = None
     """Called once, after the answer to the next read got its date and before it is sent."""
+    document_status: int = 200
     document_pause: float = 0.0
     """Seconds before each answer to a read."""
     posts: list[tuple[datetime, tuple[str, ...]]] = field(default_factory=list)
@@ -85,7 +86,9 @@ class Imds:
         if self.before_document is not None:
             change, self.before_document = self.before_document, None
             change()
-        return Answer(self._body(), headers=headers, pause=self.document_pause)
+        return Answer(
+            self._body(), self.document_status, headers=headers, pause=self.document_pause
+        )
 
 
 @dataclass
@@ -220,6 +223,14 @@ async def test_an_order_of_a_hub_with_a_wrong_clock_sends_nothing(
         running.imds.ahead = timedelta(minutes=minutes)
         assert (await running.carry_out()).result == "stale"
         assert running.imds.posts == []
+
+
+async def test_without_a_document_nothing_is_sent(tmp_path: Path) -> None:
+    async with rig(tmp_path) as running:
+        running.imds.document_status = 503
+        result = await running.carry_out()
+        assert (result.result, running.imds.posts) == ("failed", [])
+        assert "the document could not be read, nothing was sent" in (result.reason or "")
 
 
 async def test_without_the_time_of_imds_nothing_is_sent(tmp_path: Path) -> None:
