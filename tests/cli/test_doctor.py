@@ -29,7 +29,7 @@ from relay.simulator import VM, Setup, Simulator
 from relay.store.file import SCHEMA_VERSION
 from tests.api.entra import Entra, run_entra
 from tests.certificates import LOOPBACK
-from tests.cli.command import file_names, run_async
+from tests.cli.command import file_names, run_async, serve_handler
 from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
 from tests.journey.relay_process import SECRET
@@ -387,6 +387,49 @@ async def test_a_state_file_that_would_not_be_used_is_told_and_left_alone(
     assert message in findings["state file"][0]["said"]
     assert (tmp_path / "relay.db").read_bytes() == before
     assert not [name for name in file_names(tmp_path) if "set-aside" in name]
+
+
+# --- the API
+
+PEM = str(LOOPBACK)
+
+
+@pytest.mark.parametrize(
+    ("api", "about", "state", "said"),
+    [
+        ({"clients": [{"name": "a"}]}, "client a", "warning", "nobody can be this client"),
+        ({"socket": "/nowhere/a.sock"}, "local socket", "warning", "there is no folder /nowhere"),
+        ({"tls": {"cert_file": PEM, "key_file": PEM}}, "certificate", "ok", "its key can be used"),
+        (
+            {"tls": {"cert_file": "/nowhere/a.pem", "key_file": PEM}},
+            "certificate",
+            "failed",
+            "api.tls: expected a certificate in PEM in /nowhere/a.pem",
+        ),
+        ({"listen": "192.0.2.1:8080"}, "listener", "failed", "expected an address that is free"),
+    ],
+    ids=["no credentials", "no folder", "certificate", "no certificate", "not our address"],
+)
+async def test_the_section_of_the_api_is_examined(
+    api: dict[str, Any], about: str, state: str, said: str
+) -> None:
+    section = {"listen": "127.0.0.1:0", "allow_http": True, **api}
+    findings, is_running = await diagnose(ApiSettings.model_validate(section), Path("relay.db"))
+    assert not is_running
+    (finding,) = (each for each in findings if each.subject == about)
+    assert (finding.state, said in finding.line) == (state, True)
+
+
+async def test_a_relay_that_is_not_ready_says_why() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"status": 503, "detail": "no answer from Azure"}, status=503)
+
+    async with serve_handler(answer) as url:
+        settings = ApiSettings.model_validate({"listen": URL(url).authority, "socket": None})
+        findings, is_running = await diagnose(settings, Path("relay.db"))
+    assert is_running
+    assert (findings[0].subject, findings[0].state) == ("relay", "failed")
+    assert "is not ready: no answer from Azure" in findings[0].line
 
 
 # --- signing in
