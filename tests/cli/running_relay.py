@@ -17,7 +17,7 @@ from relay.imds.poller import Poller
 from relay.simulator import Event, Plan
 from tests.cli.command import CommandResult, run_async
 from tests.eventually import eventually
-from tests.journey.relay_process import SECRET, Inbox, inbox, name_of
+from tests.journey.relay_process import Inbox, inbox, name_of, webhook
 from tests.relay_in_process import RelayInProcess, document_of, relay_in_process, simulated
 
 LOCAL_PRINCIPAL = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
@@ -78,15 +78,7 @@ async def running_relay(
     async with simulated("db-0", "db-1") as azure, inbox() as receiver:
         file = folder / "relay.yaml"
         document = document_of(folder, azure, relay="auto") | {
-            "sinks": [
-                {
-                    "kind": "webhook",
-                    "name": "drain",
-                    "url": receiver.url,
-                    "secrets": [SECRET],
-                    "allow_http": True,
-                }
-            ],
+            "sinks": [webhook(receiver.url)],
             "approvals": {
                 "rules": [
                     {

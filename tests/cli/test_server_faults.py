@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
 
 import orjson
 import pytest
@@ -16,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.cli.show import EventStreamParser
-from relay.simulator import Plan
 from tests.cli.command import read_until, run_async, serve_handler, start_process
-from tests.cli.running_relay import running_relay
 
 EVENT = {
     "eventId": "E",
@@ -186,36 +181,6 @@ async def test_tail_without_a_relay_ends_with_a_sentence() -> None:
         status_lines = await read_until(tail.stderr, "Is the relay running?")
         assert await tail.wait() == 1
     assert status_lines.startswith("imds-relay: no relay answers at http://127.0.0.1:1")
-
-
-def _lose_state_file(folder: Path) -> None:
-    for file in folder.glob("relay.db*"):
-        file.unlink()
-
-
-async def test_tail_says_that_events_may_be_missing_after_the_state_file_was_lost(
-    tmp_path: Path,
-) -> None:
-    async with AsyncExitStack() as stack:
-        async with running_relay(tmp_path) as relay:
-            tail = await stack.enter_async_context(start_process("tail", "-c", relay.config))
-            stop = asyncio.create_task(_announce_until_told(relay.azure.schedule))
-            await read_until(tail.stdout, "event.scheduled")
-            stop.cancel()
-        _lose_state_file(tmp_path)
-        async with running_relay(tmp_path) as relay:
-            event = await relay.announce()
-            assert "connected again; events may be missing" in await read_until(
-                tail.stderr, "connected again"
-            )
-            await read_until(tail.stdout, event.event_id)  # from the beginning of the new journal
-
-
-async def _announce_until_told(schedule: Callable[[Plan], object]) -> None:
-    # When the stream is open cannot be seen from here.
-    while True:
-        schedule(Plan(type="Reboot", notice=900.0))
-        await asyncio.sleep(0.5)
 
 
 @given(

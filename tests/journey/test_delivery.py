@@ -12,7 +12,7 @@ import orjson
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.depth import depth
 from tests.eventually import eventually
-from tests.journey.relay_process import Inbox, client, inbox, name_of, relay, webhook
+from tests.journey.relay_process import Inbox, inbox, name_of, relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
@@ -165,20 +165,3 @@ async def test_sigterm_ends_it_within_ten_seconds_though_a_receiver_hangs(tmp_pa
             box.status = 204
             await process.start()
             await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled"])
-
-
-async def test_one_relay_alone_holds_a_state_file(tmp_path: Path) -> None:
-    """The second one ends with 1 and says why; the first does not notice."""
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = {"source": {"url": sim.url}, "api": {"clients": [client()]}}
-        async with relay(tmp_path / "relay", document) as first:
-            await first.start()
-            second = {**document, "store": {"path": str(first.store)}}
-            async with relay(tmp_path / "second", second) as other:
-                await other.start(ready=False)
-                assert other.process is not None
-                async with asyncio.timeout(60):
-                    assert await other.process.wait() == 1
-                assert "another relay holds" in other.log
-                assert "Traceback" not in other.log
-            assert await first.ready()
