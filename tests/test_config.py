@@ -394,6 +394,7 @@ BROKEN = [
     "api: {clients: [{name: a, key: {b: SECRET}}]}",
     "api: {clients: [{name: a, keys: SECRET}]}",
     "api: {clients: [{name: a, key: SECRET, key_file: /absent}]}",
+    "api: {clients: [{name: a, key: SECRET-of-both}, {name: b, key: SECRET-of-both}]}",
     "api: {clients: [{name: a, key_sha256: SECRET}]}",
     "api: {clients: [{name: a, key_sha256: [imdsr_SECRET, SECRET]}]}",
     "api: {clients: [{name: a, secrets: ['whsec_SECRET!']}]}",
