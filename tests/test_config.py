@@ -251,6 +251,20 @@ def test_secrets_come_from_files_and_follow_them(file: Path, tmp_path: Path) -> 
     assert sink.reveal("url") == "https://b.example/longer"
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b" \n", "expected a secret in the file, it is empty"), (b"\xff", "it is not UTF-8 text")],
+)
+def test_a_secret_file_without_a_secret_is_refused(
+    file: Path, tmp_path: Path, content: bytes, problem: str
+) -> None:
+    (tmp_path / "secrets").write_bytes(content)
+    sink = f"{{kind: webhook, name: a, url: 'https://a', secrets_file: {tmp_path}/secrets}}"
+    message = error_of(file, f"sinks: [{sink}]")
+    assert message.startswith("1: sinks[0].secrets_file: expected")
+    assert problem in message
+
+
 # --- what is wrong
 
 

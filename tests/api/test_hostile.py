@@ -174,6 +174,10 @@ async def test_expect_100_continue_is_answered(relay: RunningRelay) -> None:
     writer.close()
 
 
+async def test_another_expectation_is_refused(relay: RunningRelay) -> None:
+    refused(await send(relay, POST + b"Expect: magic\r\n" + _length(b"{}") + b"{}"), 417)
+
+
 async def test_endless_chunks_are_refused_soon(relay: RunningRelay) -> None:
     """The server reads a limited number of bytes on, so that the caller sees the refusal."""
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"

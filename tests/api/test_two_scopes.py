@@ -79,6 +79,8 @@ async def test_without_a_scope_an_event_id_of_two_scopes_is_refused(
         f"expected the scope, because this EventId is known in several: {A}, {B}",
     )
     assert await hub.recorded_events("approval.recorded") == []
+    shown = await hub.call("GET", f"/v1/events/{EVENT_ID}")
+    assert (shown.status, shown.json["field"]) == (422, "scope")
 
 
 @WAYS

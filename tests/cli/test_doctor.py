@@ -397,8 +397,6 @@ PEM = str(LOOPBACK)
 @pytest.mark.parametrize(
     ("api", "about", "state", "said"),
     [
-        ({"clients": [{"name": "a"}]}, "client a", "warning", "nobody can be this client"),
-        ({"socket": "/nowhere/a.sock"}, "local socket", "warning", "there is no folder /nowhere"),
         ({"tls": {"cert_file": PEM, "key_file": PEM}}, "certificate", "ok", "its key can be used"),
         (
             {"tls": {"cert_file": "/nowhere/a.pem", "key_file": PEM}},
@@ -408,7 +406,7 @@ PEM = str(LOOPBACK)
         ),
         ({"listen": "192.0.2.1:8080"}, "listener", "failed", "expected an address that is free"),
     ],
-    ids=["no credentials", "no folder", "certificate", "no certificate", "not our address"],
+    ids=["certificate", "no certificate", "not our address"],
 )
 async def test_the_section_of_the_api_is_examined(
     api: dict[str, Any], about: str, state: str, said: str

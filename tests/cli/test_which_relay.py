@@ -11,8 +11,10 @@ from aiohttp import web
 from relay.cli.client import find_socket
 from relay.config import locate_relay
 from relay.errors import ConfigError
+from tests.certificates import LOOPBACK
 from tests.cli.command import run_async, run_command, serve_handler
 from tests.cli.running_relay import running_relay
+from tests.sinks.http_receiver import good, listening
 
 
 async def test_a_relay_whose_configuration_names_no_socket_is_found(
@@ -169,3 +171,16 @@ def test_of_several_state_files_none_is_guessed_if_a_configuration_was_named(
         location.state_file()
     (tmp_path / "relay.db").unlink()
     assert location.state_file() == Path("other/relay.db")
+
+
+async def test_a_ca_file_says_which_certificate_is_trusted(tmp_path: Path) -> None:
+    async with listening(good, tls=True) as server:
+        call = ("events", "--url", f"https://127.0.0.1:{server.port}")
+        for ca_file, code, told in (
+            (None, 1, f"certificate of https://127.0.0.1:{server.port} was refused: self-signed"),
+            (LOOPBACK, 1, "expected an answer in JSON"),  # of this receiver, which is no relay
+            (tmp_path / "none", 2, "--ca-file: expected a file of certificates"),
+            (Path(__file__), 2, "no certificate in PEM"),
+        ):
+            result = await run_async(*call, *(("--ca-file", str(ca_file)) if ca_file else ()))
+            assert (result.code, told in " ".join(result.err.split())) == (code, True), result.err
