@@ -16,17 +16,14 @@ from relay.simulator.azure import SimulatedAzure
 from relay.simulator.setup import Kind
 from tests.clocks import ManualClock
 
-EVENTS = "/metadata/scheduledevents"
+EVENTS = f"/metadata/scheduledevents?api-version={NEWEST_API_VERSION}"
 FREE = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 async def ask(client: aiohttp.ClientSession, sim: Simulator, **more: float) -> tuple[int, bytes]:
     timeout = aiohttp.ClientTimeout(total=more.get("total", 10))
-    params = {"api-version": NEWEST_API_VERSION}
-    async with client.get(
-        sim.url + EVENTS, params=params, allow_redirects=False, timeout=timeout
-    ) as response:
+    async with client.get(sim.url + EVENTS, allow_redirects=False, timeout=timeout) as response:
         return response.status, await response.read()
 
 
@@ -75,14 +72,10 @@ async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSe
         sim.add_fault(Fault(kind="redirect"))
         sim.add_fault(Fault(kind="redirect", location="http://127.0.0.1:1/"))
         assert (await ask(client, sim))[0] == 302
-        async with client.get(
-            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, allow_redirects=False
-        ) as response:
+        async with client.get(sim.url + EVENTS, allow_redirects=False) as response:
             assert response.headers["Location"] == "http://127.0.0.1:1/"
         sim.add_fault(Fault(kind="redirect"))
-        async with client.get(
-            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}
-        ) as response:
+        async with client.get(sim.url + EVENTS) as response:
             assert response.status == 200
         assert "redirected=true" in sim.calls[-1].query
 
@@ -120,9 +113,7 @@ async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
         sim.add_fault(Fault(status=503, on="approval", processed=processed))
         assert (await ask(client, sim))[0] == 200
         body = {"StartRequests": [{"EventId": event.event_id}]}
-        async with client.post(
-            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, json=body
-        ) as response:
+        async with client.post(sim.url + EVENTS, json=body) as response:
             assert response.status == 503
         assert sim.event(event).approved_by == approved_by
         assert sim.start_requests[0].event_ids == (event.event_id,)

@@ -14,24 +14,20 @@ from relay.imds.document import NEWEST_API_VERSION
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.clocks import ManualClock
 
-EVENTS = "/metadata/scheduledevents"
+EVENTS = f"/metadata/scheduledevents?api-version={NEWEST_API_VERSION}"
 PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 
 
 async def get(
     client: aiohttp.ClientSession, url: str, path: str = EVENTS, **more: Any
 ) -> tuple[int, Any]:
-    async with client.get(
-        url + path, **({"params": {"api-version": NEWEST_API_VERSION}} | more)
-    ) as response:
+    async with client.get(url + path, **more) as response:
         return response.status, await response.json()
 
 
 async def approve(client: aiohttp.ClientSession, url: str, *event_ids: str) -> int:
     body = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
-    async with client.post(
-        url + EVENTS, params={"api-version": NEWEST_API_VERSION}, json=body
-    ) as response:
+    async with client.post(url + EVENTS, json=body) as response:
         return response.status
 
 
@@ -56,9 +52,7 @@ async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_wi
         event = sim.schedule(Plan())
         body = f'{{"StartRequests": [{{"EventId": "{event.event_id.lower()}"}}]}}'.encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        async with client.post(
-            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=body, headers=headers
-        ) as response:
+        async with client.post(sim.url + EVENTS, data=body, headers=headers) as response:
             assert (response.status, await response.read()) == (200, b"")
         assert (await sim.wait_until_approved(event, within=60)).approved_by == ("vm-0",)
 
@@ -79,9 +73,7 @@ async def test_a_malformed_start_request_is_refused(
     client: aiohttp.ClientSession, body: bytes
 ) -> None:
     async with Simulator() as sim:
-        async with client.post(
-            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=body
-        ) as response:
+        async with client.post(sim.url + EVENTS, data=body) as response:
             assert response.status == 400
         assert [(call.body, call.status, call.event_ids) for call in sim.start_requests] == [
             (body, 400, ())
@@ -96,9 +88,7 @@ async def test_without_the_metadata_header_nothing_is_answered(path: str) -> Non
             400,
             {"error": "Bad request. Required metadata header not specified"},
         )
-        async with bare.post(
-            sim.url + EVENTS, params={"api-version": NEWEST_API_VERSION}, data=b"{}"
-        ) as response:
+        async with bare.post(sim.url + EVENTS, data=b"{}") as response:
             assert response.status == 400
 
 
@@ -113,7 +103,7 @@ async def test_an_api_version_that_is_not_known_is_refused_with_the_newest(
     client: aiohttp.ClientSession, params: dict[str, str]
 ) -> None:
     async with Simulator() as sim:
-        status, problem = await get(client, sim.url, params=params)
+        status, problem = await get(client, sim.url, "/metadata/scheduledevents", params=params)
         assert status == 400
         assert problem["newest-versions"] == ["2020-07-01", "2019-08-01", "2019-04-01"]
 
@@ -143,8 +133,7 @@ async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSess
         paths = [EVENTS, "/metadata/instance?api-version=2021-02-01", *[EVENTS] * 4]
         answers = []
         for path in paths:
-            params = {} if "?" in path else {"api-version": NEWEST_API_VERSION}
-            async with client.get(sim.url + path, params=params) as response:
+            async with client.get(sim.url + path) as response:
                 answers.append((response.status, response.headers.get("Retry-After")))
         assert answers == [(200, None)] * 5 + [(429, "1")]
         assert (await get(client, sim.urls["vm-1"]))[0] == 200
