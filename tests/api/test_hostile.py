@@ -379,16 +379,13 @@ async def test_an_idle_connection_is_closed_after_its_answer(relay: RunningRelay
     assert 0.4 < time.monotonic() - began < DEADLINE
 
 
+@_with_limits(replace(PATIENT, max_connections=3))
 async def test_closed_connections_do_not_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    relay: RunningRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits = replace(PATIENT, max_connections=3)
-    folder = tmp_path / "small"
-    folder.mkdir()
-    async with run_relay(folder, limits=limits) as small:
-        for _ in range(10):
-            async with aiohttp.ClientSession() as client:
-                assert (await small.call("GET", "/v1/events", session=client)).status == 200
+    for _ in range(10):
+        async with aiohttp.ClientSession() as client:
+            assert (await relay.call("GET", "/v1/events", session=client)).status == 200
     assert "new one replaces" not in caplog.text
 
 

@@ -118,15 +118,18 @@ class Bus:
         *,
         user: str = "drain",
         key: str = KEY,
+        exchange: str | None = None,
         **properties: Any,
     ) -> None:
-        """Publish to the approvals exchange as a user, with the user's own ``user_id``."""
+        """Publish as a user, with the user's own ``user_id``; usually to the approvals exchange."""
         body = decision if isinstance(decision, bytes) else orjson.dumps(decision)
         header = Basic.Properties(
             **{"message_id": message_id, "user_id": user, "delivery_mode": 2, **properties}
         )
         async with RawChannel(self.broker.amqp_url(user)) as channel:
-            await channel.publish(self.approvals_exchange, key, body, header)
+            await channel.publish(
+                self.approvals_exchange if exchange is None else exchange, key, body, header
+            )
 
     async def send_all(
         self, decision: Mapping[str, Any], message_ids: Iterable[str], *, user: str

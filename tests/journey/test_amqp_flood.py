@@ -204,9 +204,7 @@ def allowed_since(began: float) -> float:
 
 async def test_the_broker_refuses_more_than_the_queue_may_hold(node: Broker) -> None:
     """What the broker took is not lost."""
-    bus = Bus(node, unused_exchange("azure.scheduledevents"))
-    async with bus.connection() as connection:
-        await declare_topology(connection, approvals_queue(bus.exchange, SCOPE).topology, True)
+    bus = await bus_with_queue(node)
     ids = [f"waits {number}" for number in range(MAX_APPROVALS + 500)]
     refused_by_broker = await bus.send_all({"eventId": "none"}, ids, user="drain")
     assert 0 < refused_by_broker <= 500
