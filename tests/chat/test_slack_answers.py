@@ -273,6 +273,9 @@ async def test_the_command_names_fifteen_events_of_the_sink_and_counts_the_other
     async with stage(tmp_path, [sink], approvals=VOTERS, public_url=None) as relay:
         await eventually(lambda: len(slack.sockets) == 1)
         relay.reboot("vm-0")
+        listed = await slack.send_envelope(slack.command_payload("list"), "slash_commands")
+        assert listed is not None
+        assert "Azure has announced nothing." in listed["text"]
         for number in range(17):
             relay.reboot(f"db-{number}")
         await eventually(lambda: bool(slack.channel_messages()))

@@ -37,6 +37,8 @@ sinks:
 approvals:
   rules:
     - {{name: freeze, match: {{event_type: [Freeze], duration: {{max: 8s}}}}, approve: automatic}}
+    - {{name: night, match: {{time: {{days: [sat, sun], from: "22:00", to: "04:00"}}}},
+       approve: automatic}}
     - name: rest
       approve: {{votes: 2, from: ["client:a", "local:root"], expires: 30m, close_before: 60s}}
   limits:
@@ -102,6 +104,7 @@ def test_check_says_what_would_run_and_shows_no_secret(relay_yaml: str, tmp_path
         "type Freeze; takes 0 to 8 s",
         "2 votes of client:a, local:root, each good for 30 min, until 1 min before NotBefore",
         "every event",
+        "22:00 to 04:00 UTC on sat, sun",
         "1 machine at once",
         "approved at once; limit databases: 1 machine at once",
     ):
