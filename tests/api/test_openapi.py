@@ -54,12 +54,10 @@ def test_every_operation_has_an_id_its_parameters_and_what_is_answered_before_a_
     assert len(names) == len(set(names))
 
 
-async def test_a_call_without_a_body_or_query_is_never_described_as_422(
-    relay: RunningRelay, document: dict[str, Any]
+def test_a_call_without_a_body_or_query_is_never_described_as_422(
+    document: dict[str, Any],
 ) -> None:
     assert "422" not in document["paths"]["/v1/stream"]["get"]["responses"]
-    wrong = await relay.call("GET", "/v1/stream", headers={"Last-Event-ID": "x"})
-    assert wrong.status == 400
 
 
 def test_the_described_body_is_the_model_that_reads_it(document: dict[str, Any]) -> None:

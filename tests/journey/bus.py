@@ -16,6 +16,7 @@ from pamqp.commands import Basic
 from yarl import URL
 
 from relay.amqp.connection import GuardedConnection
+from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
@@ -110,6 +111,15 @@ class Bus:
     @property
     def approvals_exchange(self) -> str:
         return f"{self.exchange}.approvals"
+
+    async def make(self) -> None:
+        """Make the exchanges and the queues, as a relay does when it connects."""
+        topology = (
+            *events_topology(self.exchange),
+            *approvals_queue(self.exchange, SCOPE).topology,
+        )
+        async with self.connection() as connection:
+            await declare_topology(connection, topology, True)
 
     async def send(
         self,

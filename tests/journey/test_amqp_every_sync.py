@@ -12,14 +12,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from yarl import URL
 
-from relay.amqp.connection import GuardedConnection
-from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.simulator import VM, Setup, Simulator
 from tests.depth import CHAOS
 from tests.eventually import eventually
-from tests.journey.bus import SCOPE, Bus, System, define_users, relay_document, unused_exchange
+from tests.journey.bus import Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import RelayProcess, relay
 from tests.kill_at_sync import killed_at_sync
 from tests.rabbitmq import Broker
@@ -38,7 +35,7 @@ async def story(broker: Broker, folder: Path, sync: int) -> bool:
             "source": {"url": sim.url, "interval": "500ms"}
         }
         document["api"] = {"clients": document["api"]["clients"]}
-        await _make(bus)
+        await bus.make()  # the relay would only make them if it lived
         await bus.listen(stack)
         system = System(sim, bus)
         process = await stack.enter_async_context(relay(folder, document))
@@ -69,18 +66,6 @@ async def _next_life(process: RelayProcess) -> None:
     await process.process.wait()
     process.prefix = ()
     await process.start()
-
-
-async def _make(bus: Bus) -> None:
-    """Exchanges and queues, which the relay would only make if it lived."""
-    connection = GuardedConnection(URL(bus.broker.amqp_url()), "test")
-    await connection.connect()
-    async with connection:
-        await declare_topology(
-            connection,
-            (*events_topology(bus.exchange), *approvals_queue(bus.exchange, SCOPE).topology),
-            True,
-        )
 
 
 @needs_strace

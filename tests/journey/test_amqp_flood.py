@@ -22,11 +22,7 @@ from relay.amqp.approval_consumer import (
     ReceivedDecision,
 )
 from relay.amqp.message_verification import UnparsedApprovalMessage
-from relay.amqp.topology import (
-    MAX_APPROVALS,
-    approvals_queue,
-    declare_topology,
-)
+from relay.amqp.topology import MAX_APPROVALS, approvals_queue
 from relay.clock import CALLER_RATE, SystemClock
 from tests.background_tasks import BackgroundTasks
 from tests.depth import depth
@@ -91,10 +87,9 @@ def consumer_of(
 
 
 async def bus_with_queue(node: Broker) -> Bus:
-    """The exchanges and the queue of approvals, without a relay."""
+    """Exchanges and queues without a relay."""
     bus = Bus(node, unused_exchange())
-    async with bus.connection() as connection:
-        await declare_topology(connection, approvals_queue(bus.exchange, SCOPE).topology, True)
+    await bus.make()
     return bus
 
 
