@@ -128,7 +128,7 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
         after=parse_retry_after(response.headers.get("Retry-After"), now, maximum=MAX_RETRY_AFTER),
         failure=failure,
         status=status,
-        response=response.text,
+        answer=response.text,
         skew=skew,
     )
 

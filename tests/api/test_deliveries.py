@@ -169,7 +169,7 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
     tmp_path: Path,
 ) -> None:
     async with run_relay(tmp_path) as relay:
-        relay.sinks["box"].failure = Deferred("it is down", status=503, response="come back later")
+        relay.sinks["box"].failure = Deferred("it is down", status=503, answer="come back later")
         await relay.observe(make_event())
 
         async def read_delivery() -> dict[str, Any]:

@@ -33,7 +33,7 @@ def about(far: ScriptedSink, name: str) -> list[tuple[str | None, int]]:
 async def test_what_was_deferred_is_tried_again_with_the_same_id_until_it_gets_through(
     tmp_path: Path,
 ) -> None:
-    busy = Deferred("busy", status=503, response="come back later")
+    busy = Deferred("busy", status=503, answer="come back later")
     far = ScriptedSink(gives(busy, busy, Receipt(200, "thanks")))
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         told = await relay.record_event("E-1")
@@ -86,7 +86,7 @@ async def test_what_the_relay_says_of_itself_never_becomes_a_dead_letter(tmp_pat
         pytest.param(None, id="no receipt"),
         Receipt(response=b"bytes"),  # type: ignore[arg-type]  # that is the mistake
         Deferred("later", after=math.nan),
-        Rejected("no", response=b"bytes"),  # type: ignore[arg-type]  # that is the mistake
+        Rejected("no", answer=b"bytes"),  # type: ignore[arg-type]  # that is the mistake
     ],
     ids=repr,
 )

@@ -211,7 +211,7 @@ class MattermostApi:
         if outcome is not None and (outcome.failure == "transient" or 300 <= http.status <= 399):
             return outcome
         reason = _refusal_reason(response)
-        return Deferred(reason, failure="slow", status=http.status, response=http.text)
+        return Deferred(reason, failure="slow", status=http.status, answer=http.text)
 
 
 def _refusal_reason(response: ApiResponse) -> str:
