@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,8 +28,7 @@ from relay.ingest import (
     SuccessfulPoll,
 )
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
-from relay.store.chain import JournalRow, read_all_rows, verify_journal
-from relay.store.file import open_for_reading
+from relay.store.chain import JournalRow
 from relay.store.sqlite import Store, Work, open_store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
@@ -44,6 +42,7 @@ from tests.approvals.builders import (
 )
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
+from tests.store.open_store import read_journal
 
 REFUSED = SourceRefused("expected 200, got 400", status=400)
 UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
@@ -162,13 +161,6 @@ class Fleet:
 
     async def send_start_request(self, scope: str, claim: ClaimedGrant) -> None:
         await self.scopes[scope].send_start_request(scope, claim)
-
-
-def read_journal(path: Path) -> list[JournalRow]:
-    """The journal, read by a second connection; its hash chain is checked too."""
-    with contextlib.closing(open_for_reading(path)) as reader:
-        verify_journal(reader)
-        return list(read_all_rows(reader))
 
 
 class GateHarness:

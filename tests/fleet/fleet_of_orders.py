@@ -32,8 +32,8 @@ from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.chain import JournalRow
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
-from tests.approvals.running_gate import read_journal
 from tests.clocks import NOON, ManualClock
+from tests.store.open_store import read_journal
 
 HUB = Origin("hub", "hub-1")
 SETTINGS = ApprovalsSettings.model_validate(

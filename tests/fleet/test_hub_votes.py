@@ -25,8 +25,8 @@ from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import Store, open_store
 from tests import hostile
 from tests.approvals.builders import build_event
-from tests.approvals.running_gate import read_journal
 from tests.clocks import ManualClock
+from tests.store.open_store import read_journal
 
 HUB = Origin("hub", "hub-1")
 A, B = "vmss-a-1f0c33ab", "vmss-b-9d2e77c0"

@@ -6,7 +6,6 @@ It also has a webhook receiver that verifies signatures.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
@@ -24,11 +23,11 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from relay.simulator import Event, Simulator
-from relay.store.chain import JournalRow, read_all_rows, verify_journal
-from relay.store.file import open_for_reading
+from relay.store.chain import JournalRow
 from tests.eventually import eventually
 from tests.forked_relay import Process, start_relay
 from tests.ports import reserve
+from tests.store.open_store import read_journal
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 """Signs what the relay sends to webhooks."""
@@ -76,9 +75,7 @@ class Inbox:
     def types_of(self, event_id: str) -> list[str]:
         """Return the types of the events about an EventId, in order of arrival, each once."""
         seen = {
-            event["id"]: event["type"].split(".", 2)[2].removesuffix(".v1")
-            for event in self.events
-            if event.get("subject") == event_id
+            event["id"]: name_of(event) for event in self.events if event.get("subject") == event_id
         }
         return list(seen.values())
 
@@ -184,6 +181,11 @@ class RelayProcess:
         except aiohttp.ClientError:
             return False
 
+    def hang_up(self) -> None:
+        """Send SIGHUP: the relay reads its configuration again."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
+
     async def kill(self) -> None:
         assert self.process is not None
         if self.process.returncode is None:
@@ -230,9 +232,7 @@ class RelayProcess:
 
     def journal(self) -> list[JournalRow]:
         """Verify the journal on disk and return its rows."""
-        with contextlib.closing(open_for_reading(self.store)) as connection:
-            verify_journal(connection)
-            return list(read_all_rows(connection))
+        return read_journal(self.store)
 
     def memory(self) -> int:
         """Return how many bytes of memory the process has."""

@@ -12,14 +12,13 @@ import orjson
 from pamqp.commands import Basic
 from standardwebhooks import Webhook
 
-from relay.store.chain import read_all_rows, verify_journal
-from relay.store.file import open_for_reading
 from tests.eventually import eventually
 from tests.journey.bus import KEY as ROUTING_KEY
 from tests.journey.bus import define_users, running_system
 from tests.journey.relay_process import CLIENT_SECRET, KEY, client
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
+from tests.store.open_store import read_journal
 
 COPIES = 200
 
@@ -87,8 +86,5 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
             429,
         }  # 429: that many at once are too many of one client
         assert system.starts(event) == 1
-    connection = open_for_reading(tmp_path / "relay.db")
-    verify_journal(connection)
-    kinds = Counter(row.kind for row in read_all_rows(connection))
-    connection.close()
+    kinds = Counter(row.kind for row in read_journal(tmp_path / "relay.db"))
     assert (kinds["approval.granted"], kinds["claim"], kinds["startrequest.accepted"]) == (1, 1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,6 @@ async def test_a_reload_takes_a_file_over_or_says_why_not(
                 event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
                 await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
                 await eventually(lambda: proxy.open == 1)
-                assert process.process is not None
 
                 # A new sink gets the event that is live. A removed client loses its stream.
                 sinks = [bus, webhook(drain.url), webhook(second.url, "second")]
@@ -106,7 +104,7 @@ async def test_a_reload_takes_a_file_over_or_says_why_not(
                 wrong = webhook(second.url, "second", timeout="soon")
                 process.document["sinks"] = [bus, wrong]
                 process.write_document()
-                process.process.send_signal(signal.SIGHUP)
+                process.hang_up()
                 await eventually(lambda: "was not reloaded" in process.log)
                 status, ready = await process.call("GET", "/readyz")
                 assert (status, ready["status"], ready["configuration"]) == (200, "ok", "refused")
@@ -127,7 +125,7 @@ async def test_a_reload_takes_a_file_over_or_says_why_not(
                 process.document["sinks"] = sinks
                 process.document["source"] |= {"interval": "500ms"}
                 process.write_document()
-                process.process.send_signal(signal.SIGHUP)
+                process.hang_up()
                 await eventually(lambda: "SIGHUP): source.interval changed" in process.log)
                 assert "configuration" not in (await process.call("GET", "/readyz"))[1]
                 sim.start(event)
@@ -149,25 +147,24 @@ async def test_a_hangup_during_the_start_is_a_reload_after_it(tmp_path: Path) ->
         relay(tmp_path, {"source": {"url": sim.url}, "relay": "vm-0"}) as process,
     ):
         await process.start(ready=False)
-        assert process.process is not None
         await eventually(lambda: "the configuration is" in process.log, every=0.005)
-        process.process.send_signal(signal.SIGHUP)
+        process.hang_up()
         await eventually(process.ready)
         await eventually(lambda: "was reloaded (asked for by SIGHUP): nothing" in process.log)
 
         # While an editor writes the file, it can be empty or missing.
         file = tmp_path / "relay.yaml"
         file.write_text("")
-        process.process.send_signal(signal.SIGHUP)
+        process.hang_up()
         await eventually(lambda: "expected keys, the file is empty" in process.log)
         file.unlink()
-        process.process.send_signal(signal.SIGHUP)
+        process.hang_up()
         await eventually(lambda: "expected a file that can be read: No such file" in process.log)
 
         # The log changes its form and its level.
         process.document["telemetry"] = {"log": "json", "level": "debug"}
         process.write_document()
-        process.process.send_signal(signal.SIGHUP)
+        process.hang_up()
         await eventually(lambda: "telemetry.log changed, telemetry.level changed" in process.log)
         assert await process.stop() == 0
         lines = process.log.splitlines()
@@ -192,8 +189,7 @@ async def test_a_relay_stops_in_the_middle_of_a_reload(tmp_path: Path) -> None:
         await eventually(lambda: slow.types_of(event.event_id) == ["event.scheduled"])
         process.document["sinks"] = [webhook(other.url)]
         process.write_document()
-        assert process.process is not None
-        process.process.send_signal(signal.SIGHUP)
+        process.hang_up()
         await after_polls(sim)
         assert await process.stop() == 0
         assert "Traceback" not in process.log

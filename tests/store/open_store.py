@@ -15,7 +15,8 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.store import StateFileScopeAndVm, StoreSettings, TrackedEvent
-from relay.store.file import StateFile, open_state_file
+from relay.store.chain import JournalRow, read_all_rows, verify_journal
+from relay.store.file import StateFile, open_for_reading, open_state_file
 from relay.store.journal import Journal
 from relay.store.sqlite import Store, Work, open_store
 from relay.store.transaction import Route, Transaction
@@ -117,3 +118,10 @@ def file_names(folder: Path) -> list[str]:
 def read_column(path: Path, query: str) -> list[Any]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return [row[0] for row in connection.execute(query)]
+
+
+def read_journal(path: Path) -> list[JournalRow]:
+    """The journal, read by a connection of its own; its hash chain is checked too."""
+    with contextlib.closing(open_for_reading(path)) as reader:
+        verify_journal(reader)
+        return list(read_all_rows(reader))
