@@ -153,4 +153,4 @@ async def test_a_hub_hears_a_new_trust_domain_and_an_agent_changes_its_interval(
         document["fleet"]["exchange"] = "another"
         with pytest.raises(ReloadRefused) as refused:
             await reloader(agent, before, document).reload("a test")
-        assert refused.value.restart_keys == ("fleet.exchange",)
+        assert refused.value.restart_keys == ["fleet.exchange"]
