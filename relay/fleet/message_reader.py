@@ -2,7 +2,7 @@
 
 `read_message` returns a message, or raises UnusableMessage. It is strict about every field that is
 used, and ignores fields that a later version adds. It does not prove who sent the message:
-`relay.fleet.routing` does, and `ReceivedMessage.require_matching_key` compares both.
+`relay.fleet.routing` does, and `ReceivedMessage.require_sent_by` compares both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from relay.fleet.messages import (
     Time,
     cloudevent_type,
 )
-from relay.fleet.routing import AgentRoutingKey
+from relay.fleet.routing import AuthorizedSender
 from relay.settings import first_error_path_and_message
 
 
@@ -51,15 +51,13 @@ class ReceivedMessage:
     """When the sender made the message, by its own clock."""
     content: Content
 
-    def require_matching_key(self, key: AgentRoutingKey, hub: Origin | None = None) -> None:
+    def require_sent_by(self, sender: AuthorizedSender, kind: str, hub: Origin) -> None:
         """Raise UnusableMessage if it is not what its key says, or of the ``hub`` itself."""
         if self.origin == hub:
             raise UnusableMessage("it names the hub itself as its sender")
-        if (self.origin.scope, relay_word(self.origin.relay)) != (key.scope, key.relay):
+        if (self.origin.scope, relay_word(self.origin.relay)) != (sender.scope, sender.relay):
             raise UnusableMessage("its body names another relay than its routing key")
-        if key.kind != (
-            "relay" if isinstance(self.content, CloudEvent) else self.content.routed_as
-        ):
+        if kind != ("relay" if isinstance(self.content, CloudEvent) else self.content.routed_as):
             raise UnusableMessage("its body is of another kind than its routing key")
 
 

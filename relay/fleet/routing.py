@@ -22,7 +22,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from aiormq.abc import DeliveredMessage
 
@@ -42,24 +42,16 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import relay_word, routing_word
 from relay.fleet.settings import TrustDomain
 
-AgentMessageKind = Literal["event", "relay", "pulse", "vote", "start"]
-"""What an agent publishes: the first word of the routing key."""
 _MAX_CHANGE_WORD = 20
 _MAX_DETAIL_WORD = 64
 """Bytes of the words of a routing key, which has at most 255 with its dots and a scope of 80."""
 _SCOPE = re.compile(r"[a-z0-9-]{1,80}")
 _WORD = re.compile(r"[a-z0-9_-]{1,80}")
-_DETAILED_KINDS = ("event", "relay")
-"""The kinds whose keys have two more words: ``event.<change>.<type>.<scope>.<relay>``."""
+_DETAIL_WORDS = {"event": 2, "relay": 2, "pulse": 0, "vote": 0, "start": 0}
+"""What an agent publishes, which is the first word of the key, and the words before the scope.
 
-
-@dataclass(frozen=True, slots=True)
-class AgentRoutingKey:
-    """A routing key of an agent's message. ``relay`` is the relay word."""
-
-    kind: AgentMessageKind
-    scope: str
-    relay: str
+There are two in ``event.<change>.<type>.<scope>.<relay>``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,43 +88,35 @@ def scope_key(scope: str) -> str:
 
 
 @lru_cache(maxsize=4096)  # each agent publishes under a few keys again and again
-def parse_agent_routing_key(key: str) -> AgentRoutingKey:
-    """Return the parts of a routing key of an agent's message. Raises UnusableMessage."""
+def parse_agent_routing_key(key: str) -> tuple[str, str, str]:
+    """Return the kind of an agent's message, its scope and relay word. Raises UnusableMessage."""
     kind, *details, scope, relay = words if len(words := key.split(".")) >= 3 else ("", "", "")
     if (
-        kind not in get_args(AgentMessageKind)
-        or len(details) != (2 if kind in _DETAILED_KINDS else 0)
+        len(details) != _DETAIL_WORDS.get(kind)
         or not all(map(_WORD.fullmatch, (*details, relay)))
         or _SCOPE.fullmatch(scope) is None
     ):
         raise UnusableMessage(f"no agent publishes with the routing key {key!r:.300}")
-    return AgentRoutingKey(kind, scope, relay)  # type: ignore[arg-type]  # it is one of the kinds
-
-
-def authorize_sender(
-    user: str, key: AgentRoutingKey, domains: Iterable[TrustDomain]
-) -> AuthorizedSender:
-    """Return the relay for which this ``user_id`` may speak. Raises UnusableMessage."""
-    for domain in domains:
-        if domain.user == user:
-            if domain.may_speak_for_relay(key.scope, key.relay):
-                return AuthorizedSender(key.scope, key.relay, user)
-            raise UnusableMessage(
-                f"its user {user!r:.140} may not speak for relay {key.relay} of scope {key.scope}"
-            )
-    raise UnusableMessage(f"its user {user!r:.140} is the user of no trust domain")
+    return kind, scope, relay
 
 
 def verify_message_from_agent(
     message: DeliveredMessage, exchange: str, domains: Iterable[TrustDomain]
-) -> tuple[AgentRoutingKey, AuthorizedSender]:
-    """Return key and sender; nothing in the body has a say. Raises UnusableMessage."""
+) -> tuple[str, AuthorizedSender]:
+    """Return the kind and the sender; nothing in the body has a say. Raises UnusableMessage."""
     if message.exchange != exchange:
         raise UnusableMessage(f"it was not published to {exchange}")
     user = require_publishing_user(message)
     _refuse_cc_header(message)
-    key = parse_agent_routing_key(message.routing_key or "")
-    return key, authorize_sender(user, key, domains)
+    kind, scope, relay = parse_agent_routing_key(message.routing_key or "")
+    for domain in domains:
+        if domain.user == user:
+            if domain.may_speak_for_relay(scope, relay):
+                return kind, AuthorizedSender(scope, relay, user)
+            raise UnusableMessage(
+                f"its user {user!r:.140} may not speak for relay {relay} of scope {scope}"
+            )
+    raise UnusableMessage(f"its user {user!r:.140} is the user of no trust domain")
 
 
 def verify_command_from_hub(

@@ -34,12 +34,13 @@ from relay.fleet.messages import (
     VoteAnswer,
     VoteMessage,
 )
-from relay.fleet.routing import AgentRoutingKey, parse_agent_routing_key, report_key
+from relay.fleet.routing import AuthorizedSender, parse_agent_routing_key, report_key
 from relay.imds.document import parse_document
 from tests.depth import depth
 from tests.sinks.rabbitmq_consumer import content_header
 
 ORIGIN = Origin("vmss-a-1f0c33ab", "VMSS-A_0")
+HUB = Origin("hub", "hub-0")
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 HEAD = "17:" + "ab" * 32
 RECORDED = [event for event in examples() if event.name.startswith(("event.", "relay."))]
@@ -141,7 +142,8 @@ def test_what_an_agent_recorded_arrives_as_it_was_recorded(event: CloudEvent) ->
         assert isinstance(content, EndedData) == (event.name == "event.ended")
         assert content.model_dump().items() <= event.data.items()
         assert content.to_scheduled_event() == ScheduledEvent.from_cloudevent_data(event.data)
-    received.require_matching_key(parse_agent_routing_key(report_key(event, received.origin)))
+    kind, scope, relay = parse_agent_routing_key(report_key(event, received.origin))
+    received.require_sent_by(AuthorizedSender(scope, relay, "vmss-a"), kind, HUB)
 
 
 def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
@@ -305,19 +307,21 @@ def test_an_agent_chooses_the_id_of_no_relay_event(event: CloudEvent) -> None:
 @pytest.mark.parametrize(
     ("body", "key", "reason"),
     [
-        (BODIES[0], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_1"), "another relay"),
-        (BODIES[0], AgentRoutingKey("pulse", "vmss-b-1f0c33ab", "vmss-a_0"), "another relay"),
-        (BODIES[0], AgentRoutingKey("vote", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[3], AgentRoutingKey("start", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (BODIES[8], AgentRoutingKey("pulse", "vmss-a-1f0c33ab", "vmss-a_0"), "another kind"),
-        (RECORDED[0].body, AgentRoutingKey("relay", "westno-4f7a9c21", "westno_0"), "another kind"),
+        (BODIES[0], "pulse.vmss-a-1f0c33ab.vmss-a_1", "another relay"),
+        (BODIES[0], "pulse.vmss-b-1f0c33ab.vmss-a_0", "another relay"),
+        (BODIES[0], "vote.vmss-a-1f0c33ab.vmss-a_0", "another kind"),
+        (BODIES[3], "start.vmss-a-1f0c33ab.vmss-a_0", "another kind"),
+        (BODIES[8], "pulse.vmss-a-1f0c33ab.vmss-a_0", "another kind"),
+        (RECORDED[0].body, "relay.x.x.westno-4f7a9c21.westno_0", "another kind"),
+        (PULSE.to_event(HUB, NOW).body, "pulse.hub.hub-0", "the hub itself"),
     ],
 )
 def test_a_body_that_contradicts_its_routing_key_is_unusable(
-    body: bytes, key: AgentRoutingKey, reason: str
+    body: bytes, key: str, reason: str
 ) -> None:
+    kind, scope, relay = parse_agent_routing_key(key)
     with pytest.raises(UnusableMessage, match=reason):
-        read_message(body).require_matching_key(key)
+        read_message(body).require_sent_by(AuthorizedSender(scope, relay, "vmss-a"), kind, HUB)
 
 
 # --- any bytes at all

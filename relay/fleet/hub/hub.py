@@ -238,9 +238,9 @@ class Hub:
     def _read(self, message: DeliveredMessage) -> tuple[AuthorizedSender, ReceivedMessage] | None:
         sender: AuthorizedSender | None = None
         try:
-            key, sender = verify_message_from_agent(message, self._exchange, self._domains)
+            kind, sender = verify_message_from_agent(message, self._exchange, self._domains)
             received = read_message(message.body)
-            received.require_matching_key(key, hub=self._origin)
+            received.require_sent_by(sender, kind, self._origin)
         except UnusableMessage as error:
             self._on_unusable(message.header.properties.user_id, str(error))
             if sender is not None:
