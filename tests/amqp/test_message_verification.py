@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from datetime import UTC, datetime
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import orjson
 import pytest
-from aiormq.abc import AbstractChannel, DeliveredMessage
+from aiormq.abc import DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
-from pamqp.commands import Basic
-from pamqp.header import ContentHeader
 
 from relay.amqp.connection import MAX_BODY_BYTES
 from relay.amqp.message_verification import UnusableMessage, extract_message_of_verified_sender
-from relay.amqp.topology import approvals_queue
+from relay.amqp.topology import ApprovalsQueue, approvals_queue
 from relay.api.settings import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
 from relay.fleet.routing import hub_approvals_queue
 from relay.roles.deciding import callers_by_amqp_user
 from tests import hostile
+from tests.amqp.delivered import delivered
 
 EXCHANGE, KEY = "azure.scheduledevents.approvals", "approve.prod"
 QUEUE = approvals_queue("azure.scheduledevents", "prod")
@@ -41,22 +41,18 @@ def delivery(
     body: bytes | None = None, exchange: str = EXCHANGE, key: str = KEY, **properties: Any
 ) -> DeliveredMessage:
     """A message as the broker delivers it; a valid one, except for the arguments."""
-    header = Basic.Properties(**{"message_id": "m", "user_id": "drain", **properties})
     raw = orjson.dumps(DECISION) if body is None else body
-    deliver = Basic.Deliver("tag", 1, redelivered=False, exchange=exchange, routing_key=key)
-    return DeliveredMessage(
-        deliver, ContentHeader(0, len(raw), header), raw, cast("AbstractChannel", None)
-    )
+    return delivered(exchange, key, raw, **{"message_id": "m", "user_id": "drain", **properties})
 
 
-def request_in(delivered: DeliveredMessage) -> DecisionRequest:
+def request_in(message: DeliveredMessage, queue: ApprovalsQueue = QUEUE) -> DecisionRequest:
     """The request in a message, read as the consumer and its handler do."""
-    return read_request(extract_message_of_verified_sender(delivered, QUEUE), CALLERS, NOW)
+    return read_request(extract_message_of_verified_sender(message, queue), CALLERS, NOW)
 
 
-def reason_against(delivered: DeliveredMessage) -> str:
+def reason_against(message: DeliveredMessage) -> str:
     with pytest.raises(UnusableMessage) as refused:
-        request_in(delivered)
+        request_in(message)
     return str(refused.value)
 
 
@@ -197,12 +193,8 @@ def test_any_message_is_a_decision_or_unusable(
 
 # --- the queue of a hub
 
-HUB_QUEUE = hub_approvals_queue("azure.scheduledevents")
-
-
-def hub_request_in(delivered: DeliveredMessage) -> DecisionRequest:
-    """The request in a message of the queue for all scopes."""
-    return read_request(extract_message_of_verified_sender(delivered, HUB_QUEUE), CALLERS, NOW)
+hub_request_in = partial(request_in, queue=hub_approvals_queue("azure.scheduledevents"))
+"""The request in a message of the queue for all scopes."""
 
 
 @pytest.mark.parametrize("scope", ["prod", "vmss-a-1f0c33ab", "hub", "0", "x" * 80])

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from aiormq.abc import AbstractChannel, DeliveredMessage
-from pamqp.commands import Basic
-from pamqp.header import ContentHeader
+from aiormq.abc import DeliveredMessage
 
 from relay.events.build import (
     FactsAboutEndedEvent,
@@ -34,6 +32,7 @@ from relay.fleet.routing import agent_key, report_key
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.sqlite import open_store
+from tests.amqp.delivered import delivered
 from tests.approvals.builders import build_event
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
@@ -48,10 +47,8 @@ SETTINGS = HubSettings.model_validate(
 )
 
 
-def delivered(event: CloudEvent, key: str) -> DeliveredMessage:
-    deliver = Basic.Deliver("tag", 1, exchange="azure.scheduledevents.fleet", routing_key=key)
-    header = ContentHeader(0, 2, Basic.Properties(user_id="vmss-a"))
-    return DeliveredMessage(deliver, header, event.body, cast("AbstractChannel", None))
+def published(event: CloudEvent, key: str) -> DeliveredMessage:
+    return delivered("azure.scheduledevents.fleet", key, event.body, user_id="vmss-a")
 
 
 def pulse(
@@ -63,7 +60,7 @@ def pulse(
     live = tuple(ChangeData(**common_event_data(event, 1)) for event in events)
     content = Pulse(version="1.0.0", names=("vm-0",), live=live, poll_age=0.0, clock_offset=0.0)
     event = content.to_event(origin, NOON + timedelta(seconds=seconds))
-    return delivered(event, agent_key("pulse", origin))
+    return published(event, agent_key("pulse", origin))
 
 
 def ignore(*_: Any, **__: Any) -> None:
@@ -85,7 +82,7 @@ def report(
         approved_by_relay=False,
         outcome=determine_outcome(event, evidence, at) if is_gone else None,
     )
-    return delivered(told, report_key(told, origin))
+    return published(told, report_key(told, origin))
 
 
 @asynccontextmanager
@@ -127,7 +124,7 @@ async def test_what_an_agent_says_of_itself_is_recorded_with_its_id(tmp_path: Pa
         "relay.source-lost", AGENT, NOON, sink=None, reason="no answer", count=1, head=head
     )
     async with loaded_hub(tmp_path) as (hub, _):
-        assert await hub.take([delivered(told, report_key(told, AGENT))]) == set()
+        assert await hub.take([published(told, report_key(told, AGENT))]) == set()
         recorded = await hub._store.read(lambda tx: tx.journal.events_after(0, 9))  # noqa: SLF001  # only the hub has it
     ((_, event),) = recorded
     assert (event.id, event.attributes["source"]) == (told.id, AGENT.relay_source)

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from aiormq.abc import AbstractChannel, DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
-from pamqp.commands import Basic
-from pamqp.header import ContentHeader
 from pydantic import SecretStr
 
 from relay.amqp.message_verification import UnusableMessage
@@ -37,10 +34,12 @@ from relay.fleet.routing import (
     verify_message_from_agent,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
+from tests.amqp.delivered import delivered
 from tests.builders import cloudevent
 
 FLEET, COMMANDS = agent_publish_exchange_name("x"), command_exchange_name("x")
 ORIGIN = Origin("vmss-a-1f", "VMSS-A_0")
+TO_US = "to.vmss-a-1f.vmss-a_0"
 DOMAINS = (
     TrustDomain(user="vmss-a", scopes=("vmss-a-*",)),
     TrustDomain(user="single", scopes=("vmss-b-*",), relays=("one",)),
@@ -49,14 +48,6 @@ _scopes = st.from_regex(r"[a-z0-9-]{1,80}", fullmatch=True)
 _relays = st.text(min_size=1, max_size=100)
 PAGE = (Path(__file__).parents[2] / "docs" / "rabbitmq.md").read_text(encoding="utf-8")
 MAIN = "azure.scheduledevents"
-
-
-def delivery(exchange: str, key: str, **properties: Any) -> DeliveredMessage:
-    header = Basic.Properties(**properties)
-    deliver = Basic.Deliver("tag", 1, redelivered=False, exchange=exchange, routing_key=key)
-    return DeliveredMessage(
-        deliver, ContentHeader(0, 2, header), b"{}", cast("AbstractChannel", None)
-    )
 
 
 def test_the_keys_are_those_of_the_documentation() -> None:
@@ -130,7 +121,7 @@ def test_a_key_that_no_agent_publishes_with_is_unusable() -> None:
 )
 def test_a_user_speaks_for_no_relay_outside_its_domain(user: str, key: str, reason: str) -> None:
     with pytest.raises(UnusableMessage, match=reason):
-        verify_message_from_agent(delivery(FLEET, key, user_id=user), FLEET, DOMAINS)
+        verify_message_from_agent(delivered(FLEET, key, user_id=user), FLEET, DOMAINS)
 
 
 _patterns = st.lists(st.text("ab-*?", min_size=1, max_size=5), min_size=1, max_size=3)
@@ -166,7 +157,7 @@ def test_the_broker_and_the_hub_let_the_same_pass(
 
 
 def test_a_report_is_of_the_relay_in_its_key_if_the_user_may_speak_for_it() -> None:
-    message = delivery(FLEET, "vote.vmss-b-1f.one", user_id="single")
+    message = delivered(FLEET, "vote.vmss-b-1f.one", user_id="single")
     sender = AuthorizedSender("vmss-b-1f", "one", "single")
     assert verify_message_from_agent(message, FLEET, DOMAINS) == ("vote", sender)
 
@@ -185,7 +176,7 @@ def test_a_report_is_of_the_relay_in_its_key_if_the_user_may_speak_for_it() -> N
 def test_a_report_that_the_broker_does_not_vouch_for_is_unusable(
     exchange: str, properties: dict[str, Any], reason: str
 ) -> None:
-    message = delivery(exchange, "vote.vmss-b-1f.one", **properties)
+    message = delivered(exchange, "vote.vmss-b-1f.one", **properties)
     with pytest.raises(UnusableMessage, match=reason):
         verify_message_from_agent(message, FLEET, DOMAINS)
 
@@ -193,36 +184,26 @@ def test_a_report_that_the_broker_does_not_vouch_for_is_unusable(
 def test_a_command_is_obeyed_if_it_is_the_hubs_and_for_this_agent() -> None:
     keys = agent_binding_keys(ORIGIN)
     for key in keys:
-        message = delivery(COMMANDS, key, user_id="imds-hub")
+        message = delivered(COMMANDS, key, user_id="imds-hub")
         assert verify_command_from_hub(message, COMMANDS, keys, "imds-hub") == key
 
 
 @pytest.mark.parametrize(
     ("exchange", "key", "properties", "reason"),
     [
-        (FLEET, "to.vmss-a-1f.vmss-a_0", {"user_id": "imds-hub"}, "routing key of this agent"),
-        ("", "to.vmss-a-1f.vmss-a_0", {"user_id": "imds-hub"}, "routing key of this agent"),
-        (COMMANDS, "to.vmss-a-1f.vmss-a_1", {"user_id": "imds-hub"}, "routing key of this agent"),
-        (COMMANDS, "to.vmss-a-1f.vmss-a_0", {"user_id": "vmss-a"}, "is not the hub's"),
-        (COMMANDS, "to.vmss-a-1f.vmss-a_0", {}, "no user_id"),
-        (
-            COMMANDS,
-            "to.vmss-a-1f.vmss-a_0",
-            {"user_id": "imds-hub", "headers": {"x-death": [{}]}},
-            "dead letter",
-        ),
-        (
-            COMMANDS,
-            "to.vmss-a-1f.vmss-a_0",
-            {"user_id": "imds-hub", "headers": {"CC": ["to.vmss-a-1f.vmss-a_1"]}},
-            "CC header",
-        ),
+        (FLEET, TO_US, {}, "routing key of this agent"),
+        ("", TO_US, {}, "routing key of this agent"),
+        (COMMANDS, "to.vmss-a-1f.vmss-a_1", {}, "routing key of this agent"),
+        (COMMANDS, TO_US, {"user_id": "vmss-a"}, "is not the hub's"),
+        (COMMANDS, TO_US, {"user_id": None}, "no user_id"),
+        (COMMANDS, TO_US, {"headers": {"x-death": [{}]}}, "dead letter"),
+        (COMMANDS, TO_US, {"headers": {"CC": ["to.vmss-a-1f.vmss-a_1"]}}, "CC header"),
     ],
 )
 def test_no_other_command_is_obeyed(
     exchange: str, key: str, properties: dict[str, Any], reason: str
 ) -> None:
-    message = delivery(exchange, key, **properties)
+    message = delivered(exchange, key, **{"user_id": "imds-hub"} | properties)
     with pytest.raises(UnusableMessage, match=reason):
         verify_command_from_hub(message, COMMANDS, agent_binding_keys(ORIGIN), "imds-hub")
 
