@@ -224,15 +224,18 @@ async def test_an_acceptance_that_comes_too_late_is_repeated_which_changes_nothi
         assert hub.port.results == {"unanswered": 1, "accepted": 1}
 
 
-async def test_only_the_agent_that_got_the_order_can_answer_it(tmp_path: Path) -> None:
+async def test_only_the_agent_that_got_the_order_can_answer_that_and_no_other(
+    tmp_path: Path,
+) -> None:
     async with hub_with(tmp_path, "a/vm-1", "a/vm-2", "b/vm-1") as hub:
         hub.fleet.agent("a/vm-1").mode = "frozen"
         await show_event(hub)
         (sent,) = hub.fleet.orders
         for name in ("a/vm-2", "b/vm-1", "b/vm-1"):
             hub.fleet.answer(hub.fleet.agent(name), build_result(sent.order, "accepted"))
-        other = sent.order.model_copy(update={"attempt": 2})
-        hub.fleet.answer(hub.fleet.agent("a/vm-1"), build_result(other, "accepted"))
+        for change in ({"attempt": 2}, {"grant": sent.order.grant + 1}):
+            other = sent.order.model_copy(update=change)
+            hub.fleet.answer(hub.fleet.agent("a/vm-1"), build_result(other, "accepted"))
         await hub.settle()
         assert hub.event_names() == []
         hub.fleet.wake_up(hub.fleet.agent("a/vm-1"))
