@@ -14,7 +14,7 @@ from typing import Any
 
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.standing_holds import describe_conditions
-from relay.events.data_types import describe_remarks
+from relay.events.data_types import remarks_in
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import duration_text, parse_timestamp
 
@@ -170,8 +170,9 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
         quorum = f"{votes} votes" if data["required"] else "no votes needed"
         return (f"Approved by rule {data['rule']}: {quorum}.",)
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
-    remarks = ", ".join(describe_remarks(data, quote="“{}”"))
-    said = f" ({remarks})" if remarks else ""
+    given = [(name, text) for name, text in remarks_in(data).items() if text]
+    remarks = [f"“{text}”" if name == "reason" else f"{name} {text}" for name, text in given]
+    said = f" ({', '.join(remarks)})" if remarks else ""
     notice = f" {sentence(data['notice'])}" if "notice" in data else ""
     waits = (
         f" It is approved{_limit_waits_clause(data, 'waitingFor')}." if "waitingFor" in data else ""

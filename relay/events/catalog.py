@@ -34,98 +34,78 @@ class EventDefinition:
     """One row of the catalog. ``name`` is ``<family>.<change>``."""
 
     name: str
-    when: str
     data: Any
+    when: str
 
     @property
     def type(self) -> str:
         return f"{TYPE_PREFIX}{self.name}{TYPE_VERSION}"
 
 
-CATALOG = (
-    EventDefinition(
-        "event.scheduled", "an EventId is first seen, with any status but Started", EventData
-    ),
-    EventDefinition(
+_ROWS = (
+    ("event.scheduled", EventData, "an EventId is first seen, with any status but Started"),
+    (
         "event.updated",
-        "any field of a known event changed and it did not move to Started",
         UpdatedData,
+        "any field of a known event changed and it did not move to Started",
     ),
-    EventDefinition(
-        "event.started", "an event is first seen as Started, or moved to Started", StartedData
-    ),
-    EventDefinition("event.ended", "an event is gone from the document", EndedData),
-    EventDefinition("approval.recorded", "a vote, hold or release was accepted", RecordedData),
-    EventDefinition("approval.granted", "the rule is satisfied", ApprovalData),
-    EventDefinition("approval.refused", "an authenticated attempt was refused", RefusedData),
-    EventDefinition("approval.voided", "recorded votes no longer count", VoidedData),
-    EventDefinition(
+    ("event.started", StartedData, "an event is first seen as Started, or moved to Started"),
+    ("event.ended", EndedData, "an event is gone from the document"),
+    ("approval.recorded", RecordedData, "a vote, hold or release was accepted"),
+    ("approval.granted", ApprovalData, "the rule is satisfied"),
+    ("approval.refused", RefusedData, "an authenticated attempt was refused"),
+    ("approval.voided", VoidedData, "recorded votes no longer count"),
+    (
         "approval.reminder",
-        "votes are missing, and NotBefore is as near as the rule's remind says",
         ReminderData,
+        "votes are missing, and NotBefore is as near as the rule's remind says",
     ),
-    EventDefinition(
-        "startrequest.accepted", "IMDS answered 200 to a StartRequest", StartRequestData
-    ),
-    EventDefinition("startrequest.failed", "the relay gave up on a StartRequest", StartRequestData),
-    EventDefinition(
+    ("startrequest.accepted", StartRequestData, "IMDS answered 200 to a StartRequest"),
+    ("startrequest.failed", StartRequestData, "the relay gave up on a StartRequest"),
+    (
         "standing-hold.created",
-        "somebody made a hold by conditions and for a time",
         StandingHoldData,
+        "somebody made a hold by conditions and for a time",
     ),
-    EventDefinition(
-        "standing-hold.ended", "somebody ended a standing hold early", EndedStandingHoldData
-    ),
-    EventDefinition(
-        "standing-hold.expired", "the time of a standing hold is over", StandingHoldData
-    ),
-    EventDefinition(
+    ("standing-hold.ended", EndedStandingHoldData, "somebody ended a standing hold early"),
+    ("standing-hold.expired", StandingHoldData, "the time of a standing hold is over"),
+    (
         "relay.source-lost",
+        RelayData,
         "the metadata service, or on a hub the broker, has given no usable answer for too long",
-        RelayData,
     ),
-    EventDefinition(
+    (
         "relay.source-recovered",
+        RelayData,
         "the metadata service answers again, or a hub hears the agents of a scope again",
-        RelayData,
     ),
-    EventDefinition(
+    (
         "relay.silent",
+        RelayData,
         "no agent of a scope has been heard of for too long, so none of its events starts or ends",
-        RelayData,
     ),
-    EventDefinition("relay.sink-failing", "a sink fails repeatedly", RelayData),
-    EventDefinition("relay.sink-recovered", "a failing sink delivers again", RelayData),
-    EventDefinition(
+    ("relay.sink-failing", RelayData, "a sink fails repeatedly"),
+    ("relay.sink-recovered", RelayData, "a failing sink delivers again"),
+    (
         "relay.sink-disabled",
+        RelayData,
         "a receiver asked the relay to stop; the entries wait until an operator resumes the sink",
-        RelayData,
     ),
-    EventDefinition(
+    (
         "relay.dead-lettered",
+        RelayData,
         "an entry became a dead letter; without a sink: dead letters over the limit were deleted",
-        RelayData,
     ),
-    EventDefinition(
+    (
         "relay.store-failing",
-        "the state file cannot be written; events go out from memory, approvals are refused",
         RelayData,
+        "the state file cannot be written; events go out from memory, approvals are refused",
     ),
-    EventDefinition(
-        "relay.clock-skewed", "the clocks of a receiver and of the relay differ", RelayData
-    ),
-    EventDefinition("relay.ping", "an operator asked for a test message", RelayData),
+    ("relay.clock-skewed", RelayData, "the clocks of a receiver and of the relay differ"),
+    ("relay.ping", RelayData, "an operator asked for a test message"),
 )
+CATALOG = tuple(EventDefinition(*row) for row in _ROWS)
 """Every type, in the order of an event's life."""
-
-_TEXT_ATTRIBUTES = (
-    "eventtype",
-    "eventsource",
-    "outcome",
-    "correlationid",
-    "causationid",
-    "partitionkey",
-)
 
 
 def cloudevent_schema(definition: EventDefinition) -> dict[str, Any]:
@@ -136,6 +116,7 @@ def cloudevent_schema(definition: EventDefinition) -> dict[str, Any]:
     for strict in (data, *definitions.values()):
         del strict["additionalProperties"]
     text = {"type": "string", "minLength": 1}
+    texts = ("eventtype", "eventsource", "outcome", "correlationid", "causationid", "partitionkey")
     properties: dict[str, Any] = {
         "specversion": {"const": "1.0"},
         "id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
@@ -147,7 +128,7 @@ def cloudevent_schema(definition: EventDefinition) -> dict[str, Any]:
         "dataschema": {"const": dataschema(definition.name)},
         "scope": {"type": "string", "pattern": "^[a-z0-9-]{1,80}$"},
         "relay": text,
-        **dict.fromkeys(_TEXT_ATTRIBUTES, text),
+        **dict.fromkeys(texts, text),
         "notbefore": {"type": "string", "format": "date-time"},
         "journalhead": {"type": "string", "pattern": "^[0-9]+:[0-9a-f]{64}$"},
         "data": data,

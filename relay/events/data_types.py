@@ -8,8 +8,8 @@ relay stores and sends ``data`` as a dictionary. No type accepts other fields (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NotRequired, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Required, cast
 
 from pydantic import Field, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
@@ -30,15 +30,6 @@ def remarks_in(data: Mapping[str, Any]) -> Remarks:
 
 
 NO_REMARKS = remarks_in({})
-
-
-def describe_remarks(data: Mapping[str, Any], *, quote: str = "{}") -> Iterator[str]:
-    """Yield the remarks for people. ``quote`` is how the reason is written, such as ``“{}”``."""
-    for name in Remarks.__annotations__:
-        if text := data.get(name):
-            yield quote.format(text) if name == "reason" else f"{name} {text}"
-
-
 _Strict = with_config({"extra": "forbid"})
 
 
@@ -89,7 +80,6 @@ class EventData(TypedDict):
     revision: Annotated[str, _says("names this state of the event; approvals refer to it")]
 
 
-@_Strict
 class UpdatedData(EventData):
     """The changes of a known event."""
 
@@ -98,7 +88,6 @@ class UpdatedData(EventData):
     ]
 
 
-@_Strict
 class StartedData(EventData):
     """The event has started."""
 
@@ -108,7 +97,6 @@ class StartedData(EventData):
     approvedByRelay: _ApprovedByRelay
 
 
-@_Strict
 class EndedData(EventData):
     """The event left Azure's document. The other fields are as last seen."""
 
@@ -122,6 +110,7 @@ class EndedData(EventData):
     approvedByRelay: _ApprovedByRelay
 
 
+@_Strict
 class _AboutEvent(TypedDict):
     eventId: Annotated[
         str,
@@ -187,7 +176,6 @@ _HoldsInForce = Annotated[
 ]
 
 
-@_Strict
 class ApprovalData(_AboutEvent, Remarks):
     """A decision about an event, and the event at that time."""
 
@@ -212,66 +200,52 @@ class ApprovalData(_AboutEvent, Remarks):
     rule: Annotated[str | None, _says("name of the rule that matches the event")]
 
 
-@_Strict
-class RecordedData(ApprovalData):
+class RecordedData(ApprovalData, total=False):
     """An accepted decision, and the event at that time."""
 
-    expires: NotRequired[
-        Annotated[
-            str | None, _says("RFC 3339: when the decision stops counting; null: at NotBefore")
-        ]
+    expires: Annotated[
+        str | None, _says("RFC 3339: when the decision stops counting; null: at NotBefore")
     ]
-    ended: NotRequired[_Ended]
-    dryRun: NotRequired[
-        Annotated[
-            bool, _says("true in a dry run, outside which a vote does not count; else absent")
-        ]
+    ended: _Ended
+    dryRun: Annotated[
+        bool, _says("true in a dry run, outside which a vote does not count; else absent")
     ]
-    notice: NotRequired[
-        Annotated[
-            str,
-            _says(
-                "only of a hold after an earlier StartRequest: Azure may have accepted that one, "
-                "and the hold stops further ones"
-            ),
-        ]
+    notice: Annotated[
+        str,
+        _says(
+            "only of a hold after an earlier StartRequest: Azure may have accepted that one, "
+            "and the hold stops further ones"
+        ),
     ]
-    waitingFor: NotRequired[
-        Annotated[
-            list[LimitWait],
-            _says(
-                "the limits for which the event waits, if only they keep it from being granted; "
-                "Azure proceeds at NotBefore regardless"
-            ),
-        ]
+    waitingFor: Annotated[
+        list[LimitWait],
+        _says(
+            "the limits for which the event waits, if only they keep it from being granted; "
+            "Azure proceeds at NotBefore regardless"
+        ),
     ]
-    standingHolds: NotRequired[_HoldsInForce]
+    standingHolds: _HoldsInForce
 
 
-@_Strict
 class RefusedData(ApprovalData):
     """A request of an authenticated caller that was refused."""
 
     refusal: Annotated[str, _says("the reason, as in the response")]
 
 
-@_Strict
-class VoidedData(_AboutEvent):
+class VoidedData(_AboutEvent, total=False):
     """Recorded votes no longer count."""
 
     why: Annotated[
-        Literal["changed", "expired", "ended"],
+        Required[Literal["changed", "expired", "ended"]],
         _says("the event changed, the votes expired, or the event ended"),
     ]
-    ended: NotRequired[_Ended]
-    waitedFor: NotRequired[
-        Annotated[
-            list[LimitWait], _says("the limits for which the event waited until the votes expired")
-        ]
+    ended: _Ended
+    waitedFor: Annotated[
+        list[LimitWait], _says("the limits for which the event waited until the votes expired")
     ]
 
 
-@_Strict
 class ReminderData(_AboutEvent):
     """Votes are missing, and NotBefore is near."""
 
@@ -323,7 +297,6 @@ class StandingHoldData(TypedDict):
     notice: Annotated[str, _says("what it does not stop, for people")]
 
 
-@_Strict
 class EndedStandingHoldData(StandingHoldData):
     """A standing hold that somebody ended early."""
 
@@ -331,7 +304,6 @@ class EndedStandingHoldData(StandingHoldData):
     endReason: Annotated[str | None, _says("the reason that they gave")]
 
 
-@_Strict
 class StartRequestData(_AboutEvent):
     """The result of a StartRequest."""
 
