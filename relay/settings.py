@@ -163,9 +163,12 @@ class Section(BaseModel):
 
     def iter_current_secret_texts(self) -> Iterator[str]:
         """Yield every current secret of this section and of the sections inside it."""
-        for field in type(self).model_fields:
-            yield from self.reveal_file_lines(field) if field in self._files else ()
-            yield from _secrets_in(getattr(self, field))
+        for _, value in values_in(self):
+            if isinstance(value, SecretStr):
+                yield value.get_secret_value()
+            elif isinstance(value, Section):
+                for field in value._files:  # noqa: SLF001  # of a section inside this one
+                    yield from value.reveal_file_lines(field)
 
     def reveal_file_lines(self, field: str) -> tuple[str, ...]:
         """Return the current lines of a field's file, without empty lines. It must have one."""
@@ -173,18 +176,19 @@ class Section(BaseModel):
         return tuple(line for line in lines if line)
 
 
-def _secrets_in(value: object) -> Iterator[str]:
+def values_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Yield a section and everything in it: sections, lists, mappings and values, with the path."""
+    yield path, value
+    parts: Iterable[tuple[str | int, object]] = ()
     match value:
-        case SecretStr():
-            yield value.get_secret_value()
         case Section():
-            yield from value.iter_current_secret_texts()
+            parts = value
         case Mapping():
-            for inner in value.values():
-                yield from _secrets_in(inner)
+            parts = value.items()
         case tuple():
-            for inner in value:
-                yield from _secrets_in(inner)
+            parts = enumerate(value)
+    for name, part in parts:
+        yield from values_in(part, (*path, name))
 
 
 def _read_secret_file(path: Path) -> str:

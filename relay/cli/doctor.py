@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.topology import approvals_queue
@@ -35,6 +34,7 @@ from relay.fleet.routing import HUB, hub_approvals_queue
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.instance_metadata import Instance, derive_scope, resource_names
+from relay.settings import values_in
 from relay.sinks import SinkSettings
 from relay.store.diagnostics import diagnose as diagnose_store
 
@@ -176,11 +176,11 @@ _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     files: dict[Path, str] = {}
     holds_secrets = False
-    for key_path, value in _leaf_values("", loaded.config):
-        key = key_path.rpartition(".")[2]
+    for path, value in values_in(loaded.config):
+        key = str(path[-1]) if path else ""
         holds_secrets |= isinstance(value, SecretStr) and bool(value)
         if isinstance(value, Path) and key.endswith("_file") and key not in _PUBLIC_FILES:
-            files[value] = key_path
+            files[value] = ".".join(map(str, path))
     if loaded.file is not None and holds_secrets:
         files[loaded.file] = "the configuration, which holds secrets itself"
     findings = [_diagnose_file(file, label) for file, label in files.items()]
@@ -203,19 +203,3 @@ def _diagnose_file(file: Path, label: str) -> Finding | None:
     if mode & stat.S_IROTH:
         return warning("secrets", f"everybody on this machine can read {file} ({label})", remedy)
     return None
-
-
-def _leaf_values(key_path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    parts: Iterable[tuple[str | int, Any]]
-    match value:
-        case BaseModel():
-            parts = value
-        case Mapping():
-            parts = value.items()
-        case tuple():
-            parts = enumerate(value)
-        case _:
-            yield key_path, value
-            return
-    for name, part in parts:
-        yield from _leaf_values(f"{key_path}.{name}".removeprefix("."), part)
