@@ -253,7 +253,7 @@ def test_a_machine_for_which_no_user_speaks_is_an_error(file: Path, machine: str
 def test_a_pattern_stands_for_as_many_voters_as_a_rule_needs(file: Path) -> None:
     config = load_text(file, HUB + machine_rule("vm:a-*/*", "vm:a-1/x", votes=50))
     ((_, _, voters),) = config.voting_rules
-    assert [voter.name for voter in voters] == ["vm:a-*/*", "vm:a-1/x"]
+    assert [*voters] == ["vm:a-*/*", "vm:a-1/x"]
     two = "approvals: {people: {p: ['vm:a-1/*', 'local:p'], q: ['vm:a-2/*']}}"
     assert load_text(file, HUB + two).approvals.people["q"] == ("vm:a-2/*",)
 
@@ -280,7 +280,7 @@ def test_people_in_a_chat_can_vote_where_a_sink_for_their_platform_takes_approva
         }
     )
     ((_, _, voters),) = config.voting_rules
-    assert [voter.name for voter in voters] == who
+    assert [*voters] == who
 
 
 # --- a secret of a sink is never that of a client: the sink's receiver could decide as the client

@@ -6,7 +6,6 @@ It shows no secret.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +28,6 @@ from relay.cli._output import (
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig, load
 from relay.config.model import config_warnings
-from relay.config.voters import Voter
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
 from relay.events.match import Match
@@ -72,7 +70,11 @@ def check(
             "file": loaded.file and str(loaded.file),
             "config": loaded.config.model_dump(mode="json", by_alias=True),
             "voters": [
-                {"rule": rule.name, "votes": quorum.votes, "voters": [asdict(one) for one in able]}
+                {
+                    "rule": rule.name,
+                    "votes": quorum.votes,
+                    "voters": [{"name": name, "principals": own} for name, own in able.items()],
+                }
                 for rule, quorum, able in loaded.config.voting_rules
             ],
             "warnings": warnings,
@@ -223,7 +225,14 @@ def _tables(config: Config) -> Iterator[tuple[Sequence[str], Sequence[Sequence[o
     ):
         yield titles, [(name, ", ".join(who)) for name, who in named.items()], ""
     voters = [
-        (rule.name, quorum.votes, "; ".join(map(_describe_voter, able)))
+        (
+            rule.name,
+            quorum.votes,
+            "; ".join(
+                name if own == [name] else f"{name} ({', '.join(own)})"
+                for name, own in able.items()
+            ),
+        )
         for rule, quorum, able in config.voting_rules
     ]
     yield ("rule", "votes", "who can vote"), voters, ""
@@ -241,11 +250,6 @@ def _tables(config: Config) -> Iterator[tuple[Sequence[str], Sequence[Sequence[o
     domains = config.fleet.domains if isinstance(config.fleet, HubSettings) else ()
     users = [(each.user, join_names(each.scopes), join_names(each.relays)) for each in domains]
     yield ("RabbitMQ user of agents", "scopes", "relays"), users, ""
-
-
-def _describe_voter(voter: Voter) -> str:
-    is_person = voter.principals != (voter.name,)
-    return f"{voter.name} ({', '.join(voter.principals)})" if is_person else voter.name
 
 
 def _origins(sink: SinkSettings) -> str:

@@ -27,7 +27,7 @@ from relay.approvals.principals import ONE_MACHINE_VOTES, is_machine, most_votes
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of
 from relay.chat import ChatSettings
 from relay.config.kinds import load_kinds, sink_modules
-from relay.config.voters import Voter, check_principals_exist, voters_of_quorum
+from relay.config.voters import check_principals_exist, voters_of_quorum
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match, matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
 from relay.imds import DISCOVER, SourceSettings
@@ -155,13 +155,12 @@ class Config(Section):
     def _check_quorums(self) -> Config:
         check_principals_exist(self.approvals, self.api, self.fleet)
         for rule, quorum, voters in self.voting_rules:
-            names = [voter.name for voter in voters]
-            if most_votes(names, each_resource=quorum.each_resource) < quorum.votes:
-                has_machines = any(map(is_machine, names)) and not quorum.each_resource
+            if most_votes(voters, each_resource=quorum.each_resource) < quorum.votes:
+                has_machines = any(map(is_machine, voters)) and not quorum.each_resource
                 raise WrongValue(
                     ("approvals", "rules", self.approvals.rules.index(rule), "approve"),
                     f"expected {quorum.votes} who may vote, "
-                    f"there are only: {', '.join(names) or 'none'}. "
+                    f"there are only: {', '.join(voters) or 'none'}. "
                     "A client: or mtls: must be one of api.clients with approve in its can, also "
                     "where its person votes in chat; an entra: needs api.oidc"
                     + (f"; {ONE_MACHINE_VOTES}" if has_machines else ""),
@@ -183,7 +182,7 @@ class Config(Section):
                 )
 
     @property
-    def voting_rules(self) -> list[tuple[Rule, Quorum, list[Voter]]]:
+    def voting_rules(self) -> list[tuple[Rule, Quorum, dict[str, list[str]]]]:
         approvals = self.approvals
         return [
             (rule, rule.approve, voters_of_quorum(rule.approve, approvals, self.api, self.sinks))

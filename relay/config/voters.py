@@ -8,7 +8,6 @@ principal is a way to be known, such as ``client:ci`` or ``entra:…``; a person
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from relay.api.settings import ApiSettings
 from relay.approvals import ApprovalsSettings
@@ -18,16 +17,6 @@ from relay.chat import AnswerableChatSettings
 from relay.fleet.settings import AgentSettings, HubSettings, patterns_overlap
 from relay.settings import KeyPath, WrongValue, describe_choices
 from relay.sinks import SinkSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Voter:
-    """A person, program or machine that can cast one vote."""
-
-    name: str
-    """``person:<name>``, else the principal; a pattern over machines stands for all of them."""
-    principals: tuple[str, ...]
-    """The principals with which they can vote by the rule."""
 
 
 def check_principals_exist(
@@ -87,11 +76,12 @@ def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, s
 
 def voters_of_quorum(
     quorum: Quorum, approvals: ApprovalsSettings, api: ApiSettings, sinks: Sequence[SinkSettings]
-) -> list[Voter]:
-    """Return who can vote by a rule, by name.
+) -> dict[str, list[str]]:
+    """Return who can cast one vote by a rule, in order, each with the principals to vote with.
 
-    A client needs the right to approve. So do the clients of a person who votes in chat. Local
-    users and people in chat count, although the configuration does not know whether they exist.
+    They are named ``person:<name>``, else by the principal; a pattern over machines stands for all
+    of them. A client needs the right to approve. So do the clients of a person who votes in chat.
+    Local users and people in chat count, although nobody knows here whether they exist.
     """
     may_approve = api.resources_by_client_principal
     # A sink that takes approvals is enough where several have people of one platform.
@@ -113,12 +103,8 @@ def voters_of_quorum(
         is_refused = (prefix, False) in chats and (prefix, True) not in chats
         return not is_refused and all(client in may_approve for client in clients)
 
-    voters = eligible_voters(quorum, approvals.groups, approvals.people).entries
-    principals_by_voter: dict[str, list[str]] = {}
-    for principal in sorted(voters):
+    voters: dict[str, list[str]] = {}
+    for principal in sorted(eligible_voters(quorum, approvals.groups, approvals.people).entries):
         if can_vote(principal):
-            voter = person_of(principal, approvals.people)
-            principals_by_voter.setdefault(voter, []).append(principal)
-    return [
-        Voter(name, tuple(principals)) for name, principals in sorted(principals_by_voter.items())
-    ]
+            voters.setdefault(person_of(principal, approvals.people), []).append(principal)
+    return dict(sorted(voters.items()))
