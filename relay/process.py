@@ -62,7 +62,7 @@ def _watchdog() -> float | None:
 
 @asynccontextmanager
 async def report_to_service_manager(
-    is_up: asyncio.Event, stop: asyncio.Event, *, start_patience: float = START_PATIENCE
+    is_up: asyncio.Event, stop: asyncio.Event
 ) -> AsyncIterator[None]:
     """Report the start, the stop and each sign of life of this event loop while the body runs."""
     if not os.environ.get("NOTIFY_SOCKET"):
@@ -71,7 +71,7 @@ async def report_to_service_manager(
 
     async def tell_states() -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(start_patience):
+            async with asyncio.timeout(START_PATIENCE):
                 await is_up.wait()
         if not is_up.is_set():
             waits = "STATUS=Starting. The log says what the relay waits for."

@@ -69,7 +69,8 @@ async def reporting(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        async with report_to_service_manager(is_up, stop, start_patience=start_patience):
+        patch.setattr("relay.process.START_PATIENCE", start_patience)
+        async with report_to_service_manager(is_up, stop):
             yield is_up, stop
 
 

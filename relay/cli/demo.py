@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from aiohttp import web
@@ -35,7 +35,7 @@ from relay.simulator.server import DEFAULT_PORT
 from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
 
-STEP_TIMEOUT: Final = 10.0
+STEP_TIMEOUT = 10.0
 """Seconds that one step may take."""
 _VM_NAME = "demo-vm"
 
@@ -59,9 +59,8 @@ def demo(
 class Demo:
     """The steps so far, and the webhook receiver, which takes each event once."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self) -> None:
         self.started_at = self._last_at = time.monotonic()
-        self.patience = patience
         self.secret = new_signing_secret()
         self.event_ids: set[str] = set()
         self._received: asyncio.Queue[CloudEvent] = asyncio.Queue()
@@ -80,12 +79,12 @@ class Demo:
         The events of one EventId come in order, so what is before it is about something else.
         """
         try:
-            async with asyncio.timeout(self.patience):
+            async with asyncio.timeout(STEP_TIMEOUT):
                 while (event := await self._received.get()).name != name:
                     pass
         except TimeoutError as error:
             raise CommandFailed(
-                f"expected {name} at the receiver within {self.patience:g} s, it did not come"
+                f"expected {name} at the receiver within {STEP_TIMEOUT:g} s, it did not come"
             ) from error
         self._print_received(event)
         return event
@@ -123,9 +122,9 @@ class Demo:
             await runner.cleanup()
 
 
-async def run_demo(*, stay: bool, patience: float = STEP_TIMEOUT) -> None:
-    """Run the demo. Raises CommandFailed if a step does not come in ``patience`` seconds."""
-    demo, key = Demo(patience), make_random_bearer_key()
+async def run_demo(*, stay: bool) -> None:
+    """Run the demo. Raises CommandFailed if a step does not come in time."""
+    demo, key = Demo(), make_random_bearer_key()
     with TemporaryDirectory(prefix="imds-relay-demo-") as folder:
         store = Path(folder, "relay.db")
         async with (
@@ -198,13 +197,13 @@ async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str,
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
     await demo.wait_for("approval.recorded")
     await demo.wait_for("approval.granted")
-    await azure.wait_until_approved(event_id, within=demo.patience)
+    await azure.wait_until_approved(event_id, within=STEP_TIMEOUT)
     demo.print("Azure has the StartRequest")
     await demo.wait_for("startrequest.accepted")
-    await azure.wait_for(event_id, "started", within=demo.patience)
+    await azure.wait_for(event_id, "started", within=STEP_TIMEOUT)
     demo.print("Azure starts the event")
     await demo.wait_for("event.started")
-    await azure.wait_for(event_id, "gone", within=demo.patience)
+    await azure.wait_for(event_id, "gone", within=STEP_TIMEOUT)
     demo.print("the event is over, Azure shows it no more")
     ended = await demo.wait_for("event.ended")
     with closing(open_for_reading(store)) as connection:

@@ -158,7 +158,7 @@ def listening(pid: int) -> list[str]:
 
 
 async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature() -> None:
-    demo = Demo(1.0)
+    demo = Demo()
     unsigned = {"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,x"}
     async with (
         demo.receive() as url,
@@ -169,10 +169,11 @@ async def test_the_receiver_of_the_demo_takes_nothing_without_a_good_signature()
 
 
 async def test_a_step_of_the_demo_that_does_not_come_is_named(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("relay.cli.demo.STEP_TIMEOUT", 0.001)
     with pytest.raises(ExceptionGroup) as caught:
-        await run_demo(stay=False, patience=0.001)
+        await run_demo(stay=False)
     error = unwrap_exception_group(caught.value)
     assert isinstance(error, CommandFailed)
     assert str(error) == "expected event.scheduled at the receiver within 0.001 s, it did not come"
