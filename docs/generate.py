@@ -26,7 +26,8 @@ from docs.reference import (
     with_generated_part,
 )
 from relay.approvals.request import HOLD_NOTICE
-from relay.cli.init import agent_configuration, initial_configuration
+from relay.cli.init import initial_configuration
+from relay.config import AGENT_EXAMPLE
 from relay.events.build import (
     EndOutcome,
     Origin,
@@ -80,7 +81,7 @@ def generated_files() -> dict[Path, str]:
         **pages,
         EVENTS_PAGE: with_generated_part(EVENTS_PAGE, catalog()),
         CONFIGURATION: initial_configuration(),
-        AGENT_CONFIGURATION: agent_configuration(),
+        AGENT_CONFIGURATION: AGENT_EXAMPLE.read_text(encoding="utf-8"),
     }
 
 

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
-from relay.cli.init import agent_configuration, initial_configuration
-from relay.config import DEFAULTS, Config, load, sink_modules
+from relay.cli.init import initial_configuration
+from relay.config import AGENT_EXAMPLE, DEFAULTS, Config, load, sink_modules
 from relay.errors import ConfigError
 from relay.fleet.settings import AgentSettings
 
@@ -134,7 +134,7 @@ def test_what_init_prints_for_an_agent_is_an_agent_with_the_defaults(
 ) -> None:
     secret = tmp_path / "broker-url"
     secret.write_text("amqps://vmss-a:secret@broker.example.com/prod")
-    text = agent_configuration().replace("/etc/imds-relay/broker-url", str(secret))
+    text = AGENT_EXAMPLE.read_text().replace("/etc/imds-relay/broker-url", str(secret))
     config = load_text(file, text)
     assert isinstance(config.fleet, AgentSettings)
     unchanged = {"scope", "relay", "source", "sinks", "approvals", "telemetry"}

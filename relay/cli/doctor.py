@@ -82,8 +82,16 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
 
 async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[Finding]:
     config = loaded.config
+    findings = [
+        ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
+        *diagnose_secret_files(loaded),
+        *(
+            Finding(subject="configuration", state="warning", message=text)
+            for text in config_warnings(config)
+        ),
+    ]
     api_findings, is_running = await diagnose_api(config.api, config.store.path)
-    source_findings: list[Finding] = []
+    findings += api_findings
     instance: Instance | None = None
     if not isinstance(config.fleet, HubSettings):
         source_findings, instance = await diagnose_source(
@@ -94,34 +102,23 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
             running=is_running,
             progress=print_to_stderr,
         )
+        findings += source_findings
     scope = _scope(config, instance)
-    vm_id = instance.vm_id if instance is not None else None
-    name_findings = []
     if instance is not None:
         names = resource_names(instance, socket.gethostname())
         # The oldest api-version puts an underscore before each name.
         plain_names = ", ".join(sorted(name for name in names if not name.startswith("_")))
         message = f"scope {scope}; events mean this VM if they name {plain_names}"
-        name_findings.append(ok("names", message))
-    store_findings = await asyncio.to_thread(diagnose_store, config.store, scope=scope, vm_id=vm_id)
-    sink_findings = await asyncio.gather(
+        findings.append(ok("names", message))
+    vm_id = instance.vm_id if instance is not None else None
+    findings += await asyncio.to_thread(diagnose_store, config.store, scope=scope, vm_id=vm_id)
+    for found in await asyncio.gather(
         *(_diagnose_sink(sink, clock, scope or "unknown") for sink in config.sinks)
-    )
-    return [
-        ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
-        *diagnose_secret_files(loaded),
-        *(
-            Finding(subject="configuration", state="warning", message=warning)
-            for warning in config_warnings(config)
-        ),
-        *api_findings,
-        *source_findings,
-        *name_findings,
-        *store_findings,
-        *(finding for findings in sink_findings for finding in findings),
-        *await _diagnose_fleet(config, scope, instance),
-        *await _diagnose_approvals_over_amqp(config, scope or "unknown"),
-    ]
+    ):
+        findings += found
+    findings += await _diagnose_fleet(config, scope, instance)
+    findings += await _diagnose_approvals_over_amqp(config, scope or "unknown")
+    return findings
 
 
 def _scope(config: Config, instance: Instance | None) -> str | None:

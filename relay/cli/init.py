@@ -40,7 +40,7 @@ def init(*, agent: ForAgent = False) -> None:
     It holds every setting with its default and its purpose, examples, and the rule for reboots
     that users start. With --agent it holds what the agent of a fleet needs.
     """
-    text = agent_configuration() if agent else initial_configuration()
+    text = AGENT_EXAMPLE.read_text(encoding="utf-8") if agent else initial_configuration()
     print(text, end="")  # noqa: T201  # the output of the command
 
 
@@ -51,10 +51,6 @@ def initial_configuration() -> str:
     )
     assert count == 1  # noqa: S101  # the packaged file has this line; a test checks it
     return text
-
-
-def agent_configuration() -> str:
-    return AGENT_EXAMPLE.read_text(encoding="utf-8")
 
 
 _KEY_BYTES = 32
