@@ -37,9 +37,7 @@ async def find_event(relay: Client, text: str, scope: str | None) -> tuple[str, 
     beginning, _, named = text.rpartition("@") if scope is None and "@" in text else (text, "", "")
     if not beginning or len(beginning) >= _EVENT_ID_LENGTH:
         return text, scope_query(scope)
-    page = await relay.get_first_or_all_pages(
-        "events", all_pages=True, **scope_query(named or scope)
-    )
+    page = await relay.pages("events", all_pages=True, **scope_query(named or scope))
     newest: dict[tuple[str, str], Mapping[str, Any]] = {}  # the occurrence of each event
     for event in page["items"]:  # the newest first
         if event["eventId"].lower().startswith(beginning.lower()):

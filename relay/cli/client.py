@@ -14,6 +14,7 @@ import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -89,23 +90,21 @@ _CONNECTION_ERRORS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class Client:
     """Calls one relay. Raises CommandFailed, or RefusedByPolicy if rules or rights forbid the call.
 
     ``address`` is the relay's address for error messages: a URL, or the path of a socket.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str, address: str) -> None:
-        self._session = session
-        self._base_url = base_url.rstrip("/")
-        self._address = address
+    session: aiohttp.ClientSession
+    base_url: str
+    address: str
 
     async def get(self, *path: str, **query: str) -> Any:
-        return await self._call("GET", path, query=query)
+        return await self._call("GET", path, query)
 
-    async def get_first_or_all_pages(
-        self, *path: str, all_pages: bool, **query: str
-    ) -> dict[str, Any]:
+    async def pages(self, *path: str, all_pages: bool, **query: str) -> dict[str, Any]:
         """Return the first page of a list, or all pages joined into one."""
         page: dict[str, Any] = await self.get(*path, **query)
         while all_pages and page["next"] is not None:
@@ -113,9 +112,7 @@ class Client:
             page = {"items": page["items"] + after["items"], "next": after["next"]}
         return page
 
-    async def get_details_with_log(
-        self, *path: str, log: str, all_pages: bool, **query: str
-    ) -> dict[str, Any]:
+    async def details(self, *path: str, log: str, all_pages: bool, **query: str) -> dict[str, Any]:
         """Return an event or a delivery with the newest rows of its list ``log``, or with all."""
         details: dict[str, Any] = await self.get(*path, **query)
         while all_pages and details["next"] is not None:
@@ -128,19 +125,19 @@ class Client:
     async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON of a POST, repeated without an answer, with one Idempotency-Key."""
         headers = {"Idempotency-Key": str(uuid.uuid4())}
-        return await self._call("POST", path, body=body, headers=headers, attempts=_POST_ATTEMPTS)
+        return await self._call("POST", path, None, _POST_ATTEMPTS, json=body, headers=headers)
 
     async def put(self, *path: str, body: Mapping[str, Any]) -> Any:
-        return await self._call("PUT", path, body=body)
+        return await self._call("PUT", path, json=body)
 
     @asynccontextmanager
     async def stream_chunks(
         self, *path: str, headers: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield the chunks of an endless response. Raises ConnectionError when it breaks."""
-        url = self._url(path, query=None)
+        url = self._url(path, None)
         try:
-            async with self._session.get(
+            async with self.session.get(
                 url, headers=headers, timeout=_STREAM_TIMEOUT, allow_redirects=False
             ) as response:
                 if response.status != HTTPStatus.OK:
@@ -156,21 +153,18 @@ class Client:
         self,
         method: str,
         path: tuple[str, ...],
-        *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
         attempts: int = 1,
+        **request: Any,
     ) -> Any:
         for attempts_left in reversed(range(attempts)):
             try:
-                async with self._session.request(
+                async with self.session.request(
                     method,
                     self._url(path, query),
-                    json=body,
-                    headers=headers,
                     timeout=_CALL_TIMEOUT,
                     allow_redirects=False,
+                    **request,
                 ) as response:
                     return self._decode_answer(response.status, await response.read())
             except _CONNECTION_ERRORS as error:
@@ -187,31 +181,29 @@ class Client:
         except orjson.JSONDecodeError:
             answer = None
         if not isinstance(answer, dict):
-            raise CommandFailed(f"expected an answer in JSON from {self._address}: is it a relay?")
+            raise CommandFailed(f"expected an answer in JSON from {self.address}: is it a relay?")
         return answer
 
     def _url(self, path: tuple[str, ...], query: Mapping[str, str] | None) -> URL:
         # An EventId may hold any character, so each part is quoted before yarl sees it.
         quoted = (quote(part, safe="") for part in path)
-        return URL("/".join((self._base_url, "v1", *quoted)), encoded=True).with_query(
-            query or None
-        )
+        return URL("/".join((self.base_url, "v1", *quoted)), encoded=True).with_query(query or None)
 
     def _describe_connection_error(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
-            return f"no answer came from {self._address} in time"
+            return f"no answer came from {self.address} in time"
         if not isinstance(error, aiohttp.ClientConnectorError):
-            return f"the connection to {self._address} broke: {error}"
+            return f"the connection to {self.address} broke: {error}"
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             problem, remedy = explain_refusal(error.certificate_error, "--ca-file")
-            return f"the certificate of {self._address} was refused: {problem}. Remedy: {remedy}"
+            return f"the certificate of {self.address} was refused: {problem}. Remedy: {remedy}"
         if isinstance(error.os_error, PermissionError):
             return (
-                f"you may not open {self._address}: the rights of its file decide who may. "
+                f"you may not open {self.address}: the rights of its file decide who may. "
                 "Join its group (docs/operations.md), or use --url and a key"
             )
         reason = error.os_error.strerror or error.os_error
-        return f"no relay answers at {self._address}: {reason}. Is the relay running?"
+        return f"no relay answers at {self.address}: {reason}. Is the relay running?"
 
 
 def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPolicy:
@@ -295,11 +287,7 @@ def find_socket(named: Path | None, config: Path | None) -> Path:
 
 
 class RelayCall(typer.Context):
-    @property
-    def relay(self) -> Client:
-        client: Client = self.obj
-        return client
-
+    relay: Client
     as_json = False
 
     def for_people(self, answer: Any) -> Any:
@@ -324,7 +312,7 @@ class RelayCommand(TyperCommand):
         ctx.as_json = ctx.params.pop("as_json")
 
         async def call() -> None:
-            async with connect(**options) as ctx.obj:
+            async with connect(**options) as ctx.relay:
                 await super(RelayCommand, self).invoke(ctx)
 
         asyncio.run(call())

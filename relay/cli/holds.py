@@ -67,9 +67,7 @@ async def list_holds(call: RelayCall, *, over: Over = False, all_pages: AllPages
     `imds-relay hold` holds one event that exists.
     """
     query = {"over": "true"} if over else {}
-    page = call.for_people(
-        await call.relay.get_first_or_all_pages("standing-holds", all_pages=all_pages, **query)
-    )
+    page = call.for_people(await call.relay.pages("standing-holds", all_pages=all_pages, **query))
     columns = ("hold", "state", "from", "until", "by", "events", "reason")
     print_page(page, columns, _hold_row, empty="no standing holds")
     if page["items"]:
@@ -177,7 +175,7 @@ async def end(call: RelayCall, hold: HoldId, *, reason: Reason = None) -> None:
 
 async def _find_hold(relay: Client, text: str) -> Mapping[str, Any]:
     """Return the standing hold with this id, or with this beginning. Raises CommandFailed."""
-    page = await relay.get_first_or_all_pages("standing-holds", all_pages=True)
+    page = await relay.pages("standing-holds", all_pages=True)
     matching = [hold for hold in page["items"] if hold["holdId"].startswith(text.lower())]
     if len(matching) > 1:
         names = ", ".join(hold["holdId"] for hold in matching[:5])

@@ -41,18 +41,14 @@ async def deliveries(
     """
     if delivery is None:
         page = call.for_people(
-            await call.relay.get_first_or_all_pages(
-                "dead-letters" if dead else "deliveries", all_pages=all_pages
-            )
+            await call.relay.pages("dead-letters" if dead else "deliveries", all_pages=all_pages)
         )
         columns = ("id", "sink", "what", "event", "state", "when", "reason")
         empty = "no dead letters" if dead else "nothing was sent"
         print_page(with_short_event_ids(page), columns, _delivery_row, empty=empty)
         return
     details = call.for_people(
-        await call.relay.get_details_with_log(
-            "deliveries", delivery, log="log", all_pages=all_pages
-        )
+        await call.relay.details("deliveries", delivery, log="log", all_pages=all_pages)
     )
     fields = {**details, "what": event_name(details["type"]), "event": details["eventId"]}
     names = ("id", "sink", "what", "event", "state", "reason")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,20 +34,20 @@ from relay.sentences import join_names
 async def events(call: RelayCall, *, scope: Scope = None, all_pages: AllPages = False) -> None:
     """List current and recent events."""
     query = scope_query(scope)
-    page = call.for_people(
-        await call.relay.get_first_or_all_pages("events", all_pages=all_pages, **query)
+    page = call.for_people(await call.relay.pages("events", all_pages=all_pages, **query))
+    columns = ("scope", "event", "type", "state", "machines", "not before", "approval")
+    first = 0 if len({event["scope"] for event in page["items"]}) > 1 else 1
+    print_page(
+        with_short_event_ids(page),
+        columns[first:],
+        lambda event: _event_row(event)[first:],
+        empty="no events",
     )
-    columns: tuple[str, ...] = ("event", "type", "state", "machines", "not before", "approval")
-    has_scopes = len({event["scope"] for event in page["items"]}) > 1
-    if has_scopes:
-        columns = ("scope", *columns)
-    row = functools.partial(_event_row, with_scope=has_scopes)
-    print_page(with_short_event_ids(page), columns, row, empty="no events")
 
 
-def _event_row(event: Mapping[str, Any], *, with_scope: bool) -> tuple[object, ...]:
+def _event_row(event: Mapping[str, Any]) -> tuple[object, ...]:
     return (
-        *((event["scope"],) if with_scope else ()),
+        event["scope"],
         event["eventId"],
         event["eventType"],
         event["outcome"] or event["eventStatus"],
@@ -67,9 +66,7 @@ async def show(
     """
     event_id, query = await find_event(call.relay, event, scope)
     details = call.for_people(
-        await call.relay.get_details_with_log(
-            "events", event_id, log="history", all_pages=all_pages, **query
-        )
+        await call.relay.details("events", event_id, log="history", all_pages=all_pages, **query)
     )
     votes = [
         (
