@@ -10,16 +10,24 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
+from functools import lru_cache
+from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
 from relay.events.timestamps import format_sortable
 from relay.store import SINGLE_SCOPE, EventKeyFormat, TrackedEvent
-from relay.store.rows import PageLimit, next_autoincrement_id, parse_rows, save_rows, take_page
+from relay.store.rows import PageLimit, next_autoincrement_id, save_rows, take_page
 
 _OCCURRENCE = TypeAdapter(TrackedEvent)
-_COLUMNS = ", ".join(each.name for each in fields(TrackedEvent))
+_COLUMNS = tuple(each.name for each in fields(TrackedEvent))
+
+
+@lru_cache(maxsize=256)
+def _parse(row: tuple[Any, ...]) -> TrackedEvent:
+    # The snapshot is read for each new document, and most of its rows have not changed.
+    return _OCCURRENCE.validate_python(dict(zip(_COLUMNS, row, strict=True)))
 
 
 class Occurrences:
@@ -203,5 +211,5 @@ class Occurrences:
         return list(self._rows(where, values))
 
     def _rows(self, where: str, values: Sequence[object]) -> Iterator[TrackedEvent]:
-        query = f"SELECT {_COLUMNS} FROM occurrence {where}"  # noqa: S608  # our own text
-        return parse_rows(_OCCURRENCE, self._connection.execute(query, values))
+        query = f"SELECT {', '.join(_COLUMNS)} FROM occurrence {where}"  # noqa: S608  # our own text
+        return map(_parse, self._connection.execute(query, values))
