@@ -139,7 +139,7 @@ class Recorder:
             return
         keys = [item.key for item in found]
         transitions = [transition_digest(item.change, item.origin) for item in found]
-        counts = tx.journal.counts_by_transition(transitions)
+        counts = tx.journal.transition_counts(keys)
         numbers = tx.occurrences.newest_occurrence_numbers(keys)
         new_ids, positions = count(tx.occurrences.next_id()), count(tx.head().position + 1)
         events: list[tuple[CloudEvent, str]] = []

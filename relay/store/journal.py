@@ -37,7 +37,7 @@ STANDING_HOLD_ROWS = "kind >= 'standing-hold.' AND kind < 'standing-hold/'"
 """The rows that are folded (`relay.store.standing_holds`), as in ``journal_of_standing_holds``."""
 _CLOUDEVENTS = "kind NOT IN ('claim', 'answer', 'mode')"
 _CHANGE = "kind >= 'event.' AND kind < 'event/'"
-"""The rows about what Azure changed. The index ``journal_of_change`` has the same condition."""
+"""The rows about what Azure changed."""
 VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """What reading a row raises that is not what the relay writes."""
 T = TypeVar("T")
@@ -79,13 +79,13 @@ class Journal:
     ) -> None:
         self.append_all(at, [(kind, event_key, None, orjson.dumps(facts))])
 
-    def counts_by_transition(self, transitions: Sequence[str]) -> dict[str, int]:
-        """Return how often each of these transitions was recorded, if it ever was."""
+    def transition_counts(self, event_keys: Sequence[str]) -> dict[str, int]:
+        """Return how often each transition of these events was recorded."""
         return dict(
             self._connection.execute(
-                "SELECT transition, count(*) FROM journal "
-                "WHERE transition IN (SELECT value FROM json_each(?)) GROUP BY transition",
-                (orjson.dumps(transitions).decode(),),
+                "SELECT transition, count(*) FROM journal WHERE transition IS NOT NULL "
+                "AND event_key IN (SELECT value FROM json_each(?)) GROUP BY transition",
+                (orjson.dumps(event_keys).decode(),),
             ).fetchall()
         )
 
@@ -155,15 +155,14 @@ class Journal:
                 ) from error
         return known
 
-    def last_change_of(self, event_key: str, before: int | None = None) -> int | None:
-        """Return the position of the newest ``event.*`` about an EventId before a position."""
+    def last_change_of(self, event_key: str) -> int | None:
+        """Return the position of the newest ``event.*`` about an EventId."""
         row = self._connection.execute(
-            f"SELECT max(position) FROM journal WHERE event_key = ? AND {_CHANGE} "  # noqa: S608  # our own text
-            "AND position < coalesce(?, 9e18)",
-            (event_key, before),
+            f"SELECT position FROM journal WHERE event_key = ? AND {_CHANGE} "  # noqa: S608  # our own text
+            "ORDER BY position DESC LIMIT 1",
+            (event_key,),
         ).fetchone()
-        position: int | None = row[0]
-        return position
+        return row[0] if row else None
 
     def history_page(
         self, event_key: str, begin: int, before: int | None, limit: PageLimit

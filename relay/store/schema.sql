@@ -17,8 +17,6 @@ CREATE TABLE journal (
   hash       TEXT NOT NULL
 );
 CREATE INDEX journal_of_event ON journal (event_key, position) WHERE event_key IS NOT NULL;
-CREATE INDEX journal_of_transition ON journal (transition) WHERE transition IS NOT NULL;
-CREATE INDEX journal_of_change ON journal (event_key, position) WHERE kind >= 'event.' AND kind < 'event/';
 CREATE INDEX journal_of_approvals ON journal (event_key, position) WHERE kind IN ('approval.granted',
   'approval.recorded', 'approval.reminder', 'approval.voided', 'claim', 'answer', 'startrequest.accepted',
   'startrequest.failed');
