@@ -75,6 +75,7 @@ class Worker:
         self._unrecorded = 0  # delivered, but not recorded yet
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None  # while the worker runs
         self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
         self._is_stopping = False
 
@@ -120,6 +121,7 @@ class Worker:
                     )
             self._queue.push(entry)
         self.health.probe_now()
+        self._begin_tries()  # the task of `run` would begin them two turns of the loop later
         self._wake.set()
 
     def redeliver(self, entry: Entry) -> None:
@@ -137,17 +139,23 @@ class Worker:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
+            self._group = group
             try:
                 while True:
                     self._wake.clear()
                     self.health.report_if_no_recent_success()
-                    while (entry := self._take_next_allowed_entry()) is not None:
-                        group.create_task(self._deliver_in_turn(entry), name=f"sink {self.name}")
+                    self._begin_tries()
                     self._set_timer(group)
                     await self._wake.wait()
             except asyncio.CancelledError:
                 self._is_stopping = True
                 raise
+            finally:
+                self._group = None
+
+    def _begin_tries(self) -> None:
+        while self._group is not None and (entry := self._take_next_allowed_entry()) is not None:
+            self._group.create_task(self._deliver_in_turn(entry), name=f"sink {self.name}")
 
     # --- which entry is next, and when
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from relay.imds.instance_metadata import (
 from relay.imds.poller import Poller
 from relay.ingest import Recorder
 from relay.sinks import SinkSettings
-from relay.store import JournalHead, StateFileScopeAndVm
+from relay.store import JournalHead, RecordedEvent, StateFileScopeAndVm
 from relay.store.chain import GENESIS
 from relay.store.sqlite import Store, open_store
 from relay.telemetry.lines import log_cloud_event, log_recorded_events
@@ -80,7 +80,12 @@ async def open_store_with_log(
     """Return the store, until ``stack`` is left, and what records ``relay.*`` events in it."""
     route = partial(matching_sinks, sinks=tuple(sinks))
     store = await stack.enter_async_context(open_store(config.store, owner, clock, route))
-    store.listeners.recorded.append(log_recorded_events)
+    loop = asyncio.get_running_loop()
+
+    def log_after_deliveries_began(events: Sequence[RecordedEvent]) -> None:
+        loop.call_later(0, log_recorded_events, events)  # a timer runs after all that is ready
+
+    store.listeners.recorded.append(log_after_deliveries_began)
     record = make_relay_event_recorder(store, origin, clock)
 
     def report_write_error_change(reason: str | None) -> None:
