@@ -157,24 +157,19 @@ def locate_relay(
 ) -> RelayLocation:
     """Return where it is. Raises ConfigError for an unusable file, or one that was planted."""
     file, document = _find_document(path, environment)
-    values: dict[str, Any] = {}
-    for section, key in (("api", "socket"), ("store", "path")):
+
+    def value(section: str, key: str, default: str) -> str | None:
+        """Return a text or null of the configuration. What `check` would refuse is the default."""
+        values: dict[str, Any] = {}
         found = document.get(section)
         if isinstance(found, dict) and key in found:
-            values |= expand_variables(file, {section: {key: found[key]}}, environment)
-    names = [f"{VARIABLE_PREFIX}{name}" for name in ("API", "API__SOCKET", "STORE", "STORE__PATH")]
-    override_from_environment(
-        values, {name: environment[name] for name in names if name in environment}
-    )
-    return RelayLocation(
-        file=file,
-        socket=_value(values, "api", "socket", "auto"),
-        store_path=Path(_value(values, "store", "path", "relay.db") or "relay.db"),
-    )
+            values = expand_variables(file, {section: {key: found[key]}}, environment)
+        names = [f"{VARIABLE_PREFIX}{name}".upper() for name in (section, f"{section}__{key}")]
+        given = {name: environment[name] for name in names if name in environment}
+        override_from_environment(values, given)
+        found = values.get(section)
+        text = found.get(key, default) if isinstance(found, dict) else default
+        return text if text is None or (isinstance(text, str) and text) else default
 
-
-def _value(values: Mapping[str, Any], section: str, key: str, default: str) -> str | None:
-    """Return a text or null of the configuration. What `check` would refuse is the default."""
-    found = values.get(section)
-    value = found.get(key, default) if isinstance(found, dict) else default
-    return value if value is None or (isinstance(value, str) and value) else default
+    socket, store = value("api", "socket", "auto"), value("store", "path", "relay.db")
+    return RelayLocation(file, socket, Path(store or "relay.db"))
