@@ -206,32 +206,27 @@ def check_unique(
     key: str, entries: Sequence[object], field: str = "name", *, with_case: bool = False
 ) -> None:
     """Raise WrongValue for two equal values of a field, also by case unless ``with_case``."""
-    seen: dict[str, int] = {}
-    for index, entry in enumerate(entries):
-        value: str | None = getattr(entry, field)
-        if value is None:
-            continue
-        first = seen.setdefault(value if with_case else value.lower(), index)
-        if first == index:
-            continue
-        other: str = getattr(entries[first], field)
-        problem = f"duplicate {field}: {value}"
-        if other != value:
-            problem = f"expected names that differ by more than case, got {other} and {value}"
-        raise WrongValue((key, index, field), problem, (key, first, field))
+    places = ((key, index, field) for index in range(len(entries)))
+    values = (getattr(entry, field) for entry in entries)
+    _check_differ(zip(places, values, strict=True), with_case=with_case)
 
 
 def check_keys_differ_without_case(key: str, names: Iterable[str]) -> None:
     """Raise WrongValue if two keys of the mapping under a key differ by case only."""
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise WrongValue(
-                (key, name),
-                f"expected names that differ by more than case, got {other} and {name}",
-                (key, other),
-            )
+    _check_differ((((key, name), name) for name in names), with_case=False)
+
+
+def _check_differ(values: Iterable[tuple[KeyPath, str | None]], *, with_case: bool) -> None:
+    seen: dict[str, tuple[KeyPath, str]] = {}
+    for path, value in values:
+        if value is None:
+            continue
+        first, other = seen.setdefault(value if with_case else value.lower(), (path, value))
+        if first != path:
+            problem = f"duplicate {path[-1]}: {value}"
+            if other != value:
+                problem = f"expected names that differ by more than case, got {other} and {value}"
+            raise WrongValue(path, problem, first)
 
 
 class RequestBody(BaseModel):
