@@ -23,8 +23,8 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> None:
-        """Return when the event is set, or after a number of seconds."""
+    async def wait(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Return when the event is set, or after a number of seconds; None sets no limit."""
 
 
 class SystemClock(Clock):
@@ -41,18 +41,10 @@ class SystemClock(Clock):
         await asyncio.sleep(seconds)
 
     @override
-    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+    async def wait(self, event: asyncio.Event, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
+            async with asyncio.timeout(None if seconds is None else max(0.0, seconds)):
                 await event.wait()
-
-
-async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float | None) -> None:
-    """Return when the event is set, or after a number of seconds; None sets no limit."""
-    if seconds is None:
-        await event.wait()
-    else:
-        await clock.wait(event, seconds)
 
 
 class Histogram:

@@ -41,8 +41,11 @@ class ManualClock:
         self._sleepers.append((self._monotonic + seconds, future))
         await future
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+    async def wait(self, event: asyncio.Event, seconds: float | None) -> None:
         """Return when the event is set, or when the clock has advanced so far."""
+        if seconds is None:
+            await event.wait()
+            return
         async with asyncio.TaskGroup() as group:
             waits: list[asyncio.Task[object]] = [
                 group.create_task(self.sleep(max(0.0, seconds))),

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from relay.clock import SystemClock, wait_for_event
+from relay.clock import SystemClock
 
 
 @pytest.mark.parametrize("seconds", [None, 3600.0])
@@ -15,7 +15,7 @@ async def test_the_wait_ends_when_the_event_is_set(seconds: float | None) -> Non
     event = asyncio.Event()
     asyncio.get_running_loop().call_later(0.01, event.set)
     async with asyncio.timeout(10):
-        await wait_for_event(event, SystemClock(), seconds)
+        await SystemClock().wait(event, seconds)
     assert event.is_set()
 
 
@@ -23,12 +23,12 @@ async def test_the_wait_ends_when_the_event_is_set(seconds: float | None) -> Non
 async def test_the_wait_ends_after_the_seconds(seconds: float) -> None:
     event = asyncio.Event()
     async with asyncio.timeout(10):
-        await wait_for_event(event, SystemClock(), seconds)
+        await SystemClock().wait(event, seconds)
     assert not event.is_set()
 
 
 async def test_a_cancelled_wait_leaves_no_task_behind() -> None:
-    waiting = asyncio.create_task(wait_for_event(asyncio.Event(), SystemClock(), 3600.0))
+    waiting = asyncio.create_task(SystemClock().wait(asyncio.Event(), 3600.0))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):

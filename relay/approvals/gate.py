@@ -18,7 +18,7 @@ from relay.approvals import StartRequestPort
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, Request, refuse
 from relay.approvals.start_requests import RETRY_DELAY, StartRequestSender
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.logs import log_extra
 from relay.store import Mode
@@ -189,11 +189,11 @@ class Gate:
                     )
                 except StoreUnavailable:
                     self._must_check_all = True
-                    await wait_for_event(self._wake, self._clock, RETRY_DELAY)
+                    await self._clock.wait(self._wake, RETRY_DELAY)
                     continue
                 self._sender.check_waiting()
                 due = self.engine.next_change
             timeout: float | None = None
             if due is not None:
                 timeout = min((due - self._clock.now()).total_seconds(), MAX_TIMER)
-            await wait_for_event(self._wake, self._clock, timeout)
+            await self._clock.wait(self._wake, timeout)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.errors import SourceError, SourceRefused, StartRequestNotDelivered, StoreUnavailable
 from relay.logs import log_extra
 from relay.store import Grant, RecordedEvent, TrackedEvent
@@ -196,7 +196,7 @@ class StartRequestSender:
                 if pause:
                     await self._clock.sleep(pause)
             elif allowed:
-                await wait_for_event(scope.wake, self._clock, NOTICE_CHECK_INTERVAL)
+                await self._clock.wait(scope.wake, NOTICE_CHECK_INTERVAL)
             else:
                 await scope.wake.wait()
 

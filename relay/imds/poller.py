@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from relay.approvals import ClaimedGrant
-from relay.clock import Clock, Histogram, wait_for_event
+from relay.clock import Clock, Histogram
 from relay.errors import (
     DocumentTooLarge,
     SourceError,
@@ -190,7 +190,7 @@ class Poller:
             await self._clock.sleep(delay)
             return
         seconds = began + self._settings.interval - self._clock.monotonic()
-        await wait_for_event(self._poll_requested, self._clock, seconds)
+        await self._clock.wait(self._poll_requested, seconds)
 
     def _note_failure(self, error: SourceError) -> None:
         self.failures += 1

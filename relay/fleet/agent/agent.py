@@ -23,7 +23,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.amqp.message_verification import UnusableMessage
 from relay.approvals.engine import ApprovalEngine
-from relay.clock import Clock, SystemClock, wait_for_event
+from relay.clock import Clock, SystemClock
 from relay.errors import DeliveryError, Rejected, SourceError
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
@@ -203,7 +203,7 @@ class Agent:
             seconds = self._pulse_at - self._clock.monotonic()
             if seconds > 0 or not self._link.is_connected:
                 pause = max(seconds, MIN_INTERVAL) if said_document else MIN_INTERVAL
-                await wait_for_event(self._pulse_earlier, self._clock, pause)
+                await self._clock.wait(self._pulse_earlier, pause)
                 continue
             # The sink has what was recorded before the document is `last_document`.
             if not self._reports_wait():

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import NoReturn
 
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.errors import StoreUnavailable
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
@@ -263,7 +263,7 @@ class EventMerger:
             seconds = None
             if due is not None:
                 seconds = max(0.0, (due - self._clock.now()).total_seconds())
-            await wait_for_event(self._wake, self._clock, seconds)
+            await self._clock.wait(self._wake, seconds)
 
     def _next_end(self) -> datetime | None:
         ending = (self._by_scope[scope][event_id] for scope, event_id in self._ending)

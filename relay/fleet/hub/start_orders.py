@@ -28,7 +28,7 @@ from datetime import datetime, timedelta
 from typing import Literal, Protocol, TypeAlias
 
 from relay.approvals import ClaimedGrant
-from relay.clock import Clock, wait_for_event
+from relay.clock import Clock
 from relay.errors import (
     DeliveryError,
     SourceRefused,
@@ -222,7 +222,7 @@ class OrderPort:
                 sending = group.create_task(
                     self._publish(order, command_key(scope, agent.relay), order_event, name)
                 )
-                await wait_for_event(order.ended, self._clock, SETTLED_AFTER)
+                await self._clock.wait(order.ended, SETTLED_AFTER)
                 sending.cancel()
         finally:
             del self._awaited[scope]
