@@ -101,7 +101,10 @@ class Section(BaseModel):
     read again when it changes.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    # The whole configuration is read by one model, so the validators of its parts are not built.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True
+    )
 
     _files: dict[str, FileBackedValue[str]] = PrivateAttr(default_factory=dict)
 
@@ -233,6 +236,7 @@ class RequestBody(BaseModel):
     """The base of the models of request bodies: unknown fields and other types are errors."""
 
     model_config = ConfigDict(
+        defer_build=True,  # until somebody sends one
         extra="forbid",
         strict=True,
         frozen=True,
