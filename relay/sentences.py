@@ -73,8 +73,11 @@ def said(name: str, data: Mapping[str, Any]) -> str:
     text = render(event_told(name, data), words=str, person=str)
     if name != "event.updated":
         return text
-    before = "; ".join(f"{key} {_value(value)}" for key, value in data["changed"].items())
-    return f"{text} Before: {before}."
+    before = [
+        f"{key} {join_names(value) if isinstance(value, list) else value}"
+        for key, value in data["changed"].items()
+    ]
+    return f"{text} Before: {'; '.join(before)}."
 
 
 def event_subject(event_type: str | None, resources: Sequence[str]) -> str:
@@ -83,10 +86,6 @@ def event_subject(event_type: str | None, resources: Sequence[str]) -> str:
 
 def few_machines(resources: Sequence[str]) -> str:
     return join_names(resources, most=3) or UNNAMED_MACHINES
-
-
-def _value(value: Any) -> str:
-    return join_names(value) if isinstance(value, list) else str(value)
 
 
 def event_told(name: str, data: Mapping[str, Any]) -> Text:

@@ -68,14 +68,12 @@ def with_short_event_ids(page: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not sys.stdout.isatty():
         return page
-    ids = {item["eventId"] or "" for item in page["items"]}
-    beginnings = Counter(event_id[:_BEGINNING].lower() for event_id in ids)
-
-    def shortened(event_id: str | None) -> str | None:
-        is_unique = event_id and beginnings[event_id[:_BEGINNING].lower()] == 1
-        return event_id[:_BEGINNING] if event_id and is_unique else event_id
-
-    items = [{**item, "eventId": shortened(item["eventId"])} for item in page["items"]]
+    ids = {item["eventId"] for item in page["items"] if item["eventId"]}
+    beginnings = Counter(each[:_BEGINNING].lower() for each in ids)
+    short = {each: each[:_BEGINNING] for each in ids if beginnings[each[:_BEGINNING].lower()] == 1}
+    items = [
+        {**item, "eventId": short.get(item["eventId"], item["eventId"])} for item in page["items"]
+    ]
     return {**page, "items": items}
 
 

@@ -219,11 +219,9 @@ def _tables(config: Config) -> Iterator[tuple[Sequence[str], Sequence[Sequence[o
         for limit in approvals.limits
     ]
     yield ("limit", "counts", "lets go", "rest"), limits, ""
-    for titles, named in (
-        (("person", "is"), approvals.people),
-        (("group", "members"), approvals.groups),
-    ):
-        yield titles, [(name, ", ".join(who)) for name, who in named.items()], ""
+    yield ("person", "is"), [(name, ", ".join(who)) for name, who in approvals.people.items()], ""
+    groups = [(name, ", ".join(members)) for name, members in approvals.groups.items()]
+    yield ("group", "members"), groups, ""
     voters = [
         (
             rule.name,

@@ -46,19 +46,20 @@ async def decide(
     relay: Client,
     event: Mapping[str, Any],
     decision: Literal["approve", "hold", "release"],
-    *,
     revision: str | None = None,
-    **remarks: str | None,
-) -> dict[str, Any]:
+    reason: str | None = None,
+    ticket: str | None = None,
+) -> Any:
     """Send a decision about this or another state of the event. Return the relay's answer."""
-    body = {name: text for name, text in remarks.items() if text} | {
+    body = {
         "eventId": event["eventId"],
         "decision": decision,
         "revision": revision or event["revision"],
         "scope": event["scope"],
+        "reason": reason,
+        "ticket": ticket,
     }
-    answer: dict[str, Any] = await relay.post("approvals", body=body)
-    return answer
+    return await relay.post("approvals", body={key: text for key, text in body.items() if text})
 
 
 async def approve(
@@ -80,12 +81,18 @@ async def approve(
             "of the event, or --yes for its current state"
         )
     shown = await get_event(call.relay, event)
-    _print_event_to_approve(shown)
+    for name, value in event_fields(shown):
+        if value is not None:
+            print_to_stderr(f"{name:<11} {value}")
+    machines = len(shown["resources"])
+    scope = f", for all {machines} machines" if machines > 1 else ""
+    print_to_stderr(
+        f"Approval lets Azure start it at once{scope}. "
+        "Without it Azure proceeds at NotBefore regardless."
+    )
     if not yes and sys.stdin.isatty() and not _is_confirmed():
         raise CommandFailed("nothing was approved")
-    answer = await decide(
-        call.relay, shown, "approve", revision=revision, reason=reason, ticket=ticket
-    )
+    answer = await decide(call.relay, shown, "approve", revision, reason, ticket)
     call.for_people(answer)
     votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
     standing = describe_holds_in_force(answer.get("standingHolds", ()))
@@ -97,18 +104,6 @@ async def approve(
         f"`imds-relay {'holds end' if standing else 'release'}` ends a hold",
     }
     print_lines(sentences.get(answer["state"], f"{answer['state']} ({votes})"))
-
-
-def _print_event_to_approve(event: Mapping[str, Any]) -> None:
-    for name, value in event_fields(event):
-        if value is not None:
-            print_to_stderr(f"{name:<11} {value}")
-    machines = len(event["resources"])
-    scope = f", for all {machines} machines" if machines > 1 else ""
-    print_to_stderr(
-        f"Approval lets Azure start it at once{scope}. "
-        "Without it Azure proceeds at NotBefore regardless."
-    )
 
 
 def _is_confirmed() -> bool:
@@ -137,9 +132,7 @@ async def hold(
     approve.
     """
     shown = await get_event(call.relay, event)
-    answer = await decide(
-        call.relay, shown, "hold", revision=revision, reason=reason, ticket=ticket
-    )
+    answer = await decide(call.relay, shown, "hold", revision, reason, ticket)
     print_to_stderr(AZURE_PROCEEDS)
     if "notice" in answer:
         print_to_stderr(f"Note: {answer['notice']}.")
@@ -163,9 +156,7 @@ async def release(
 ) -> None:
     """End a hold. Rules and votes are weighed again."""
     shown = await get_event(call.relay, event)
-    answer = await decide(
-        call.relay, shown, "release", revision=revision, reason=reason, ticket=ticket
-    )
+    answer = await decide(call.relay, shown, "release", revision, reason, ticket)
     call.for_people(answer)
     holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
     sentences = {
