@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +97,7 @@ class JournalHead:
         return f"{self.position}:{self.hash}"
 
 
-@fast_dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class TrackedEvent:
     """An event of Azure in the store, from when it appears in the document until it leaves.
 
@@ -120,7 +121,7 @@ class TrackedEvent:
     outcome: str | None
     last_event_id: str
 
-    @property
+    @cached_property
     def event(self) -> ScheduledEvent:
         return ScheduledEvent.from_cloudevent_data(self.data)
 
