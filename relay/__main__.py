@@ -6,7 +6,6 @@ import sys
 
 
 def main() -> None:
-    """Load the command line and run it."""
     try:
         # Importing takes a second. Ctrl-C during it must not show a traceback.
         from relay.cli import main as run  # noqa: PLC0415

@@ -61,16 +61,15 @@ _COMPLETION = "_IMDS_RELAY_COMPLETE"
 """The variable with which a shell asks for completions."""
 
 
-def make_app(verbs: Collection[str] | None = None, *, completes: bool = True) -> typer.Typer:
-    """Return the command line with some verbs, or with all. It imports the modules of these only.
+def make_app(verbs: Collection[str] | None = None) -> typer.Typer:
+    """Return the command line with some verbs, or with all and what a shell needs to complete them.
 
-    So `run` does not keep the code of all other verbs in memory. ``completes`` adds what a shell
-    needs to complete a command line.
+    It imports the modules of these only. So `run` does not keep all other verbs in memory.
     """
     app = typer.Typer(
         name="imds-relay",
         invoke_without_command=True,
-        add_completion=completes,
+        add_completion=verbs is None,
         pretty_exceptions_enable=False,
     )
     app.callback()(_show_version_or_help)
@@ -108,12 +107,10 @@ def main() -> None:
 
     Errors are sentences on standard error, never tracebacks.
     """
-    completes = _COMPLETION in os.environ
-    first = [] if completes else sys.argv[1:2]
-    is_verb = any(first[0] in names for names in VERBS.values()) if first else False
+    named = {*sys.argv[1:2]} & {verb for modules in VERBS.values() for verb in modules}
     try:
-        # The help text and a wrong verb need all verbs.
-        app = make_app(first, completes=completes) if is_verb else make_app()
+        # The help text, a wrong verb and a shell that completes need all verbs.
+        app = make_app(named if named and _COMPLETION not in os.environ else None)
     except KeyboardInterrupt:
         sys.exit(EXIT_FAILED)
     try:

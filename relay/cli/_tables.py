@@ -39,7 +39,6 @@ def print_page(
     *,
     empty: str,
 ) -> None:
-    """Print a page of a list of the API as a table with a row for each item."""
     print_table(columns, map(row, page["items"]), empty=empty)
     if page["next"] is not None:
         print_to_stderr("there are more: --all")

@@ -76,8 +76,6 @@ else:
 
 
 class Config(Section):
-    """The whole configuration."""
-
     scope: Annotated[
         str,
         text_pattern_validator(

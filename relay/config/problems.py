@@ -64,7 +64,6 @@ class ConfigInputs:
 
 
 def describe_errors(error: ValidationError, inputs: ConfigInputs) -> Iterator[str]:
-    """Yield one line for each place with an error."""
     errors_by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         errors_by_path.setdefault(_key_path_of_error(details, inputs.values), []).append(details)

@@ -82,7 +82,6 @@ class Match(Section):
 
 
 def matches_any_pattern(patterns: Iterable[str], name: str) -> bool:
-    """Whether a name matches one of the patterns."""
     compiled = _compile(tuple(patterns))
     return compiled is not None and compiled.match(name.lower()) is not None
 

@@ -207,5 +207,4 @@ def routing_word(text: str, max_bytes: int) -> str:
 
 
 def relay_word(name: str) -> str:
-    """Return the name of a relay as a word of a routing key."""
     return routing_word(name, _MAX_RELAY_WORD_BYTES)
