@@ -8,15 +8,8 @@ describes it. A `Plan` says what shall happen to an `Event`. `play_playbook` per
 
 from __future__ import annotations
 
-from relay.simulator.azure import RecordedCall
 from relay.simulator.event import Event, Plan
-from relay.simulator.playbook import (
-    Playbook,
-    load_packaged_playbooks,
-    load_playbook,
-    play_playbook,
-)
-from relay.simulator.scope import InvalidTransition, UnknownEvent
+from relay.simulator.playbook import load_packaged_playbooks
 from relay.simulator.server import Simulator, run_simulator
 from relay.simulator.setup import VM, Fault, Setup
 
@@ -24,15 +17,9 @@ __all__ = [
     "VM",
     "Event",
     "Fault",
-    "InvalidTransition",
     "Plan",
-    "Playbook",
-    "RecordedCall",
     "Setup",
     "Simulator",
-    "UnknownEvent",
     "load_packaged_playbooks",
-    "load_playbook",
-    "play_playbook",
     "run_simulator",
 ]

@@ -9,14 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.errors import ConfigError
-from relay.simulator import (
-    Playbook,
-    Simulator,
-    load_packaged_playbooks,
-    load_playbook,
-    play_playbook,
-    run_simulator,
-)
+from relay.simulator import Simulator, load_packaged_playbooks, run_simulator
+from relay.simulator.playbook import Playbook, load_playbook, play_playbook
 from tests.clocks import ManualClock
 
 SHIPPED = load_packaged_playbooks()
