@@ -33,7 +33,7 @@ from relay.amqp.connection import (
     make_delivery_buffer,
     open_channel,
 )
-from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
+from relay.amqp.failures import broker_message, raise_if_cancelled
 from relay.amqp.message_verification import (
     UnparsedApprovalMessage,
     UnusableMessage,
@@ -129,7 +129,7 @@ class ApprovalConsumer:
             self._note_failure,
         )
 
-    def _note_failure(self, failure: ConnectionFailure) -> None:
+    def _note_failure(self, failure: Deferred) -> None:
         self.is_connected = False
         self._state_log.log_if_changed(logging.WARNING, "approvals over AMQP: %s", failure.reason)
 

@@ -39,9 +39,8 @@ from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
 from relay.amqp.failures import (
-    ConnectionFailure,
-    combine_failure_reasons,
-    connection_failure_from_exception,
+    combine_failures,
+    explain_failure,
     is_current_task_cancelled_by_caller,
     raise_if_cancelled,
 )
@@ -229,7 +228,7 @@ async def keep_connected(
     name: str,
     clock: Clock,
     serve: Callable[[GuardedConnection], Awaitable[NoReturn]],
-    on_failure: Callable[[ConnectionFailure], None],
+    on_failure: Callable[[Deferred], None],
     *,
     chance: Callable[[], float] = random.random,
     delay: Callable[[int, float], float] = reconnect_delay,
@@ -248,7 +247,7 @@ async def keep_connected(
     attempts = 0
     failed_rounds = 0
     host_count = 1
-    failures: deque[ConnectionFailure] = deque()
+    failures: deque[Deferred] = deque()
     while True:
         start = clock.monotonic()
         try:
@@ -260,15 +259,15 @@ async def keep_connected(
         except asyncio.CancelledError as error:
             if is_current_task_cancelled_by_caller():
                 raise
-            failure = connection_failure_from_exception(error)
+            failure = explain_failure(error)
         except Exception as error:  # noqa: BLE001  # after any error the next one is made
-            failure = connection_failure_from_exception(error)
+            failure = explain_failure(error)
         raise_if_cancelled()
         if clock.monotonic() - start > _STABLE_AFTER:
             failed_rounds = 0
             failures.clear()
         failures = deque((*failures, failure), maxlen=host_count)
-        on_failure(combine_failure_reasons(failures))
+        on_failure(combine_failures(failures))
         attempts += 1
         if attempts % host_count == 0:
             failed_rounds += 1
@@ -294,7 +293,7 @@ async def open_connection(
         except (Exception, asyncio.CancelledError) as error:
             if is_current_task_cancelled_by_caller():
                 raise
-            failure = connection_failure_from_exception(error)
+            failure = explain_failure(error)
             raise Deferred(
                 f"no connection to {host_port(url)}: {failure.reason}", status=failure.status
             ) from None
@@ -333,7 +332,7 @@ def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:
 
     def on_close(closing: asyncio.Future[object]) -> None:
         error = None if closing.cancelled() else closing.exception()
-        reason = connection_failure_from_exception(error or amqp.ChannelClosed()).reason
+        reason = explain_failure(error or amqp.ChannelClosed()).reason
         deliveries.put_nowait(Deferred(f"the channel was closed: {reason}"))
 
     def on_cancel(_: object) -> None:

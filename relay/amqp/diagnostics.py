@@ -13,7 +13,7 @@ from relay.amqp.broker_url import Declare, host_port
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, open_connection
 from relay.amqp.failures import (
     broker_message,
-    connection_failure_from_exception,
+    explain_failure,
     is_current_task_cancelled_by_caller,
 )
 from relay.amqp.topology import Part, Queue
@@ -60,7 +60,7 @@ async def diagnose(
         except (Exception, asyncio.CancelledError) as error:  # see `failures`
             if is_current_task_cancelled_by_caller():
                 raise
-            problem = f"{host_port(url)}: {connection_failure_from_exception(error).reason}"
+            problem = f"{host_port(url)}: {explain_failure(error).reason}"
             findings.append(failure(subject, problem, "see the broker's log"))
     return findings
 

@@ -10,38 +10,22 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aio_pika import exceptions as amqp
 
-from relay.errors import Deferred, Failure
+from relay.errors import Deferred
 from relay.net.tls import explain_refusal
 
 AMQP_CA_OPTION = "cafile in the url, or install it on this machine"
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionFailure:
-    """Why there is no connection, its kind for the retry plan, and AMQP's reply code."""
-
-    reason: str
-    failure: Failure = "transient"
-    status: int | None = None
-
-    def to_deferred_error(self) -> Deferred:
-        """Return a new error to raise. An error keeps its traceback, so it is raised only once."""
-        return Deferred(self.reason, failure=self.failure, status=self.status)
-
-
-def combine_failure_reasons(failures: Sequence[ConnectionFailure]) -> ConnectionFailure:
+def combine_failures(failures: Sequence[Deferred]) -> Deferred:
     """Return the failures of several hosts as one, with the reasons in a fixed order."""
-    reasons = {failure.reason for failure in failures}
     kinds = {failure.failure for failure in failures}
-    last = failures[-1]
-    return ConnectionFailure(
-        reason="; ".join(sorted(reasons)),
-        failure=last.failure if len(kinds) == 1 else "transient",
-        status=last.status,
+    return Deferred(
+        "; ".join(sorted({failure.reason for failure in failures})),
+        failure=kinds.pop() if len(kinds) == 1 else "transient",
+        status=failures[-1].status,
     )
 
 
@@ -50,37 +34,38 @@ def broker_message(error: BaseException) -> str:
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
-def connection_failure_from_exception(error: BaseException) -> ConnectionFailure:
+def explain_failure(error: BaseException) -> Deferred:
+    """Return why there is no connection, with AMQP's reply code."""
     match error:
         case Deferred():
-            return ConnectionFailure(error.reason, error.failure, error.status)
+            return error.with_traceback(None)  # whose frames would keep the connection
         case asyncio.CancelledError():
-            return ConnectionFailure("nothing was heard from the broker for three heartbeats")
+            return Deferred("nothing was heard from the broker for three heartbeats")
         case TimeoutError():
-            return ConnectionFailure("the broker did not answer in time")
+            return Deferred("the broker did not answer in time")
         case amqp.ProbableAuthenticationError():
-            return ConnectionFailure(
+            return Deferred(
                 f"the broker refused user, password or certificate ({broker_message(error)}): "
                 "correct the url",
                 status=403,
             )
         case amqp.AuthenticationError(args=(mechanisms, _)):
-            return ConnectionFailure(
+            return Deferred(
                 f"the broker accepts only {mechanisms}: correct auth in the url, "
                 "or for auth=external enable rabbitmq_auth_mechanism_ssl",
                 status=403,
             )
         case amqp.InvalidFrameError() if "Connection.Close" in broker_message(error):
             # aiormq does not keep the broker's own text.
-            return ConnectionFailure(
+            return Deferred(
                 "the broker did not open the virtual host: check that it exists, that the user "
                 "has rights in it, and that no limit of connections is reached",
                 status=530,
             )
         case OSError() if not isinstance(error, amqp.AMQPError):
-            return ConnectionFailure(_system_reason(error))
+            return Deferred(_system_reason(error))
         case _:
-            return ConnectionFailure(broker_message(error))
+            return Deferred(broker_message(error))
 
 
 def _system_reason(error: OSError) -> str:

@@ -21,8 +21,7 @@ from pamqp.commands import Basic
 from relay.amqp.broker_url import host_port
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, open_channel
 from relay.amqp.failures import (
-    ConnectionFailure,
-    connection_failure_from_exception,
+    explain_failure,
     is_current_task_cancelled_by_caller,
     raise_if_cancelled,
 )
@@ -57,7 +56,7 @@ class ConfirmedPublisher:
         self._channel: Channel | None = None
         self._user_id: str | None = None
         self._has_channel = asyncio.Event()
-        self._failure = ConnectionFailure("the connection to the broker is being made")
+        self._failure = Deferred("the connection to the broker is being made")
 
     async def publish(
         self, event: CloudEvent, key: str, *, expiration: int | None = None
@@ -116,12 +115,12 @@ class ConfirmedPublisher:
             self._forget_channel()
         reason = channel.closing.exception()
         if reason is not None and not isinstance(reason, amqp.ChannelClosed):
-            failure = connection_failure_from_exception(reason)
+            failure = explain_failure(reason)
             raise Deferred(
                 f"the connection to {host_port(connection.url)} was lost: {failure.reason}"
             )
 
-    def note_connection_failure(self, failure: ConnectionFailure) -> None:
+    def note_connection_failure(self, failure: Deferred) -> None:
         self._failure = failure
 
     async def _wait_for_open_channel(self) -> Channel:
@@ -132,13 +131,14 @@ class ConfirmedPublisher:
                 async with asyncio.timeout(CONNECTION_WAIT):
                     await self._has_channel.wait()
         if self._channel is None:
-            raise self._failure.to_deferred_error()
+            failure = self._failure  # it keeps its traceback, so another one is raised
+            raise Deferred(failure.reason, failure=failure.failure, status=failure.status)
         return self._channel
 
     def _forget_channel(self) -> None:
         self._channel = None
         self._has_channel.clear()
-        self._failure = ConnectionFailure("the channel to the broker is being opened again")
+        self._failure = Deferred("the channel to the broker is being opened again")
 
 
 def _is_over(channel: Channel) -> bool:

@@ -26,7 +26,7 @@ from relay.amqp.connection import (
     make_delivery_buffer,
     open_channel,
 )
-from relay.amqp.failures import ConnectionFailure, broker_message, raise_if_cancelled
+from relay.amqp.failures import broker_message, raise_if_cancelled
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -158,7 +158,7 @@ class Link:
     def _on_deaf(self) -> None:
         pass
 
-    def _on_failure(self, failure: ConnectionFailure) -> None:
+    def _on_failure(self, failure: Deferred) -> None:
         self._publisher.note_connection_failure(failure)
         self._state_log.log_if_changed(logging.WARNING, "fleet: %s", failure.reason)
 

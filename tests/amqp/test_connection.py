@@ -18,8 +18,7 @@ from relay.amqp import connection
 from relay.amqp.broker_url import host_port, parse_urls
 from relay.amqp.connection import GuardedConnection, keep_connected
 from relay.amqp.failures import (
-    ConnectionFailure,
-    connection_failure_from_exception,
+    explain_failure,
     raise_if_cancelled,
 )
 from relay.amqp.topology import Exchange, declare_topology
@@ -58,7 +57,7 @@ async def _arrived(broker_connection: GuardedConnection) -> NoReturn:
 
 async def failure_reasons(urls: Sequence[URL], attempts: int = 1) -> list[str]:
     """The reasons of the failures before so many pauses."""
-    failures: list[ConnectionFailure] = []
+    failures: list[Deferred] = []
     with pytest.raises(Stop):
         await keep_connected(
             lambda: urls, "test", CountingClock(attempts), _arrived, failures.append
@@ -121,7 +120,7 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
 
     See docs/protocol.md#a-library-cancels-publishers.
     """
-    failures: list[ConnectionFailure] = []
+    failures: list[Deferred] = []
 
     async def struck(_: GuardedConnection) -> NoReturn:
         raise asyncio.CancelledError
@@ -134,7 +133,7 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
 
 async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Reachable) -> None:
     answers = iter((ValueError("expected a URL"), broker.amqp_url()))
-    failures: list[ConnectionFailure] = []
+    failures: list[Deferred] = []
 
     def urls() -> Sequence[URL]:
         answer = next(answers)
@@ -296,10 +295,8 @@ async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> Non
     with pytest.raises(Exception, match="PLAIN") as refused:
         await broker_connection.connect()
     await broker_connection.close_gracefully()
-    assert (
-        "the broker accepts only PLAIN" in connection_failure_from_exception(refused.value).reason
-    )
-    assert "rabbitmq_auth_mechanism_ssl" in connection_failure_from_exception(refused.value).reason
+    assert "the broker accepts only PLAIN" in explain_failure(refused.value).reason
+    assert "rabbitmq_auth_mechanism_ssl" in explain_failure(refused.value).reason
 
 
 async def test_tls_with_a_listener_that_has_none_is_told_as_that(own_broker: Broker) -> None:

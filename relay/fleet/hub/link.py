@@ -17,7 +17,7 @@ from aiormq.exceptions import ChannelInvalidStateError, ChannelLockedResource
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.amqp.connection import GuardedConnection
-from relay.amqp.failures import ConnectionFailure, raise_if_cancelled
+from relay.amqp.failures import raise_if_cancelled
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.amqp.topology import declare_topology, log_suffix_for_unchecked_parts
 from relay.clock import Clock
@@ -230,7 +230,7 @@ class HubLink(Link):
         self._on_lost()
 
     @override
-    def _on_failure(self, failure: ConnectionFailure) -> None:
+    def _on_failure(self, failure: Deferred) -> None:
         self.failures += 1
         super()._on_failure(failure)
 

@@ -23,9 +23,8 @@ from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, keep_connect
 from relay.amqp.diagnostics import check_publish
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import (
-    ConnectionFailure,
     broker_message,
-    connection_failure_from_exception,
+    explain_failure,
     raise_if_cancelled,
 )
 from relay.amqp.publisher import (
@@ -96,7 +95,7 @@ def interpret_publish_result(
         case BaseException():
             raise Deferred(
                 f"the channel closed before the broker confirmed: "
-                f"{connection_failure_from_exception(result).reason}. "
+                f"{explain_failure(result).reason}. "
                 "The message may be stored, and is sent again with the same id"
             )
         case _:
@@ -155,7 +154,7 @@ class RabbitMQ:
             )
             await self._publisher.serve(connection)
 
-    def on_connection_failure(self, failure: ConnectionFailure) -> None:
+    def on_connection_failure(self, failure: Deferred) -> None:
         self._publisher.note_connection_failure(failure)
         self._log_state(logging.WARNING, failure.reason)
 
