@@ -26,7 +26,7 @@ from relay.fleet.agent.link import AgentLink
 from relay.fleet.messages import MAX_NAMES, Pulse
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
-from relay.roles.inner_half import RunningRelay, attached
+from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
     drain,
@@ -94,17 +94,13 @@ async def start(
         )
 
         # Nothing that an agent may reload makes another of these parts.
+        name = f"agent {origin.relay} of scope {origin.scope}"
         running_relay = RunningRelay(
-            config, server, store, clock, report, lambda _: nullcontext(relay), (poller, client)
+            config, server, store, clock, report, lambda _: nullcontext(relay), name, poller, client
         )
         async with running(agent=agent.run(), delivery=dispatcher.run()):
             try:
-                name = f"agent {origin.relay} of scope {origin.scope}"
-                async with (
-                    running_relay.entered(),
-                    polling(poller, store),
-                    attached(server, running_relay, name),
-                ):
+                async with running_relay.entered(), polling(poller, store):
                     yield running_relay
             finally:
                 await agent.stop_orders(DRAIN_TIMEOUT / 2)

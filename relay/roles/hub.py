@@ -26,7 +26,7 @@ from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
 from relay.fleet.votes import MachineVotes
 from relay.roles.deciding import deciding, unusable_message_log
-from relay.roles.inner_half import RunningRelay, attached
+from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import open_store_with_log, running
 from relay.store import StateFileScopeAndVm
 
@@ -92,7 +92,8 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
 
         votes = MachineVotes(submit, clock)
         hub.attach_handlers(votes, lambda: gate.wake())  # noqa: PLW0108  # a reload makes another
-        running_relay = RunningRelay(config, server, store, clock, report, enter)
+        name = f"hub {origin.relay} of the fleet {fleet.exchange}"
+        running_relay = RunningRelay(config, server, store, clock, report, enter, name)
         is_entered = asyncio.Event()
 
         async def listen() -> None:
@@ -103,6 +104,4 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         # It listens until the half is left: the results of orders still arrive.
         async with running(hub=listen()), running_relay.entered():
             is_entered.set()
-            name = f"hub {origin.relay} of the fleet {fleet.exchange}"
-            async with attached(server, running_relay, name):
-                yield running_relay
+            yield running_relay

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from relay.api.server import Server
@@ -48,7 +48,8 @@ class RunningRelay:
         clock: Clock,
         report: RecordRelayEvent,
         enter: Callable[[Config], AbstractAsyncContextManager[Relay]],
-        polling: Sequence[Poller | ImdsClient] = (),
+        name: str,
+        *polling: Poller | ImdsClient,
     ) -> None:
         """``enter`` enters the half of a role; ``polling`` takes the source's settings."""
         self.config = config
@@ -58,6 +59,7 @@ class RunningRelay:
         self._clock = clock
         self._report = report
         self._enter_role = enter
+        self._name = name
         self._polling = polling
         self._group: asyncio.TaskGroup
         self._task: asyncio.Task[None]
@@ -65,14 +67,21 @@ class RunningRelay:
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
-        """Enter the half and leave it in the end. If it fails meanwhile, the body ends with it."""
+        """Enter the half, and leave it in the end. If it fails meanwhile, the body ends with it.
+
+        The API answers for the relay until the body has ended; if it fails, to the end.
+        """
+        state = self.server.state
         async with asyncio.TaskGroup() as self._group:
             await self._enter(self.config)
             try:
+                _log.info("%s runs; the API listens on %s", self._name, self.server.address)
+                state.attach_relay(self.relay)
                 yield
+                state.detach_relay()
             finally:
                 await self._leave()
-                self.server.state.settled.set()
+                state.settled.set()
 
     async def change(self, config: Config) -> None:
         """Leave the half, and enter it with another configuration.
@@ -153,12 +162,3 @@ class RunningRelay:
         _, unfinished = await asyncio.wait({self._task}, timeout=LEAVE_TIMEOUT)
         if unfinished:
             _log.error("the tries of a sink do not end, and go on")
-
-
-@asynccontextmanager
-async def attached(server: Server, running: RunningRelay, name: str) -> AsyncIterator[None]:
-    """Let the API answer for the relay. If the body fails, it does so to the end."""
-    _log.info("%s runs; the API listens on %s", name, server.address)
-    server.state.attach_relay(running.relay)
-    yield
-    server.state.detach_relay()

@@ -21,7 +21,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest import names_this_vm
 from relay.roles.deciding import deciding
-from relay.roles.inner_half import RunningRelay, attached
+from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import identify_relay, make_poller, open_store_with_log, polling
 from relay.store import StateFileScopeAndVm
 
@@ -66,11 +66,9 @@ async def start(
             gate = Gate(engine, store, port, clock, names_us)
             return deciding(config, server, store, clock, report, gate=gate, make_relay=make_relay)
 
-        running_relay = RunningRelay(config, server, store, clock, report, enter, (poller, client))
         name = f"relay {origin.relay} of scope {origin.scope}"
-        async with (
-            running_relay.entered(),
-            polling(poller, store),
-            attached(server, running_relay, name),
-        ):
+        running_relay = RunningRelay(
+            config, server, store, clock, report, enter, name, poller, client
+        )
+        async with running_relay.entered(), polling(poller, store):
             yield running_relay
