@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from relay.app import RunningRelay, start_relay
-from relay.clock import Clock, SystemClock
+from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.eventually import eventually
@@ -97,11 +97,11 @@ def simulated(*vms: str) -> Simulator:
 
 @asynccontextmanager
 async def relay_in_process(
-    azure: Simulator, document: Mapping[str, Any] | Config, *, clock: Clock | None = None
+    azure: Simulator, document: Mapping[str, Any] | Config
 ) -> AsyncIterator[RelayInProcess]:
     """Run a relay. Over the same state file it is the same relay, started again."""
     config = document if isinstance(document, Config) else Config.model_validate(document)
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(start_relay(config, clock or SystemClock()))
+        running = await stack.enter_async_context(start_relay(config, SystemClock()))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield RelayInProcess(azure=azure, running=running, session=session)

@@ -45,15 +45,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": str(ROOT), **more}
 
 
-def run_process(
-    *arguments: str, cwd: Path | None = None, stdin: str = "", **more: str
-) -> CommandResult:
+def run_process(*arguments: str, cwd: Path | None = None, **more: str) -> CommandResult:
     """Run the command in a process of its own, and check that it shows no traceback."""
     result = subprocess.run(
         [sys.executable, "-m", "relay", *arguments],
         cwd=cwd,
         env=environment(**more),
-        input=stdin,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -118,13 +116,11 @@ async def start_process(
         await process.communicate()
 
 
-async def read_until(
-    stream: asyncio.StreamReader | None, text: str, *, within: float = 60.0
-) -> str:
+async def read_until(stream: asyncio.StreamReader | None, text: str) -> str:
     """Return everything up to the line that holds the text. Fails if the stream ends first."""
     assert stream is not None
     output = ""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(60):
         while text not in output:
             line = await stream.readline()
             assert line, f"the stream ended without {text!r}: {output}"

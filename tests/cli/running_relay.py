@@ -68,11 +68,7 @@ class RunningRelay(RelayInProcess):
 
 @asynccontextmanager
 async def running_relay(
-    folder: Path,
-    *,
-    api: Mapping[str, Any] | None = None,
-    telemetry: Mapping[str, Any] | None = None,
-    **approvals: Any,
+    folder: Path, *, api: Mapping[str, Any] | None = None, **approvals: Any
 ) -> AsyncIterator[RunningRelay]:
     """Run a relay with a rule of two votes; the mappings add to their sections."""
     async with simulated("db-0", "db-1") as azure, inbox() as receiver:
@@ -97,7 +93,6 @@ async def running_relay(
                 ],
                 **(api or {}),
             },
-            "telemetry": telemetry or {},
         }
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with relay_in_process(azure, load(file, {}).config) as relay:

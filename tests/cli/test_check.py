@@ -23,6 +23,7 @@ from relay.imds.document import parse_document
 from relay.simulator.event import rfc1123
 from tests.certificates import FOLDER
 from tests.cli.command import ROOT, CommandResult, run_command
+from tests.events.strategies import azure_event
 from tests.journey.relay_process import SECRET
 
 DOCUMENT = f"""
@@ -65,18 +66,8 @@ def azure(*events: Mapping[str, Any]) -> bytes:
 
 
 def event(**fields: Any) -> dict[str, Any]:
-    usual = {
-        "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-        "EventStatus": "Scheduled",
-        "EventType": "Freeze",
-        "ResourceType": "VirtualMachine",
-        "Resources": ["db-0"],
-        "NotBefore": rfc1123(datetime.now(UTC) + timedelta(minutes=15)),
-        "Description": "",
-        "EventSource": "Platform",
-        "DurationInSeconds": 5,
-    }
-    return {**usual, **fields}
+    not_before = rfc1123(datetime.now(UTC) + timedelta(minutes=15))
+    return azure_event(**{"Resources": ["db-0"], "NotBefore": not_before, **fields})
 
 
 # --- check
@@ -295,18 +286,16 @@ def test_check_against_what_is_no_document_exits_with_2(
 # --- the rule set of Microsoft's sample
 
 
-def sample_approves(azure_event: Mapping[str, Any]) -> bool:
+def sample_approves(one: Mapping[str, Any]) -> bool:
     """Return the decision of `advanced_sample` in Microsoft's pages; False where it would fail."""
-    if azure_event["EventStatus"] == "Started":
+    if one["EventStatus"] == "Started":
         return False
-    if azure_event["EventSource"] == "User":
+    if one["EventSource"] == "User":
         return True
-    if azure_event["EventType"] != "Freeze":
+    if one["EventType"] != "Freeze":
         return False
     try:
-        return (
-            int(azure_event["DurationInSeconds"]) >= 0 and int(azure_event["DurationInSeconds"]) < 9
-        )
+        return int(one["DurationInSeconds"]) >= 0 and int(one["DurationInSeconds"]) < 9
     except (KeyError, TypeError, ValueError):
         return False
 
@@ -343,21 +332,19 @@ def sample_approves(azure_event: Mapping[str, Any]) -> bool:
 def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(
     events: list[dict[str, Any]],
 ) -> None:
-    for number, azure_event in enumerate(events):
-        azure_event |= {
+    for number, one in enumerate(events):
+        one |= {
             "EventId": f"event-{number}",
             "NotBefore": event()["NotBefore"],
         }  # a run of tests may have begun long ago
     config = load(ROOT / "config/examples/docs-sample.yaml", {}).config
     approved = {
-        azure_event["eventId"]: azure_event["approved"]
-        for azure_event in evaluate_rules_for_document(
+        one["eventId"]: one["approved"]
+        for one in evaluate_rules_for_document(
             config, parse_document(azure(*events)), datetime.now(UTC)
         )
     }
-    assert approved == {
-        azure_event["EventId"]: sample_approves(azure_event) for azure_event in events
-    }
+    assert approved == {one["EventId"]: sample_approves(one) for one in events}
 
 
 @pytest.mark.parametrize(

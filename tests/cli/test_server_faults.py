@@ -119,10 +119,10 @@ def head(position: int, journal: str = "a") -> str:
     return f"{position}:{journal * 64}"
 
 
-def frame(position: int, name: str = "event.scheduled", reason: str = "") -> bytes:
+def frame(position: int, reason: str = "") -> bytes:
     """An event as the stream has it."""
     event = {
-        "type": f"io.imdsrelay.{name}.v1",
+        "type": "io.imdsrelay.event.scheduled.v1",
         "time": "2026-04-11T22:26:58Z",
         "data": {**EVENT, "description": reason},
     }

@@ -15,6 +15,7 @@ from relay.simulator.event import Event, Plan
 from relay.simulator.scope import InvalidTransition, Scope, UnknownEvent
 from relay.simulator.setup import VM, Setup
 from tests.clocks import ManualClock
+from tests.events.strategies import azure_event
 
 Transition = Callable[[datetime, str, Event | None], None]
 T0 = datetime(2022, 4, 11, 22, 11, 58, tzinfo=UTC)
@@ -56,23 +57,11 @@ def test_the_example_of_the_pages_comes_out_document_for_document() -> None:
     description = (
         "Virtual machine is being paused because of a memory-preserving Live Migration operation."
     )
-    event_id = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
-    example = {
-        "EventId": event_id,
-        "EventStatus": "Scheduled",
-        "EventType": "Freeze",
-        "ResourceType": "VirtualMachine",
-        "Resources": ["WestNO_0", "WestNO_1"],
-        "NotBefore": "Mon, 11 Apr 2022 22:26:58 GMT",
-        "Description": description,
-        "EventSource": "Platform",
-        "DurationInSeconds": 5,
-    }
-    machine = scope(vms=(VM("WestNO_0"), VM("WestNO_1")))
+    example = azure_event(Description=description)
+    names = tuple(example["Resources"])
+    machine = scope(vms=tuple(map(VM, names)))
     assert machine.document() == {"DocumentIncarnation": 1, "Events": []}
-    plan = Plan(
-        type="Freeze", id=event_id, resources=("WestNO_0", "WestNO_1"), duration=5, starts_after=0.0
-    )
+    plan = Plan(type="Freeze", id=example["EventId"], resources=names, duration=5, starts_after=0.0)
     machine.schedule(plan)
     document = machine.document()
     assert document == {"DocumentIncarnation": 2, "Events": [example]}
@@ -248,20 +237,6 @@ def perform(machine: TimedScope, action: TimedAction, now: datetime) -> None:
         pass
 
 
-def perform_all(
-    machine: TimedScope,
-    actions: list[TimedAction],
-    between: Callable[[datetime, datetime], None] = lambda _, __: None,
-) -> list[dict[str, Any]]:
-    now, documents = T0, [machine.document()]
-    for action in actions:
-        between(now, now + timedelta(seconds=action[0]))
-        now += timedelta(seconds=action[0])
-        perform(machine, action, now)
-        documents.append(machine.document())
-    return documents
-
-
 @given(ACTIONS)
 def test_an_event_only_goes_from_scheduled_to_started_to_gone(actions: list[TimedAction]) -> None:
     told: dict[str, list[str]] = {}
@@ -270,7 +245,10 @@ def test_an_event_only_goes_from_scheduled_to_started_to_gone(actions: list[Time
         if event is not None and kind in ("scheduled", "started", "completed", "canceled"):
             told.setdefault(event.event_id, []).append(kind)
 
-    perform_all(scope(on_transition), actions)
+    machine, now = scope(on_transition), T0
+    for action in actions:
+        now += timedelta(seconds=action[0])
+        perform(machine, action, now)
     for states in told.values():
         lives = "".join(state[:3] + " " for state in states)
         while lives:
