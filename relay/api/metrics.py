@@ -330,7 +330,7 @@ def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
             "Reports about events that were read, copies included",
             hub.reports,
         )
-        metrics.count("hub_copies_total", "Reports that said nothing new", hub.redundant_reports)
+        metrics.count("hub_copies_total", "Reports that said nothing new", hub.merger.copies)
         metrics.count("hub_pulses_total", "Pulses that were read", hub.pulses)
         # The module loads the AMQP libraries, which a hub has loaded.
         from relay.fleet.hub.start_orders import OrderResult  # noqa: PLC0415

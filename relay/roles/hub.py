@@ -62,7 +62,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         def enter(config: Config) -> AbstractAsyncContextManager[Relay]:
             nonlocal gate
             assert isinstance(config.fleet, HubSettings)  # noqa: S101  # a change of the role needs a restart
-            hub.use_trust_domains(config.fleet.domains)
+            hub.domains = config.fleet.domains
             engine = ApprovalEngine(
                 config.approvals,
                 origin,
@@ -100,7 +100,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             await is_entered.wait()
             await hub.run()
 
-        stack.callback(hub.save_roster)
+        stack.callback(hub.keeper.save)
         # It listens until the half is left: the results of orders still arrive.
         async with running(hub=listen()), running_relay.entered():
             is_entered.set()

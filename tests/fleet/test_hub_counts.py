@@ -100,7 +100,7 @@ async def loaded_hub(
 
 
 def history_of(hub: Hub) -> EventHistory:
-    history = hub._merger.history(AGENT.scope, "e-1")  # noqa: SLF001  # only the merger knows it
+    history = hub.merger.history(AGENT.scope, "e-1")
     assert history is not None
     return history
 
@@ -108,14 +108,14 @@ def history_of(hub: Hub) -> EventHistory:
 async def test_reports_copies_and_pulses_are_counted(tmp_path: Path) -> None:
     async with loaded_hub(tmp_path) as (hub, _):
         await hub.take([pulse(seconds=0), pulse(seconds=1)])
-        assert (hub.reports, hub.redundant_reports, hub.pulses) == (0, 0, 2)
+        assert (hub.reports, hub.merger.copies, hub.pulses) == (0, 0, 2)
         await hub.take([report(build_event(), AGENT)])
-        assert (hub.reports, hub.redundant_reports) == (1, 0)
+        assert (hub.reports, hub.merger.copies) == (1, 0)
         other = Origin(AGENT.scope, "vm-1")
         await hub.take([report(build_event(), other), report(build_event("E-2"), other)])
-        assert (hub.reports, hub.redundant_reports) == (3, 1)
+        assert (hub.reports, hub.merger.copies) == (3, 1)
         await hub.take([pulse(build_event(), build_event("E-2"), seconds=2)])
-        assert (hub.reports, hub.redundant_reports, hub.pulses) == (3, 1, 3)
+        assert (hub.reports, hub.merger.copies, hub.pulses) == (3, 1, 3)
 
 
 async def test_what_an_agent_says_of_itself_is_recorded_with_its_id(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone
 
     monkeypatch.setattr(HubLink, "send", keep)
     async with loaded_hub(tmp_path) as (hub, clock):
-        asking = asyncio.create_task(hub._merger.end_events_when_due())  # noqa: SLF001  # `run` needs a broker
+        asking = asyncio.create_task(hub.merger.end_events_when_due())  # `run` needs a broker
         events = [build_event("E-1"), build_event("E-2"), build_event("E-3")]
         seen = [
             report(event, Origin(AGENT.scope, vm)) for event in events for vm in ("vm-0", "vm-1")
@@ -200,7 +200,7 @@ async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path)
         await hub.take([report(build_event(), AGENT)])
         clock.advance(55)
         await hub.take([pulse(build_event(), seconds=5)])
-        hub.save_roster()
+        hub.keeper.save()
     async with loaded_hub(tmp_path, clock=clock) as (hub, _):
         await hub.take([report(started, AGENT, at=NOON + timedelta(seconds=20))])
         assert history_of(hub).started
@@ -214,7 +214,7 @@ async def test_a_hub_that_was_killed_knows_until_when_pulses_showed_an_event(
         await hub.take([report(build_event(), AGENT), report(build_event(), other)])
         clock.advance(60)
         await hub.take([pulse(build_event(), seconds=60, origin=other)])
-        hub.save_roster()
+        hub.keeper.save()
     async with loaded_hub(tmp_path, clock=clock) as (hub, _):
         behind = report(build_event(), AGENT, is_gone=True, at=NOON + timedelta(seconds=30))
         await hub.take([behind])
@@ -227,7 +227,7 @@ async def test_an_agent_that_is_heard_while_it_waits_to_be_forgotten_is_not(tmp_
         await hub.take([pulse(build_event(), seconds=0)])
         (agent,) = hub.roster
         clock.advance(FORGOTTEN_AFTER.total_seconds())
-        merger = hub._merger  # noqa: SLF001
+        merger = hub.merger
         async with merger._lock:  # noqa: SLF001  # as while others are merged
             forgetting = asyncio.create_task(merger.forget_agent(agent))
             await asyncio.sleep(0)

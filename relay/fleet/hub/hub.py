@@ -77,8 +77,8 @@ class Hub:
         """``on_unusable`` counts and logs a message: its RabbitMQ user, and why it is unusable."""
         self.reports = 0
         self.pulses = 0
-        self._keeper = RosterKeeper(origin, store)
-        self.roster = self._keeper.roster
+        self.keeper = RosterKeeper(origin, store)
+        self.roster = self.keeper.roster
         self.link = HubLink(
             settings,
             origin,
@@ -88,7 +88,7 @@ class Hub:
             is_saved=lambda: store.write_error is None,
             on_lost=self.roster.note_connection_lost,
         )
-        self._merger = EventMerger(
+        self.merger = EventMerger(
             origin,
             store,
             clock,
@@ -98,7 +98,7 @@ class Hub:
         )
         self.orders = OrderPort(store, self.roster, self.link, origin, clock, self._agents_showing)
         self._exchange = agent_publish_exchange_name(settings.exchange)
-        self._domains: Sequence[TrustDomain] = settings.domains
+        self.domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin
         self._store = store
         self._clock = clock
@@ -111,37 +111,26 @@ class Hub:
         self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
 
-    def use_trust_domains(self, domains: Sequence[TrustDomain]) -> None:
-        self._domains = domains
-
-    @property
-    def redundant_reports(self) -> int:
-        """Reports that said nothing new: other agents had said it before."""
-        return self._merger.copies
-
     def attach_handlers(self, votes: MachineVotes, on_agents_changed: Callable[[], None]) -> None:
         """``on_agents_changed`` is called a few seconds after agents came or went."""
         self._votes = votes
         self._on_agents_changed = on_agents_changed
 
     def _agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
-        history = self._merger.history(scope, KEYS.event_id_of_key(event_key))
+        history = self.merger.history(scope, KEYS.event_id_of_key(event_key))
         return history.agents_seeing_told_state if history is not None else frozenset()
 
     async def load(self) -> None:
-        await self._keeper.load()
-        await self._merger.load()
+        await self.keeper.load()
+        await self.merger.load()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             group.create_task(self.link.run(), name="hub: link")
             group.create_task(self.link.watch(), name="hub: source")
-            group.create_task(self._merger.end_events_when_due(), name="hub: ends of events")
+            group.create_task(self.merger.end_events_when_due(), name="hub: ends of events")
             group.create_task(self._keep_up(), name="hub: roster")
-
-    def save_roster(self) -> None:
-        self._keeper.save()
 
     # --- agents that come and go
 
@@ -159,17 +148,17 @@ class Hub:
         await self.link.acknowledge()  # what was only in memory may be on disk now
         now = self._clock.now()
         if await self.link.has_read_all() and self.roster.note_listening(now):
-            self._merger.restart_end_waits()  # agents that disagree may have said what nobody heard
-        completed, self._merger.completed = self._merger.completed, []
+            self.merger.restart_end_waits()  # agents that disagree may have said what nobody heard
+        completed, self.merger.completed = self.merger.completed, []
         for event in completed:
             # Azure has deleted the VMs of a Terminate. An agent that is heard again comes back.
             for agent in self.roster.agents_terminated_by(event.scope, event.event):
-                await self._merger.forget_agent(agent)
+                await self.merger.forget_agent(agent)
         now = self._clock.now()
-        self._keeper.tell(now)
+        self.keeper.tell(now)
         for agent in self.roster.agents_to_forget(now):
-            await self._merger.forget_agent(agent)
-        self._keeper.save()
+            await self.merger.forget_agent(agent)
+        self.keeper.save()
 
     async def _ask(self, scope: str, event_ids: Sequence[str]) -> None:
         request = PulseRequest(event_ids=tuple(event_ids[:MAX_ASKED]))
@@ -204,7 +193,7 @@ class Hub:
                 case StartResult() as result:
                     self.orders.on_result(sender, result)
         if heard or about_relays:
-            await self._merger.merge(heard, about_relays)
+            await self.merger.merge(heard, about_relays)
         self.roster.note_documents(  # not before: what was before them in the queue can come again
             (each.scope, each.relay, each.seen) for each in heard if each.is_document
         )
@@ -238,7 +227,7 @@ class Hub:
     def _read(self, message: DeliveredMessage) -> tuple[AuthorizedSender, ReceivedMessage] | None:
         sender: AuthorizedSender | None = None
         try:
-            kind, sender = verify_message_from_agent(message, self._exchange, self._domains)
+            kind, sender = verify_message_from_agent(message, self._exchange, self.domains)
             received = read_message(message.body)
             received.require_sent_by(sender, kind, self._origin)
         except UnusableMessage as error:

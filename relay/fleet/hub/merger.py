@@ -109,7 +109,7 @@ class EventMerger:
         ask: Callable[[str, Sequence[str]], Awaitable[None]],
     ) -> None:
         self.copies = 0
-        """Reports that said nothing new."""
+        """Reports that said nothing new: other agents had said it before."""
         self.completed: list[TrackedEvent] = []
         """Events that Azure has carried out and that have ended. `Hub` takes them out."""
         self._by_scope: dict[str, dict[str, EventHistory]] = {}
