@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,14 +31,15 @@ from relay.config import Config
 from relay.events.cloudevent import CloudEvent
 from relay.process import run_until_stopped
 from relay.signature import SignatureRefused, verify
-from relay.simulator import VM, Plan, Setup, Simulator, load_packaged_playbooks, run_simulator
-from relay.simulator.server import DEFAULT_PORT
+from relay.simulator import VM, Plan, Setup, Simulator, load_packaged_playbooks
+from relay.simulator.playbook import Playbook, load_playbook, play_playbook
 from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
 
 STEP_TIMEOUT = 10.0
 """Seconds that one step may take."""
 _VM_NAME = "demo-vm"
+DEFAULT_PORT = 8169
 
 
 def demo(
@@ -266,13 +268,32 @@ def simulate(
         raise typer.BadParameter("expected more than 0", param_hint="--scale")
     if once and playbook is None:
         raise typer.BadParameter("expected a playbook that can end", param_hint="--once")
-    simulator = run_simulator(
-        host=host, port=port, playbook=playbook, scale=scale, stay=not once, report=print_lines
-    )
+    loaded = load_playbook(playbook) if playbook is not None else None
+    setup = loaded.azure if loaded is not None else Setup()
+    if scale is not None:
+        setup = replace(setup, scale=scale)
+    azure = Simulator(setup, host=host, port=port, report=print_lines)
     try:
-        asyncio.run(run_until_stopped(simulator))
+        asyncio.run(run_until_stopped(_simulate(azure, loaded, stay=not once)))
     except OSError as error:
         raise CommandFailed(
             f"cannot listen on {host} port {port}: {error.strerror or error}. "
             "--port 0 takes free ports"
         ) from error
+
+
+async def _simulate(azure: Simulator, playbook: Playbook | None, *, stay: bool) -> None:
+    async with azure:
+        for name, url in azure.urls.items():
+            azure.report_line_with_time(f"{name} finds its IMDS at {url}")
+        if not azure.is_loopback:
+            azure.report_line_with_time(
+                f"{azure.host} is not a loopback address: "
+                "everybody who reaches it can read and control this simulator"
+            )
+        if playbook is not None:
+            azure.report_line_with_time(playbook.description)
+            await play_playbook(azure, playbook)
+            azure.report_line_with_time("the playbook has ended")
+        if stay:
+            await asyncio.Event().wait()

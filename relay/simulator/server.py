@@ -6,14 +6,11 @@ Service". docs/simulator.md#how-it-differs-from-azure lists what they leave open
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
@@ -25,14 +22,7 @@ from yarl import URL
 from relay.clock import Clock
 from relay.imds.document import API_VERSIONS
 from relay.simulator.azure import RecordedCall, SimulatedAzure
-from relay.simulator.playbook import (
-    ACTIONS,
-    Action,
-    describe_errors,
-    load_playbook,
-    perform_action,
-    play_playbook,
-)
+from relay.simulator.playbook import ACTIONS, Action, describe_errors, perform_action
 from relay.simulator.scope import InvalidTransition, UnknownEvent
 from relay.simulator.setup import (
     INSTANCE_VERSIONS,
@@ -46,7 +36,6 @@ from relay.simulator.setup import (
     replace_answer,
 )
 
-DEFAULT_PORT: Final = 8169
 _MAX_BODY_BYTES: Final = 64 * 1024
 _EVENTS_PATH: Final = "/metadata/scheduledevents"
 _log = logging.getLogger(__name__)
@@ -299,39 +288,3 @@ def _json_response(value: Any, *, status: int = 200) -> web.Response:
         option=orjson.OPT_UTC_Z | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE,
     )
     return web.Response(status=status, body=body, content_type="application/json")
-
-
-async def run_simulator(
-    *,
-    host: str = "127.0.0.1",
-    port: int = DEFAULT_PORT,
-    playbook: str | Path | None = None,
-    scale: float | None = None,
-    stay: bool = True,
-    report: Callable[[str], None] = print,
-) -> None:
-    """Run until cancelled, or without ``stay`` until the playbook has ended.
-
-    ``report`` gets a line for each thing that happens. The first VM listens on ``port``, the next
-    one on the next port; 0 takes free ports. Without a playbook there is one VM, and events come
-    through the control API. Raises ConfigError for an invalid playbook, OSError for an address
-    that cannot be used.
-    """
-    loaded = load_playbook(playbook) if playbook is not None else None
-    setup = loaded.azure if loaded is not None else Setup()
-    if scale is not None:
-        setup = replace(setup, scale=scale)
-    async with Simulator(setup, host=host, port=port, report=report) as simulator:
-        for name, url in simulator.urls.items():
-            simulator.report_line_with_time(f"{name} finds its IMDS at {url}")
-        if not simulator.is_loopback:
-            simulator.report_line_with_time(
-                f"{host} is not a loopback address: "
-                "everybody who reaches it can read and control this simulator"
-            )
-        if loaded is not None:
-            simulator.report_line_with_time(loaded.description)
-            await play_playbook(simulator, loaded)
-            simulator.report_line_with_time("the playbook has ended")
-        if stay:
-            await asyncio.Event().wait()

@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 import pytest
 
+from relay.cli.demo import DEFAULT_PORT
 from relay.simulator import Fault, Plan, Setup, Simulator
 from relay.simulator.playbook import ACTIONS, Playbook, load_playbook
-from relay.simulator.server import DEFAULT_PORT
 from relay.simulator.setup import Kind
 from tests import documented
 

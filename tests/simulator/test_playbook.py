@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from relay.errors import ConfigError
-from relay.simulator import Simulator, load_packaged_playbooks, run_simulator
+from relay.simulator import Simulator, load_packaged_playbooks
 from relay.simulator.playbook import Playbook, load_playbook, play_playbook
+from tests.cli.command import run_command
 from tests.clocks import ManualClock
 
 SHIPPED = load_packaged_playbooks()
@@ -142,16 +143,14 @@ async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
         await asyncio.wait({playing})
 
 
-async def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -> None:
+def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(
         "azure: {vms: [a, b], scale: 2}\n" + STEPS + "  - schedule: {notice: 5s, lasts: 5s}",
         encoding="utf-8",
     )
-    lines: list[str] = []
-    async with asyncio.timeout(60):
-        await run_simulator(port=0, playbook=file, scale=100.0, stay=False, report=lines.append)
-    texts = [line.split(" ", 1)[1] for line in lines]
+    result = run_command("simulate", str(file), "--once", "--scale", "100", "--port", "0")
+    texts = [line.split(" ", 1)[1] for line in result.out.splitlines()]
     assert texts[0].startswith("a finds its IMDS at http://127.0.0.1:")
     assert texts[1].startswith("b finds its IMDS at http://127.0.0.1:")
     assert texts[2] == "a case"
