@@ -18,7 +18,6 @@ from relay.config import Config, LoadedConfig
 from relay.config.model import start_warnings
 from relay.errors import ReloadRefused
 from relay.fleet.settings import AgentSettings, HubSettings
-from relay.imds.instance_metadata import read_boot_id
 from relay.process import (
     call_on_stop_signals,
     handle_sighup,
@@ -97,13 +96,10 @@ async def run(
         relay.result()
 
 
-def start_relay(
-    config: Config, clock: Clock, *, boot: Callable[[], str | None] = read_boot_id
-) -> AbstractAsyncContextManager[RunningRelay]:
+def start_relay(config: Config, clock: Clock) -> AbstractAsyncContextManager[RunningRelay]:
     """Return the context of a relay in its role: it starts, and is drained in the end.
 
-    ``boot`` returns the machine's boot id. Only the role that runs is imported: a plain relay saves
-    the memory of the AMQP libraries.
+    Only the role that runs is imported: a plain relay saves the memory of the AMQP libraries.
     """
     for warning in start_warnings(config):
         _log.warning("%s", warning)
@@ -111,14 +107,14 @@ def start_relay(
         case AgentSettings():
             from relay.roles import agent  # noqa: PLC0415
 
-            return agent.start(config, config.fleet, clock, boot)
+            return agent.start(config, config.fleet, clock)
         case HubSettings():
             from relay.roles import hub  # noqa: PLC0415
 
             return hub.start(config, config.fleet, clock)
     from relay.roles import plain  # noqa: PLC0415
 
-    return plain.start(config, clock, boot)
+    return plain.start(config, clock)
 
 
 async def _reload_on_each_hangup(hangup: asyncio.Event, reloader: Reloader) -> None:

@@ -6,7 +6,7 @@ configuration are the hub's. It decides nothing, and passes decisions of local p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 from relay import __version__
@@ -26,6 +26,7 @@ from relay.fleet.agent.link import AgentLink
 from relay.fleet.messages import MAX_NAMES, Pulse
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
+from relay.imds.instance_metadata import read_boot_id
 from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
@@ -40,10 +41,8 @@ from relay.store import StateFileScopeAndVm
 
 
 @asynccontextmanager
-async def start(
-    config: Config, fleet: AgentSettings, clock: Clock, boot: Callable[[], str | None]
-) -> AsyncIterator[RunningRelay]:
-    """Start an agent, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
+async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
+    """Start an agent, yield it, and drain it in the end."""
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(
@@ -51,7 +50,7 @@ async def start(
         )
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         identity = await identify_relay(config, client, clock)
-        origin, boot_id = identity.origin, boot()
+        origin, boot_id = identity.origin, read_boot_id()
 
         sink = ReportSinkSettings()
         owner = StateFileScopeAndVm(origin.scope, identity.vm_id)

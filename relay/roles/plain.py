@@ -7,7 +7,7 @@ them to the sinks. The gate decides, and sends StartRequests through the client 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -18,6 +18,7 @@ from relay.approvals.gate import Gate
 from relay.clock import Clock
 from relay.config import Config
 from relay.imds.client import ImdsClient
+from relay.imds.instance_metadata import read_boot_id
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest import names_this_vm
 from relay.roles.deciding import deciding
@@ -29,10 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def start(
-    config: Config, clock: Clock, boot: Callable[[], str | None]
-) -> AsyncIterator[RunningRelay]:
-    """Start a relay, yield it, and drain it in the end. ``boot`` returns the machine's boot id."""
+async def start(config: Config, clock: Clock) -> AsyncIterator[RunningRelay]:
+    """Start a relay, yield it, and drain it in the end."""
     async with AsyncExitStack() as stack:
         # The API listens first: it answers 503 until a relay is attached.
         server = await stack.enter_async_context(
@@ -49,7 +48,8 @@ async def start(
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
             )
 
-        poller = await make_poller(config, client, identity, boot(), store, clock, report)
+        boot_id = read_boot_id()
+        poller = await make_poller(config, client, identity, boot_id, store, clock, report)
         port = ImdsStartRequestPort(poller, client)
         names_us = partial(names_this_vm, resource_names=identity.names)
         make_relay = partial(
