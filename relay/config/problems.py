@@ -210,11 +210,10 @@ def _secret_keys() -> frozenset[str]:
     keys = {"key_sha256"}  # people put the key itself here by mistake
     sections: list[type[BaseModel]] = [Config]
     for section in sections:  # grows by the sections inside, which may contain themselves
-        for name, field in section.model_fields.items():
-            if SecretStr in _parts_of(field.annotation):
-                keys.add(name)
-            inner = _sections_in(field.annotation)
-            sections += [each for each in inner if each not in sections]
+        for key, parts in _keys_of(section).items():
+            if SecretStr in parts:
+                keys.add(key)
+            sections += [each for each in _sections_among(parts) if each not in sections]
     return frozenset(keys)
 
 
@@ -223,7 +222,8 @@ def _describe_unknown_key(location: Sequence[str | int]) -> str:
     key = str(location[-1])
     sections: list[type[BaseModel]] = [Config]
     for part in location[:-1]:
-        inner = [found for section in sections for found in _sections_of_key(section, part)]
+        types = [inner for section in sections for inner in _keys_of(section).get(str(part), ())]
+        inner = _sections_among(types)
         # Else the part is an index, or names an alternative, such as the kind of a sink.
         sections = inner or [each for each in sections if _is_alternative(each, part)] or sections
     keys = list(dict.fromkeys(key for section in sections for key in _keys_of(section)))
@@ -233,8 +233,8 @@ def _describe_unknown_key(location: Sequence[str | int]) -> str:
         return f"unknown key; did you mean {close}? {known[0].upper()}{known[1:]}"
     elsewhere = [
         f"{name}.{key}"
-        for name in Config.model_fields
-        for section in _sections_of_key(Config, name)
+        for name, parts in _keys_of(Config).items()
+        for section in _sections_among(parts)
         if name != location[0] and key in _keys_of(section)
     ]
     if elsewhere:
@@ -242,27 +242,19 @@ def _describe_unknown_key(location: Sequence[str | int]) -> str:
     return f"unknown key; {known}"
 
 
-def _sections_of_key(section: type[BaseModel], key: str | int) -> list[type[BaseModel]]:
-    return [
-        inner
-        for name, field in section.model_fields.items()
-        if key in (field.alias, name)
-        for inner in _sections_in(field.annotation)
-    ]
-
-
 def _is_alternative(section: type[BaseModel], name: str | int) -> bool:
     tags = [section.model_fields[tag] for tag in ("kind", "role") if tag in section.model_fields]
     return section.__name__ == name or any(name in get_args(tag.annotation) for tag in tags)
 
 
-def _keys_of(section: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in section.model_fields.items()]
+def _keys_of(section: type[BaseModel]) -> dict[str, list[Any]]:
+    """Return the keys of a section, each with its type and all types inside."""
+    fields = section.model_fields.items()
+    return {field.alias or name: _parts_of(field.annotation) for name, field in fields}
 
 
-def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    parts = _parts_of(annotation)
-    return [each for each in parts if isinstance(each, type) and issubclass(each, BaseModel)]
+def _sections_among(types: list[Any]) -> list[type[BaseModel]]:
+    return [each for each in types if isinstance(each, type) and issubclass(each, BaseModel)]
 
 
 def _parts_of(annotation: Any) -> list[Any]:
