@@ -65,9 +65,6 @@ async def report_to_service_manager(
     is_up: asyncio.Event, stop: asyncio.Event
 ) -> AsyncIterator[None]:
     """Report the start, the stop and each sign of life of this event loop while the body runs."""
-    if not os.environ.get("NOTIFY_SOCKET"):
-        yield
-        return
 
     async def tell_states() -> None:
         with suppress(TimeoutError):
