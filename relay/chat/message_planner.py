@@ -19,7 +19,7 @@ from datetime import datetime
 
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Card, page_link, rights_of_buttons
+from relay.chat.cards.card import Buttons, Card
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.cards.wording import (
     follow_up_subject,
@@ -167,12 +167,11 @@ class MessagePlanner:
         now = self.clock.now()
         statuses = [self.approvals.status(tx, occurrence, now) for occurrence in occurrences]
 
-        link = page_link(self.public_url, in_chat=in_chat)
-        can = rights_of_buttons(sink, in_chat=in_chat)
+        buttons = Buttons.of_sink(sink, self.public_url, in_chat=in_chat)
         if len(statuses) == 1:
-            shown = event_card(statuses[0], link=link, can=can)
+            shown = event_card(statuses[0], buttons)
         else:
-            shown = grouped_card(statuses, link=link, can=can)
+            shown = grouped_card(statuses, buttons)
         content_hash = hashlib.sha256(repr(shown).encode()).hexdigest()
         card = shown if content_hash != message.content_hash else None
         history, is_cut = _untold_history(tx, sink, message, occurrences)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.chat.cards.card import Card
+from relay.chat.cards.card import Buttons, Card
 from relay.chat.cards.event_card import event_card
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service
@@ -35,7 +35,7 @@ def services(*urls: str, **changes: Any) -> Services:
 def make_card(**event_changes: Any) -> Card:
     """Return the card of an event that waits for votes."""
     status = build_status(build_event(**event_changes))
-    return event_card(status, link=lambda *_: None)
+    return event_card(status, Buttons(in_chat=True))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_card_is_the_plain_text_of_the_page_and_names_the_command_that_decides
         resources=("db-1", "db-2"),
         description="Host server is undergoing maintenance.",
     )
-    card = event_card(build_status(reboot), link=lambda *_: None)
+    card = event_card(build_status(reboot), Buttons(in_chat=True))
     page = PAGE.read_text(encoding="utf-8")
     assert f"```text\n{card.title}\n\n{card_text(card)}\n```" in page
 

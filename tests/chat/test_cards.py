@@ -17,7 +17,7 @@ from relay.approvals.admission import SENT_BEFORE_NOTICE, find_decision_refusal
 from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
 from relay.approvals.request import HOLD_NOTICE, DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards.card import Card, available_decisions
+from relay.chat.cards.card import Buttons, Card, available_decisions
 from relay.chat.cards.event_card import MAX_LISTED_EVENTS, event_card, grouped_card
 from relay.chat.cards.wording import (
     WHAT_HOLD_DOES,
@@ -72,7 +72,7 @@ def labels(card: Card) -> list[str]:
 
 def card_of(status: ApprovalStatus) -> Card:
     """Return the card of a message about one event whose buttons lead to a page."""
-    return event_card(status, link=lambda *_: "https://relay.example.com/#/event/s/E-1/approve/r")
+    return event_card(status, Buttons(public_url="https://relay.example.com"))
 
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:
@@ -188,7 +188,7 @@ def test_each_state_is_said_in_words(
 
 def test_a_grouped_message_says_what_waits_for_a_limit() -> None:
     statuses = [WAITING, *(build_status(build_event(f"E-{number}")) for number in range(2, 8))]
-    text = all_text(grouped_card(statuses, link=None))
+    text = all_text(grouped_card(statuses, Buttons()))
     assert "Reboot of db-1, not before 12:15, waits for limit databases" in text
     assert "6 waiting for votes, 1 waiting for a limit. " in text
     assert LIMIT_NOTICE[1:] in text
@@ -208,7 +208,7 @@ def test_every_text_about_a_hold_says_that_an_earlier_start_request_may_count() 
 
 
 def test_a_message_that_leads_nowhere_says_where_to_decide() -> None:
-    card = event_card(build_status(), link=None)
+    card = event_card(build_status(), Buttons())
     assert card.buttons == ()
     assert "imds-relay approve|hold E-1" in all_text(card)
 
@@ -360,7 +360,7 @@ def test_nothing_that_a_card_says_changes_before_its_refresh_time(
 def test_many_events_of_one_document_are_one_message_of_a_few_lines(
     statuses: Sequence[ApprovalStatus],
 ) -> None:
-    card = grouped_card(statuses, link=lambda _status, _decision: "u")
+    card = grouped_card(statuses, Buttons(public_url="https://relay.example.com"))
     assert len(card.lines) <= MAX_LISTED_EVENTS
     assert card.title == f"{len(statuses)} maintenance events at once"
     live = [status for status in statuses if status.occurrence.live] or list(statuses)
@@ -374,7 +374,7 @@ def test_a_grouped_message_lists_first_what_waits_for_somebody() -> None:
         build_status(build_event(f"E-{number}", event_type="Freeze", resources=(f"vm-{number}",)))
         for number in range(20)
     ]
-    card = grouped_card([*others, waiting], link=lambda _status, _decision: "u")
+    card = grouped_card([*others, waiting], Buttons(public_url="https://relay.example.com"))
     assert plain_text(card.lines[0].text) == "Reboot of db-9, not before 12:15, 0 of 2 votes"
     assert [button.label for button in card.lines[0].buttons] == ["Approve", "Hold"]
     assert "20 × Freeze, 1 × Reboot. 1 waiting for votes." in all_text(card)
@@ -383,7 +383,7 @@ def test_a_grouped_message_lists_first_what_waits_for_somebody() -> None:
 
 def test_a_grouped_message_does_not_wait_for_votes_after_voting_closed() -> None:
     statuses = [build_status(build_event(f"E-{number}"), now=841) for number in range(6)]
-    card = grouped_card(statuses, link=None)
+    card = grouped_card(statuses, Buttons())
     assert "6 × Reboot. The first begins at 12:15" in all_text(card)
     assert "waiting for votes" not in all_text(card)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import Caller, Right, Rights
 from relay.chat import AnswerableChatSettings, ChatSettings
-from relay.chat.cards.card import rights_of_buttons
+from relay.chat.cards.card import Buttons
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.context import ChatDecisionSubmitter
 from relay.clock import SystemClock
@@ -192,8 +192,8 @@ def test_a_chat_shows_only_the_buttons_that_its_can_allows(
 ) -> None:
     """A link stays: the page knows the rights of its callers."""
     section = Sink.model_validate({"name": "ops", "can": ["hold"]})
-    can = rights_of_buttons(section, in_chat=in_chat)
-    card = event_card(build_status(), link=lambda *_: None, can=can)
-    lines = grouped_card([build_status()] * 2, link=lambda *_: None, can=can).lines
+    buttons_of = Buttons.of_sink(section, "https://relay.example.com", in_chat=in_chat)
+    card = event_card(build_status(), buttons_of)
+    lines = grouped_card([build_status()] * 2, buttons_of).lines
     for buttons in (card.buttons, *(line.buttons for line in lines)):
         assert [button.label for button in buttons] == labels

@@ -9,7 +9,7 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE
 from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHoldBody
-from relay.chat.cards.card import Card
+from relay.chat.cards.card import Buttons, Card
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms.apprise import card_text
 from relay.chat.platforms.mattermost.posts import attachments
@@ -22,7 +22,7 @@ from tests.chat.teams_server import schema_errors
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
 
 RUNBOOK = "https://wiki.example.com/a_b*c/databases?x=1#maintenance"
-PAGE = "https://relay.example.com/#/event/s/E-1/approve/r"
+URL = "https://relay.example.com"
 SETTINGS = ApprovalsSettings.model_validate(
     {
         "rules": [
@@ -38,7 +38,7 @@ SETTINGS = ApprovalsSettings.model_validate(
 
 def card() -> Card:
     """Return the card of an event whose rule has a runbook."""
-    return event_card(build_status(settings=SETTINGS), link=lambda *_: PAGE)
+    return event_card(build_status(settings=SETTINGS), Buttons(public_url=URL))
 
 
 # --- a runbook
@@ -47,16 +47,16 @@ def card() -> Card:
 def test_a_card_names_the_runbook_of_its_rule_until_the_event_is_over() -> None:
     assert card().runbooks == (("data_bases", RUNBOOK),)
     statuses = [build_status(build_event(f"E-{number}"), settings=SETTINGS) for number in range(3)]
-    assert grouped_card(statuses, link=None).runbooks == (("data_bases", RUNBOOK),)
+    assert grouped_card(statuses, Buttons()).runbooks == (("data_bases", RUNBOOK),)
     over = build_status(settings=SETTINGS, live=False)
-    assert event_card(over, link=None).runbooks == ()
+    assert event_card(over, Buttons()).runbooks == ()
 
 
 def test_every_platform_leads_to_the_runbook() -> None:
     blocks = list(slack_message(card(), TEAM, has_clicks=False)["blocks"])
     assert is_valid_block_kit(blocks)
     urls = {each["url"] for each in rich_text_elements(blocks) if each["type"] == "link"}
-    assert urls == {PAGE, RUNBOOK}
+    assert urls == {RUNBOOK, *(button.url for button in card().buttons)}
     content = teams_message(card())["attachments"][0]["content"]
     assert list(schema_errors(content)) == []
     texts = [block["text"] for block in content["body"] if block["type"] == "TextBlock"]

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from relay.chat.cards.card import Card
+from relay.chat.cards.card import Buttons, Card
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms import teams
 from relay.chat.platforms.teams import Settings, WorkflowWebhook
@@ -150,13 +150,12 @@ HOSTILE_TEXT = (
 GAP = "\N{ZERO WIDTH SPACE}"
 
 
-def link(*_: Any) -> str:
-    return "https://relay.example.com/#/event/s/E-1/approve/r"
+BUTTONS = Buttons(public_url="https://relay.example.com")
 
 
 def waiting_card(**changes: Any) -> Card:
     """Return the card of an event that waits for votes."""
-    return event_card(build_status(build_event(**changes)), link=link)
+    return event_card(build_status(build_event(**changes)), BUTTONS)
 
 
 def adaptive_card(card: Card) -> dict[str, Any]:
@@ -178,9 +177,11 @@ def workflow_after(message: dict[str, Any]) -> TeamsWorkflow:
 def test_the_tone_has_a_style_and_buttons_open_the_page_in_that_of_their_decision() -> None:
     content = adaptive_card(waiting_card())
     assert content["body"][0]["style"] == "warning"
+    page = "https://relay.example.com/#/event/prod/E-1"
+    opens, revision = {"type": "Action.OpenUrl"}, build_event().revision
     assert card_actions(content) == [
-        {"type": "Action.OpenUrl", "title": "Approve", "style": "positive", "url": link()},
-        {"type": "Action.OpenUrl", "title": "Hold", "style": "destructive", "url": link()},
+        {**opens, "title": "Approve", "style": "positive", "url": f"{page}/approve/{revision}"},
+        {**opens, "title": "Hold", "style": "destructive", "url": f"{page}/hold/{revision}"},
     ]
 
 
@@ -198,7 +199,7 @@ def test_a_time_has_the_notation_that_clients_convert() -> None:
 def test_times_are_in_text_blocks_only() -> None:
     """Only a TextBlock is documented to show times in the reader's time zone."""
     card = adaptive_card(
-        event_card(build_status(build_event(), build_decision("hold", expires=600)), link=link)
+        event_card(build_status(build_event(), build_decision("hold", expires=600)), BUTTONS)
     )
     facts = [
         fact["value"]
@@ -251,9 +252,7 @@ def test_a_grouped_card_fits_with_all_its_buttons() -> None:
         statuses.append(replace(status, occurrence=replace(status.occurrence, id=number)))
     card = grouped_card(
         statuses,
-        link=lambda *_: (
-            f"https://relay.example.com/#/event/{'s' * 100}/{'e' * 40}/approve/{'r' * 20}"
-        ),
+        Buttons(public_url=f"https://{'r' * 160}.example.com"),
     )
     workflow = workflow_after(card_message(card))
     assert workflow.failed_runs == []

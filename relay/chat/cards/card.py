@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 from relay.approvals.admission import find_decision_refusal, hold_caveat
@@ -69,10 +69,6 @@ class Card:
     buttons: tuple[Button, ...] = ()
     footer: str = ""
     runbooks: tuple[tuple[str, str], ...] = ()
-
-
-Link = Callable[[ApprovalStatus, DecisionKind], str | None]
-"""Returns the URL of the button for a decision about an event; None if it decides in the chat."""
 
 
 def one_line(text: Text, limit: int) -> Text:
@@ -169,55 +165,54 @@ def decisions_available_to_caller(caller: Caller, status: ApprovalStatus) -> lis
     ]
 
 
-def rights_of_buttons(sink: SinkSettings, *, in_chat: bool) -> Container[Right] | None:
-    """Return the rights whose buttons a sink shows: what it refuses to everybody gets none.
-
-    None: all of them. Links stay (``in_chat`` false): the page alone knows the rights of its
-    callers.
-    """
-    return sink.can if in_chat and isinstance(sink, AnswerableChatSettings) else None
-
-
-def page_link(public_url: str | None, *, in_chat: bool) -> Link | None:
-    """Return what makes the URLs of buttons; None if they have nowhere to lead.
-
-    A URL opens the page at the event and prepares the decision about its present revision. It is
-    no authority: the page asks for a key or a sign-in. ``in_chat``: the chat takes the decision.
-    """
-    if in_chat:
-        return lambda _status, _decision: None
-    if public_url is None:
-        return None
-
-    return lambda status, decision: event_page(
-        public_url, status, decision, status.occurrence.revision
-    )
-
-
 def event_page(public_url: str, status: ApprovalStatus, *more: str) -> str:
     """Return the URL of the page at an event. ``more``: a decision, and for which revision."""
     parts = (status.occurrence.scope, status.occurrence.event.event_id, *more)
     return f"{public_url}/#/event/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def decision_buttons(
-    status: ApprovalStatus, link: Link | None, can: Container[Right] | None
-) -> tuple[Button, ...]:
-    """Return a button for each possible decision; no ``link``: none. ``can`` None: all."""
-    if link is None:
-        return ()
-    return tuple(
-        Button(
-            decision=decision,
-            label=LABELS[decision],
-            event_id=status.occurrence.reference,
-            revision=status.occurrence.revision,
-            question=confirmation_question(decision, status),
-            url=link(status, decision),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buttons:
+    """Which buttons a card has, and where they lead.
+
+    ``in_chat``: the chat takes the decision. ``can`` are then the rights whose buttons it shows:
+    what it refuses to everybody gets none. Otherwise they open the page of ``public_url`` at the
+    event, with the decision about its present revision prepared. That is no authority: the page
+    asks for a key or a sign-in, and alone knows the rights of its callers.
+    """
+
+    public_url: str | None = None
+    in_chat: bool = False
+    can: Container[Right] | None = None
+
+    @classmethod
+    def of_sink(cls, sink: SinkSettings, public_url: str | None, *, in_chat: bool) -> Self:
+        can = sink.can if in_chat and isinstance(sink, AnswerableChatSettings) else None
+        return cls(public_url=public_url, in_chat=in_chat, can=can)
+
+    @property
+    def lead_nowhere(self) -> bool:
+        """Whether a card has no buttons: this relay has no address for links."""
+        return self.public_url is None and not self.in_chat
+
+    def about(self, status: ApprovalStatus) -> tuple[Button, ...]:
+        """Return a button for each decision that is possible now."""
+        if self.lead_nowhere:
+            return ()
+        return tuple(
+            Button(
+                decision=decision,
+                label=LABELS[decision],
+                event_id=status.occurrence.reference,
+                revision=status.occurrence.revision,
+                question=confirmation_question(decision, status),
+                url=None
+                if self.in_chat or self.public_url is None
+                else event_page(self.public_url, status, decision, status.occurrence.revision),
+            )
+            for decision in available_decisions(status)
+            if self.can is None or _RIGHTS[decision] in self.can
         )
-        for decision in available_decisions(status)
-        if can is None or _RIGHTS[decision] in can
-    )
 
 
 def confirmation_question(decision: DecisionKind, status: ApprovalStatus) -> Text:

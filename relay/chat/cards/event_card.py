@@ -8,14 +8,13 @@ The card about several has one line with buttons for each event, those that wait
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from relay.approvals.request import Right
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import latest_ending_holds
 from relay.approvals.status import ApprovalStatus, approval_state
-from relay.chat.cards.card import Card, EventLine, Link, available_decisions, decision_buttons
+from relay.chat.cards.card import Buttons, Card, EventLine, available_decisions
 from relay.chat.cards.wording import (
     Tone,
     azure_proceeds_regardless_notice,
@@ -45,21 +44,14 @@ _STATE_NOTES = {
 }
 
 
-def event_card(
-    status: ApprovalStatus, *, link: Link | None, can: Container[Right] | None = None
-) -> Card:
-    """Return the card about one event.
-
-    ``link`` makes the URLs of the buttons. It is None if the relay has no address for links; the
-    card then names the command that decides. ``can`` is that of `decision_buttons`.
-    """
+def event_card(status: ApprovalStatus, buttons: Buttons) -> Card:
+    """Return the card about one event. Without buttons it names the command that decides."""
     event = status.occurrence.event
-    buttons = decision_buttons(status, link, can)
     notes = list(_note_texts(status))
     decisions = available_decisions(status)
     notes += azure_proceeds_regardless_notice([status], can_hold="hold" in decisions)
     possible_decisions = "|".join(decisions)
-    if link is None and possible_decisions:
+    if buttons.lead_nowhere and possible_decisions:
         command = f"imds-relay {possible_decisions} {status.occurrence.reference}"
         notes.append((f"To decide, on the machine: {command}",))
     return Card(
@@ -68,7 +60,7 @@ def event_card(
         summary=_begin_or_outcome_text(status),
         facts=(*_event_facts(status), *_approval_facts(status)),
         notes=tuple(notes),
-        buttons=buttons,
+        buttons=buttons.about(status),
         footer=f"{event.event_id} · {status.occurrence.scope}",
         runbooks=runbooks_of([status]),
     )
@@ -181,13 +173,8 @@ MAX_LISTED_EVENTS = 10
 _TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
 
 
-def grouped_card(
-    statuses: Sequence[ApprovalStatus],
-    *,
-    link: Link | None,
-    can: Container[Right] | None = None,
-) -> Card:
-    """Return the card about several events, at least one; see `event_card`."""
+def grouped_card(statuses: Sequence[ApprovalStatus], buttons: Buttons) -> Card:
+    """Return the card about several events, at least one."""
     live = [status for status in statuses if status.occurrence.live]
     # Those that wait for votes come first, then by NotBefore.
     ordered = sorted(
@@ -200,7 +187,7 @@ def grouped_card(
         ),
     )
     lines = tuple(
-        EventLine(event_line(status), decision_buttons(status, link, can))
+        EventLine(event_line(status), buttons.about(status))
         for status in ordered[:MAX_LISTED_EVENTS]
     )
     notes: list[Text] = []
