@@ -31,14 +31,6 @@ audit = typer.Typer(
     "Without a verb: verify.",
 )
 
-ExpectedHead = Annotated[
-    str | None,
-    option(
-        "--expect",
-        "HEAD",
-        "An earlier journalhead, kept elsewhere: shows whether rows were cut off since.",
-    ),
-]
 StoreFile = Annotated[
     Path | None,
     option(
@@ -50,7 +42,14 @@ StoreFile = Annotated[
 @audit.command("verify")
 def verify(
     *,
-    expect: ExpectedHead = None,
+    expect: Annotated[
+        str | None,
+        option(
+            "--expect",
+            "HEAD",
+            "An earlier journalhead, kept elsewhere: shows whether rows were cut off since.",
+        ),
+    ] = None,
     store: StoreFile = None,
     config: ConfigFile = None,
     as_json: AsJson = False,

@@ -39,7 +39,6 @@ Ticket = Annotated[
     str | None,
     option("--ticket", "TICKET", "The change or ticket that allows it, such as CHG-1234."),
 ]
-Yes = Annotated[bool, option("--yes", None, "Do not ask.", "-y")]
 
 
 async def decide(
@@ -69,7 +68,7 @@ async def approve(
     revision: Revision = None,
     reason: Reason = None,
     ticket: Ticket = None,
-    yes: Yes = False,
+    yes: Annotated[bool, option("--yes", None, "Do not ask.", "-y")] = False,
 ) -> None:
     """Approve an event. If the rules are satisfied, Azure may start it before its time.
 

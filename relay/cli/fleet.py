@@ -62,34 +62,29 @@ def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
-HubUser = Annotated[
-    str | None, option("--hub-user", "USER", "The hub's user. Default: the user in fleet.url.")
-]
-PasswordHashes = Annotated[
-    list[str] | None,
-    option(
-        "--password-hash",
-        "USER=HASH",
-        "Also make this user; a hash as in exported definitions. Repeatable.",
-    ),
-]
-PasswordFiles = Annotated[
-    list[str] | None,
-    option(
-        "--password-file",
-        "USER=FILE",
-        "Also make this user with the password in the file. Repeatable.",
-    ),
-]
-
-
 @fleet.command()
 def definitions(
     *,
     config: ConfigFile = None,
-    hub_user: HubUser = None,
-    password_hash: PasswordHashes = None,
-    password_file: PasswordFiles = None,
+    hub_user: Annotated[
+        str | None, option("--hub-user", "USER", "The hub's user. Default: the user in fleet.url.")
+    ] = None,
+    password_hash: Annotated[
+        list[str] | None,
+        option(
+            "--password-hash",
+            "USER=HASH",
+            "Also make this user; a hash as in exported definitions. Repeatable.",
+        ),
+    ] = None,
+    password_file: Annotated[
+        list[str] | None,
+        option(
+            "--password-file",
+            "USER=FILE",
+            "Also make this user with the password in the file. Repeatable.",
+        ),
+    ] = None,
     as_json: AsJson = True,  # noqa: ARG001  # there is no other form
 ) -> None:
     """Print JSON for `rabbitmqctl import_definitions`: users' rights, exchanges and queues.

@@ -22,37 +22,6 @@ from relay.events.timestamps import format_rfc3339
 from relay.settings import parse_duration
 
 Over = Annotated[bool, option("--over", None, "Also those that were ended or expired.")]
-HoldReason = Annotated[str, option("--reason", "TEXT", "Why. It is shown wherever the hold is.")]
-For = Annotated[
-    str | None, option("--for", "DURATION", "How long it holds, such as 90m, 8h or 3d.")
-]
-Starts = Annotated[
-    str | None,
-    option(
-        "--starts",
-        "TIME",
-        "From when it holds, such as 2026-12-24T18:00, in local time without a zone. Default: now.",
-    ),
-]
-Ends = Annotated[str | None, option("--ends", "TIME", "Until when it holds, instead of --for.")]
-Types = Annotated[
-    list[str] | None, option("--type", "TYPE", "An EventType such as Reboot; more than once.")
-]
-Sources = Annotated[list[str] | None, option("--source", "SOURCE", "Platform or User.")]
-Resources = Annotated[
-    list[str] | None,
-    option(
-        "--resource",
-        "PATTERN",
-        "Machines such as 'db-*'; more than once. One matching machine is enough.",
-    ),
-]
-Scopes = Annotated[
-    list[str] | None, option("--scope", "PATTERN", "Of a hub: scopes such as 'prod-*'.")
-]
-EveryEvent = Annotated[
-    bool, option("--every-event", None, "Hold every event: there are no conditions.")
-]
 HoldId = Annotated[str, argument("HOLD", "Its id, or a unique beginning of it.")]
 
 holds = typer.Typer(
@@ -93,15 +62,40 @@ def _hold_row(hold: Mapping[str, Any]) -> tuple[object, ...]:
 async def add(
     call: RelayCall,
     *,
-    reason: HoldReason,
-    duration: For = None,
-    starts: Starts = None,
-    ends: Ends = None,
-    types: Types = None,
-    sources: Sources = None,
-    resources: Resources = None,
-    scopes: Scopes = None,
-    every_event: EveryEvent = False,
+    reason: Annotated[str, option("--reason", "TEXT", "Why. It is shown wherever the hold is.")],
+    duration: Annotated[
+        str | None, option("--for", "DURATION", "How long it holds, such as 90m, 8h or 3d.")
+    ] = None,
+    starts: Annotated[
+        str | None,
+        option(
+            "--starts",
+            "TIME",
+            "From when it holds, such as 2026-12-24T18:00, in local time without a zone. "
+            "Default: now.",
+        ),
+    ] = None,
+    ends: Annotated[
+        str | None, option("--ends", "TIME", "Until when it holds, instead of --for.")
+    ] = None,
+    types: Annotated[
+        list[str] | None, option("--type", "TYPE", "An EventType such as Reboot; more than once.")
+    ] = None,
+    sources: Annotated[list[str] | None, option("--source", "SOURCE", "Platform or User.")] = None,
+    resources: Annotated[
+        list[str] | None,
+        option(
+            "--resource",
+            "PATTERN",
+            "Machines such as 'db-*'; more than once. One matching machine is enough.",
+        ),
+    ] = None,
+    scopes: Annotated[
+        list[str] | None, option("--scope", "PATTERN", "Of a hub: scopes such as 'prod-*'.")
+    ] = None,
+    every_event: Annotated[
+        bool, option("--every-event", None, "Hold every event: there are no conditions.")
+    ] = False,
 ) -> None:
     """Keep this relay from starting every event that can meet conditions, also later ones.
 
