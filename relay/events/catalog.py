@@ -6,8 +6,7 @@ The JSON Schemas in the package, docs/events.md and ``imds-relay schema`` are ge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -29,8 +28,7 @@ from relay.events.data_types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EventDefinition:
+class EventDefinition(NamedTuple):
     """One row of the catalog. ``name`` is ``<family>.<change>``."""
 
     name: str

@@ -11,7 +11,7 @@ def format_rfc3339(moment: datetime) -> str:
     """Format as RFC 3339 in UTC with its own precision. Raises ValueError without a time zone."""
     if moment.tzinfo is None:
         raise ValueError(f"expected a moment with a time zone, got {moment!r}")
-    return _format(_in_utc(moment), "auto")
+    return _format(moment, "auto")
 
 
 @lru_cache(maxsize=1024)  # the events of a document share few values of NotBefore
@@ -34,16 +34,12 @@ def parse_timestamp(text: str | None) -> datetime | None:
 
 def format_sortable(moment: datetime) -> str:
     """Format a moment as RFC 3339 in UTC with six digits, so that texts sort as moments do."""
-    return _format(_in_utc(moment), "microseconds")
-
-
-def _in_utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return _format(moment, "microseconds")
 
 
 @lru_cache(maxsize=1024)  # all that a poll records has one time
 def _format(moment: datetime, timespec: str) -> str:
-    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
+    return moment.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def duration_text(seconds: int) -> str:
