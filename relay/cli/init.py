@@ -18,7 +18,7 @@ from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.config import AGENT_EXAMPLE, DEFAULTS
 from relay.errors import ConfigError
-from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
+from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.settings import Name, closest, first_error_path_and_message
 from relay.signature import PREFIX
 
@@ -142,15 +142,11 @@ def schema(
             raise ConfigError(f"--answers: expected none or socket, got {answers!r}")
         print_json(manifest(answers))
     else:
-        print_json(cloudevent_schema(_definition_of(name)))
-
-
-def _definition_of(name: str) -> EventDefinition:
-    for definition in CATALOG:
-        if name in (definition.name, definition.type):
-            return definition
-    close = closest(name, ["slack-manifest", *(each.name for each in CATALOG)])
-    raise ConfigError(
-        f"expected slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
-        f"{f'; did you mean {close}?' if close else ''}"
-    )
+        definition = next((each for each in CATALOG if name in (each.name, each.type)), None)
+        if definition is None:
+            close = closest(name, ["slack-manifest", *(each.name for each in CATALOG)])
+            raise ConfigError(
+                f"expected slack-manifest or a type of `imds-relay schema --list`, got {name!r}"
+                f"{f'; did you mean {close}?' if close else ''}"
+            )
+        print_json(cloudevent_schema(definition))

@@ -83,9 +83,9 @@ def read_document(file: Traversable) -> Any:
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = (error.problem or "it cannot be parsed").splitlines()[0]
-        raise ConfigError(
-            f"{file}{line}: expected YAML: {_redact_parser_message(problem)}"
-        ) from None
+        # Any value that it quotes may be a secret: a password may begin as an alias or tag does.
+        problem = re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", problem)
+        raise ConfigError(f"{file}{line}: expected YAML: {problem}") from None
     except RecursionError:
         raise ConfigError(f"{file}: expected YAML with less nesting") from None
     except (YAMLError, ValueError, OverflowError):  # of chr(), for "\U99999999"
@@ -100,14 +100,6 @@ def read_document(file: Traversable) -> Any:
             f"got {describe_type(document)}"
         )
     return document
-
-
-def _redact_parser_message(problem: str) -> str:
-    """Remove values from a parser's message: any of them may be a secret.
-
-    Examples are undefined aliases and tags, because a password may begin with * or !.
-    """
-    return re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'…'", problem)
 
 
 def expand_variables(
