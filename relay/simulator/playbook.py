@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -94,19 +94,12 @@ class Step(Action):
         return self
 
 
-def _vm_names_to_mappings(setup: object) -> object:
-    if not isinstance(setup, dict) or not isinstance(setup.get("vms"), list):
-        return setup
-    vms = [{"name": vm} if isinstance(vm, str) else vm for vm in setup["vms"]]
-    return setup | {"vms": vms}
-
-
 class Playbook(Section):
     """One case of maintenance, from its start to its end: docs/simulator.md#playbooks."""
 
     description: str
     source: str = ""
-    azure: Annotated[Setup, BeforeValidator(_vm_names_to_mappings)] = Setup()
+    azure: Setup = Setup()
     loop: bool = False
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
 

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
 from aiohttp import web
+from pydantic import BeforeValidator
 
 from relay.events.model import other_instance_names
 from relay.settings import Duration
@@ -60,6 +61,10 @@ class VM:
         return self.uniform[0] if self.uniform else ""
 
 
+def _vm_by_name(vm: object) -> object:
+    return {"name": vm} if isinstance(vm, str) else vm
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The VMs and the behavior of the simulated Azure: docs/simulator.md#playbooks.
@@ -70,7 +75,7 @@ class Setup:
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
-    vms: tuple[VM, ...] = (VM("vm-0"),)
+    vms: tuple[Annotated[VM, BeforeValidator(_vm_by_name)], ...] = (VM("vm-0"),)
     scale: float = 1.0
     incarnation: int = 1
     broadcast: bool = True
@@ -115,9 +120,8 @@ def compute_document(vm: VM) -> dict[str, Any]:
         resource = f"virtualMachineScaleSets/{scale_set}/virtualMachines/{vm.uniform[1]}"
     placement_group = vm.placement_group
     if placement_group is None:
-        placement_group = (
-            str(uuid.uuid5(_UUID_NAMESPACE, f"placement/{scale_set}")) if scale_set else ""
-        )
+        made = str(uuid.uuid5(_UUID_NAMESPACE, f"placement/{scale_set}"))
+        placement_group = made if scale_set else ""
     vm_path = f"{vm.subscription}/{vm.resource_group}/{vm.name}"
     return {
         "azEnvironment": "AzurePublicCloud",
