@@ -173,10 +173,6 @@ def test_a_failed_load_is_tried_again_without_another_change(file: Path) -> None
 KEY = "bearer-test-key-of-alice"
 
 
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def link_to_endless_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
@@ -187,7 +183,7 @@ def make_huge_file(path: Path) -> None:
 
 
 unusable = pytest.mark.parametrize(
-    "put_unusable_file", [make_pipe, link_to_endless_device, make_huge_file]
+    "put_unusable_file", [os.mkfifo, link_to_endless_device, make_huge_file]
 )
 
 
