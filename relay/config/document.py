@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedBase
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from typing_extensions import override  # in typing from Python 3.12
@@ -199,12 +198,10 @@ def line_of(document: Any, path: KeyPath) -> int | None:
     line = None
     node = document
     for part in path:
-        if not isinstance(node, CommentedBase):
-            break
         try:
             line = node.lc.data[part][0] + 1
-            node = node[part]  # type: ignore[index]  # a mapping or a sequence
-        except (KeyError, IndexError, TypeError, AttributeError):
+            node = node[part]
+        except (KeyError, IndexError, TypeError, AttributeError):  # a value has no lines inside
             break
     return line
 

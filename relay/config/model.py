@@ -220,12 +220,9 @@ class Config(Section):
         )
 
 
-def _non_default_keys(name: str, section: Section, keys: Iterable[str]) -> Iterator[KeyPath]:
-    fields = type(section).model_fields
-    for key in keys:
-        default = fields[key].get_default(call_default_factory=True, validated_data={})
-        if getattr(section, key) != default:
-            yield name, key
+def _non_default_keys(name: str, section: Section, keys: Iterable[str]) -> list[KeyPath]:
+    default = type(section)()
+    return [(name, key) for key in keys if getattr(section, key) != getattr(default, key)]
 
 
 def _delivers_approval_answers(sink: SinkSettings) -> bool:
