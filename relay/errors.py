@@ -24,10 +24,8 @@ The text of an error says what was expected, what was found and what to do, with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Literal
-
-from typing_extensions import override
 
 Failure = Literal["transient", "slow", "disabled"]
 """The kind of a failed delivery, see `Deferred`."""
@@ -103,19 +101,13 @@ class DeliveryError(_ErrorWithFields):
     """A sink could not deliver.
 
     ``reason`` is a sentence for the operator. ``status`` is the destination's status code, if there
-    is one. ``answer`` is the start of its answer, for the log of attempts, which calls it
-    ``response``: so does the attribute. ``skew`` is how many seconds the destination's clock is
-    ahead of ours; None if unknown.
+    is one. ``answer`` is the start of its answer, for the log of attempts. ``skew`` is how many
+    seconds the destination's clock is ahead of ours; None if unknown.
     """
 
     status: int | None = None
-    answer: InitVar[str | None] = None
+    answer: str | None = None
     skew: float | None = None
-
-    @override
-    def __post_init__(self, answer: str | None) -> None:
-        super().__post_init__()
-        self.response = answer
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

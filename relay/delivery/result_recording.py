@@ -61,7 +61,7 @@ def make_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> A
             outcome="parked" if isinstance(result, Rejected) else "deferred",
             status=result.status,
             reason=result.reason,
-            response=result.response,
+            response=result.answer,
         )
     return Attempt(at=at, elapsed=elapsed, outcome="error", reason=error_type_name(result))
 
@@ -81,10 +81,11 @@ def _checked(result: Receipt | DeliveryError) -> Receipt | DeliveryError:
     for seconds in (result.skew, result.after if isinstance(result, Deferred) else None):
         if seconds is not None and math.isnan(seconds):
             raise ValueError("expected a number of seconds, got NaN")
-    response = result.response if result.response is None else _encodable(result.response)
     if isinstance(result, DeliveryError):
-        result.reason, result.response = _encodable(result.reason), response
+        result.reason = _encodable(result.reason)
+        result.answer = None if result.answer is None else _encodable(result.answer)
         return result
+    response = None if result.response is None else _encodable(result.response)
     if type(result) is Receipt and response == result.response:
         return result
     return Receipt(result.status, response, result.skew)

@@ -84,7 +84,7 @@ async def test_a_permanent_refusal_names_a_remedy(
     assert (error.failure, error.status) == ("slow", status)
     assert error_id in error.reason
     assert remedy in error.reason
-    assert TOKEN not in f"{error.reason}{error.response}"
+    assert TOKEN not in f"{error.reason}{error.answer}"
 
 
 async def test_an_answer_that_is_not_of_the_api_is_explained(

@@ -90,7 +90,7 @@ async def test_an_error_names_its_remedy_and_no_secret(
     assert (error.failure, error.status) == (failure, status)
     assert remedy in error.reason
     assert workflow.refused_calls == 1  # a redirect is not followed
-    for text in (error.reason, error.response or ""):
+    for text in (error.reason, error.answer or ""):
         assert SIGNATURE not in text
         assert PATH not in text
 

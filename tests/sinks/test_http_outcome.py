@@ -42,7 +42,7 @@ def test_every_status_has_its_meaning() -> None:
             assert failure is None, status
             continue
         assert failure is not None, status
-        assert (failure.status, failure.response, failure.after) == (status, "sorry", None)
+        assert (failure.status, failure.answer, failure.after) == (status, "sorry", None)
         kind = "disabled" if status == 410 else "transient" if status in TRANSIENT else "slow"
         assert failure.failure == kind, status
         assert failure.reason.startswith(f"expected 2xx, got {status}")

@@ -236,4 +236,4 @@ async def test_of_an_answer_a_kibibyte_is_kept_and_of_a_secret_at_the_cut_no_hal
 
     async with listening(long) as receiver:
         refused = await failure(receiver.url, bearer="t0ken-that-is-long")
-    assert refused.response == "x" * 1015 + "…" + "y" * 6
+    assert refused.answer == "x" * 1015 + "…" + "y" * 6

@@ -104,7 +104,7 @@ async def test_an_answer_that_repeats_the_url_is_kept_without_it() -> None:
         await connection.answer(404, {}, text.encode())
 
     async with listening(echo) as receiver:
-        assert (await failure(receiver.url)).response == " ".join(["no … here"] * 3)
+        assert (await failure(receiver.url)).answer == " ".join(["no … here"] * 3)
 
 
 async def test_one_connection_is_used_again_and_again_and_cookies_are_not_kept() -> None:

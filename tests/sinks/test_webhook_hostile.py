@@ -222,7 +222,7 @@ async def test_a_bomb_is_not_unpacked() -> None:
 
     async with listening(bombs) as receiver, within(SOON):
         refused = await failure(receiver.url)
-    assert (refused.status, refused.response) == (500, None)
+    assert (refused.status, refused.answer) == (500, None)
 
 
 async def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() -> None:

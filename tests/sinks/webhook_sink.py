@@ -70,7 +70,7 @@ async def failure(
     """The Deferred of one delivery, after a look that no text of it shows a secret or the URL."""
     with pytest.raises(Deferred) as caught:
         await deliver(url, resolver, tls, **fields)
-    shown = "".join(traceback.format_exception(caught.value)) + str(caught.value.response)
+    shown = "".join(traceback.format_exception(caught.value)) + str(caught.value.answer)
     assert not [telltale for telltale in TELLTALES if telltale in shown]
     assert caught.value.reason.startswith(("expected ", "the url, secrets or credentials"))
     return caught.value
