@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
 from relay.cli.init import initial_configuration
-from relay.config import AGENT_EXAMPLE, DEFAULTS, Config, load, sink_modules
+from relay.config import AGENT_EXAMPLE, DEFAULTS, Config, load, load_kinds
 from relay.errors import ConfigError
 from relay.fleet.settings import AgentSettings
 
@@ -91,14 +91,14 @@ def test_the_shipped_document_is_the_defaults_field_by_field() -> None:
 )
 def test_every_example_in_the_shipped_documents_works(file: Path, text: str) -> None:
     config = load_text(file, with_examples(text), FOR_EXAMPLES)
-    assert {getattr(sink, "kind", None) for sink in config.sinks} == set(sink_modules())
+    assert {getattr(sink, "kind", None) for sink in config.sinks} == set(load_kinds().modules)
     assert config.api.tls is not None
     assert config.approvals.amqp is not None
 
 
 def test_the_shipped_document_names_every_setting() -> None:
     text = DEFAULTS.read_text()
-    models = (Config, *(module.Settings for module in sink_modules().values()))
+    models = (Config, *(module.Settings for module in load_kinds().modules.values()))
     keys = {
         key for model in models for section in all_sections(model) for key in settings_of(section)
     }

@@ -25,7 +25,7 @@ from relay.cli._output import (
 )
 from relay.cli._tables import print_table
 from relay.clock import Clock, SystemClock
-from relay.config import Config, LoadedConfig, load, sink_modules
+from relay.config import Config, LoadedConfig, load, load_kinds
 from relay.config.model import config_warnings
 from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
@@ -130,7 +130,7 @@ def _scope(config: Config, instance: Instance | None) -> str | None:
 
 
 async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
-    diagnose: Any = getattr(sink_modules()[settings.kind], "diagnose", None)
+    diagnose: Any = getattr(load_kinds().modules[settings.kind], "diagnose", None)
     if diagnose is None:
         message = "this kind of sink can only be tested by sending: imds-relay sink ping"
         return [ok(f"sink {settings.name}", message)]

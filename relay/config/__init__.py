@@ -28,7 +28,7 @@ from relay.config.document import (
     override_from_environment,
     read_document,
 )
-from relay.config.kinds import sink_modules
+from relay.config.kinds import load_kinds
 from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
 from relay.config.problems import ConfigInputs, describe_errors
 from relay.errors import ConfigError
@@ -43,8 +43,8 @@ __all__ = [
     "LoadedConfig",
     "find_log_format",
     "load",
+    "load_kinds",
     "locate_relay",
-    "sink_modules",
 ]
 
 DEFAULTS = importlib.resources.files("relay") / "default.yaml"

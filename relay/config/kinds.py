@@ -26,23 +26,17 @@ _log = logging.getLogger(__name__)
 
 
 class SinkKinds(NamedTuple):
-    """The module of each kind, and the plug-ins that cannot be used, by name, with the reasons."""
+    """The module of each kind of sink and chat platform, and why some plug-ins cannot be used."""
 
     modules: dict[str, Any]
     broken: Sequence[tuple[str, str]]
 
 
-def sink_modules() -> dict[str, Any]:
-    """Return the module of each kind of sink and of chat platform, by kind.
-
-    The first call also declares the principals of the chat platforms, so that rules can name them.
-    """
-    return load_kinds().modules
-
-
 @functools.cache
 def load_kinds() -> SinkKinds:
     """Import the modules of all kinds. A plug-in that cannot be used stops nobody else.
+
+    That declares the principals of the chat platforms, so that rules can name them.
 
     The kinds of the relay are the public modules of `relay.chat.platforms` and `relay.sinks`. An
     installed package adds one with an entry point of the group with the name of that package, which

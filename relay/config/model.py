@@ -26,7 +26,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import ONE_MACHINE_VOTES, is_machine, most_votes
 from relay.approvals.rules import Quorum, Rule, eligible_voters, person_of
 from relay.chat import ChatSettings
-from relay.config.kinds import load_kinds, sink_modules
+from relay.config.kinds import load_kinds
 from relay.config.voters import check_principals_exist, voters_of_quorum
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match, matches_any_pattern
 from relay.fleet.settings import AgentSettings, FleetSettings, HubSettings
@@ -71,7 +71,7 @@ _HUB_API_KEYS = ("clients", "oidc", "public_url")
 if TYPE_CHECKING:
     AnySink = SinkSettings
 else:
-    _settings = [module.Settings for module in sink_modules().values()]
+    _settings = [module.Settings for module in load_kinds().modules.values()]
     AnySink = Annotated[functools.reduce(operator.or_, _settings), Field(discriminator="kind")]
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from relay.config.document import describe_type, line_of, location_prefix, path_of_variable
-from relay.config.kinds import load_kinds, sink_modules
+from relay.config.kinds import load_kinds
 from relay.config.model import Config
 from relay.settings import KeyPath, WrongValue, closest, format_path
 
@@ -159,7 +159,7 @@ def _describe_problem(errors: Sequence[ErrorDetails], path: KeyPath, inputs: Con
         kind = str(first["ctx"]["tag"])
         if problem := dict(load_kinds().broken).get(kind):
             return f"{text}: {problem}"
-        if close := closest(kind, sink_modules()):
+        if close := closest(kind, load_kinds().modules):
             return f"{text}; did you mean {close}?"
     return text
 
@@ -175,7 +175,7 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInpu
     if error["type"] == "union_tag_not_found":
         if path[-1] == "role":
             return "expected one of agent, hub"
-        return f"expected one of {', '.join(sorted(sink_modules()))}"
+        return f"expected one of {', '.join(sorted(load_kinds().modules))}"
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"

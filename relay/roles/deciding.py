@@ -23,7 +23,7 @@ from relay.approvals.request import Caller
 from relay.chat import ChatSettings
 from relay.chat.context import ChatContext
 from relay.clock import Clock
-from relay.config import Config, sink_modules
+from relay.config import Config, load_kinds
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.events.build import RecordRelayEvent
 from relay.fleet.settings import HubSettings
@@ -63,8 +63,8 @@ async def deciding(
 
     def connect(settings: SinkSettings) -> AbstractAsyncContextManager[Any]:
         more = (chat,) if isinstance(settings, ChatSettings) else ()
-        connection: AbstractAsyncContextManager[Any] = sink_modules()[settings.kind].connect(
-            settings, clock, *more
+        connection: AbstractAsyncContextManager[Any] = (
+            load_kinds().modules[settings.kind].connect(settings, clock, *more)
         )
         return connection
 

@@ -23,7 +23,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.chat import CallbackRefused, ChatSettings, ChatSink
 from relay.chat.context import ChatContext
 from relay.clock import SystemClock
-from relay.config import sink_modules
+from relay.config import load_kinds
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import relay_event
@@ -136,7 +136,7 @@ async def relay_with_chat(
 ) -> AsyncIterator[ChatRelay]:
     """Run a relay. In the same trial it is the same relay, started again."""
     kind = trial.receiver.kind
-    clock, member = SystemClock(), sink_modules()[kind]
+    clock, member = SystemClock(), load_kinds().modules[kind]
     settings: ChatSettings = member.Settings.model_validate(
         {**(section or trial.receiver.settings()), "kind": kind, "name": "chat"}
     )

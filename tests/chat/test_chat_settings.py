@@ -16,7 +16,7 @@ from relay.chat.cards.card import Buttons
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.context import ChatDecisionSubmitter
 from relay.clock import SystemClock
-from relay.config import Config, sink_modules
+from relay.config import Config, load_kinds
 from tests.approvals.builders import build_status, decide_nothing
 from tests.chat.mattermost_server import SECRET
 from tests.chat.running_relay import rule
@@ -39,8 +39,8 @@ NOT_IN_APPRISE = "expected a URL that Apprise knows"
 def settings(kind: str, section: dict[str, Any]) -> ChatSettings:
     """Return a section as it is read; a key that is None is left out."""
     given = {name: value for name, value in section.items() if value is not None}
-    made: ChatSettings = sink_modules()[kind].Settings.model_validate(
-        {"kind": kind, "name": "ops", **given}
+    made: ChatSettings = (
+        load_kinds().modules[kind].Settings.model_validate({"kind": kind, "name": "ops", **given})
     )
     return made
 

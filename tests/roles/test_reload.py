@@ -16,7 +16,7 @@ from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals.request import Caller, DecisionBody, Rights
 from relay.clock import SystemClock
-from relay.config import LoadedConfig, sink_modules
+from relay.config import LoadedConfig, load_kinds
 from relay.delivery.dispatcher import Dispatcher
 from relay.simulator.setup import Fault
 from relay.sinks import Receipt, SinkSettings
@@ -150,7 +150,7 @@ async def test_a_decision_during_a_reload_waits_for_the_new_configuration(
         await may_close.wait()
 
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect_slowly)
-    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setitem(load_kinds().modules, "breaking", module)
     rules = {"tell_first": "0s", "rules": [by_votes(2, "alice", "bob")]}
     async with reloadable_relay(
         tmp_path, approvals=rules, api=api(voter("alice"), voter("bob"))
@@ -264,7 +264,7 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
-    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setitem(load_kinds().modules, "breaking", module)
     monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
         config = relay.running.config
@@ -295,7 +295,7 @@ async def test_a_sink_that_raises_while_it_disconnects_ends_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
-    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setitem(load_kinds().modules, "breaking", module)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
         bad = (BreakingSettings(name="ending-badly"),)
         config = relay.running.config.model_copy(update={"sinks": bad})
@@ -330,7 +330,7 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
         yield Stubborn()
 
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect_stubborn)
-    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setitem(load_kinds().modules, "breaking", module)
     monkeypatch.setattr("relay.roles.parts.DRAIN_TIMEOUT", 0.2)
     monkeypatch.setattr("relay.roles.inner_half.LEAVE_TIMEOUT", 1.0)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
@@ -421,7 +421,7 @@ async def test_a_relay_that_can_enter_neither_half_ends(
         yield Box()
 
     module = SimpleNamespace(Settings=BreakingSettings, connect=connect_once)
-    monkeypatch.setitem(sink_modules(), "breaking", module)
+    monkeypatch.setitem(load_kinds().modules, "breaking", module)
     monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
     has_ended = False
     with pytest.RaisesGroup(TimeoutError, flatten_subgroups=True, allow_unwrapped=True):
