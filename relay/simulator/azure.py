@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -68,8 +69,6 @@ class SimulatedAzure(Scope):
         self._faults: list[_ActiveFault] = []
         self._report = report
         self._changed = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._running = False
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -139,24 +138,18 @@ class SimulatedAzure(Scope):
                 await self._changed.wait()
 
     def wake_waiters(self) -> None:
-        """Wake those who wait and set the timer, after all on which a condition may depend."""
+        """Wake those who wait and the timer, after all on which a condition may depend."""
         self._changed.set()
         self._changed = asyncio.Event()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._running and (due := self.next_transition_at()) is not None:
-            seconds = (due - self.clock.now()).total_seconds()
-            self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.001), self._on_timer)
 
-    def run_timer(self, *, runs: bool) -> None:
-        """Let events happen when they are due, or stop that. Needs a running event loop."""
-        self._running = runs
-        self.wake_waiters()
-
-    def _on_timer(self) -> None:
-        self.tick()
-        self.wake_waiters()
+    async def run_timer(self) -> None:
+        """Let events happen when they are due, until it is cancelled."""
+        while True:
+            now, due = self.tick(), self.next_transition_at()
+            seconds = None if due is None else max((due - now).total_seconds(), 0.001)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
 
     @override
     def tell(self, at: datetime, kind: str, event: Event | None, text: str) -> None:

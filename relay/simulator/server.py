@@ -6,6 +6,7 @@ Service". docs/simulator.md#how-it-differs-from-azure lists what they leave open
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -106,12 +107,11 @@ class Simulator(SimulatedAzure):
                     self.urls.setdefault(vm.name, url)
                     self._vms_by_port[bound_port] = vm
                     self.is_loopback &= ip_address(host).is_loopback
+            opening.callback(asyncio.create_task(self.run_timer(), name="timer").cancel)
             self._listeners = opening.pop_all()
-        self.run_timer(runs=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.run_timer(runs=False)
         await self._listeners.aclose()
 
     async def _handle_call(self, request: web.Request) -> web.StreamResponse:
