@@ -7,6 +7,7 @@ several hosts, and files for TLS. It holds a password, so no error repeats it.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -16,7 +17,7 @@ from yarl import URL
 from relay.net.egress import is_refused, parse_address_literal
 from relay.settings import Section, text_pattern_validator
 
-_URL = re.compile(r"(?P<begin>amqps?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]+)(?P<end>[/?][^#]*)?")
+_URL = re.compile(r"(amqps?://(?:[^/?#]*@)?)([^/?#@]+)([/?][^#]*)?")
 FILE_OPTIONS = {"cafile", "certfile", "keyfile"}
 """Query parameters that name a file."""
 _OPTIONS = {"auth", *FILE_OPTIONS}
@@ -64,7 +65,11 @@ class BrokerSettings(Section):
 
 def parse_urls(text: str) -> tuple[URL, ...]:
     """Return the URL once for each host, between commas. Raises ValueError, which shows nothing."""
-    urls = _url_per_host(text)
+    urls: tuple[URL, ...] = ()
+    if match := _URL.fullmatch(text):
+        begin, hosts, end = match.groups(default="")
+        with suppress(ValueError):
+            urls = tuple(URL(f"{begin}{host}{end}") for host in hosts.split(","))
     if not urls or not all(url.host for url in urls):
         raise ValueError(
             "expected a URL such as amqps://user:password@broker.example.com/vhost, "
@@ -80,18 +85,6 @@ def parse_urls(text: str) -> tuple[URL, ...]:
             )
     _check_tls_query_options(urls[0])
     return urls
-
-
-def _url_per_host(text: str) -> tuple[URL, ...]:
-    """Return the URL once for each host that it names; empty if the text is not such a URL."""
-    match = _URL.fullmatch(text)
-    if match is None:
-        return ()
-    end = match["end"] or ""
-    try:
-        return tuple(URL(f"{match['begin']}{host}{end}") for host in match["hosts"].split(","))
-    except ValueError:
-        return ()
 
 
 def _check_tls_query_options(url: URL) -> None:
