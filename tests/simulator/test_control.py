@@ -7,10 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from relay.imds.document import NEWEST_API_VERSION
-from relay.simulator import VM, Plan, Setup, Simulator
-
-PAIR = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
+from relay.simulator import Plan, Simulator
+from tests.simulator.test_server import EVENTS, PAIR
 
 
 async def post_action(sim: Simulator, action: str, body: Any) -> tuple[int, Any]:
@@ -28,18 +26,13 @@ async def get_control(sim: Simulator, path: str) -> tuple[int, Any]:
 
 async def test_an_event_can_be_led_through_its_life() -> None:
     async with Simulator(PAIR) as sim:
-        status, event = await post_action(
-            sim,
-            "schedule",
-            {"name": "reboot", "type": "Reboot", "resources": ["vm-1"], "notice": "15m"},
-        )
+        plan = {"name": "reboot", "type": "Reboot", "resources": ["vm-1"], "notice": "15m"}
+        status, event = await post_action(sim, "schedule", plan)
         assert (status, event["status"], event["plan"]["resources"]) == (200, "Scheduled", ["vm-1"])
-        assert (
-            await post_action(sim, "update", {"event": "reboot", "notice": "30m", "duration": 9})
-        )[1]["plan"]["duration"] == 9
-        assert (await post_action(sim, "approve", {"event": "reboot", "vm": "vm-0"}))[1][
-            "approved_by"
-        ] == ["vm-0"]
+        changes = {"event": "reboot", "notice": "30m", "duration": 9}
+        assert (await post_action(sim, "update", changes))[1]["plan"]["duration"] == 9
+        _, approved = await post_action(sim, "approve", {"event": "reboot", "vm": "vm-0"})
+        assert approved["approved_by"] == ["vm-0"]
         assert (await post_action(sim, "start", event["event_id"]))[1]["status"] == "Started"
         assert (await post_action(sim, "end", "reboot"))[1]["status"] == "Completed"
         assert (await get_control(sim, "events/reboot"))[1]["status"] == "Completed"
@@ -49,9 +42,7 @@ async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
         assert (await post_action(sim, "fault", {"status": 410, "lasts": "70s"}))[0] == 200
         assert (await get_control(sim, "state"))[1]["faults"][0]["status"] == 410
-        async with client.get(
-            f"{sim.url}/metadata/scheduledevents", params={"api-version": NEWEST_API_VERSION}
-        ) as response:
+        async with client.get(sim.url + EVENTS) as response:
             assert response.status == 410
         assert (await post_action(sim, "clear_faults", True))[0] == 200
         assert (await get_control(sim, "state"))[1]["faults"] == []
@@ -59,11 +50,7 @@ async def test_faults_come_and_go(client: aiohttp.ClientSession) -> None:
 
 async def test_calls_can_be_read(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
-        async with client.post(
-            f"{sim.urls['vm-1']}/metadata/scheduledevents",
-            params={"api-version": NEWEST_API_VERSION},
-            data=b"\xff{",
-        ) as response:
+        async with client.post(sim.urls["vm-1"] + EVENTS, data=b"\xff{") as response:
             assert response.status == 400
         _, calls = await get_control(sim, "calls")
         assert [(call["vm"], call["method"], call["status"], call["body"]) for call in calls] == [

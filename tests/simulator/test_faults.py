@@ -10,14 +10,12 @@ import aiohttp
 import orjson
 import pytest
 
-from relay.imds.document import NEWEST_API_VERSION
-from relay.simulator import VM, Fault, Plan, Setup, Simulator
+from relay.simulator import Fault, Plan, Simulator
 from relay.simulator.azure import SimulatedAzure
 from relay.simulator.setup import Kind
 from tests.clocks import ManualClock
+from tests.simulator.test_server import EVENTS, PAIR
 
-EVENTS = f"/metadata/scheduledevents?api-version={NEWEST_API_VERSION}"
-FREE = Setup(vms=(VM("vm-0"), VM("vm-1")), rate_limit=None)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -28,7 +26,7 @@ async def ask(client: aiohttp.ClientSession, sim: Simulator, **more: float) -> t
 
 
 async def test_a_status_is_answered_as_often_as_asked(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
+    async with Simulator(PAIR) as sim:
         sim.add_fault(Fault(status=410, calls=2))
         assert [(await ask(client, sim))[0] for _ in range(3)] == [410, 410, 200]
 
@@ -44,7 +42,7 @@ async def test_a_status_is_answered_as_often_as_asked(client: aiohttp.ClientSess
 async def test_a_broken_body_comes_with_200(
     client: aiohttp.ClientSession, kind: Kind, start: bytes, stop: bytes
 ) -> None:
-    async with Simulator(FREE) as sim:
+    async with Simulator(PAIR) as sim:
         sim.schedule(Plan(id="A", description="x" * 20))
         sim.add_fault(Fault(kind=kind))
         status, body = await ask(client, sim)
@@ -57,7 +55,7 @@ async def test_a_broken_body_comes_with_200(
 
 
 async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
+    async with Simulator(PAIR) as sim:
         sim.schedule(Plan(id="A"))
         sim.add_fault(Fault(kind="duplicate", fields={"EventStatus": "Started"}))
         events = orjson.loads((await ask(client, sim))[1])["Events"]
@@ -68,7 +66,7 @@ async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSess
 
 
 async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSession) -> None:
-    async with Simulator(FREE) as sim:
+    async with Simulator(PAIR) as sim:
         sim.add_fault(Fault(kind="redirect"))
         sim.add_fault(Fault(kind="redirect", location="http://127.0.0.1:1/"))
         assert (await ask(client, sim))[0] == 302
@@ -82,7 +80,7 @@ async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSe
 
 async def test_a_reset_breaks_the_connection_off(client: aiohttp.ClientSession) -> None:
     """Two in a row: aiohttp's client quietly tries a GET once more when its connection breaks."""
-    async with Simulator(FREE) as sim:
+    async with Simulator(PAIR) as sim:
         sim.add_fault(Fault(kind="reset", calls=2))
         with pytest.raises(aiohttp.ClientOSError) as caught:
             await ask(client, sim)
@@ -93,7 +91,7 @@ async def test_a_reset_breaks_the_connection_off(client: aiohttp.ClientSession) 
 async def test_a_hang_does_not_keep_the_simulator_from_ending(
     client: aiohttp.ClientSession,
 ) -> None:
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, Simulator(FREE) as sim:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, Simulator(PAIR) as sim:
         sim.add_fault(Fault(kind="hang", calls=2))
 
         async def hung() -> None:
@@ -108,7 +106,7 @@ async def test_a_hang_does_not_keep_the_simulator_from_ending(
 async def test_an_approval_whose_answer_is_lost_counts_only_if_it_was_processed(
     client: aiohttp.ClientSession, processed: bool, approved_by: tuple[str, ...]
 ) -> None:
-    async with Simulator(FREE) as sim:
+    async with Simulator(PAIR) as sim:
         event = sim.schedule(Plan())
         sim.add_fault(Fault(status=503, on="approval", processed=processed))
         assert (await ask(client, sim))[0] == 200
