@@ -26,7 +26,7 @@ def ok(subject: str, message: str) -> Finding:
     return Finding(subject=subject, state="ok", message=message)
 
 
-def warning(subject: str, message: str, remedy: str) -> Finding:
+def warning(subject: str, message: str, remedy: str | None = None) -> Finding:
     return Finding(subject=subject, state="warning", message=message, remedy=remedy)
 
 

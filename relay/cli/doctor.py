@@ -85,10 +85,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
     findings = [
         ok("configuration", f"{loaded.file or 'the defaults: there is no file'}"),
         *diagnose_secret_files(loaded),
-        *(
-            Finding(subject="configuration", state="warning", message=text)
-            for text in config_warnings(config)
-        ),
+        *(warning("configuration", text) for text in config_warnings(config)),
     ]
     api_findings, is_running = await diagnose_api(config.api, config.store.path)
     findings += api_findings
