@@ -29,6 +29,7 @@ from relay.simulator import VM, Setup, Simulator
 from relay.store.file import SCHEMA_VERSION
 from tests.api.entra import Entra, run_entra
 from tests.certificates import LOOPBACK
+from tests.cli import test_run
 from tests.cli.command import file_names, run_async, serve_handler
 from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
@@ -48,18 +49,9 @@ async def azure() -> AsyncIterator[Simulator]:
 
 def configured(folder: Path, url: str, **sections: Any) -> Path:
     """A folder with a configuration for that metadata service, and a rule for what users start."""
-    document = {
-        "source": {"url": url, "timeout": "2s"},
-        "store": {"path": str(folder / "relay.db")},
-        "approvals": {
-            "rules": [{"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}]
-        },
-        "api": {"listen": "127.0.0.1:0"},
-        **sections,
-    }
-    (folder / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
-    (folder / "relay.yaml").chmod(0o600)
-    return folder
+    rule = {"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}
+    usual = {"source": {"url": url, "timeout": "2s"}, "approvals": {"rules": [rule]}}
+    return test_run.configured(folder, url, **usual | sections)
 
 
 async def examined(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:

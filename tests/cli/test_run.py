@@ -38,6 +38,7 @@ def configured(folder: Path, url: str, **sections: Any) -> Path:
         **sections,
     }
     (folder / "relay.yaml").write_bytes(orjson.dumps(document))  # JSON is YAML
+    (folder / "relay.yaml").chmod(0o600)
     return folder
 
 
