@@ -176,6 +176,10 @@ class Memory(HoldMemory):
     watched: set[str] | None = None
     """The keys of events from whose end something may have to follow; None: not known yet."""
 
+    def copy(self) -> Memory:
+        watched = None if self.watched is None else set(self.watched)
+        return replace(self, folded=dict(self.folded), watched=watched)
+
 
 class Approvals:
     def __init__(

@@ -260,13 +260,17 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
-            transaction = self._make_transaction(connection, self.follow_up)
+            memory = self._memory
+            transaction = self._make_transaction(connection, memory, self.follow_up)
             is_shared = all(job.run(transaction) for job in jobs)
             if not is_shared:
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
+                memory = memory.copy()  # what each has read, until all of it is on disk
                 for job in jobs:
-                    self._run_in_savepoint(job, connection, self.follow_up)
+                    transaction = self._make_transaction(connection, memory, self.follow_up)
+                    if self._run_in_savepoint(job, connection, transaction):
+                        transaction.remember()
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             _roll_back(connection)
@@ -274,28 +278,33 @@ class Store:
             return False
         if is_shared:
             transaction.remember()
+        self._memory = memory
         self.commit_seconds.observe(time.monotonic() - began)
         return True
 
     def _make_transaction(
-        self, connection: sqlite3.Connection, follow_up: FollowUp | None = None
+        self,
+        connection: sqlite3.Connection,
+        memory: Memory | None = None,
+        follow_up: FollowUp | None = None,
     ) -> Transaction:
-        keys, memory = self._state_file.keys, self._memory
+        keys, memory = self._state_file.keys, memory or self._memory
         return Transaction(connection, self.route, keys, memory=memory, follow_up=follow_up)
 
     def _run_in_savepoint(
-        self, job: _Job, connection: sqlite3.Connection, follow_up: FollowUp | None = None
-    ) -> None:
-        """Do the work of a job, so that its own error undoes only this work."""
+        self, job: _Job, connection: sqlite3.Connection, transaction: Transaction | None = None
+    ) -> bool:
+        """Do the work of a job, so that its own error undoes only this work; False: it did."""
         connection.execute("SAVEPOINT work")
         is_done = False
         try:
-            is_done = job.run(self._make_transaction(connection, follow_up))
+            is_done = job.run(transaction or self._make_transaction(connection))
         finally:
             if connection.in_transaction:  # SQLite rolls all back by itself after some errors
                 if not is_done:
                     connection.execute("ROLLBACK TO work")
                 connection.execute("RELEASE work")
+        return is_done
 
     def _run_without_commit(self, jobs: list[_Job]) -> None:
         """Refuse jobs that fail closed. Run the others in a transaction that stays open."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import reduce
@@ -11,22 +13,29 @@ from pathlib import Path
 import orjson
 import pytest
 
-from relay.approvals import ApprovalsSettings
-from relay.store import StoreSettings
+from relay.approvals import ApprovalsSettings, ClaimedGrant
+from relay.approvals.engine import ApprovalEngine
+from relay.events.model import Document, ScheduledEvent
+from relay.ingest import Recorder, SuccessfulPoll
+from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
+from relay.store.sqlite import open_store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
+    CLIENT_RESOURCES,
+    ORIGIN,
     REBOOT,
     REDEPLOY,
     SETTINGS,
     USER_REBOOT,
     ApprovalFile,
+    build_creation,
     build_event,
     build_request,
 )
-from tests.clocks import NOON
+from tests.clocks import NOON, ManualClock
 
 OTHER = build_event("E-2", event_type="Freeze")
 ROWS = (
@@ -200,6 +209,53 @@ def test_a_hold_that_changes_while_the_relay_runs_is_missed(
     approvals.apply_transitions()
     assert approvals.claim() == []
     assert not voted or "approvals of event e-1 are off: journal: " in caplog.text
+
+
+@pytest.mark.parametrize("is_standing", [False, True])
+async def test_a_hold_is_missed_also_if_other_work_failed_in_the_commit_that_recorded_it(
+    tmp_path: Path, *, is_standing: bool
+) -> None:
+    clock, queued = ManualClock(), threading.Event()
+    owner, path = StateFileScopeAndVm(ORIGIN.scope, "vm"), tmp_path / "relay.db"
+    engine = ApprovalEngine(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES)
+    recorder = Recorder(ORIGIN, None, None)
+    asked = (
+        build_creation("eve", at=clock.now())
+        if is_standing
+        else build_request("hold", "eve", REDEPLOY)
+    )
+
+    def claim(tx: Transaction) -> list[ClaimedGrant | None]:
+        grants = tx.approvals.open_grants()
+        return [engine.claim_grant(tx, grant, clock.now()) for grant, _ in grants]
+
+    async with open_store(StoreSettings(path=path), owner, clock, lambda _: ()) as store:
+        store.follow_up = lambda tx: engine.follow_up(tx, clock.now())
+
+        async def record(*events: ScheduledEvent) -> None:
+            poll = SuccessfulPoll(Document(1, events), clock.now(), gap=False)
+            await store.transact(lambda tx: recorder.record(tx, poll))
+
+        await record(REDEPLOY)
+        waiting = store.submit(lambda _: queued.wait())
+        held = store.submit(lambda tx: engine.decide(tx, asked))
+        failed = store.submit(lambda tx: tx.occurrences.require_occurrence(99))
+        queued.set()
+        assert (await waiting, (await held).accepted) == (True, True)
+        with pytest.raises(KeyError):
+            await failed
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            other.execute("DROP TRIGGER journal_is_append_only")
+            other.execute(
+                "UPDATE journal SET kind = 'approval.refused' "
+                "WHERE kind IN ('approval.recorded', 'standing-hold.created')"
+            )
+            other.commit()
+        await record(REDEPLOY, OTHER)
+        vote = build_request("approve", "alice", REDEPLOY)
+        answer = await store.transact(lambda tx: engine.decide(tx, vote))
+        assert answer.body["state"] == "held"
+        assert await store.transact(claim) == []
 
 
 @pytest.mark.parametrize(
