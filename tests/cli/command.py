@@ -47,8 +47,14 @@ def environment(**more: str) -> dict[str, str]:
 
 def run_process(*arguments: str, cwd: Path | None = None, **more: str) -> CommandResult:
     """Run the command in a process of its own, and check that it shows no traceback."""
+    result = run_program(sys.executable, "-m", "relay", *arguments, cwd=cwd, **more)
+    assert "Traceback" not in result.err, result.err
+    return result
+
+
+def run_program(*command: str, cwd: Path | None = None, **more: str) -> CommandResult:
     result = subprocess.run(
-        [sys.executable, "-m", "relay", *arguments],
+        command,
         cwd=cwd,
         env=environment(**more),
         stdin=subprocess.DEVNULL,
@@ -57,7 +63,6 @@ def run_process(*arguments: str, cwd: Path | None = None, **more: str) -> Comman
         check=False,
         timeout=120,
     )
-    assert "Traceback" not in result.stderr, result.stderr
     return CommandResult(result.returncode, result.stdout, result.stderr)
 
 

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -20,7 +19,14 @@ import orjson
 import pytest
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.cli.command import environment, file_names, read_until, run_process, start_process
+from tests.cli.command import (
+    environment,
+    file_names,
+    read_until,
+    run_process,
+    run_program,
+    start_process,
+)
 from tests.eventually import eventually
 
 
@@ -178,18 +184,10 @@ async def test_what_python_asyncio_and_a_crash_say_is_in_the_log_in_its_form(
     sink = {"kind": "webhook", "name": "drain", "url": "https://x.example", "secrets": [secret]}
     folder = configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": form}, sinks=[sink])
     (tmp_path / "mistakes.py").write_text(_WITH_MISTAKES)
-    result = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-W", "always", "mistakes.py", "run"],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert (result.returncode, result.stdout) == (1, "")
-    assert secret not in result.stderr
+    command = (sys.executable, "-W", "always", "mistakes.py", "run")
+    result = await asyncio.to_thread(run_program, *command, cwd=folder)
+    assert (result.code, result.out) == (1, "")
+    assert secret not in result.err
     said = (
         "ignored",
         "old",
@@ -200,12 +198,12 @@ async def test_what_python_asyncio_and_a_crash_say_is_in_the_log_in_its_form(
         "second of …",
     )
     if form == "json":
-        lines = json_lines(result.stderr)
+        lines = json_lines(result.err)
         texts = [line["message"] + line.get("traceback", "") for line in lines]
         assert lines[-1]["message"].startswith("this is a bug in imds-relay, please report it")
     else:
         # A record begins with its time, and what continues it with a space.
-        *texts, last = result.stderr.splitlines()
+        *texts, last = result.err.splitlines()
         assert all(text.startswith(("20", "    ")) for text in texts)
         assert last.startswith("imds-relay: this is a bug in imds-relay, please report it")
     for text in said:

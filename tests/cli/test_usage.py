@@ -34,6 +34,7 @@ from tests.cli.command import (
     environment,
     run_command,
     run_process,
+    run_program,
     serve_handler,
     start_process,
 )
@@ -57,14 +58,7 @@ def test_run_loads_no_other_verb_and_no_library_that_it_may_never_use() -> None:
         "from relay.api.routes import ROUTES; "
         "make_app(['run']); print(*sys.modules)"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout.split()
+    loaded = run_program(sys.executable, "-c", program).out.split()
     modules = {f"relay.cli.{each}" for panel in VERBS.values() for each in panel.values()}
     others = modules - {"relay.cli.run"}
     assert "relay.cli.run" in loaded
@@ -139,14 +133,8 @@ main()
 
 def test_ctrl_c_while_it_still_loads_is_no_traceback() -> None:
     """Loading takes seconds on a busy machine."""
-    result = subprocess.run(
-        [sys.executable, "-c", _SIGINT_DURING_IMPORT],
-        env=environment(),
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (1, b"", b"")
+    result = run_program(sys.executable, "-c", _SIGINT_DURING_IMPORT)
+    assert (result.code, result.out, result.err) == (1, "", "")
 
 
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
@@ -253,12 +241,6 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
         "COMP_WORDS=(imds-relay expl); COMP_CWORD=1\n"
         '_imds_relay_completion imds-relay; echo "${COMPREPLY[@]}"\n'
     )
-    result = subprocess.run(
-        ["bash", "--norc", "-c", program],
-        env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}", SHELL="/bin/bash"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert (result.stdout, result.stderr) == ("explain\n", "")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    result = run_program("bash", "--norc", "-c", program, PATH=path, SHELL="/bin/bash")
+    assert (result.out, result.err) == ("explain\n", "")
