@@ -38,20 +38,12 @@ api:
 """
 
 
-def load_people(
-    tmp_path: Path,
-    *,
-    person: str = "client:bob",
-    group: str = "client:drain",
-    rule: str = "local:root",
-) -> None:
-    file = tmp_path / "relay.yaml"
-    values = {"PERSON": person, "GROUP": group, "RULE": rule}
+def load_people(tmp_path: Path, **named: str) -> None:
+    usual = {"person": "client:bob", "group": "client:drain", "rule": "local:root"}
     text = DOCUMENT
-    for name, value in values.items():
-        text = text.replace(name, f'"{value}"')
-    file.write_text(text)
-    load(file, {})
+    for place, principal in {**usual, **named}.items():
+        text = text.replace(place.upper(), f'"{principal}"')
+    load_text(tmp_path / "relay.yaml", text)
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,19 @@ def change(kind: ChangeKind, **changes: Any) -> Change:
     return Change(kind, make_event(**started | changes), changed)
 
 
+CANCELLATION = EndOutcome("canceled", "observed")
+
+
 def build_event(
     of: Change,
     *,
     previous_count: int = 0,
     origin: Origin = ORIGIN,
     at: datetime = AT,
-    incarnation: int = 2,
+    incarnation: int | None = 2,
     approved_by_relay: bool = False,
+    ended: EndOutcome = CANCELLATION,
 ) -> CloudEvent:
-    outcome = EndOutcome("canceled", "observed") if of.kind == "ended" else None
     return change_event(
         of,
         origin,
@@ -76,7 +79,7 @@ def build_event(
         data=common_event_data(of.event, incarnation),
         previous_count=previous_count,
         approved_by_relay=approved_by_relay,
-        outcome=outcome,
+        outcome=ended if of.kind == "ended" else None,
     )
 
 
@@ -191,7 +194,7 @@ def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
                     item,
                     previous_count=counts[transition],
                     origin=origin,
-                    incarnation=document.incarnation or 0,
+                    incarnation=document.incarnation,
                 )
             )
             counts[transition] += 1

@@ -16,14 +16,14 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError
 
 from docs import generate
-from relay.events.build import EndOutcome, change_event, common_event_data
+from relay.events.build import EndOutcome
 from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.events.model import Document, diff_events_with_document
 from relay.events.timestamps import parse_timestamp
 from tests.documented import blocks
 from tests.events.strategies import DOCUMENTS
-from tests.events.test_build import AT, ORIGIN
+from tests.events.test_build import build_event
 
 FORMATS = FormatChecker(())
 
@@ -97,15 +97,8 @@ def test_every_event_that_is_made_meets_its_schema_and_the_sdk_reads_it(
     old: Document, new: Document
 ) -> None:
     for change in diff_events_with_document(old.events, new):
-        said = change_event(
-            change,
-            ORIGIN,
-            AT,
-            data=common_event_data(change.event, new.incarnation),
-            previous_count=0,
-            approved_by_relay=True,
-            outcome=EndOutcome("unknown", "none") if change.kind == "ended" else None,
-        )
+        ended = EndOutcome("unknown", "none")
+        said = build_event(change, incarnation=new.incarnation, approved_by_relay=True, ended=ended)
         STRICT[said.name].validate(written(said))
         assert_the_sdk_reads(said)
 
