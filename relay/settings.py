@@ -184,7 +184,7 @@ def values_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, obje
     yield path, value
     parts: Iterable[tuple[str | int, object]] = ()
     match value:
-        case Section():
+        case BaseModel():
             parts = value
         case Mapping():
             parts = value.items()
