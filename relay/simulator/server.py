@@ -147,9 +147,7 @@ class Simulator(SimulatedAzure):
             self.report_line_with_time(f"{said} is refused: {call.status} {body.decode()}")
         self.wake_waiters()
         if fault is None or call.status != 200:
-            answer = web.Response(status=call.status, body=body)
-            answer.content_type, answer.charset = JSON, "utf-8"
-            return answer
+            return web.Response(status=call.status, body=body, content_type=JSON, charset="utf-8")
         if fault.kind == "delay":
             await self.clock.sleep(self.scale_duration(fault.time).total_seconds())
         return distort_answer(body, fault)
