@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import secrets
 from typing import Annotated
 
@@ -24,7 +23,6 @@ from relay.signature import PREFIX
 
 ForAgent = Annotated[bool, option("--agent", None, "For an agent of a fleet: short.")]
 
-_EMPTY_RULES = re.compile(r"^  rules: \[\](?P<comment> +#.*)\n", re.MULTILINE)
 _RULE_FOR_USER_EVENTS = """\
     # Polling makes Azure wait up to 15 minutes for approval of each reboot that a user starts.
     # This rule approves them at once.
@@ -45,12 +43,9 @@ def init(*, agent: ForAgent = False) -> None:
 
 
 def initial_configuration() -> str:
-    defaults = DEFAULTS.read_text(encoding="utf-8")
-    text, count = _EMPTY_RULES.subn(
-        lambda match: f"  rules:   {match['comment']}\n{_RULE_FOR_USER_EVENTS}", defaults
-    )
-    assert count == 1  # noqa: S101  # the packaged file has this line; a test checks it
-    return text
+    before, _, after = DEFAULTS.read_text(encoding="utf-8").partition("  rules: []")
+    comment, _, after = after.partition("\n")
+    return f"{before}  rules:   {comment}\n{_RULE_FOR_USER_EVENTS}{after}"
 
 
 _KEY_BYTES = 32

@@ -29,7 +29,7 @@ from relay.config.document import (
     read_document,
 )
 from relay.config.kinds import load_kinds
-from relay.config.model import NO_RULE_FOR_USER_EVENTS, Config
+from relay.config.model import Config
 from relay.config.problems import ConfigInputs, describe_errors
 from relay.errors import ConfigError
 from relay.files import is_planted, may_exist
@@ -38,7 +38,6 @@ from relay.telemetry import LogFormat
 __all__ = [
     "AGENT_EXAMPLE",
     "DEFAULTS",
-    "NO_RULE_FOR_USER_EVENTS",
     "Config",
     "LoadedConfig",
     "find_log_format",

@@ -17,7 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.cli.check import evaluate_rules_for_document
-from relay.config import NO_RULE_FOR_USER_EVENTS, load
+from relay.config import load
+from relay.config.model import NO_RULE_FOR_USER_EVENTS
 from relay.events.catalog import CATALOG
 from relay.imds.document import parse_document
 from relay.simulator.event import rfc1123

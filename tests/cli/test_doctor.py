@@ -22,7 +22,7 @@ from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
-from relay.config import NO_RULE_FOR_USER_EVENTS
+from relay.config.model import NO_RULE_FOR_USER_EVENTS
 from relay.doctor_findings import Finding
 from relay.imds.diagnostics import NOT_POLLED
 from relay.simulator import VM, Setup, Simulator
