@@ -60,16 +60,13 @@ def _check_machine_in_fleet_domains(
 
 
 def _named_principals(approvals: ApprovalsSettings) -> Iterator[tuple[KeyPath, str]]:
-    sections: dict[KeyPath, Sequence[str]] = {
-        **{("people", name): members for name, members in approvals.people.items()},
-        **{("groups", name): members for name, members in approvals.groups.items()},
-        **{
-            ("rules", index, "approve", "from"): rule.approve.from_
-            for index, rule in enumerate(approvals.rules)
-            if isinstance(rule.approve, Quorum)
-        },
-    }
-    for path, names in sections.items():
+    sections: list[tuple[KeyPath, Sequence[str]]] = []
+    sections += [(("people", name), members) for name, members in approvals.people.items()]
+    sections += [(("groups", name), members) for name, members in approvals.groups.items()]
+    for index, rule in enumerate(approvals.rules):
+        if isinstance(rule.approve, Quorum):
+            sections.append((("rules", index, "approve", "from"), rule.approve.from_))
+    for path, names in sections:
         for index, name in enumerate(names):
             yield ("approvals", *path, index), name
 
