@@ -111,9 +111,6 @@ def main() -> None:
     try:
         # The help text, a wrong verb and a shell that completes need all verbs.
         app = make_app(named if named and _COMPLETION not in os.environ else None)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_FAILED)
-    try:
         # A verb returns None. Typer returns the code of an Exit, and 130 after Ctrl-C.
         code = app(prog_name="imds-relay", standalone_mode=False) or EXIT_DONE
     except typer.TyperException as error:
@@ -121,7 +118,7 @@ def main() -> None:
         end = "" if problem.endswith("?") else "."
         print_to_stderr(f"imds-relay: {problem}{end} See imds-relay --help")
         code = EXIT_USAGE
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         code = EXIT_FAILED
     except Exception as error:  # noqa: BLE001  # a person must see no traceback
         cause = unwrap_exception_group(error)
