@@ -100,16 +100,13 @@ async def test_a_row_that_was_changed_is_named(
     config, store, _ = journal_of_a_decision
     tamper(
         store,
-        (
-            "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'backup', 'nobody') AS "
-            "BLOB) WHERE position = 2"
-        ),
+        "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'backup', 'nobody') AS BLOB) "
+        "WHERE position = 2",
     )
     result = await run_async("audit", "-c", config)
     assert (result.code, result.out) == (1, "")
-    assert (
-        result.err == "imds-relay: journal: the row at position 2 is not the one that was written\n"
-    )
+    row = "the row at position 2 is not the one that was written"
+    assert result.err == f"imds-relay: journal: {row}\n"
 
 
 async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(

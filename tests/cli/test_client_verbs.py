@@ -50,13 +50,8 @@ async def test_events_lists_what_azure_announced_with_where_its_approval_stands(
     event = await relay.announce()
     result = await relay.run("events")
     assert result.code == 0
-    assert re.search(
-        (
-            rf"{event.event_id}  Reboot +Scheduled +db-0, db-1 +.*\(in 1[45] min\) +pending, 0 "
-            rf"of 2 votes, rule two"
-        ),
-        result.out,
-    )
+    row = rf"{event.event_id}  Reboot +Scheduled +db-0, db-1 +.*\(in 1[45] min\) +pending, 0 of 2"
+    assert re.search(rf"{row} votes, rule two", result.out)
     (listed,) = (await relay.run("events", "--json")).json["items"]
     assert listed["eventId"] == event.event_id
 

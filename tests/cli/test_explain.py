@@ -38,23 +38,16 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
     async with running_relay(tmp_path, rules=[FREEZE, EACH]) as relay:
         event = await relay.announce()
         explanation = (await relay.run("explain", event.event_id, "--json")).json
-        assert (
-            explanation["rule"],
-            explanation["state"],
-            explanation["votes"],
-            explanation["missing"],
-        ) == ("each", "pending", 0, 2)
+        assert (explanation["rule"], explanation["state"]) == ("each", "pending")
+        assert (explanation["votes"], explanation["missing"]) == (0, 2)
         assert explanation["mayVote"] == sorted(["client:alice", LOCAL_PRINCIPAL])
         assert explanation["uncoveredResources"] == ["db-0", "db-1"]
         assert explanation["closes"] < explanation["notBefore"]
         assert [
             (rule["name"], rule["unmet"], rule["decides"]) for rule in explanation["rules"]
         ] == [("freeze", ["event_type"], False), ("each", [], True)]
-        assert (
-            await run_async(
-                "approve", event.event_id, "--yes", "--url", relay.url, "--key", ALICE_KEY
-            )
-        ).code == 0
+        alice = ("--url", relay.url, "--key", ALICE_KEY)
+        assert (await run_async("approve", event.event_id, "--yes", *alice)).code == 0
         output = (await relay.run("explain", event.event_id)).out
         for words in (
             "rule each",
@@ -66,10 +59,8 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
         ):
             assert words in output, output
         await relay.run("hold", event.event_id)
-        assert (
-            "Azure proceeds at NotBefore regardless"
-            in (await relay.run("explain", event.event_id)).out
-        )
+        held = (await relay.run("explain", event.event_id)).out
+        assert "Azure proceeds at NotBefore regardless" in held
 
 
 async def test_explain_of_an_event_without_a_rule_or_of_no_event_says_so(tmp_path: Path) -> None:

@@ -48,14 +48,11 @@ STEPS = (
 
 
 def test_the_playbooks_are_listed() -> None:
-    result = run_command("simulate", "--list")
+    result, names = run_command("simulate", "--list"), list(load_packaged_playbooks())
     assert result.code == 0
-    assert [line.split()[0] for line in result.out.splitlines()[1:]] == list(
-        load_packaged_playbooks()
-    )
-    assert [
-        playbook["name"] for playbook in run_command("simulate", "--list", "--json").json
-    ] == list(load_packaged_playbooks())
+    assert [line.split()[0] for line in result.out.splitlines()[1:]] == names
+    as_json = run_command("simulate", "--list", "--json").json
+    assert [playbook["name"] for playbook in as_json] == names
 
 
 @pytest.mark.parametrize(
