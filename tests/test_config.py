@@ -149,10 +149,8 @@ def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(fil
     assert [(rule.match.event_source, rule.approve) for rule in config.approvals.rules] == [
         (("User",), "automatic")
     ]
-    assert (
-        config.model_copy(update={"approvals": config.approvals.model_copy(update={"rules": ()})})
-        == Config()
-    )
+    no_rules = config.approvals.model_copy(update={"rules": ()})
+    assert config.model_copy(update={"approvals": no_rules}) == Config()
     assert Config().has_no_rule_for_user_events
     assert not config.has_no_rule_for_user_events
 
@@ -169,11 +167,8 @@ def test_the_document_is_that_of_the_option_else_of_the_variable_else_of_a_usual
     variable = {"IMDS_RELAY_CONFIG": str(tmp_path / "variable.yaml")}
     assert load(tmp_path / "option.yaml", variable).config.scope == "option"
     assert load(environment=variable).config.scope == "variable"
-    loaded_configuration = load(environment={})
-    assert (loaded_configuration.config.scope, loaded_configuration.file) == (
-        "relay",
-        Path("relay.yaml"),
-    )
+    loaded = load(environment={})
+    assert (loaded.config.scope, loaded.file) == ("relay", Path("relay.yaml"))
 
 
 # --- variables and files
@@ -185,11 +180,8 @@ def test_variables_are_filled_in_and_two_dollars_are_one(file: Path) -> None:
         "{interval: '${N}s'}\nstore: {retain: '${N}d'}\n"
     )
     config = load_text(file, text, {"WHERE": "west", "N": "2"})
-    assert (config.scope, config.source.interval, config.store.retain) == (
-        "west-2",
-        2.0,
-        2 * 86400.0,
-    )
+    assert (config.scope, config.source.interval) == ("west-2", 2.0)
+    assert config.store.retain == 2 * 86400.0
     assert config.api.public_url == "https://a/${x}$"
 
 
@@ -199,10 +191,7 @@ sinks:
   - &first {{kind: webhook, name: a, url: "https://a/$$b", secrets: ["{SECRET}"]}}
   - {{<<: *first, name: b}}
 """
-    assert [sink.reveal("url") for sink in load_text(file, text).sinks] == [
-        "https://a/$b",
-        "https://a/$b",
-    ]
+    assert [sink.reveal("url") for sink in load_text(file, text).sinks] == ["https://a/$b"] * 2
 
 
 def test_the_environment_wins_over_the_document(file: Path) -> None:
@@ -225,11 +214,8 @@ def test_the_environment_wins_over_the_document(file: Path) -> None:
         "scope: from-document\nsource: {interval: 1s, timeout: 7s}\napi: {socket: /run/x}\n",
         environment,
     )
-    assert (config.scope, config.source.interval, config.source.timeout) == (
-        "from-environment",
-        3.0,
-        7.0,
-    )
+    assert config.scope == "from-environment"
+    assert (config.source.interval, config.source.timeout) == (3.0, 7.0)
     assert (config.approvals.enabled, config.api.socket) == (False, None)
     assert (config.store.path, config.store.retain) == (Path("/x"), 86400.0)
     assert [sink.name for sink in config.sinks] == ["x"]

@@ -53,13 +53,8 @@ def test_what_is_there_and_what_is_not_is_told_apart(tmp_path: Path) -> None:
         path: [may_exist(path, kind) for kind in KINDS]
         for path in (file, tmp_path, tmp_path / "no", file / "within", tmp_path / "loop")
     }
-    assert list(results.values()) == [
-        [True, True, False],
-        [True, False, True],
-        [False] * 3,
-        [False] * 3,
-        [False] * 3,
-    ]
+    there, absent = [[True, True, False], [True, False, True]], [[False] * 3] * 3
+    assert list(results.values()) == there + absent
 
 
 def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
@@ -87,10 +82,8 @@ def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Pa
         for finding in diagnose(StoreSettings(path=path), scope=None, vm_id=None)
     }
     assert findings["state file"].state == "failed"
-    assert (
-        findings["state file"].message
-        == f"{path} cannot be read: Permission denied (this runs as {current_user()})"
-    )
+    denied = f"Permission denied (this runs as {current_user()})"
+    assert findings["state file"].message == f"{path} cannot be read: {denied}"
     assert findings["state folder"].message == f"{closed} cannot be written by {current_user()}"
     with pytest.raises(StoreError, match="Permission denied"):
         open_for_reading(path)

@@ -93,10 +93,8 @@ async def test_the_command_reports_its_start_its_life_its_reloads_and_its_stop(
         *_, reloading = await manager.receive_until("RELOADING=1")
         assert reloading[2:] == ["STATUS=Reloading"]
         name, _, moment = reloading[1].partition("=")
-        assert (name, asked_at <= int(moment) <= time.monotonic_ns() // 1000) == (
-            "MONOTONIC_USEC",
-            True,
-        )
+        assert name == "MONOTONIC_USEC"
+        assert asked_at <= int(moment) <= time.monotonic_ns() // 1000
         *_, ready = await manager.receive_until("READY=1")
         assert ready == ["READY=1", "STATUS=Running"]
         (tmp_path / "relay.yaml").write_text("scope: WRONG")

@@ -87,11 +87,8 @@ def test_any_other_secret_is_an_error_that_says_what_came_but_not_the_secret(
 
 def test_the_reference_library_verifies_what_we_sign_with_either_secret_of_a_rotation() -> None:
     headers = headers_for(BODY, datetime.now(UTC), (OLD, NEW))
-    assert (
-        headers["webhook-signature"].count("v1,")
-        == len(headers["webhook-signature"].split(" "))
-        == 2
-    )
+    signatures = headers["webhook-signature"]
+    assert signatures.count("v1,") == len(signatures.split(" ")) == 2
     for secret in (OLD, NEW):
         assert Webhook(secret).verify(BODY, headers) == {"name": "påvirker"}
     with pytest.raises(WebhookVerificationError):

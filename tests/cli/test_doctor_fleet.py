@@ -65,15 +65,12 @@ async def test_an_agent_may_report_and_hear_the_hub(node: Broker, tmp_path: Path
         )
     queues = await asyncio.to_thread(node.ctl, "list_queues", "-p", VHOST, "name", "messages")
     assert "azure.scheduledevents.fleet.in\t0" in queues  # nothing was sent
-    exchange, key = "azure.scheduledevents.fleet", "pulse.scope-a1.vm-0"
-    assert (code, found) == (
-        0,
-        [
-            ("ok", f"connected to 127.0.0.1:{node.port}"),
-            ("ok", f"the user may publish to {exchange} with the key {key}"),
-            ("ok", "the user may hear the hub"),
-        ],
+    texts = (
+        f"connected to 127.0.0.1:{node.port}",
+        "the user may publish to azure.scheduledevents.fleet with the key pulse.scope-a1.vm-0",
+        "the user may hear the hub",
     )
+    assert (code, found) == (0, [("ok", text) for text in texts])
 
 
 async def test_an_agent_of_another_domain_may_do_neither(node: Broker, tmp_path: Path) -> None:

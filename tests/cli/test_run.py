@@ -80,10 +80,8 @@ async def test_with_a_wrong_configuration_nothing_is_started(tmp_path: Path) -> 
         run_process, "run", cwd=configured(tmp_path, "http://127.0.0.1:1", telemetry={"log": "xml"})
     )
     assert (result.code, result.out) == (2, "")
-    assert (
-        result.err
-        == "imds-relay: relay.yaml:1: telemetry.log: expected 'text' or 'json'; got 'xml'\n"
-    )
+    problem = "telemetry.log: expected 'text' or 'json'; got 'xml'"
+    assert result.err == f"imds-relay: relay.yaml:1: {problem}\n"
     assert file_names(tmp_path) == ["relay.yaml"]
 
 
@@ -96,10 +94,9 @@ async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(
         second = await asyncio.to_thread(run_process, "run", cwd=folder)
         assert first.returncode is None
     assert second.code == 1
-    assert second.err.splitlines()[-1] == (
-        f"imds-relay: another relay holds {folder}/relay.db: stop it, or give this one a "
-        f"store.path of its own"
-    )
+    remedy = "stop it, or give this one a store.path of its own"
+    last = second.err.splitlines()[-1]
+    assert last == f"imds-relay: another relay holds {folder}/relay.db: {remedy}"
 
 
 async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(

@@ -168,10 +168,8 @@ def test_another_scope_or_change_has_another_id() -> None:
         for kind in get_args(ChangeKind)
     }
     assert len(ids) == 4
-    assert (
-        build_event(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay)).id
-        != build_event(change("scheduled")).id
-    )
+    elsewhere = build_event(change("scheduled"), origin=Origin("elsewhere", ORIGIN.relay))
+    assert elsewhere.id != build_event(change("scheduled")).id
 
 
 def test_case_of_the_event_id_and_order_of_the_resources_are_no_other_state() -> None:

@@ -73,10 +73,8 @@ def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
 )
 def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer_name: str) -> None:
     about = compute_document(vm)
-    assert (about["vmScaleSetName"], about["osProfile"]["computerName"]) == (
-        scale_set,
-        computer_name,
-    )
+    assert about["vmScaleSetName"] == scale_set
+    assert about["osProfile"]["computerName"] == computer_name
 
 
 def test_vms_of_one_scale_set_share_the_placement_group_and_nothing_else() -> None:

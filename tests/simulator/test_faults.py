@@ -59,10 +59,8 @@ async def test_an_event_can_be_there_twice_and_differ(client: aiohttp.ClientSess
         sim.schedule(Plan(id="A"))
         sim.add_fault(Fault(kind="duplicate", fields={"EventStatus": "Started"}))
         events = orjson.loads((await ask(client, sim))[1])["Events"]
-        assert [(event["EventId"], event["EventStatus"]) for event in events] == [
-            ("A", "Scheduled"),
-            ("A", "Started"),
-        ]
+        assert [event["EventId"] for event in events] == ["A", "A"]
+        assert [event["EventStatus"] for event in events] == ["Scheduled", "Started"]
 
 
 async def test_a_redirect_shows_whether_it_was_followed(client: aiohttp.ClientSession) -> None:

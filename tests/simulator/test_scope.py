@@ -67,10 +67,8 @@ def test_the_example_of_the_pages_comes_out_document_for_document() -> None:
     assert document == {"DocumentIncarnation": 2, "Events": [example]}
     assert list(document["Events"][0]) == list(example)
     machine.at(later(900)).tick()
-    assert machine.document() == {
-        "DocumentIncarnation": 3,
-        "Events": [example | {"EventStatus": "Started", "NotBefore": ""}],
-    }
+    started = example | {"EventStatus": "Started", "NotBefore": ""}
+    assert machine.document() == {"DocumentIncarnation": 3, "Events": [started]}
     machine.at(later(900 + 600)).tick()
     assert machine.document() == {"DocumentIncarnation": 4, "Events": []}
 
