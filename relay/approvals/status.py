@@ -165,10 +165,10 @@ class ApprovalStatus:
 
     @property
     def voters_without_vote(self) -> tuple[str, ...]:
-        """The eligible principals of the people who have not voted yet, sorted.
+        """The eligible principals of the people who have not voted yet and whose vote would count.
 
-        A pattern over machines of the event's scope stays: it does not say how many there are. A
-        machine that the event does not name is not among them.
+        Sorted. A pattern over machines of the event's scope stays: it does not say how many there
+        are.
         """
         people_who_voted = {self.person_of_voter(vote.principal) for vote in self.counted_votes}
         return tuple(
@@ -178,7 +178,7 @@ class ApprovalStatus:
             and (
                 can_mean_machine_in_scope(voter, self.occurrence.scope)
                 if is_pattern(voter)
-                else not is_machine(voter) or bool(self.resources_of_machine(voter))
+                else self._has_right_to_vote(voter)
             )
         )
 
@@ -299,11 +299,13 @@ class ApprovalStatus:
             return False
         if self.quorum is not None and vote.principal not in eligible:
             return False
-        # A vote counts only while its voter has the right to give it.
+        return self._has_right_to_vote(vote.principal)  # otherwise it does not count any more
+
+    def _has_right_to_vote(self, principal: str) -> bool:
         resources = self.occurrence.event.resources
         if self.quorum is not None and self.quorum.each_resource:
-            return any(self._may_decide_for(vote.principal, (name,)) for name in resources)
-        return self._may_decide_for(vote.principal, resources)
+            return any(self._may_decide_for(principal, (name,)) for name in resources)
+        return self._may_decide_for(principal, resources)
 
     def resources_of_machine(self, machine: str) -> frozenset[str]:
         """The resources of the event that name a machine. It may decide for no others."""

@@ -230,13 +230,14 @@ class Journal:
     def prune(self, before: datetime, now: datetime, keep_from: int | None = None) -> int:
         """Delete the rows from before a moment and position; return how many.
 
-        Rows that a waiting entry, a dead letter or a live event needs are kept, and all after them.
+        Rows that a waiting entry, a dead letter, a live event or a hold that has not expired needs
+        are kept, and all after them: an event can come back.
         A checkpoint with the last hash remains, so that the chain can still be verified.
         """
         # Stop at the first row that is not old, even if older ones follow. A clock that was wrong
         # for a while wrote old times late.
         first_kept = self._connection.execute(
-            "SELECT min("
+            "SELECT min("  # noqa: S608  # our own text
             "(SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= :before), "
             # Without these indexes, SQLite would read all entries.
             "(SELECT coalesce(min(position), 9e18) FROM entry INDEXED BY entry_waiting "
@@ -245,8 +246,17 @@ class Journal:
             "WHERE state = 'parked'), "
             "(SELECT coalesce(min(journal.position), 9e18) FROM occurrence "
             "INDEXED BY occurrence_live JOIN journal ON event_key = key WHERE live), "
+            "(SELECT coalesce(min(position), 9e18) FROM journal INDEXED BY journal_of_approvals "
+            f"WHERE {APPROVAL_ROWS} AND kind = 'approval.recorded' "
+            "AND CASE WHEN json_valid(CAST(body AS TEXT)) "  # a damaged row may be no JSON
+            "THEN json_extract(CAST(body AS TEXT), '$.data.decision') = 'hold' "
+            "AND json_extract(CAST(body AS TEXT), '$.data.expires') > :now END), "
             "coalesce(:keep_from, 9e18))",
-            {"before": format_sortable(before), "keep_from": keep_from},
+            {
+                "before": format_sortable(before),
+                "now": format_sortable(now),
+                "keep_from": keep_from,
+            },
         ).fetchone()[0]
         last_pruned = self._connection.execute(
             "SELECT position, hash FROM journal WHERE position < ? ORDER BY position DESC LIMIT 1",

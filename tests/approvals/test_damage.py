@@ -331,7 +331,7 @@ def test_a_pruning_that_is_rolled_back_ends_no_hold(approvals: ApprovalFile) -> 
     now = approvals.clock.now()
 
     def prune_in_vain(tx: Transaction) -> None:
-        tx.journal.prune(now - timedelta(seconds=50), now)
+        tx.journal.prune(now - timedelta(seconds=50), now + timedelta(seconds=86350))
         tx.approvals.forget_pruned(any_row=True)
         assert [hold.principal for hold in tx.approvals.of_key("e-1").decisions] == ["client:carol"]
         raise ValueError
@@ -522,6 +522,22 @@ def test_what_was_pruned_after_an_end_is_no_gap(
     approvals.transact(lambda tx: tx.approvals.verify(ended.key))
     assert approvals.transact(lambda tx: tx.approvals.of_occurrence(ended)).damage is None
     assert "are off" not in caplog.text
+
+
+def test_a_hold_outlives_the_pruning_after_the_end_of_its_event(approvals: ApprovalFile) -> None:
+    approvals.record_document(REDEPLOY)
+    approvals.submit("hold", "eve", REDEPLOY)
+    for _ in range(2):
+        approvals.record_document()
+        approvals.clock.advance(60)
+        for _ in range(2):
+            prune(approvals, audit_retain=0.0)
+        approvals.record_document(REDEPLOY)
+        assert approvals.status().is_held
+    approvals.record_document()
+    approvals.clock.advance(86400)
+    prune(approvals, audit_retain=0.0)
+    assert approvals.connection.execute("SELECT count(*) FROM journal").fetchone() == (0,)
 
 
 def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(
