@@ -331,12 +331,14 @@ def _parameters(function: Callable[..., object]) -> Sequence[Any]:
 def _origin(url: str) -> str:
     try:
         parsed = URL(url)
-        if parsed.scheme in ("http", "https") and parsed.host:
+        is_place = not (parsed.raw_user or parsed.raw_password or parsed.raw_query_string)
+        if parsed.scheme in ("http", "https") and parsed.host and is_place:
             return str(parsed.origin())
     except ValueError:
         pass
     raise ConfigError(
-        "--url: expected http:// or https:// and a host, such as https://relay.example.com:8443"
+        "--url: expected http:// or https:// and a host, such as https://relay.example.com:8443, "
+        "without user and query"
     )
 
 

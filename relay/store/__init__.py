@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Json
+from pydantic import AfterValidator, Field, Json
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.events import fast_dataclass
@@ -36,10 +36,16 @@ SinkState = Literal["on", "paused", "disabled"]
 """paused: by an operator. disabled: its receiver asked the relay to stop."""
 
 
+def _check_names_file(path: Path) -> Path:
+    if not path.name:
+        raise ValueError("expected a file such as /var/lib/imds-relay/relay.db")
+    return path
+
+
 class StoreSettings(Section):
     """Where the relay remembers."""
 
-    path: Path = Path("relay.db")
+    path: Annotated[Path, AfterValidator(_check_names_file)] = Path("relay.db")
     """SQLite; never on a temporary disk. Nobody else may write in its folder. Unit file and image
     set /var/lib/imds-relay/relay.db."""
     retain: Duration = 30 * 86400.0

@@ -50,7 +50,7 @@ async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: Runnin
             "closes": format_rfc3339(due - timedelta(seconds=60)),
             "waitingFor": [],
             "voted": [],
-            "mayVote": ["client:alice", "client:bob", "client:databases", "client:drain"],
+            "mayVote": ["client:alice", "client:bob", "client:drain"],
             "holds": [],
             "decisions": ["approve", "hold"],
             "standingHolds": [],

@@ -170,12 +170,13 @@ def test_of_the_people_who_may_vote_those_are_missing_who_have_not_voted() -> No
         ("vm:prod/*", True),
         ("vm:*/web-?", True),
         ("vm:test/*", False),
-        ("client:prod", True),
+        ("client:alice", True),
+        ("client:db", True),
+        ("client:web", False),
+        ("client:gone", False),
     ],
 )
-def test_a_machine_is_missing_only_if_the_event_can_be_about_it(
-    voter: str, *, is_missing: bool
-) -> None:
+def test_who_may_not_vote_on_the_event_is_not_missing(voter: str, *, is_missing: bool) -> None:
     """Nobody knows how many machines a pattern means, so it counts if its scope is right."""
     status = build_status(settings=of({"votes": 1, "from": [voter]}))
     assert status.voters_without_vote == ((voter,) if is_missing else ())

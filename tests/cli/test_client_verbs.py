@@ -311,8 +311,11 @@ async def test_a_wrong_key_says_where_to_put_the_right_one_and_is_not_shown(
 
 @pytest.mark.parametrize(
     "url",
-    ["relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"],
-    ids=["no scheme", "ftp", "no host", "open bracket", "port is text"],
+    [
+        *("relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"),
+        *("http://a:b@x", "http://x?a=b"),
+    ],
+    ids=["no scheme", "ftp", "no host", "open bracket", "port is text", "a user", "a query"],
 )
 def test_a_url_that_is_none_is_exit_code_2(url: str) -> None:
     result = run_command("events", "--url", url)
