@@ -209,11 +209,8 @@ def test_the_environment_wins_over_the_document(file: Path) -> None:
         "IMDS_RELAY_KEY": "likewise",
         "OTHER": "none of ours",
     }
-    config = load_text(
-        file,
-        "scope: from-document\nsource: {interval: 1s, timeout: 7s}\napi: {socket: /run/x}\n",
-        environment,
-    )
+    text = "scope: from-document\nsource: {interval: 1s, timeout: 7s}\napi: {socket: /run/x}\n"
+    config = load_text(file, text, environment)
     assert config.scope == "from-environment"
     assert (config.source.interval, config.source.timeout) == (3.0, 7.0)
     assert (config.approvals.enabled, config.api.socket) == (False, None)
@@ -461,13 +458,9 @@ def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(
     secret = tmp_path / "url"
     secret.write_text("amqp://guest:guest@127.0.0.1:5672/\n", encoding="utf-8")
     file = tmp_path / "relay.yaml"
-    file.write_text(
-        (
-            "sinks: [{kind: rabbitmq, name: bus, url: 'amqp://a:b@127.0.0.1/'}]\napprovals: "
-            "{amqp: {url: 'amqp://a:b@127.0.0.1/'}}\n"
-        ),
-        encoding="utf-8",
-    )
+    url = "url: 'amqp://a:b@127.0.0.1/'"
+    bus = f"{{kind: rabbitmq, name: bus, {url}}}"
+    file.write_text(f"sinks: [{bus}]\napprovals: {{amqp: {{{url}}}}}\n")
     amqp = load(file, {"IMDS_RELAY_APPROVALS__AMQP__URL_FILE": str(secret)}).config.approvals.amqp
     assert amqp is not None
     assert (amqp.url, amqp.reveal("url")) == (None, "amqp://guest:guest@127.0.0.1:5672/")

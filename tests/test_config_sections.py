@@ -265,12 +265,8 @@ def test_people_in_a_chat_can_vote_where_a_sink_for_their_platform_takes_approva
 ) -> None:
     chat = {"kind": "slack", "channel": CHANNEL, "token": TOKEN, "app_token": APP_TOKEN}
     rule = {"name": "all", "approve": {"votes": 1, "from": ["local:root", "slack:T1/U1"]}}
-    config = Config.model_validate(
-        {
-            "sinks": [{**chat, "name": f"ops-{at}", "can": can} for at, can in enumerate(cans)],
-            "approvals": {"rules": [rule]},
-        }
-    )
+    sinks = [{**chat, "name": f"ops-{at}", "can": can} for at, can in enumerate(cans)]
+    config = Config.model_validate({"sinks": sinks, "approvals": {"rules": [rule]}})
     ((_, _, voters),) = config.voting_rules
     assert [*voters] == who
 

@@ -64,10 +64,8 @@ def test_what_cannot_be_looked_at_may_be_there(closed: Path) -> None:
 def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = (
-        r"relay\.yaml: expected a file that can be read: "
-        rf"Permission denied \(this runs as {current_user()}\)"
-    )
+    denied = rf"Permission denied \(this runs as {current_user()}\)"
+    message = rf"relay\.yaml: expected a file that can be read: {denied}"
     monkeypatch.setattr("relay.config.DEFAULT_PATHS", (closed / "relay.yaml",))
     with pytest.raises(ConfigError, match=message):
         load(environment={})
@@ -77,10 +75,8 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
 
 def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
     path = closed / "relay.db"
-    findings = {
-        finding.subject: finding
-        for finding in diagnose(StoreSettings(path=path), scope=None, vm_id=None)
-    }
+    found = diagnose(StoreSettings(path=path), scope=None, vm_id=None)
+    findings = {finding.subject: finding for finding in found}
     assert findings["state file"].state == "failed"
     denied = f"Permission denied (this runs as {current_user()})"
     assert findings["state file"].message == f"{path} cannot be read: {denied}"

@@ -53,13 +53,12 @@ class RunningRelay(RelayInProcess):
 
     async def wait_for_webhook(self, name: str, subject: str) -> None:
         """Wait until the receiver has a CloudEvent."""
-        await eventually(
-            lambda: any(
-                (name_of(event), event.get("subject")) == (name, subject)
-                for event in self.receiver.events
-            ),
-            what=name,
-        )
+
+        def came() -> bool:
+            events = self.receiver.events
+            return (name, subject) in [(name_of(each), each.get("subject")) for each in events]
+
+        await eventually(came, what=name)
 
     async def get_event(self, event: Event) -> dict[str, Any]:
         details: dict[str, Any] = (await self.run("show", event.event_id, "--json")).json

@@ -190,11 +190,8 @@ async def test_a_broker_is_looked_at_and_left_as_it_was(
     azure: Simulator, tmp_path: Path, broker: Reachable, exchange: str
 ) -> None:
     url = broker.amqp_url()
-    folder = configured(
-        tmp_path,
-        azure.url,
-        sinks=[{"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}],
-    )
+    sink = {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}
+    folder = configured(tmp_path, azure.url, sinks=[sink])
     code, findings = await examined(folder)
     assert (code, states({"bus": findings["sink bus"]})) == (0, {"ok"})
     said = "\n".join(finding["said"] for finding in findings["sink bus"])
@@ -262,10 +259,8 @@ async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_lo
         or message.startswith("connected")
         for message in lines
     )
-    refusal = (
-        f"ACCESS_REFUSED - configure access to queue '{QUEUE}' in vhost '/' refused for user "
-        f"'least'"
-    )
+    place = f"queue '{QUEUE}' in vhost '/'"
+    refusal = f"ACCESS_REFUSED - configure access to {place} refused for user 'least'"
     unknown = (
         f"whether queue {QUEUE} is there is unknown: the user has no right to look ({refusal})"
     )
@@ -310,14 +305,9 @@ async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_c
 ) -> None:
     secrets = tmp_path / "secrets"
     secrets.write_text(SECRET)
-    folder = configured(
-        tmp_path,
-        azure.url,
-        api={
-            "listen": "127.0.0.1:0",
-            "clients": [{"name": "drain", "secrets_file": str(secrets), "key": "k" * 40}],
-        },
-    )
+    client = {"name": "drain", "secrets_file": str(secrets), "key": "k" * 40}
+    api = {"listen": "127.0.0.1:0", "clients": [client]}
+    folder = configured(tmp_path, azure.url, api=api)
     for rights, expected in ((0o600, "ok"), (0o644, "warning"), (0o666, "failed")):
         secrets.chmod(rights)
         _, findings = await examined(folder)
@@ -420,13 +410,8 @@ async def entra() -> AsyncIterator[Entra]:
 
 async def examined_sign_in(entra: Entra) -> Finding:
     """Return what `doctor` finds about signing in."""
-    settings = ApiSettings.model_validate(
-        {
-            "listen": "127.0.0.1:0",
-            "public_url": "https://relay.example.com/",
-            "oidc": entra.section(),
-        }
-    )
+    section = {"listen": "127.0.0.1:0", "public_url": "https://relay.example.com/"}
+    settings = ApiSettings.model_validate({**section, "oidc": entra.section()})
     findings, _ = await diagnose(settings, Path("relay.db"))
     (finding,) = (each for each in findings if each.subject == "sign-in")
     return finding

@@ -127,17 +127,12 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 async def test_the_environment_decides_about_the_form_of_errors_too(tmp_path: Path) -> None:
     (tmp_path / "relay.yaml").write_text("store: 7\ntelemetry: {log: text}\n")
-    result = await asyncio.to_thread(
-        run_process, "run", cwd=tmp_path, IMDS_RELAY_TELEMETRY__LOG="json"
-    )
+    form = {"IMDS_RELAY_TELEMETRY__LOG": "json"}
+    result = await asyncio.to_thread(run_process, "run", cwd=tmp_path, **form)
     (line,) = json_lines(result.err)
     assert line["message"].startswith("relay.yaml:1: store: expected")
-    absent = await asyncio.to_thread(
-        run_process,
-        *("run", "--config", "absent.yaml"),
-        cwd=tmp_path,
-        IMDS_RELAY_TELEMETRY__LOG="json",
-    )
+    named = ("run", "--config", "absent.yaml")
+    absent = await asyncio.to_thread(run_process, *named, cwd=tmp_path, **form)
     (line,) = json_lines(absent.err)
     assert line["message"].startswith("absent.yaml: expected a file that can be read")
 

@@ -69,10 +69,8 @@ def test_applying_the_changes_to_the_old_document_gives_the_new_one(
 def test_the_kind_of_a_change_follows_from_both_states(old: Document, new: Document) -> None:
     previous, current = by_key(old.events), by_key(new.events)
     for change in diff_events_with_document(old.events, new):
-        before, after = (
-            previous.get(change.event.lowercase_event_id),
-            current.get(change.event.lowercase_event_id),
-        )
+        key = change.event.lowercase_event_id
+        before, after = previous.get(key), current.get(key)
         if after is None:
             expected = "ended"
         elif after.is_started and (before is None or not before.is_started):
@@ -94,14 +92,10 @@ def test_changed_holds_each_field_that_differs_with_its_value_before(
             assert change.changed == {}
             continue
         assert change.changed
-        assert all(
-            before.to_cloudevent_data()[name] == value for name, value in change.changed.items()
-        )
-        different = {
-            name
-            for name, value in normalized(change.event).items()
-            if value != normalized(before)[name]
-        }
+        data = before.to_cloudevent_data()
+        assert all(data[name] == value for name, value in change.changed.items())
+        was, is_now = normalized(before), normalized(change.event)
+        different = {name for name, value in is_now.items() if value != was[name]}
         assert set(change.changed) == different
 
 

@@ -78,11 +78,7 @@ def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer
 
 
 def test_vms_of_one_scale_set_share_the_placement_group_and_nothing_else() -> None:
-    first, second, stranger = (
-        compute_document(VM("a_0")),
-        compute_document(VM("a_1")),
-        compute_document(VM("b_0")),
-    )
+    first, second, stranger = (compute_document(VM(name)) for name in ("a_0", "a_1", "b_0"))
     assert first["placementGroupId"] == second["placementGroupId"] != stranger["placementGroupId"]
     assert len({first["vmId"], second["vmId"], stranger["vmId"]}) == 3
     assert compute_document(VM("a_0")) == first
