@@ -64,12 +64,12 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     if as_json:
         answer = [
             {
-                "about": finding.subject,
-                "state": finding.state,
-                "said": finding.message,
-                "remedy": finding.remedy,
+                "about": each.subject,
+                "state": each.state,
+                "said": each.message,
+                "remedy": each.remedy,
             }
-            for finding in findings
+            for each in findings
         ]
         print_json(answer)
     else:

@@ -102,12 +102,7 @@ async def add(
     What Azure does not say about an event counts as a condition that is met. Azure proceeds at
     NotBefore regardless, and other relays and Azure Resource Manager can still approve.
     """
-    lists = {
-        "event_type": types,
-        "event_source": sources,
-        "resources": resources,
-        "scope": scopes,
-    }
+    lists = {"event_type": types, "event_source": sources, "resources": resources, "scope": scopes}
     conditions = {key: values for key, values in lists.items() if values}
     if bool(conditions) == every_event:
         raise ConfigError(

@@ -94,17 +94,11 @@ async def show(
         ("decided", "what", "by", "through", "still"), votes, empty="nobody has decided anything"
     )
     print_lines("")
-    print_table(
-        ("told", "what", "by", "detail"),
-        map(cloudevent_row, details["history"]),
-        empty="nothing was told",
-    )
+    told = map(cloudevent_row, details["history"])
+    print_table(("told", "what", "by", "detail"), told, empty="nothing was told")
     print_lines("")
-    print_table(
-        ("delivery of", "to", "state", "tries", "reason"),
-        deliveries,
-        empty="nothing was sent: no sink wants it",
-    )
+    columns = ("delivery of", "to", "state", "tries", "reason")
+    print_table(columns, deliveries, empty="nothing was sent: no sink wants it")
     if details["next"] is not None:
         print_to_stderr("more happened before: --all")
 

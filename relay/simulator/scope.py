@@ -78,15 +78,11 @@ class Scope:
     ) -> dict[str, Any]:
         """Return the document for a VM. None: for a VM that every event names."""
         self.tick()
-        entries = (
-            event_fields(event, api_version)
-            for event in self._live_events.values()
-            if self.setup.broadcast or vm is None or vm in event.resources
-        )
-        return {
-            "DocumentIncarnation": self.incarnation,
-            "Events": [entry for entry in entries if entry is not None],
-        }
+        to_all = self.setup.broadcast or vm is None
+        shown = [each for each in self._live_events.values() if to_all or vm in each.resources]
+        entries = [event_fields(event, api_version) for event in shown]
+        known = [entry for entry in entries if entry is not None]
+        return {"DocumentIncarnation": self.incarnation, "Events": known}
 
     def next_transition_at(self) -> datetime | None:
         times = (event.starts or event.ends for event in self._live_events.values())
