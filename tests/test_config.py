@@ -146,9 +146,8 @@ def test_what_init_prints_for_an_agent_is_an_agent_with_the_defaults(
 
 def test_what_init_prints_approves_what_users_start_and_is_else_the_defaults(file: Path) -> None:
     config = load_text(file, initial_configuration())
-    assert [(rule.match.event_source, rule.approve) for rule in config.approvals.rules] == [
-        (("User",), "automatic")
-    ]
+    (rule,) = config.approvals.rules
+    assert (rule.match.event_source, rule.approve) == (("User",), "automatic")
     no_rules = config.approvals.model_copy(update={"rules": ()})
     assert config.model_copy(update={"approvals": no_rules}) == Config()
     assert Config().has_no_rule_for_user_events
@@ -341,9 +340,8 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
 def test_a_duration_is_a_number_and_a_unit(
     file: Path, number: str, unit: str, seconds: float
 ) -> None:
-    assert load_text(file, f"store: {{retain: {number}{unit}}}").store.retain == pytest.approx(
-        float(number) * seconds
-    )
+    store = load_text(file, f"store: {{retain: {number}{unit}}}").store
+    assert store.retain == pytest.approx(float(number) * seconds)
 
 
 def test_a_usual_place_that_cannot_be_looked_into_is_not_passed_over(

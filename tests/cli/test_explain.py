@@ -43,9 +43,8 @@ async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
         assert explanation["mayVote"] == sorted(["client:alice", LOCAL_PRINCIPAL])
         assert explanation["uncoveredResources"] == ["db-0", "db-1"]
         assert explanation["closes"] < explanation["notBefore"]
-        assert [
-            (rule["name"], rule["unmet"], rule["decides"]) for rule in explanation["rules"]
-        ] == [("freeze", ["event_type"], False), ("each", [], True)]
+        rules = [(each["name"], each["unmet"], each["decides"]) for each in explanation["rules"]]
+        assert rules == [("freeze", ["event_type"], False), ("each", [], True)]
         alice = ("--url", relay.url, "--key", ALICE_KEY)
         assert (await run_async("approve", event.event_id, "--yes", *alice)).code == 0
         output = (await relay.run("explain", event.event_id)).out

@@ -60,9 +60,8 @@ def test_applying_the_changes_to_the_old_document_gives_the_new_one(
             del live[change.event.lowercase_event_id]
         else:
             live[change.event.lowercase_event_id] = change.event
-    assert {key: normalized(event) for key, event in live.items()} == {
-        event.lowercase_event_id: normalized(event) for event in new.events
-    }
+    expected = {event.lowercase_event_id: normalized(event) for event in new.events}
+    assert {key: normalized(event) for key, event in live.items()} == expected
 
 
 @given(DOCUMENTS, DOCUMENTS)

@@ -68,15 +68,12 @@ HALF_SECONDS = st.integers(-9, 9).map(
 
 @given(st.lists(HALF_SECONDS.flatmap(lambda moment: ZONES.map(moment.astimezone))))
 def test_sortable_texts_sort_as_the_moments_do(moments: list[datetime]) -> None:
-    assert [format_sortable(moment) for moment in sorted(moments)] == sorted(
-        format_sortable(moment) for moment in moments
-    )
+    assert [*map(format_sortable, sorted(moments))] == sorted(map(format_sortable, moments))
     assert all(parse_timestamp(format_sortable(moment)) == moment for moment in moments)
 
 
 @pytest.mark.parametrize("zone", ["GMT", "UTC", "+0000", "-0000", ""])
 def test_rfc_1123_is_read_with_any_weekday_and_without_zone_as_utc(zone: str) -> None:
+    moment = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
     for weekday in ("Mon", "Tue", "Sun"):
-        assert parse_timestamp(f"{weekday}, 11 Apr 2022 22:26:58 {zone}".strip()) == datetime(
-            2022, 4, 11, 22, 26, 58, tzinfo=UTC
-        )
+        assert parse_timestamp(f"{weekday}, 11 Apr 2022 22:26:58 {zone}".strip()) == moment

@@ -75,9 +75,8 @@ async def test_a_malformed_start_request_is_refused(
     async with Simulator() as sim:
         async with client.post(sim.url + EVENTS, data=body) as response:
             assert response.status == 400
-        assert [(call.body, call.status, call.event_ids) for call in sim.start_requests] == [
-            (body, 400, ())
-        ]
+        (call,) = sim.start_requests
+        assert (call.body, call.status, call.event_ids) == (body, 400, ())
 
 
 @pytest.mark.parametrize("path", [EVENTS, "/metadata/instance", "/metadata/instance/compute"])
