@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Callable
 from datetime import datetime
+from hashlib import sha256
 
 from relay.approvals import ClaimedGrant
 from relay.clock import Clock, Histogram
@@ -88,7 +89,7 @@ class Poller:
         self._report = report
         self._jitter = jitter
         self._started_at = clock.monotonic()
-        self._last_body: bytes | None = None  # the bytes that were recorded last
+        self._last_digest: bytes | None = None  # of the bytes that were recorded last
         self._last_read_monotonic: float | None = None
         self._state_log = LogOnce(_log)
         self._last_error: SourceError | None = None  # of the last poll, if it failed
@@ -147,27 +148,33 @@ class Poller:
 
     async def _poll(self) -> FreshReadResult:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
-        read = await self._client.read_dated_document()
-        body = read.body
+        result, digest = await self._read()
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        self.poll_seconds.observe(monotonic - read.asked_monotonic)
-        document = self.last_document
-        if document is None or body != self._last_body:
-            version = self._settings.api_version
-            if len(body) < LARGE_BODY:
-                document = parse_document(body, version)
-            else:  # others run meanwhile
-                document = await asyncio.to_thread(parse_document, body, version)
-            poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
+        if digest != self._last_digest:
+            poll = SuccessfulPoll(result.document, now, self._has_gap(now, monotonic))
             try:
                 await self._store.transact(
                     lambda tx: self._recorder.record(tx, poll), fail_open=True
                 )
             except StoreUnavailable as error:
                 raise SourceUnavailable(f"the document could not be recorded: {error}") from error
-            self._last_body, self.last_document = body, document
+            self._last_digest, self.last_document = digest, result.document
         self._last_read_monotonic, self.last_read_at = monotonic, now
-        return FreshReadResult(document, read.date, read.asked_at, read.asked_monotonic)
+        return result
+
+    async def _read(self) -> tuple[FreshReadResult, bytes]:
+        """Read once. The bytes can be 4 MiB, and nobody needs more of them than a digest."""
+        read = await self._client.read_dated_document()
+        self.poll_seconds.observe(self._clock.monotonic() - read.asked_monotonic)
+        digest = sha256(read.body).digest()
+        document = self.last_document
+        if document is None or digest != self._last_digest:
+            version = self._settings.api_version
+            if len(read.body) < LARGE_BODY:
+                document = parse_document(read.body, version)
+            else:  # others run meanwhile
+                document = await asyncio.to_thread(parse_document, read.body, version)
+        return FreshReadResult(document, read.date, read.asked_at, read.asked_monotonic), digest
 
     def _has_gap(self, now: datetime, monotonic: float) -> bool:
         """Whether an event may have come and gone. A freeze stops one clock, one can be set."""
