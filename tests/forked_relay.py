@@ -25,7 +25,6 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,34 +36,9 @@ _REPORT = struct.Struct("!q")
 """A report of the server: the process id first, then the exit code or minus the signal."""
 
 
-class Process(Protocol):
-    """What `asyncio.subprocess.Process` and `ForkedProcess` have in common."""
-
-    stdout: asyncio.StreamReader | None
-    stderr: asyncio.StreamReader | None
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, or minus the signal that ended it. None while it runs."""
-
-    def send_signal(self, signal: int, /) -> None:
-        """Send a signal."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-
-    async def wait(self) -> int:
-        """Wait for the end. Return the exit code."""
-
-    async def communicate(self) -> tuple[bytes, bytes]:
-        """Read both pipes to their end and wait for the end of the process."""
-
-
 class ForkedProcess:
+    """A fork, with as much of `asyncio.subprocess.Process` as the tests use."""
+
     def __init__(self, pid: int, reports: socket.socket) -> None:
         """Await the report about its end in the running event loop."""
         self.pid = pid
@@ -82,13 +56,11 @@ class ForkedProcess:
             self.returncode = _read_report(self._reports)
 
     def send_signal(self, signal: int, /) -> None:
-        """Send a signal, if the process has not ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal)
 
     def kill(self) -> None:
-        """Send SIGKILL, if the process has not ended."""
         self.send_signal(signal.SIGKILL)
 
     async def wait(self) -> int:
@@ -97,12 +69,14 @@ class ForkedProcess:
         return self.returncode
 
     async def communicate(self) -> tuple[bytes, bytes]:
-        """Read both pipes to their end and wait for the end of the process."""
         assert self.stdout is not None
         assert self.stderr is not None
         out, err = await asyncio.gather(self.stdout.read(), self.stderr.read())
         await self.wait()
         return out, err
+
+
+Process = asyncio.subprocess.Process | ForkedProcess
 
 
 async def start_relay(
