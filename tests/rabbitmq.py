@@ -250,18 +250,8 @@ class Broker:
             RuntimeError: a command failed; the text holds what it said.
 
         """
-        path = f"{self._scripts}:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", "-euc", commands],
-            cwd=folder,
-            env={**self._environment, **variables, "PATH": path},
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise RuntimeError(f"the commands failed:\n{commands}{done.stdout}{done.stderr}")
-        return done.stdout
+        variables["PATH"] = f"{self._scripts}:{os.environ['PATH']}"
+        return self._run(["bash", "-euc", commands], folder, **variables)
 
     def forget_virtual_host(self, name: str, *users: str) -> None:
         """Delete a virtual host with everything in it, and users, if they are there."""
@@ -282,17 +272,19 @@ class Broker:
             RuntimeError: it failed; the text holds what it said.
 
         """
+        return self._run([str(self._scripts / "rabbitmqctl"), "--quiet", *arguments])
+
+    def _run(self, command: list[str], cwd: Path | None = None, **variables: str) -> str:
         done = subprocess.run(
-            [self._scripts / "rabbitmqctl", "--quiet", *arguments],
-            env=self._environment,
+            command,
+            cwd=cwd,
+            env={**self._environment, **variables},
             check=False,
             capture_output=True,
             text=True,
         )
         if done.returncode:
-            raise RuntimeError(
-                f"rabbitmqctl {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}"
-            )
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def evaluate(self, expressions: str) -> str:

@@ -33,7 +33,7 @@ def node(own_broker: Broker) -> Iterator[Broker]:
     hashes = dict.fromkeys(("imds-hub", "a"), hash_password("p", b"salt"))
     own_broker.define(fleet_definitions(settings, HubAccount(user="imds-hub"), VHOST, hashes))
     yield own_broker
-    own_broker.evaluate(f'rabbit_vhost:delete(<<"{VHOST}">>, <<"test">>).')
+    own_broker.forget_virtual_host(VHOST, *hashes)
 
 
 def url(node: Broker, user: str, vhost: str = VHOST) -> str:
