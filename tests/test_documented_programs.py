@@ -29,13 +29,14 @@ from relay.simulator import VM, Plan, Setup, Simulator, load_packaged_playbooks
 from tests.builders import cloudevent
 from tests.chat.teams_server import running_workflow
 from tests.cli.command import run_async, run_process
-from tests.documented import ROOT, block
+from tests.documented import ROOT, block, blocks
 from tests.eventually import eventually
 from tests.journey.relay_process import client
 
 EVENT = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 """The event of the pages."""
 UNIT = ROOT / "deploy/systemd/imds-relay.service"
+DAY = timedelta(days=1)
 
 
 def test_the_event_of_the_readme_is_one_and_the_call_below_it_is_about_it() -> None:
@@ -117,23 +118,31 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
 
 async def _make_documented_hold(url: str) -> None:
     """Send the request of docs/api.md with times from now on."""
-    head, _, body = block("docs/api.md", "http", "Standing holds").partition("\n\n")
+    tomorrow = datetime.now(UTC) + DAY
+    times = {"starts": format_rfc3339(tomorrow), "ends": format_rfc3339(tomorrow + 3 * DAY)}
+    shown = block("docs/api.md", "http", "Standing holds")
+    status, request, answer = await _send_request_of_page(url, shown, **times)
+    assert status == 201
+    assert request.items() <= answer.items()
+
+
+async def _send_request_of_page(
+    url: str, shown: str, **changed: str
+) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Send a request as a page shows it; return status, request and answer."""
+    head, _, body = shown.partition("\n\n")
     line, *fields = head.splitlines()
     method, path, _ = line.split()
     headers = dict(field.split(": ", 1) for field in fields)
     headers["Authorization"] = "Bearer a-second-key-for-tests-only"
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
     request = json.loads(body)
-    request["starts"], request["ends"] = (
-        format_rfc3339(tomorrow + timedelta(days=days)) for days in (0, 3)
-    )
+    assert changed.keys() <= request.keys()
+    request |= changed
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, url + path, json=request, headers=headers) as response,
     ):
-        answer: dict[str, Any] = await response.json()
-    assert response.status == 201
-    assert request.items() <= answer.items()
+        return response.status, request, await response.json()
 
 
 async def _run_documented_freeze(file: Path) -> None:
@@ -150,18 +159,9 @@ async def _run_documented_freeze(file: Path) -> None:
 
 async def _send_documented_call(url: str, revision: str) -> None:
     """Send the request of docs/api.md, and compare the answer with the one that is shown."""
-    head, _, body = block("docs/api.md", "http", "Decide about an event").partition("\n\n")
-    line, *fields = head.splitlines()
-    method, path, _ = line.split()
-    headers = dict(field.split(": ", 1) for field in fields)
-    headers["Authorization"] = "Bearer a-second-key-for-tests-only"
-    body = re.sub(r'("revision": )"\w+"', rf'\1"{revision}"', body)
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, url + path, data=body, headers=headers) as response,
-    ):
-        answer: dict[str, Any] = await response.json()
-        assert response.status == 202
+    request = block("docs/api.md", "http", "Decide about an event")
+    status, _, answer = await _send_request_of_page(url, request, revision=revision)
+    assert status == 202
     shown = json.loads(block("docs/api.md", "json", "Decide about an event"))
     assert {name: answer[name] for name in shown if shown[name] != "…"} == {
         name: value for name, value in shown.items() if value != "…"
@@ -214,8 +214,6 @@ def test_the_private_authority_of_the_page_is_one_that_strict_clients_accept(
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_the_changes_of_the_unit_on_the_page_are_valid(tmp_path: Path) -> None:
-    from tests.documented import blocks  # noqa: PLC0415
-
     unit = tmp_path / "imds-relay.service"
     unit.write_text(
         re.sub(r"^(Exec\w+)=.*$", r"\1=/bin/true", UNIT.read_text(), flags=re.MULTILINE)
