@@ -29,9 +29,10 @@ from relay.amqp.topology import approvals_queue, declare_topology, events_topolo
 from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import Config
-from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator import Plan
 from tests.ports import reserve
 from tests.rabbitmq import Broker
+from tests.relay_in_process import document_of, relay_in_process, simulated
 
 ROOT = Path(__file__).parent.parent
 DEFINITIONS = ROOT / "deploy/rabbitmq/definitions.json"
@@ -69,19 +70,12 @@ async def channel_of(node: Broker, user: str) -> AsyncIterator[AbstractChannel]:
 
 def url_of(node: Broker, user: str) -> str:
     """Return the URL of a defined user at the node."""
-    passwords = {
-        entry["name"]: entry["password"] for entry in json.loads(DEFINITIONS.read_text())["users"]
-    }
-    return str(
-        URL.build(
-            scheme="amqp",
-            user=user,
-            password=passwords[user],
-            host="127.0.0.1",
-            port=node.port,
-            path=f"/{VHOST}",
-        )
-    )
+    return f"amqp://{user}:{passwords()[user]}@127.0.0.1:{node.port}/{VHOST}"
+
+
+def passwords() -> dict[str, str]:
+    users = json.loads(DEFINITIONS.read_text())["users"]
+    return {user["name"]: user["password"] for user in users}
 
 
 async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> None:
@@ -198,7 +192,7 @@ async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_fi
     document["sinks"][0]["url"] = document["approvals"]["amqp"]["url"] = url_of(defined, "relay")
     document["store"] = {"path": str(tmp_path / "relay.db")}
     document["api"]["listen"] = "127.0.0.1:0"
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+    async with simulated() as sim:
         document["source"]["url"] = sim.url
         async with program("examples/drain.py", environment) as output:
             assert await output.readline() == b"draining vm-* for drain\n"
@@ -250,9 +244,7 @@ def services() -> dict[str, Any]:
 
 def test_the_compose_file_uses_the_users_of_the_definitions(services: dict[str, Any]) -> None:
     """URLs and definitions agree on names, passwords and virtual host, and each comes as itself."""
-    users = {
-        user["name"]: user["password"] for user in json.loads(DEFINITIONS.read_text())["users"]
-    }
+    users = passwords()
     document = read_yaml(ROOT / "deploy/compose/relay.yaml")
     urls = {name: services[name]["environment"]["AMQP_URL"] for name in ("consumer", "drain")}
     urls |= {
@@ -318,26 +310,22 @@ async def test_the_relay_is_healthy_where_it_listens_and_not_elsewhere(
     services: dict[str, Any], tmp_path: Path
 ) -> None:
     (port,) = reserve(1)
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = {
-            "source": {"url": sim.url},
-            "store": {"path": str(tmp_path / "relay.db")},
-            "api": {"listen": f"127.0.0.1:{port}"},
-        }
-        async with start_relay(Config.model_validate(document), SystemClock()):
-            assert await _health(services["relay"], "8080", port) == 0
-        assert await _health(services["relay"], "8080", port) != 0
+    command = services["relay"]["healthcheck"]["test"][1]
+    assert "8080" in command
+    here = command.replace("8080", str(port))
+    async with simulated() as sim:
+        document = document_of(tmp_path, sim, api={"listen": f"127.0.0.1:{port}"})
+        async with relay_in_process(sim, document):
+            assert await _exit_code(here) == 0
+        assert await _exit_code(here) != 0
 
 
-async def _health(service: dict[str, Any], shipped: str, port: int | None) -> int:
-    """Run the check of a service against another port than the shipped; its exit code."""
-    command = service["healthcheck"]["test"][1]
-    assert shipped in command
+async def _exit_code(command: str) -> int:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     process = await asyncio.create_subprocess_exec(
         "sh",
         "-c",
-        command.replace(shipped, str(port)),
+        command,
         env=environment,
         stderr=asyncio.subprocess.DEVNULL,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from relay.config import load
 from tests.test_deploy import ROOT, read_yaml
@@ -103,12 +104,9 @@ async def azure() -> AsyncIterator[Azure]:
     application = web.Application()
     application.router.add_get("/metadata/identity/oauth2/token", serves.token)
     application.router.add_get("/secrets/agent-broker-url", serves.secret)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    serves.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield serves
-    await runner.cleanup()
+    async with TestServer(application) as server:
+        serves.url = f"http://127.0.0.1:{server.port}"
+        yield serves
 
 
 async def fetch(azure: Azure, folder: Path, secret: str, patience: str) -> tuple[int, str]:

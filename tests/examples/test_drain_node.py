@@ -18,12 +18,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from relay.app import start_relay
-from relay.clock import SystemClock
-from relay.config import Config
-from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator import Plan, Simulator
 from tests.eventually import eventually
 from tests.examples.test_drain import PROGRAMS
+from tests.relay_in_process import document_of, relay_in_process, simulated
 from tests.test_helm import needs_helm, pod_of, render
 
 FOLDER = PROGRAMS / "drain-node"
@@ -113,17 +111,16 @@ class Node:
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     """A node whose VM is vm-0, with a plain relay: the program calls an agent in the same way."""
-    async with Simulator(Setup(vms=(VM("vm-0"), VM("vm-1")))) as azure:
+    async with simulated("vm-0", "vm-1") as azure:
         rule = {"name": "drained", "approve": {"votes": 1, "from": ["group:local"]}}
         user = f"local:{getpass.getuser()}"
-        document = {
-            "scope": "west",
-            "source": {"url": azure.url, "interval": "500ms"},
-            "store": {"path": str(tmp_path / "relay.db")},
-            "approvals": {"rules": [rule], "groups": {"local": [user]}, "tell_first": "0s"},
-            "api": {"listen": "127.0.0.1:0", "socket": str(tmp_path / "relay.sock")},
-        }
-        async with start_relay(Config.model_validate(document), SystemClock()):
+        document = document_of(
+            tmp_path,
+            azure,
+            approvals={"rules": [rule], "groups": {"local": [user]}, "tell_first": "0s"},
+            api={"listen": "127.0.0.1:0", "socket": str(tmp_path / "relay.sock")},
+        )
+        async with relay_in_process(azure, document):
             yield Node(tmp_path, azure)
 
 

@@ -142,26 +142,10 @@ def test_a_refusal_about_an_unknown_event_has_its_line_too() -> None:
     )
 
 
-ORIGIN = Origin("scope", "vm-0")
-
-
 def recorded(name: str, **added: Any) -> RecordedEvent:
-    """Return an event about a decision, as the store reports it."""
-    event = approval_or_startrequest_event(
-        name,
-        ORIGIN,
-        NOON,
-        event=common_event_data(build_event(), 1),
-        added=added,
-        cause=None,
-        head="1:00",
-    )
-    return in_journal(event)
-
-
-def in_journal(event: CloudEvent) -> RecordedEvent:
     """Return an event as the store reports it."""
-    return RecordedEvent(1, event.id, event.name, "e-1", "west", event, ())
+    event = about(name, **added)
+    return RecordedEvent(1, event.id, name, "e-1", "west", event, ())
 
 
 def test_a_start_request_that_azure_refused_is_no_other_failure() -> None:
