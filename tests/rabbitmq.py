@@ -183,10 +183,10 @@ class Broker:
                 )
             time.sleep(0.05)
 
-    def answers(self, within: float = 0.5) -> bool:
-        """Whether the node answers the AMQP greeting within so many seconds."""
+    def answers(self) -> bool:
+        """Whether the node answers the AMQP greeting, within half a second."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=within) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=0.5) as connection:
                 connection.sendall(b"AMQP\x00\x00\x09\x01")
                 return connection.recv(1) == b"\x01"  # a method frame: Connection.Start
         except OSError:

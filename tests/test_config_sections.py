@@ -223,11 +223,9 @@ def test_a_domain_speaks_for_the_scopes_and_relays_that_its_patterns_match(
 # --- machines as voters
 
 
-def machine_rule(*voters: str, votes: int = 1, each_resource: bool = True) -> str:
-    rule = {
-        "name": "drained",
-        "approve": {"votes": votes, "from": list(voters), "each_resource": each_resource},
-    }
+def machine_rule(*voters: str, votes: int = 1) -> str:
+    quorum = {"votes": votes, "from": list(voters), "each_resource": True}
+    rule = {"name": "drained", "approve": quorum}
     return f"approvals: {{rules: [{orjson.dumps(rule).decode()}]}}"
 
 

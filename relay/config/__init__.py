@@ -110,18 +110,16 @@ def _find_document(path: Path | None, environment: Mapping[str, str]) -> tuple[P
     return file, read_document(file)
 
 
-def find_log_format(
-    path: Path | None = None, environment: Mapping[str, str] = os.environ
-) -> LogFormat:
+def find_log_format(path: Path | None) -> LogFormat:
     """Return ``telemetry.log``, or text if that cannot be read. Raises no ConfigError.
 
     ``imds-relay run`` calls it before `load`, so that errors in the configuration are logged in the
     form that the operator asked for.
     """
-    form = environment.get("IMDS_RELAY_TELEMETRY__LOG")
+    form = os.environ.get("IMDS_RELAY_TELEMETRY__LOG")
     if form is None:
         with suppress(ConfigError):
-            telemetry = _find_document(path, environment)[1].get("telemetry")
+            telemetry = _find_document(path, os.environ)[1].get("telemetry")
             form = telemetry.get("log") if isinstance(telemetry, dict) else None
     return "json" if form == "json" else "text"
 

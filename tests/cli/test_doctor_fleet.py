@@ -36,8 +36,8 @@ def node(own_broker: Broker) -> Iterator[Broker]:
     own_broker.forget_virtual_host(VHOST, *hashes)
 
 
-def url(node: Broker, user: str, vhost: str = VHOST) -> str:
-    return f"amqp://{user}:p@127.0.0.1:{node.port}/{vhost}"
+def url(node: Broker, user: str) -> str:
+    return f"amqp://{user}:p@127.0.0.1:{node.port}/{VHOST}"
 
 
 async def fleet_findings(folder: Path, **document: Any) -> tuple[int, list[tuple[str, str]]]:
