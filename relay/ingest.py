@@ -22,7 +22,6 @@ from typing import Any
 from relay.events import fast_dataclass
 from relay.events.build import (
     EndOutcome,
-    FactsAboutEndedEvent,
     Origin,
     change_event,
     common_event_data,
@@ -75,7 +74,7 @@ class EventNews:
     """What was seen of an event of a scope. ``event`` is None if it has left all documents.
 
     ``incarnation`` is that of the document. ``gap`` and ``rebooted`` are as in
-    `FactsAboutEndedEvent`.
+    `determine_outcome`.
     """
 
     scope: str
@@ -150,8 +149,7 @@ class Recorder:
             data = common_event_data(item.change.event, item.incarnation)
             if item.before is not None and item.change.kind == "ended":
                 data = item.before.data
-                evidence = self._gather_end_evidence(item, item.before, approvals)
-                outcome = determine_outcome(item.change.event, evidence, item.at)
+                outcome = self._outcome_of(item, item.before, approvals)
             event = change_event(
                 item.change,
                 item.origin,
@@ -189,9 +187,9 @@ class Recorder:
         tx.occurrences.save(occurrences)
         tx.record_all(events, now)
 
-    def _gather_end_evidence(
+    def _outcome_of(
         self, found: _Found, before: TrackedEvent, approvals: EventApprovals
-    ) -> FactsAboutEndedEvent:
+    ) -> EndOutcome:
         event, rebooted = found.change.event, found.rebooted
         start_sent = approvals.may_have_been_accepted
         if rebooted is None:
@@ -203,14 +201,16 @@ class Recorder:
                 and names_this_vm(event.resources, self.resource_names)
                 and (start_sent or _has_not_before_passed(event, found.at))
             )
-        return FactsAboutEndedEvent(start_sent=start_sent, gap=found.gap, rebooted=rebooted)
+        return determine_outcome(
+            event, found.at, start_sent=start_sent, gap=found.gap, rebooted=rebooted
+        )
 
 
 @fast_dataclass(frozen=True, slots=True)
 class _Found:
     """A change that a source found at a time, of the event that was known before.
 
-    ``gap`` and ``rebooted`` are as in `FactsAboutEndedEvent`. ``rebooted`` is None if the recorder
+    ``gap`` and ``rebooted`` are as in `determine_outcome`. ``rebooted`` is None if the recorder
     tells by the boot id of its own VM.
     """
 

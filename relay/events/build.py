@@ -43,38 +43,29 @@ class Origin:
         return self if scope == self.scope else replace(self, scope=scope)
 
 
-@dataclass(frozen=True, slots=True)
-class FactsAboutEndedEvent:
-    """What the relay knows about an event that left the document.
-
-    ``start_sent``: the relay sent a StartRequest for it and IMDS did not answer 400. ``gap``:
-    polling had paused for more than max(3 x interval, 5 s) before the event was missed.
-    ``rebooted``: it is a Reboot or Redeploy of this VM, it was approved or due, and the boot id of
-    the VM has changed since.
-    """
-
-    start_sent: bool
-    gap: bool
-    rebooted: bool
-
-
 class EndOutcome(NamedTuple):
     outcome: Literal["completed", "canceled", "unknown"]
     evidence: Literal["observed", "rebooted", "none"]
 
 
 def determine_outcome(
-    event: ScheduledEvent, evidence: FactsAboutEndedEvent, now: datetime
+    event: ScheduledEvent, now: datetime, *, start_sent: bool, gap: bool, rebooted: bool
 ) -> EndOutcome:
-    """Return how an event ended: docs/guarantees.md#an-outcome-is-what-this-relay-saw."""
+    """Return how an event ended: docs/guarantees.md#an-outcome-is-what-this-relay-saw.
+
+    ``start_sent``: the relay sent a StartRequest for it and IMDS did not answer 400. ``gap``:
+    polling had paused for more than max(3 x interval, 5 s) before the event was missed.
+    ``rebooted``: it is a Reboot or Redeploy of this VM, it was approved or due, and the boot id of
+    the VM has changed since.
+    """
     if event.is_started:
         return EndOutcome("completed", "observed")
-    if evidence.rebooted:
+    if rebooted:
         return EndOutcome("completed", "rebooted")
     not_before = event.not_before_time
     is_early = not_before is not None and now < not_before
     is_scheduled = (event.event_status or "").lower() == "scheduled"
-    if is_scheduled and is_early and not evidence.start_sent and not evidence.gap:
+    if is_scheduled and is_early and not start_sent and not gap:
         return EndOutcome("canceled", "observed")
     return EndOutcome("unknown", "none")
 

@@ -63,23 +63,25 @@ def fleet_definitions(
     hub: HubAccount,
     vhost: str,
     password_hashes: Mapping[str, str],
-    *,
-    all_users: bool = False,
 ) -> dict[str, Any]:
     """Return the definitions that ``rabbitmqctl import_definitions`` takes.
 
-    Of the users only those with a hash in ``password_hashes`` are listed, or ``all_users``. The
-    import of a user without a hash removes the password that it has. A user that is not listed must
-    exist before the import.
+    Of the users only those with a hash in ``password_hashes`` are listed: the import of a user
+    without one removes the password that it has. A user that is not listed must exist before.
     """
     parts = tuple({part.title: part for part in _topology_parts(settings, hub)}.values())
     queues = [part for part in parts if isinstance(part, Queue)]
     agents = _agent_rights(settings.exchange)
-    definitions = {
+    definitions: dict[str, list[dict[str, Any]]] = {
         "users": [
-            _user(user, password_hashes.get(user))
+            {
+                "name": user,
+                "tags": [],
+                "password_hash": password_hashes[user],
+                "hashing_algorithm": "rabbit_password_hashing_sha256",
+            }
             for user in (hub.user, *(domain.user for domain in settings.domains))
-            if all_users or user in password_hashes
+            if user in password_hashes
         ],
         "permissions": [
             {"user": hub.user, **_hub_rights(settings, hub)},
@@ -207,11 +209,3 @@ def is_password_hash(text: str) -> bool:
         return len(base64.b64decode(text, validate=True)) == SALT_BYTES + 32
     except ValueError:
         return False
-
-
-def _user(name: str, password_hash: str | None) -> dict[str, Any]:
-    user: dict[str, Any] = {"name": name, "tags": []}
-    if password_hash is not None:
-        user["password_hash"] = password_hash
-        user["hashing_algorithm"] = "rabbit_password_hashing_sha256"
-    return user

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from relay.events.build import (
     EndOutcome,
-    FactsAboutEndedEvent,
     Origin,
     approval_or_startrequest_event,
     change_event,
@@ -252,8 +251,8 @@ def test_an_outcome_claims_no_more_than_was_seen(
     now: datetime,
     outcome: tuple[str, str],
 ) -> None:
-    facts = FactsAboutEndedEvent(start_sent=start_sent, gap=gap, rebooted=rebooted)
-    assert determine_outcome(make_event(**state), facts, now) == outcome
+    facts = {"start_sent": start_sent, "gap": gap, "rebooted": rebooted}
+    assert determine_outcome(make_event(**state), now, **facts) == outcome
 
 
 # --- decisions and the relay itself

@@ -13,7 +13,6 @@ import pytest
 from aiormq.abc import DeliveredMessage
 
 from relay.events.build import (
-    FactsAboutEndedEvent,
     Origin,
     change_event,
     common_event_data,
@@ -72,7 +71,7 @@ def report(
 ) -> DeliveredMessage:
     before, after = ((event,), ()) if is_gone else ((), (event,))
     (change,) = diff_events_with_document(before, Document(1, after))
-    evidence = FactsAboutEndedEvent(start_sent=False, gap=False, rebooted=False)
+    outcome = determine_outcome(event, at, start_sent=False, gap=False, rebooted=False)
     told = change_event(
         change,
         origin,
@@ -80,7 +79,7 @@ def report(
         data=common_event_data(event, 1),
         previous_count=0,
         approved_by_relay=False,
-        outcome=determine_outcome(event, evidence, at) if is_gone else None,
+        outcome=outcome if is_gone else None,
     )
     return published(told, report_key(told, origin))
 

@@ -55,7 +55,7 @@ IsFresh: TypeAlias = Callable[[str], bool]
 class GoneFromDocument:
     """The event is gone from an agent's document.
 
-    ``gap``: the agent may have missed a state before. ``rebooted``: see `FactsAboutEndedEvent`.
+    ``gap``: the agent may have missed a state before. ``rebooted``: see `determine_outcome`.
     """
 
     rebooted: bool = False
