@@ -44,7 +44,6 @@ from relay.settings import first_error_path_and_message
 class ReceivedMessage:
     """A message that was read. Nothing in it proves who sent it."""
 
-    id: str
     origin: Origin
     """The relay that the message names as its sender."""
     at: datetime
@@ -79,9 +78,7 @@ def read_message(body: bytes) -> ReceivedMessage:
     except ValidationError as error:
         path, problem = first_error_path_and_message(error)
         raise UnusableMessage(f"its body is no message of a fleet: {path}: {problem}") from None
-    return ReceivedMessage(
-        id=envelope.id, origin=envelope.origin, at=envelope.time, content=content
-    )
+    return ReceivedMessage(origin=envelope.origin, at=envelope.time, content=content)
 
 
 class _Envelope(Strict):

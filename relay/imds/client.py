@@ -73,18 +73,15 @@ class ImdsClient(ImdsSession):
         """Whether the service was found at another address than that in a virtual network."""
         return self._found is not None and self._found.address != VIRTUAL_NETWORK
 
-    async def read_document_bytes(self) -> bytes:
-        return (await self.read_dated_document()).body
-
-    async def read_dated_document(self) -> DatedBody:
+    async def read_document(self) -> DatedBody:
         """Return the body of the Scheduled Events document with the service's time."""
         if self._finder is None:
-            return await self._read_document(self._settings.url)
+            return await self._read_from(self._settings.url)
         failing = self._clock.monotonic() - self._failing_since
         if self._found is None or failing >= SEARCH_AFTER:
             return await self._search(self._finder)
         try:
-            read = await self._read_document(self._found.base_url)
+            read = await self._read_from(self._found.base_url)
             parse_document(read.body)  # another service may answer at that address by now
         except SourceError as error:
             if error.status != 429:  # it works, others poll too
@@ -99,7 +96,7 @@ class ImdsClient(ImdsSession):
         async with contextlib.aclosing(finder.candidates()) as candidates:
             async for candidate in candidates:
                 try:
-                    read = await self._read_document(candidate.base_url, CONNECT_TIMEOUT)
+                    read = await self._read_from(candidate.base_url, CONNECT_TIMEOUT)
                     parse_document(read.body)
                 except SourceError as error:
                     problems.append(f"{candidate.base_url} ({candidate.reason}): {error.reason}")
@@ -122,7 +119,7 @@ class ImdsClient(ImdsSession):
             _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 
-    async def _read_document(self, url: str, connect_timeout: float | None = None) -> DatedBody:
+    async def _read_from(self, url: str, connect_timeout: float | None = None) -> DatedBody:
         # The first call can take two minutes: docs/protocol.md#the-first-call
         timeout = self._settings.timeout if self._has_answered else self._settings.first_timeout
         call = self._events_call(url, timeout=timeout, connect_timeout=connect_timeout)

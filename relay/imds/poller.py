@@ -119,6 +119,7 @@ class Poller:
         if settings.interval != self._settings.interval:
             self._poll_requested.set()  # ends the pause, which has the earlier interval
         self._settings = settings
+        self._client.use_source_settings(settings)
 
     async def read_with_imds_time(self) -> FreshReadResult:
         """Read and record with a call that begins from now on. Raises SourceError."""
@@ -164,7 +165,7 @@ class Poller:
 
     async def _read(self) -> tuple[FreshReadResult, bytes]:
         """Read once. The bytes can be 4 MiB, and nobody needs more of them than a digest."""
-        read = await self._client.read_dated_document()
+        read = await self._client.read_document()
         self.poll_seconds.observe(self._clock.monotonic() - read.asked_monotonic)
         digest = sha256(read.body).digest()
         document = self.last_document

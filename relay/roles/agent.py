@@ -95,7 +95,7 @@ async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIter
         # Nothing that an agent may reload makes another of these parts.
         name = f"agent {origin.relay} of scope {origin.scope}"
         running_relay = RunningRelay(
-            config, server, store, clock, report, lambda _: nullcontext(relay), name, poller, client
+            config, server, store, clock, report, lambda _: nullcontext(relay), name, poller
         )
         async with running(agent=agent.run(), delivery=dispatcher.run()):
             try:

@@ -26,7 +26,6 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.config.model import start_warnings
 from relay.events.build import RecordRelayEvent
-from relay.imds.client import ImdsClient
 from relay.imds.poller import Poller
 from relay.roles.parts import running
 from relay.store.retention import prune_forever
@@ -49,9 +48,9 @@ class RunningRelay:
         report: RecordRelayEvent,
         enter: Callable[[Config], AbstractAsyncContextManager[Relay]],
         name: str,
-        *polling: Poller | ImdsClient,
+        poller: Poller | None = None,
     ) -> None:
-        """``enter`` enters the half of a role; ``polling`` takes the source's settings."""
+        """``enter`` enters the half of a role; ``poller`` takes the source's settings."""
         self.config = config
         self.relay: Relay
         self.server = server
@@ -60,7 +59,7 @@ class RunningRelay:
         self._report = report
         self._enter_role = enter
         self._name = name
-        self._polling = polling
+        self._poller = poller
         self._group: asyncio.TaskGroup
         self._task: asyncio.Task[None]
         self._must_leave: asyncio.Event
@@ -137,8 +136,8 @@ class RunningRelay:
     ) -> None:
         """Enter a half, and leave it in the same task: contexts of tasks need that."""
         self.store.settings = config.store
-        for part in self._polling:
-            part.use_source_settings(config.source)
+        if self._poller is not None:
+            self._poller.use_source_settings(config.source)
         try:
             async with (
                 self._enter_role(config) as relay,

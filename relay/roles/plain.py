@@ -67,8 +67,6 @@ async def start(config: Config, clock: Clock) -> AsyncIterator[RunningRelay]:
             return deciding(config, server, store, clock, report, gate=gate, make_relay=make_relay)
 
         name = f"relay {origin.relay} of scope {origin.scope}"
-        running_relay = RunningRelay(
-            config, server, store, clock, report, enter, name, poller, client
-        )
+        running_relay = RunningRelay(config, server, store, clock, report, enter, name, poller)
         async with running_relay.entered(), polling(poller, store):
             yield running_relay

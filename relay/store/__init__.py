@@ -195,7 +195,6 @@ class Grant:
     revision: str
     rule: str
     approval_id: str
-    granted_at: datetime
     state: GrantState
     attempts: int
     status: int | None

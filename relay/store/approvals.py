@@ -12,7 +12,6 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 import orjson
 
@@ -127,7 +126,8 @@ def _with_grant(
 
 
 def decision_of(position: int, event: CloudEvent) -> Decision:
-    data = event.data
+    data, at = event.data, parse_timestamp(event.attributes["time"])
+    assert at is not None  # noqa: S101  # every event has a time
     return Decision(
         approval_id=data["approvalId"],
         decision=data["decision"],
@@ -135,7 +135,7 @@ def decision_of(position: int, event: CloudEvent) -> Decision:
         channel=data["channel"],
         revision=data["revision"],
         remarks=remarks_in(data),
-        at=_time_of(event),
+        at=at,
         expires=parse_timestamp(data["expires"]),
         dry_run="dryRun" in data,
         recorded_event_id=event.id,
@@ -153,18 +153,11 @@ def _grant_of(position: int, event: CloudEvent, decisions: Iterable[Decision]) -
         revision=event.data["revision"],
         rule=event.data["rule"],
         approval_id=event.data["approvalId"],
-        granted_at=_time_of(event),
         state="granted",
         attempts=0,
         status=None,
         cause=cause if is_by_message and cause else event.id,
     )
-
-
-def _time_of(event: CloudEvent) -> datetime:
-    at = parse_timestamp(event.attributes["time"])
-    assert at is not None  # noqa: S101  # every event has a time
-    return at
 
 
 @dataclass(slots=True)

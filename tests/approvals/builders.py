@@ -231,7 +231,6 @@ def build_grant(
         "revision": (of or build_event()).revision,
         "rule": "databases",
         "approval_id": "approve-alice",
-        "granted_at": NOON,
         "state": state,
         "attempts": 0 if state == "granted" else 1,
         "status": {"accepted": 200}.get(state),

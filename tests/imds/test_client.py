@@ -58,7 +58,7 @@ async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  
         client_of(server.url, timeout=timeout, first_timeout=timeout) as client,
     ):
         with pytest.raises(SourceError) as caught:
-            await client.read_document_bytes()
+            await client.read_document()
     return caught.value
 
 
@@ -71,7 +71,7 @@ async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() ->
     See docs/protocol.md#no-proxies.
     """
     async with run_server() as server, client_of(server.url) as client:
-        await client.read_document_bytes()
+        await client.read_document()
         await client.send_start_request("A")
         await client.read_instance_metadata_body()
     assert len(server.requests) == 3
@@ -103,7 +103,7 @@ async def test_a_proxy_of_the_environment_is_bypassed(monkeypatch: pytest.Monkey
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
         async with client_of(server.url) as client:
-            assert await client.read_document_bytes() == EMPTY
+            assert (await client.read_document()).body == EMPTY
     assert proxy.requests == []
 
 
@@ -139,7 +139,7 @@ async def test_a_redirect_is_a_failure_and_never_followed(status: int) -> None:
             with pytest.raises(
                 SourceUnavailable, match=rf"{status}: a redirect to {elsewhere.url}/"
             ) as read:
-                await client.read_document_bytes()
+                await client.read_document()
             with pytest.raises(SourceUnavailable):
                 await client.send_start_request("A")
     assert read.value.status == status
@@ -189,9 +189,9 @@ async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> Non
         run_server(answers_in_order(Answer(), Answer(raw=b"", then="reset"))) as server,
         client_of(server.url) as client,
     ):
-        await client.read_document_bytes()
+        await client.read_document()
         with pytest.raises(SourceUnavailable):
-            await client.read_document_bytes()
+            await client.read_document()
     assert len(server.requests) == 2
     assert server.requests[0].peer == server.requests[1].peer
 
@@ -224,7 +224,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
         client_of(f"http://127.0.0.1:{server.port}") as client,
     ):
         with pytest.raises(DocumentTooLarge):
-            await client.read_document_bytes()
+            await client.read_document()
         await asyncio.wait_for(ended.wait(), 60)
     assert MAX_DOCUMENT_BYTES <= sent < 6 * MAX_DOCUMENT_BYTES, (
         "what is over the limit is what lay in the buffers of two sockets"
@@ -269,9 +269,9 @@ async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
 async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
     answers = answers_in_order(Answer(pause=0.4), Answer(pause=3600))
     async with run_server(answers) as server, client_of(server.url, timeout=0.2) as client:
-        assert await client.read_document_bytes() == EMPTY
+        assert (await client.read_document()).body == EMPTY
         with pytest.raises(SourceUnavailable, match=r"within 0\.2s"):
-            await client.read_document_bytes()
+            await client.read_document()
 
 
 # --- the budget of calls
@@ -298,10 +298,10 @@ def spans_of_three(requests: list[ReceivedRequest]) -> list[float]:
 
 async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None:
     async with run_client_and_server() as (server, client), asyncio.TaskGroup() as calls:
-        calls.create_task(client.read_document_bytes())
+        calls.create_task(client.read_document())
         calls.create_task(client.send_start_request("A"))
         calls.create_task(client.read_instance_metadata_body())
-        calls.create_task(client.read_document_bytes())
+        calls.create_task(client.read_document())
         calls.create_task(client.send_start_request("B"))
         calls.create_task(client.read_instance_metadata_body())
     assert len(server.requests) == 6
@@ -323,7 +323,7 @@ async def test_a_read_gives_the_time_of_the_service_and_the_moments_before_it_wa
         run_server(answer_later, clock) as server,
         ImdsClient(SourceSettings(url=server.url), clock) as client,
     ):
-        read = await client.read_dated_document()
+        read = await client.read_document()
     assert read == DatedBody(EMPTY, NOON + timedelta(seconds=2), NOON, 0.0)
 
 

@@ -134,7 +134,7 @@ async def test_the_service_is_the_first_that_gives_a_document_and_no_sink_reache
         other.answer = Answer(b"no document")
         finder.urls = other.url, server.url
         async with ImdsClient(SourceSettings(url="discover"), clock, finder) as client:
-            await client.read_dated_document()
+            await client.read_document()
             assert client.base_url == server.url
             assert is_refused(LOCAL)
         assert not is_refused(LOCAL)
@@ -157,7 +157,7 @@ async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures
             clock.advance(seconds)
             server.answer = answer
             with suppress(SourceError):
-                await client.read_dated_document()
+                await client.read_document()
             return finder.searches
 
         assert await read(0, Answer()) == 1
