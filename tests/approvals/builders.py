@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -31,13 +32,24 @@ from relay.events.build import Origin, common_event_data
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import NO_REMARKS, remarks_in
+from relay.events.match import Match
 from relay.events.model import Document, ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.ingest import EventNews, Recorder, SuccessfulPoll
-from relay.store import Decision, Grant, GrantState, Mode, StateFileScopeAndVm, TrackedEvent
+from relay.store import (
+    Decision,
+    Grant,
+    GrantState,
+    Mode,
+    StandingHold,
+    StateFileScopeAndVm,
+    StoreSettings,
+    TrackedEvent,
+)
 from relay.store.approvals import Memory
 from relay.store.chain import read_all_rows, verify_journal
 from relay.store.file import StateFile, open_state_file
+from relay.store.retention import prune_all_tables
 from relay.store.transaction import Route, Transaction
 from tests.clocks import NOON, ManualClock
 
@@ -74,7 +86,7 @@ SETTINGS = ApprovalsSettings.model_validate(
 
 A Freeze has no rule.
 """
-
+BY_ALICE = {"votes": 1, "from": ["client:alice"]}
 CLIENT_RESOURCES: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(f"client:{name}" for name in ("alice", "bob", "carol", "drain", "eve")),
     "mtls:alice": None,
@@ -82,6 +94,12 @@ CLIENT_RESOURCES: dict[str, tuple[str, ...] | None] = {
     "client:web": ("web-*",),
 }
 """The clients that may approve, and the resources that they may decide for."""
+
+
+def one_rule(approve: Any, **more: Any) -> ApprovalsSettings:
+    """A section with one rule for all events, and ``more``."""
+    rules = [{"name": "all", "approve": approve}]
+    return ApprovalsSettings.model_validate({"rules": rules, **more})
 
 
 async def decide_nothing(_request: object) -> DecisionAnswer:
@@ -170,6 +188,11 @@ STARTED = build_event(event_status="Started", not_before=None)
 OPERATOR = build_caller("op", "operate")
 
 
+def started(of: ScheduledEvent) -> ScheduledEvent:
+    """The event as Azure shows it once it has started."""
+    return replace(of, event_status="Started", not_before=None)
+
+
 # --- without a file
 
 
@@ -237,6 +260,23 @@ def build_grant(
         "cause": "c",
     }
     return Grant(**fields | changes)
+
+
+def build_standing_hold(
+    seconds: float = 60.0, principal: str = "client:eve", **changes: Any
+) -> StandingHold:
+    """A standing hold of all events, from noon until so many seconds later."""
+    fields: dict[str, Any] = {
+        "hold_id": "h" * 32,
+        "principal": principal,
+        "channel": "http",
+        "conditions": Match(),
+        "starts": NOON,
+        "ends": NOON + timedelta(seconds=seconds),
+        "reason": "freeze",
+        "created": NOON,
+    }
+    return StandingHold(**fields | changes)
 
 
 def build_status(
@@ -391,6 +431,12 @@ class ApprovalFile:
     def set_mode(self, mode: Mode) -> None:
         self.transact(lambda tx: tx.store_approval_mode(mode, "local:root", self.clock.now()))
         self.apply_transitions()
+
+    def prune(self, *, retain: float = 0.0, audit_retain: float = 0.0, after: float = 0.0) -> None:
+        """Forget what is older than these seconds, ``after`` seconds from now."""
+        keep = StoreSettings(retain=retain, audit_retain=audit_retain)
+        at = self.clock.now() + timedelta(seconds=after)
+        self.transact(lambda tx: prune_all_tables(tx, keep, at))
 
     def claim(self, grants: Iterable[Grant] | None = None) -> list[ClaimedGrant]:
         """Claim every open grant or these, as the gate does last before it sends each."""

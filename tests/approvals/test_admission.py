@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from relay.approvals.request import (
     Rights,
     refuse,
 )
-from relay.events.match import Match
 from relay.events.model import ScheduledEvent
-from relay.store import Decision, GrantState, StandingHold
+from relay.store import Decision, GrantState
 from tests.approvals.builders import (
     FREEZE,
     REBOOT,
@@ -33,9 +31,10 @@ from tests.approvals.builders import (
     build_event,
     build_grant,
     build_request,
+    build_standing_hold,
     build_status,
+    one_rule,
 )
-from tests.clocks import NOON
 
 
 def ask(
@@ -58,7 +57,9 @@ BOTH = build_event(resources=("db-1", "web-1"))
 NAMELESS = build_event(resources=())
 PAUSED = build_event(event_status="Paused")
 UPPER, UNDATED = build_event(event_status="SCHEDULED"), build_event(due=None)
-DATABASES, WEB, ANY = (build_caller(resources=(each,)) for each in ("DB-*", "web-*", "*"))
+DATABASES, WEB, MAIL, ANY = (
+    build_caller(resources=(each,)) for each in ("DB-*", "web-*", "mail-*", "*")
+)
 OP, READER, VOTER = (
     build_caller("op", "operate"),
     build_caller("alice", "read"),
@@ -177,29 +178,8 @@ def test_a_not_before_at_the_beginning_of_time_breaks_nothing() -> None:
 LIMITED = Caller("slack:T1/U1", "slack", Rights(frozenset({"approve", "hold"}), None, (("db-*",),)))
 
 
-def settings(approve: Any, **more: Any) -> ApprovalsSettings:
-    return ApprovalsSettings.model_validate(
-        {"rules": [{"name": "all", "approve": approve}], **more}
-    )
-
-
-EACH = settings({"each_resource": True, "from": ["client:alice", "slack:T1/U1", "vm:prod/*"]})
-
-
-ONE = settings({"votes": 1, "from": ["client:alice", "vm:prod/*"]})
-
-
-def standing_hold(principal: str, minutes: int) -> StandingHold:
-    return StandingHold(
-        hold_id=f"{minutes:08d}-rest",
-        principal=principal,
-        channel="http",
-        conditions=Match(),
-        starts=NOON,
-        ends=NOON + timedelta(minutes=minutes),
-        reason="freeze",
-        created=NOON,
-    )
+EACH = one_rule({"each_resource": True, "from": ["client:alice", "slack:T1/U1", "vm:prod/*"]})
+ONE = one_rule({"votes": 1, "from": ["client:alice", "vm:prod/*"]})
 
 
 def machine(decision: DecisionKind = "approve", name: str = "prod/db-1") -> DecisionRequest:
@@ -257,7 +237,18 @@ ALONE = "vm:prod/db-1 may decide for itself only, "
             "you may not decide for web-1: your rights (resources) do not cover it",
             ask("hold", DATABASES, BOTH, settings=EACH),
         ),
+        (
+            403,
+            "you may not decide for an event that names no resource",
+            ask(of=NAMELESS, settings=EACH),
+        ),
+        # A voter must cover at least one.
         (202, "", ask(by=DATABASES, of=BOTH, settings=EACH)),
+        (
+            403,
+            "you may not decide for db-1, web-1: your rights (resources) do not cover them",
+            ask(by=MAIL, of=BOTH, settings=EACH),
+        ),
         (202, "", ask("hold", of=NAMELESS, settings=EACH)),
     ],
 )
@@ -267,7 +258,10 @@ def test_a_refusal_says_why(status: int, reason: str, refusal: DecisionAnswer | 
 
 
 def test_a_release_where_only_standing_holds_are_says_whose_they_are() -> None:
-    holds = (standing_hold("client:eve", 10), standing_hold("client:bob", 20))
+    holds = (
+        build_standing_hold(600, "client:eve", hold_id="00000010-rest"),
+        build_standing_hold(1200, "client:bob", hold_id="00000020-rest"),
+    )
     status = replace(build_status(), standing_holds=holds)
     assert find_decision_refusal(build_request("release"), status) == refuse(
         409,
@@ -296,7 +290,7 @@ def test_an_unknown_event_is_404() -> None:
         (
             f"{ALONE}not for web-1: with each_resource: true, a rule takes a vote of each machine",
             machine(),
-            settings("automatic"),
+            one_rule("automatic"),
         ),
         (
             "vm:prod/db-2 may decide for itself only, and the event does not name it",
@@ -335,6 +329,6 @@ def test_a_machine_releases_its_own_hold_even_if_the_event_does_not_name_it_any_
     hold = build_decision("hold", principal=holder)
     refusal = find_decision_refusal(
         machine("release"),
-        build_status(about, hold, settings=settings("automatic", **people)),
+        build_status(about, hold, settings=one_rule("automatic", **people)),
     )
     assert (refusal.status if refusal is not None else None) == status

@@ -20,7 +20,6 @@ from relay.ingest import Recorder, SuccessfulPoll
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
-from relay.store.retention import prune_all_tables
 from relay.store.sqlite import open_store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
@@ -67,8 +66,7 @@ def by_hand(approvals: ApprovalFile, *statements: str) -> None:
 
 
 def prune(approvals: ApprovalFile, *, audit_retain: float = 400 * 86400.0) -> None:
-    settings, now = StoreSettings(audit_retain=audit_retain), approvals.clock.now()
-    approvals.transact(lambda tx: prune_all_tables(tx, settings, now))
+    approvals.prune(retain=StoreSettings().retain, audit_retain=audit_retain)
 
 
 def problems(approvals: ApprovalFile) -> tuple[str, ...]:
@@ -495,12 +493,11 @@ def test_what_was_pruned_in_quiet_months_is_no_gap(approvals: ApprovalFile) -> N
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     approvals.record_document()
-    keep = StoreSettings(retain=0.0, audit_retain=30 * 86400.0)
     for day in range(70):
         approvals.clock.advance(86400)
         approvals.record_document(build_event(f"Q-{day}", event_type="Freeze"))
         approvals.record_document()
-        approvals.transact(lambda tx: prune_all_tables(tx, keep, approvals.clock.now()))
+        approvals.prune(audit_retain=30 * 86400.0)
     new = build_event("E-5", event_type="Redeploy", due=71 * 86400.0)
     approvals.record_document(new)
     assert [approvals.submit(of=new).status for _ in range(2)] == [202, 202]
@@ -516,8 +513,7 @@ def test_what_was_pruned_after_an_end_is_no_gap(
     ended = approvals.transact(
         lambda tx: tx.occurrences.require_occurrence(claimed.grant.occurrence)
     )
-    retention = StoreSettings(retain=0.0, audit_retain=0.0)
-    approvals.transact(lambda tx: prune_all_tables(tx, retention, NOON + timedelta(seconds=60)))
+    approvals.prune(after=60)
     approvals.record_document(OTHER)
     approvals.transact(lambda tx: tx.approvals.verify(ended.key))
     assert approvals.transact(lambda tx: tx.approvals.of_occurrence(ended)).damage is None
@@ -546,18 +542,16 @@ def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(
     approvals.record_document(REBOOT)
     approvals.submit()
     approvals.submit("hold", "eve")
-    retention = StoreSettings(retain=0.0, audit_retain=0.0)
-    soon = NOON + timedelta(seconds=60)
     for _ in range(2):
-        approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
+        approvals.prune(after=60)
     assert approvals.status().vote_count == 1
     approvals.submit("release", "eve")
     approvals.submit(by="bob")
-    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
+    approvals.prune(after=60)
     approvals.crash()
     (claimed,) = approvals.claim()
     approvals.accept([claimed])
     assert problems(approvals) == ()
     approvals.record_document()
-    approvals.transact(lambda tx: prune_all_tables(tx, retention, soon))
+    approvals.prune(after=60)
     assert problems(approvals) == ()

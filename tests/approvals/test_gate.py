@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE
 from relay.approvals.request import DecisionAnswer
 from relay.errors import SourceUnavailable, StoreUnavailable
@@ -17,11 +16,13 @@ from relay.store.approvals import NOTHING
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
+    BY_ALICE,
     REDEPLOY,
     SETTINGS,
     USER_REBOOT,
     build_event,
     build_request,
+    one_rule,
 )
 from tests.approvals.running_gate import TIMEOUT, Azure, running_gate, start_request_tasks
 from tests.clocks import NOON, ManualClock
@@ -33,10 +34,6 @@ STARTED = build_event(event_source="User", event_status="Started", not_before=No
 
 
 # --- what is checked when events are recorded
-
-BY_VOTES = ApprovalsSettings.model_validate(
-    {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
-)
 
 
 async def test_what_follows_is_in_the_transaction_of_its_cause(tmp_path: Path) -> None:
@@ -70,7 +67,7 @@ async def test_a_fault_in_what_follows_costs_no_notice(
 
 async def test_a_stream_of_changes_does_not_keep_a_hold_from_its_end(tmp_path: Path) -> None:
     """Only the events that change are checked, so the gate must also look at the time."""
-    settings = BY_VOTES.model_copy(update={"hold_expires": 60.0})
+    settings = one_rule(BY_ALICE, hold_expires="60s")
     async with running_gate(tmp_path, build_event(), settings=settings) as harness:
         await harness.submit("hold")
         await harness.settle()

@@ -32,6 +32,8 @@ from tests.approvals.builders import (
     build_occurrence,
     checked_file,
     decide,
+    one_rule,
+    started,
 )
 from tests.clocks import NOON
 
@@ -41,31 +43,17 @@ DATABASES: dict[str, Any] = {
     "max": 1,
     "rest": "2m",
 }
-_VOTE: dict[str, Any] = {
-    "name": "all",
-    "approve": {"votes": 1, "from": ["client:alice", "client:bob"]},
-}
-_AT_ONCE: dict[str, Any] = {"name": "all", "approve": "automatic"}
-
-
-def limited(
-    *limits: dict[str, Any], rule: dict[str, Any] = _VOTE, **more: Any
-) -> ApprovalsSettings:
-    return ApprovalsSettings.model_validate({"rules": [rule], "limits": limits, **more})
+_VOTE = {"votes": 1, "from": ["client:alice", "client:bob"]}
 
 
 def approvals_with(
-    folder: Path, *limits: dict[str, Any], rule: dict[str, Any] = _VOTE
+    folder: Path, limit: dict[str, Any], approve: Any = _VOTE
 ) -> AbstractContextManager[ApprovalFile]:
-    return checked_file(folder, limited(*limits, rule=rule))
+    return checked_file(folder, one_rule(approve, limits=[limit]))
 
 
 def event(name: str, *machines: str, due: float | None = 900.0, **more: Any) -> ScheduledEvent:
     return build_event(name, due=due, resources=machines, **more)
-
-
-def started(of: ScheduledEvent) -> ScheduledEvent:
-    return build_event(of.event_id, resources=of.resources, event_status="Started", not_before=None)
 
 
 A, B, C = event("A", "db-1"), event("B", "db-2"), event("C", "db-3")
@@ -231,7 +219,7 @@ def test_a_second_event_waits_until_the_first_is_over_and_its_rest_too(tmp_path:
 
 
 def test_a_pass_that_grants_says_when_the_grant_ends(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES, rule=_AT_ONCE) as approvals:
+    with approvals_with(tmp_path, DATABASES, "automatic") as approvals:
         approvals.record_document(A, B, step=False)
         assert approvals.apply_transitions() == A.not_before_time
         assert states(approvals, "A", "B") == {"A": "granted", "B": "waiting"}
@@ -262,12 +250,12 @@ def test_a_clock_that_is_set_back_does_not_make_a_rest_endless(tmp_path: Path, b
 # --- who is first
 
 
-@pytest.mark.parametrize("rule", [_VOTE, _AT_ONCE])
+@pytest.mark.parametrize("approve", [_VOTE, "automatic"])
 def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
-    tmp_path: Path, rule: dict[str, Any]
+    tmp_path: Path, approve: Any
 ) -> None:
     """The gate looks at the events that changed."""
-    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, rule=rule) as approvals:
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, approve) as approvals:
         approvals.record_document(started(A), C, B)
         for one in (B, C):
             approvals.submit(of=one)
@@ -305,7 +293,7 @@ def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_pat
         for one in (C, B, A):
             decide(approvals, "approve", "alice", of=one)
         approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
-        approvals.crash(limited(DATABASES, everything))
+        approvals.crash(one_rule(_VOTE, limits=[DATABASES, everything]))
         assert decide(approvals, "approve", "alice", of=web) == "waiting"
         (wait,) = approvals.status("W").waiting_for
         assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
@@ -316,7 +304,7 @@ def test_a_start_request_without_an_answer_waits_while_azure_has_started_another
 ) -> None:
     """Another event of its machine, which may be down already, is no reason for it to go."""
     same_machine = event("C", "db-1")
-    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, rule=_AT_ONCE) as approvals:
+    with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, "automatic") as approvals:
         approvals.record_document(A)
         approvals.answer(approvals.claim(), SourceUnavailable("timeout"))
         approvals.record_document(A, started(B), same_machine)

@@ -7,7 +7,7 @@ this relay, and remembers who waits since when.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from relay.approvals import ApprovalsSettings, ClaimedGrant
+from relay.approvals import ClaimedGrant
 from relay.approvals.status import approval_state
 from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import TrackedEvent
-from tests.approvals.builders import ApprovalFile, build_event, open_grants
+from tests.approvals.builders import ApprovalFile, build_event, one_rule, open_grants, started
 from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
@@ -38,32 +38,23 @@ _LIMITS: dict[str, list[dict[str, Any]]] = {
     ],
     "three of all": [{"name": "all", "max": 3, "rest": "30s"}],
 }
-_RULES = {
-    "votes": {"name": "all", "approve": {"votes": 1, "from": ["client:alice", "client:bob"]}},
-    "automatic": {"name": "all", "approve": "automatic"},
+_APPROVE: dict[str, Any] = {
+    "votes": {"votes": 1, "from": ["client:alice", "client:bob"]},
+    "automatic": "automatic",
 }
 _MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
-
-
-def configuration(limits: str, rules: str) -> ApprovalsSettings:
-    return ApprovalsSettings.model_validate(
-        {"rules": [_RULES[rules]], "limits": _LIMITS[limits], "hold_expires": "90s"}
-    )
 
 
 @dataclass
 class AzureEvent:
     seen: ScheduledEvent
-    first_seen: int
-    started_by_us: bool = False
     may_be_started: bool = False
     """Whether Azure may have taken a StartRequest without telling."""
-    machines: frozenset[str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Name the machines as the relay counts them."""
-        names = self.seen.resources or (f"event {self.seen.event_id}",)
-        self.machines = frozenset(names)
+
+def machines_of(event: ScheduledEvent) -> frozenset[str]:
+    """The machines as the relay counts them."""
+    return frozenset(event.resources or (f"event {event.event_id}",))
 
 
 def counted(limit: dict[str, Any], machines: frozenset[str]) -> frozenset[str]:
@@ -81,19 +72,18 @@ def _is_repeat(claim: ClaimedGrant) -> bool:
 class Limits(RuleBasedStateMachine):
     """What can happen, in any order."""
 
-    @initialize(limits=st.sampled_from(sorted(_LIMITS)), rules=st.sampled_from(sorted(_RULES)))
-    def begin(self, limits: str, rules: str) -> None:
+    @initialize(limits=st.sampled_from(sorted(_LIMITS)), approve=st.sampled_from(sorted(_APPROVE)))
+    def begin(self, limits: str, approve: str) -> None:
         self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.limits = _LIMITS[limits]
         self.clock = ManualClock()
-        self.approvals = ApprovalFile(
-            Path(self.folder.name) / "relay.db", configuration(limits, rules), clock=self.clock
-        )
+        section = one_rule(_APPROVE[approve], limits=self.limits, hold_expires="90s")
+        path = Path(self.folder.name) / "relay.db"
+        self.approvals = ApprovalFile(path, section, clock=self.clock)
         self.azure: dict[str, AzureEvent] = {}
         self.rests: list[tuple[datetime, frozenset[str]]] = []
         """When events ended that may have happened, and their machines."""
         self.claims: list[ClaimedGrant] = []
-        self.serial = 0
         for event_id in _IDS[:2]:
             self.appears(event_id, ("db-1",) if event_id == "A" else ("db-2",), 400.0)
         self.poll()
@@ -123,11 +113,7 @@ class Limits(RuleBasedStateMachine):
         not_before = (
             format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
         )
-        self.serial += 1
-        first = known.first_seen if known is not None else self.serial
-        self.azure[of] = AzureEvent(
-            build_event(of, resources=machines, not_before=not_before), first
-        )
+        self.azure[of] = AzureEvent(build_event(of, resources=machines, not_before=not_before))
 
     @precondition(lambda self: self.azure)
     @rule(of=st.sampled_from(_IDS))
@@ -136,10 +122,7 @@ class Limits(RuleBasedStateMachine):
             self._start(of)
 
     def _start(self, of: str) -> None:
-        before = self.azure[of]
-        self.azure[of].seen = build_event(
-            of, resources=before.seen.resources, event_status="Started", not_before=None
-        )
+        self.azure[of].seen = started(self.azure[of].seen)
 
     @precondition(lambda self: self.azure)
     @rule(of=st.sampled_from(_IDS), read=st.booleans())
@@ -255,7 +238,7 @@ class Limits(RuleBasedStateMachine):
         """
         now = self.clock.now()
         status = self.approvals.status(of)
-        own = frozenset(status.occurrence.event.resources or (f"event {of}",))
+        own = machines_of(status.occurrence.event)
         for limit in self.limits:
             others: set[str] = set()
             for other_id, names, is_taking in self._facts():
@@ -277,7 +260,7 @@ class Limits(RuleBasedStateMachine):
         facts = []
         for row in rows:
             grants = self.approvals.status(row.key).grants
-            names = frozenset(row.event.resources or (f"event {row.event.event_id}",))
+            names = machines_of(row.event)
             is_taking = row.event.is_started or any(
                 grant.may_have_been_accepted for grant in grants
             )
@@ -321,7 +304,7 @@ class Limits(RuleBasedStateMachine):
         now = self.clock.now()
         for _, of, status in sorted(waiting)[:1]:
             taken, certain = self._taken_by_others(of, now)
-            names = frozenset(status.occurrence.event.resources or (f"event {of}",))
+            names = machines_of(status.occurrence.event)
             is_blocked = []
             for limit in self.limits:
                 needed, others = counted(limit, names), taken[limit["name"]]
@@ -348,7 +331,7 @@ class Limits(RuleBasedStateMachine):
             if other == of or found is None or not found.live:
                 continue
             status = self.approvals.status(other)
-            names = frozenset(found.event.resources or (f"event {other}",))
+            names = machines_of(found.event)
             is_granted = status.active_grant is not None and not status.active_holds
             may_go = any(grant.may_have_been_accepted for grant in status.grants)
             # A grant that waits takes no slot of a limit for which it waits. It may keep those of
@@ -397,8 +380,6 @@ class Limits(RuleBasedStateMachine):
     @invariant()
     def what_waits_says_for_what(self) -> None:
         """Nothing waits without a reason, and nothing is granted that waits."""
-        if not hasattr(self, "approvals"):
-            return
         for of in _IDS:
             found = self._find(of)
             if found is not None:

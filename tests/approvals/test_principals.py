@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.approvals import ApprovalsSettings
 from relay.approvals.principals import (
     PrincipalForm,
     can_mean_machine_in_scope,
@@ -24,7 +23,7 @@ from relay.approvals.principals import (
     scope_of_machine,
 )
 from relay.errors import ConfigError
-from tests.approvals.builders import build_decision, build_status
+from tests.approvals.builders import build_decision, build_status, one_rule
 
 
 @pytest.mark.parametrize(
@@ -227,7 +226,6 @@ def test_a_vote_counts_only_while_its_machine_is_the_one_of_the_event(
     """Whatever the state file says: the votes are checked again whenever they are counted."""
     voters = ("vm:prod/db-1", "vm:prod/db-2", "vm:test/db-1", "vm:prod/*", "vm:prod/db-1/x")
     votes = [build_decision(principal=voter, approval_id=voter) for voter in voters]
-    settings = ApprovalsSettings.model_validate({"rules": [{"name": "r", "approve": approve}]})
-    status = build_status(None, *votes, settings=settings)
+    status = build_status(None, *votes, settings=one_rule(approve))
     assert status.occurrence.scope == "prod"
     assert [vote.principal for vote in status.counted_votes] == counted

@@ -14,9 +14,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import MAX_REFUSALS
 from relay.approvals.status import approval_json_fields
 from relay.signature import MAX_AGE, MAX_AHEAD
-from relay.store import StoreSettings
 from relay.store.chain import read_all_rows
-from relay.store.retention import prune_all_tables
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,
@@ -184,8 +182,7 @@ def test_a_request_id_is_known_across_restarts_for_longer_than_a_signature_is_va
     approvals.record_document(REBOOT)
     first = approvals.submit(by="alice", request_id="msg_1")
     approvals.clock.advance(MAX_AGE + MAX_AHEAD + 1)
-    short_retention = StoreSettings.model_validate({"retain": "1ms", "audit_retain": "1ms"})
-    approvals.transact(lambda tx: prune_all_tables(tx, short_retention, approvals.clock.now()))
+    approvals.prune(retain=0.001, audit_retain=0.001)
     approvals.crash()
     again = approvals.submit(by="alice", request_id="msg_1")
     assert (again.status, again.body, again.repeat) == (first.status, first.body, True)

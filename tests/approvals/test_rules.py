@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import find_decision_refusal
-from relay.approvals.request import Caller, Rights, refuse
+from relay.approvals.request import Caller, Rights
 from relay.approvals.rules import Hours, Rule, clients_of_same_person
 from relay.events.build import common_event_data
 from tests.approvals.builders import (
@@ -25,16 +24,11 @@ from tests.approvals.builders import (
     build_event,
     build_request,
     build_status,
+    one_rule,
 )
 from tests.clocks import NOON
 
 BOTH = build_event(resources=("db-1", "web-1"))
-
-
-def of(approve: Any, **more: Any) -> ApprovalsSettings:
-    return ApprovalsSettings.model_validate(
-        {"rules": [{"name": "all", "approve": approve, **more.pop("rule", {})}], **more}
-    )
 
 
 # --- hours
@@ -172,7 +166,7 @@ def test_a_rule_applies_if_no_condition_is_unmet(
 
 # --- each_resource
 
-EACH = of(
+EACH = one_rule(
     {
         "each_resource": True,
         "from": ["client:db", "client:web", "client:alice", "client:gone", "local:root"],
@@ -218,29 +212,10 @@ def test_nobody_covers_an_event_without_resources() -> None:
     assert not each("db", "web", "alice", resources=()).is_rule_satisfied
 
 
-def test_a_voter_must_cover_at_least_one_resource() -> None:
-    def status(resources: tuple[str, ...], settings: ApprovalsSettings) -> int:
-        refusal = find_decision_refusal(
-            build_request(by=build_caller("db", resources=resources), of=BOTH),
-            build_status(BOTH, settings=settings),
-        )
-        return refusal.status if refusal is not None else 202
-
-    assert status(("db-*",), EACH) == 202
-    assert status(("mail-*",), EACH) == 403
-    assert status(("db-*",), of({"votes": 1, "from": ["client:db"]})) == 403
-
-
-def test_nobody_may_vote_with_each_resource_for_an_event_without_resources() -> None:
-    about = build_event(resources=())
-    refusal = find_decision_refusal(build_request(of=about), build_status(about, settings=EACH))
-    assert refusal == refuse(403, "you may not decide for an event that names no resource")
-
-
 # --- people
 
 PEOPLE = {"people": {"ann": ["client:alice", "mtls:alice", "slack:T1/U1"]}}
-TWO = of({"votes": 2, "from": ["person:ann", "client:bob"]}, **PEOPLE)
+TWO = one_rule({"votes": 2, "from": ["person:ann", "client:bob"]}, **PEOPLE)
 
 
 def test_a_person_with_several_principals_is_one_vote() -> None:
@@ -255,7 +230,7 @@ def test_a_person_with_several_principals_is_one_vote() -> None:
 
 
 def test_a_group_may_name_people() -> None:
-    settings = of(
+    settings = one_rule(
         {"votes": 2, "from": ["group:all"]}, groups={"all": ["person:ann", "client:bob"]}, **PEOPLE
     )
     votes = build_decision(principal="slack:T1/U1"), build_decision(by="bob")
@@ -292,7 +267,7 @@ def test_a_vote_in_a_chat_counts_while_every_client_of_the_person_could_give_it(
 def test_a_limit_of_a_chat_must_cover_every_resource_also_where_others_cover_the_rest(
     resources: tuple[str, ...] | None, limits: tuple[tuple[str, ...], ...], is_refused: bool
 ) -> None:
-    settings = of({"each_resource": True, "from": ["slack:T1/U1"]})
+    settings = one_rule({"each_resource": True, "from": ["slack:T1/U1"]})
     caller = Caller("slack:T1/U1", "slack", Rights(frozenset({"approve"}), resources, limits))
     status = build_status(BOTH, settings=settings)
     refusal = find_decision_refusal(build_request(by=caller, of=BOTH), status)

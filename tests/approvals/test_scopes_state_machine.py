@@ -300,11 +300,10 @@ class Scopes(RuleBasedStateMachine):
     @invariant()
     def what_is_in_flight_is_what_was_sent(self) -> None:
         """The engine knows of no StartRequest but those that wait for their answer."""
-        if hasattr(self, "harness"):
-            in_flight = self.harness.gate.engine.in_flight
-            scopes = [scope for scope in self.scopes.values() if scope.answer is not None]
-            assert bool(in_flight) == bool(scopes)
-            assert len(in_flight) <= len(scopes) * 2
+        in_flight = self.harness.gate.engine.in_flight
+        scopes = [scope for scope in self.scopes.values() if scope.answer is not None]
+        assert bool(in_flight) == bool(scopes)
+        assert len(in_flight) <= len(scopes) * 2
 
 
 TestScopes = Scopes.TestCase

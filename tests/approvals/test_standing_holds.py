@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE
 from relay.approvals.standing_holds import MAX_OPEN, StandingHoldBody, describe_conditions
 from relay.approvals.status import approval_json_fields, approval_state
-from relay.store import StoreSettings
-from relay.store.retention import prune_all_tables
 from tests.approvals.builders import (
+    BY_ALICE,
     OPERATOR,
     REBOOT,
     SETTINGS,
@@ -24,6 +22,7 @@ from tests.approvals.builders import (
     build_caller,
     build_event,
     decide,
+    one_rule,
 )
 from tests.approvals.running_gate import running_gate
 from tests.clocks import NOON
@@ -259,16 +258,15 @@ def test_answers_name_the_ten_standing_holds_that_end_last(approvals: ApprovalFi
 def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
     approvals: ApprovalFile,
 ) -> None:
-    settings = StoreSettings(audit_retain=1.0)
     hold_id = approvals.hold_ahead(ends=300 * 86400.0).body["holdId"]
     approvals.clock.advance(200 * 86400.0)
-    approvals.transact(lambda tx: prune_all_tables(tx, settings, approvals.clock.now()))
+    approvals.prune(audit_retain=1.0)
     assert len(approvals.events("standing-hold.created")) == 1
     approvals.record_document(build_event(due=None, event_source="User"))
     assert held(approvals)
     approvals.end_ahead(hold_id)
     approvals.clock.advance(86400.0)
-    approvals.transact(lambda tx: prune_all_tables(tx, settings, approvals.clock.now()))
+    approvals.prune(audit_retain=1.0)
     assert approvals.events("standing-hold.created") == []
     assert approvals.transact(lambda tx: tx.standing_holds.find(hold_id)) is None
 
@@ -295,10 +293,7 @@ async def test_a_standing_hold_that_comes_during_the_fresh_read_stops_the_start_
 
 
 async def test_a_standing_hold_expires_in_time_though_nothing_else_happens(tmp_path: Path) -> None:
-    by_votes = ApprovalsSettings.model_validate(
-        {"rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:alice"]}}]}
-    )
-    async with running_gate(tmp_path, settings=by_votes) as harness:
+    async with running_gate(tmp_path, settings=one_rule(BY_ALICE)) as harness:
         await harness.settle()
         await harness.hold_ahead(ends=30.0)
         await harness.settle()

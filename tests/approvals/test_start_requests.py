@@ -11,8 +11,14 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import Limit
 from relay.errors import SourceUnavailable
-from relay.events.model import ScheduledEvent
-from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
+from tests.approvals.builders import (
+    BY_ALICE,
+    REDEPLOY,
+    USER_REBOOT,
+    build_event,
+    one_rule,
+    started,
+)
 from tests.approvals.running_gate import (
     RETURNED,
     TIMEOUT,
@@ -177,26 +183,15 @@ A, B, C = (
 
 def limited(approve: Any, **changes: Any) -> ApprovalsSettings:
     """One machine at a time, and two minutes between them."""
-    return ApprovalsSettings.model_validate(
-        {
-            "rules": [{"name": "all", "approve": approve}],
-            "limits": [{"name": "databases", "max": 1, "rest": "2m"} | changes],
-        }
-    )
-
-
-VOTES = {"votes": 1, "from": ["client:alice"]}
-
-
-def started(of: ScheduledEvent) -> ScheduledEvent:
-    return build_event(of.event_id, resources=of.resources, event_status="Started", not_before=None)
+    limit = {"name": "databases", "max": 1, "rest": "2m"} | changes
+    return one_rule(approve, limits=[limit])
 
 
 async def test_a_grant_that_waits_reads_no_document_and_goes_when_the_slot_is_free(
     tmp_path: Path,
 ) -> None:
     """Azure starts another event between the grant and the claim."""
-    async with running_gate(tmp_path, A, B, settings=limited(VOTES)) as harness:
+    async with running_gate(tmp_path, A, B, settings=limited(BY_ALICE)) as harness:
         harness.azure.document = (A, started(B))
         await harness.submit(of=A)
         await harness.settle()
@@ -233,7 +228,7 @@ async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slot_goes_from_one_to_
 ) -> None:
     clock = ManualClock()
     west, east = ScopeOfFleet(clock, "west", A), ScopeOfFleet(clock, "east", B)
-    settings = limited(VOTES, rest="0s")
+    settings = limited(BY_ALICE, rest="0s")
     async with running_hub(tmp_path, clock, west, east, settings=settings) as harness:
         # B is granted in its scope, and Azure starts A in the other one before the claim.
         east.may_read.clear()

@@ -636,8 +636,6 @@ class Approvals(RuleBasedStateMachine):
 
     @invariant()
     def every_grant_is_open_or_has_one_answer(self) -> None:
-        if not hasattr(self, "approvals"):
-            return
         events = self._events("approval.granted", "startrequest.accepted", "startrequest.failed")
         grants = self.approvals.grants
         assert len(grants) == sum(recorded.name == "approval.granted" for recorded in events)
@@ -657,15 +655,11 @@ class Approvals(RuleBasedStateMachine):
 
     @invariant()
     def the_standing_holds_are_those_of_the_model(self) -> None:
-        if not hasattr(self, "approvals"):
-            return
         holds = self.approvals.transact(lambda tx: tx.standing_holds.list_open())
         assert {hold.hold_id for hold in holds} == {hold.hold_id for hold in self.ahead}
 
     @invariant()
     def what_is_remembered_is_what_the_file_says(self) -> None:
-        if not hasattr(self, "approvals"):
-            return
 
         def read(tx: Transaction) -> object:
             return (
@@ -682,8 +676,6 @@ class Approvals(RuleBasedStateMachine):
 
         It has none now, and none by time alone.
         """
-        if not hasattr(self, "approvals"):
-            return
 
         def check(tx: Transaction) -> None:
             engine, now = self.approvals.engine, self.approvals.clock.now()
@@ -706,8 +698,6 @@ class Approvals(RuleBasedStateMachine):
     @invariant()
     def no_vote_vanishes_without_an_event(self) -> None:
         """Each vote counts, was voided or replaced, or was used by an accepted StartRequest."""
-        if not hasattr(self, "approvals"):
-            return
         events = self._events("approval.recorded", "approval.voided", "startrequest.accepted")
         keys = {recorded.subject.lower() for recorded in events if recorded.subject}
         counting_ids = {

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from relay.approvals import ApprovalsSettings
 from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import FailGrant, can_claim_grant, due_transitions
-from relay.events.match import Match
-from relay.store import StandingHold
 from tests.approvals.builders import (
     CLIENT_RESOURCES,
     FREEZE,
@@ -24,7 +21,9 @@ from tests.approvals.builders import (
     build_decision,
     build_event,
     build_grant,
+    build_standing_hold,
     build_status,
+    one_rule,
 )
 from tests.clocks import NOON
 
@@ -137,27 +136,13 @@ def test_the_state_of_an_approval(what: str, state: str, status: ApprovalStatus)
     assert approval_state(status) == state, what
 
 
-STANDING_HOLD = StandingHold(
-    hold_id="h" * 32,
-    conditions=Match(),
-    starts=NOON,
-    ends=NOON + timedelta(seconds=60),
-    principal="client:eve",
-    channel="http",
-    reason="freeze",
-    created=NOON,
-)
-
-
-def of(approve: Any, **more: Any) -> ApprovalsSettings:
-    rule = {"name": "all", "approve": approve, **more.pop("rule", {})}
-    return ApprovalsSettings.model_validate({"rules": [rule], **more})
+STANDING_HOLD = build_standing_hold()
 
 
 def test_of_the_people_who_may_vote_those_are_missing_who_have_not_voted() -> None:
     people = {"ann": ["client:alice", "slack:T024/U7"], "bob": ["client:bob"]}
     quorum = {"votes": 2, "from": ["person:ann", "person:bob", "client:drain"]}
-    status = build_status(None, build_decision(), settings=of(quorum, people=people))
+    status = build_status(None, build_decision(), settings=one_rule(quorum, people=people))
     assert status.voters_without_vote == ("client:bob", "client:drain")
 
 
@@ -178,14 +163,14 @@ def test_of_the_people_who_may_vote_those_are_missing_who_have_not_voted() -> No
 )
 def test_who_may_not_vote_on_the_event_is_not_missing(voter: str, *, is_missing: bool) -> None:
     """Nobody knows how many machines a pattern means, so it counts if its scope is right."""
-    status = build_status(settings=of({"votes": 1, "from": [voter]}))
+    status = build_status(settings=one_rule({"votes": 1, "from": [voter]}))
     assert status.voters_without_vote == ((voter,) if is_missing else ())
 
 
 def test_a_local_user_may_decide_for_what_a_client_of_the_same_person_may_not() -> None:
     """The rights of the socket's file are their authority. Chat users have the client's limits."""
     people = {"ann": ["local:ann", "client:web"]}
-    settings = of({"votes": 1, "from": ["person:ann"]}, people=people)
+    settings = one_rule({"votes": 1, "from": ["person:ann"]}, people=people)
     vote = build_decision(principal="local:ann")
     assert build_status(None, vote, settings=settings).is_rule_satisfied
 
@@ -196,7 +181,7 @@ def test_a_machine_votes_for_a_whole_event_only_if_that_names_it_and_nobody_else
 ) -> None:
     about = build_event(resources=resources)
     vote = build_decision(of=about, principal="vm:prod/db-1")
-    settings = of({"votes": 1, "from": ["vm:prod/*"]})
+    settings = one_rule({"votes": 1, "from": ["vm:prod/*"]})
     assert build_status(about, vote, settings=settings).vote_count == counts
 
 

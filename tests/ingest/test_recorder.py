@@ -16,16 +16,13 @@ from relay.events.model import Document, ScheduledEvent
 from relay.ingest import CHANGES_PER_STEP, Recorder, SuccessfulPoll
 from relay.store import GrantState
 from relay.store.transaction import Transaction
-from tests.approvals.builders import BOOT_ID, ORIGIN, ApprovalFile, build_event
+from tests.approvals.builders import BOOT_ID, ORIGIN, REBOOT, STARTED, ApprovalFile, build_event
 from tests.builders import cloudevent
 from tests.clocks import NOON
 
-REBOOT = build_event()
-STARTED = build_event(event_status="Started", not_before=None)
-
 
 @pytest.fixture
-def approval_file(tmp_path: Path) -> Iterator[ApprovalFile]:
+def relay(tmp_path: Path) -> Iterator[ApprovalFile]:
     file = ApprovalFile(tmp_path / "relay.db")
     yield file
     file.events()
@@ -33,99 +30,95 @@ def approval_file(tmp_path: Path) -> Iterator[ApprovalFile]:
 
 
 def record(
-    approval_file: ApprovalFile, *events: ScheduledEvent, gap: bool = False, incarnation: int = 7
+    relay: ApprovalFile, *events: ScheduledEvent, gap: bool = False, incarnation: int = 7
 ) -> int:
-    poll = SuccessfulPoll(Document(incarnation, events), approval_file.clock.now(), gap)
-    return approval_file.transact(lambda tx: approval_file.recorder.record(tx, poll))
+    poll = SuccessfulPoll(Document(incarnation, events), relay.clock.now(), gap)
+    return relay.transact(lambda tx: relay.recorder.record(tx, poll))
 
 
-def names(approval_file: ApprovalFile) -> list[str]:
-    return [event.name for event in approval_file.events()]
+def names(relay: ApprovalFile) -> list[str]:
+    return [event.name for event in relay.events()]
 
 
 # --- the recorded events
 
 
-def test_a_change_is_told_and_the_snapshot_moves_on_together(approval_file: ApprovalFile) -> None:
-    assert record(approval_file, REBOOT) == 1
-    (event,) = approval_file.events()
+def test_a_change_is_told_and_the_snapshot_moves_on_together(relay: ApprovalFile) -> None:
+    assert record(relay, REBOOT) == 1
+    (event,) = relay.events()
     assert (event.name, event.data["documentIncarnation"]) == ("event.scheduled", 7)
     assert event.data["revision"] == REBOOT.revision
-    occurrence = approval_file.status().occurrence
+    occurrence = relay.status().occurrence
     assert (occurrence.event, occurrence.last_event_id) == (REBOOT, event.id)
     assert occurrence.boot_id == BOOT_ID
     assert occurrence.first_seen == "2026-04-11T12:00:00.000000Z"
 
 
-def test_a_life_is_told_in_its_order_over_restarts(approval_file: ApprovalFile) -> None:
+def test_a_life_is_told_in_its_order_over_restarts(relay: ApprovalFile) -> None:
     for events in ((REBOOT,), (build_event(due=1000),), (STARTED,), ()):
-        record(approval_file, *events)
-        approval_file.crash()
+        record(relay, *events)
+        relay.crash()
     life = ["event.scheduled", "event.updated", "event.started", "event.ended"]
-    assert names(approval_file) == life
-    (updated,) = approval_file.events("event.updated")
+    assert names(relay) == life
+    (updated,) = relay.events("event.updated")
     assert updated.data["changed"] == {"notBefore": REBOOT.not_before}
-    assert not approval_file.status().occurrence.live
+    assert not relay.status().occurrence.live
 
 
-def test_an_ended_event_is_told_as_it_was_last_seen(approval_file: ApprovalFile) -> None:
-    record(approval_file, REBOOT)
-    record(approval_file, STARTED)
-    last = approval_file.events()[-1].data
-    record(approval_file, incarnation=8)
-    (ended,) = approval_file.events("event.ended")
+def test_an_ended_event_is_told_as_it_was_last_seen(relay: ApprovalFile) -> None:
+    record(relay, REBOOT)
+    record(relay, STARTED)
+    last = relay.events()[-1].data
+    record(relay, incarnation=8)
+    (ended,) = relay.events("event.ended")
     told = {name: value for name, value in ended.data.items() if name in last}
     assert told == {name: value for name, value in last.items() if name != "changed"}
 
 
 def test_after_it_ended_the_same_event_id_is_a_new_occurrence_with_ids_of_its_own(
-    approval_file: ApprovalFile,
+    relay: ApprovalFile,
 ) -> None:
     for _ in range(3):
-        record(approval_file, REBOOT)
-        record(approval_file)
-    assert names(approval_file) == ["event.scheduled", "event.ended"] * 3
-    assert len({event.id for event in approval_file.events()}) == 6
-    assert approval_file.status().occurrence.number == 3
+        record(relay, REBOOT)
+        record(relay)
+    assert names(relay) == ["event.scheduled", "event.ended"] * 3
+    assert len({event.id for event in relay.events()}) == 6
+    assert relay.status().occurrence.number == 3
 
 
 def test_a_transition_that_comes_again_has_an_id_of_its_own_and_the_same_on_another_relay(
     tmp_path: Path,
 ) -> None:
     ids_by_relay = []
-    for relay in ("a", "b"):
-        approval_file = ApprovalFile(tmp_path / relay)
+    for name in ("a", "b"):
+        relay = ApprovalFile(tmp_path / name)
         for _ in range(2):
-            record(approval_file, REBOOT)
-            record(approval_file, build_event(resources=("db-2",)))
-        ids_by_relay.append([event.id for event in approval_file.events()])
-        approval_file.close()
+            record(relay, REBOOT)
+            record(relay, build_event(resources=("db-2",)))
+        ids_by_relay.append([event.id for event in relay.events()])
+        relay.close()
     assert ids_by_relay[0] == ids_by_relay[1]
     assert len(set(ids_by_relay[0])) == 4
 
 
-def test_a_document_that_cannot_be_recorded_whole_changes_nothing(
-    approval_file: ApprovalFile,
-) -> None:
-    record(approval_file, REBOOT)
+def test_a_document_that_cannot_be_recorded_whole_changes_nothing(relay: ApprovalFile) -> None:
+    record(relay, REBOOT)
 
     def work(tx: Transaction) -> None:
-        approval_file.recorder.record(
-            tx, SuccessfulPoll(Document(8, ()), approval_file.clock.now(), gap=False)
-        )
+        relay.recorder.record(tx, SuccessfulPoll(Document(8, ()), relay.clock.now(), gap=False))
         raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError):
-        approval_file.transact(work)
-    assert names(approval_file) == ["event.scheduled"]
-    assert approval_file.status().occurrence.live
+        relay.transact(work)
+    assert names(relay) == ["event.scheduled"]
+    assert relay.status().occurrence.live
 
 
 # --- the effect of the relay's own StartRequest
 
 
 def add_grant(
-    approval_file: ApprovalFile,
+    relay: ApprovalFile,
     state: GrantState,
     *,
     attempts: int = 1,
@@ -145,7 +138,7 @@ def add_grant(
         answer = {"granted": granted, "state": state, "status": status}
         tx.journal.append_non_event_row(NOON, "answer", answer, event_key="e-1")
 
-    approval_file.transact(work)
+    relay.transact(work)
 
 
 @pytest.mark.parametrize(
@@ -158,27 +151,26 @@ def add_grant(
     ],
 )
 def test_approved_by_relay_means_a_start_request_that_was_accepted(
-    approval_file: ApprovalFile, approved: bool, state: GrantState, status: int | None
+    relay: ApprovalFile, approved: bool, state: GrantState, status: int | None
 ) -> None:
-    record(approval_file, REBOOT)
-    add_grant(approval_file, state, status=status)
-    record(approval_file, STARTED)
-    record(approval_file)
+    record(relay, REBOOT)
+    add_grant(relay, state, status=status)
+    record(relay, STARTED)
+    record(relay)
     assert [
-        event.data["approvedByRelay"]
-        for event in approval_file.events("event.started", "event.ended")
+        event.data["approvedByRelay"] for event in relay.events("event.started", "event.ended")
     ] == [approved] * 2
 
 
 def test_what_was_approved_in_an_earlier_occurrence_was_not_approved_in_this(
-    approval_file: ApprovalFile,
+    relay: ApprovalFile,
 ) -> None:
-    record(approval_file, REBOOT)
-    add_grant(approval_file, "accepted", status=200)
-    record(approval_file)
-    record(approval_file, REBOOT)
-    record(approval_file)
-    first, second = (event.data for event in approval_file.events("event.ended"))
+    record(relay, REBOOT)
+    add_grant(relay, "accepted", status=200)
+    record(relay)
+    record(relay, REBOOT)
+    record(relay)
+    first, second = (event.data for event in relay.events("event.ended"))
     assert (first["approvedByRelay"], first["outcome"]) == (True, "unknown")
     assert (second["approvedByRelay"], second["outcome"]) == (False, "canceled")
 
@@ -186,12 +178,12 @@ def test_what_was_approved_in_an_earlier_occurrence_was_not_approved_in_this(
 # --- the outcome
 
 
-def outcome_after_end(approval_file: ApprovalFile, *, gap: bool = False) -> tuple[str, str]:
+def outcome_after_end(relay: ApprovalFile, *, gap: bool = False) -> tuple[str, str]:
     """Record an empty document. Return the outcome and the evidence of the event."""
-    record(approval_file, gap=gap)
-    ended = approval_file.events("event.ended")[-1]
+    record(relay, gap=gap)
+    ended = relay.events("event.ended")[-1]
     assert ended.attributes["outcome"] == ended.data["outcome"]
-    assert approval_file.status().occurrence.outcome == ended.data["outcome"]
+    assert relay.status().occurrence.outcome == ended.data["outcome"]
     return ended.data["outcome"], ended.data["evidence"]
 
 
@@ -218,21 +210,21 @@ REBOOTED = ("completed", "rebooted")
     ],
 )
 def test_a_cancellation_is_told_only_where_no_start_request_can_have_been_taken(
-    approval_file: ApprovalFile, outcome: tuple[str, str], grant: dict[str, Any]
+    relay: ApprovalFile, outcome: tuple[str, str], grant: dict[str, Any]
 ) -> None:
     """Only the last response is known. Azure may have taken an earlier try."""
-    record(approval_file, REBOOT)
-    add_grant(approval_file, **grant)
-    assert outcome_after_end(approval_file) == outcome
+    record(relay, REBOOT)
+    add_grant(relay, **grant)
+    assert outcome_after_end(relay) == outcome
 
 
 def boot(
-    approval_file: ApprovalFile,
+    relay: ApprovalFile,
     boot_id: str | None,
     known: frozenset[str] | None = frozenset({"db-1"}),
 ) -> None:
-    approval_file.crash()
-    approval_file.recorder = Recorder(ORIGIN, boot_id, known)
+    relay.crash()
+    relay.recorder = Recorder(ORIGIN, boot_id, known)
 
 
 @pytest.mark.parametrize(
@@ -252,62 +244,60 @@ def boot(
     ],
 )
 def test_an_event_that_is_gone_after_the_boot_it_announced_is_completed(
-    approval_file: ApprovalFile,
+    relay: ApprovalFile,
     outcome: tuple[str, str],
     event: ScheduledEvent,
     sent_first: bool,
     elapsed: float,
     boot_changes: dict[str, Any],
 ) -> None:
-    record(approval_file, event)
+    record(relay, event)
     if sent_first:
-        add_grant(approval_file, "sent")
-    approval_file.clock.advance(elapsed)
-    boot(approval_file, **{"boot_id": "boot-2"} | boot_changes)
-    assert outcome_after_end(approval_file, gap=True) == outcome
+        add_grant(relay, "sent")
+    relay.clock.advance(elapsed)
+    boot(relay, **{"boot_id": "boot-2"} | boot_changes)
+    assert outcome_after_end(relay, gap=True) == outcome
 
 
 @pytest.mark.parametrize("approved", [True, False])
 def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_for_a_while(
-    approval_file: ApprovalFile, approved: bool
+    relay: ApprovalFile, approved: bool
 ) -> None:
-    record(approval_file, REBOOT)
+    record(relay, REBOOT)
     if approved:
-        add_grant(approval_file, "sent")
-    approval_file.clock.advance(60 if approved else 901)
-    boot(approval_file, "boot-2")
-    record(approval_file, REBOOT, gap=True)
-    assert outcome_after_end(approval_file) == REBOOTED
+        add_grant(relay, "sent")
+    relay.clock.advance(60 if approved else 901)
+    boot(relay, "boot-2")
+    record(relay, REBOOT, gap=True)
+    assert outcome_after_end(relay) == REBOOTED
 
 
 # --- what a recorder remembers of the snapshot
 
 
-def test_a_large_document_is_recorded_in_its_order(approval_file: ApprovalFile) -> None:
+def test_a_large_document_is_recorded_in_its_order(relay: ApprovalFile) -> None:
     events = [build_event(f"E-{number}") for number in range(2 * CHANGES_PER_STEP + 1)]
-    record(approval_file, *events)
+    record(relay, *events)
 
     def live() -> list[ScheduledEvent]:
-        occurrences = approval_file.transact(lambda tx: tx.occurrences.live_occurrences())
+        occurrences = relay.transact(lambda tx: tx.occurrences.live_occurrences())
         return [occurrence.event for occurrence in occurrences]
 
-    assert [event.subject for event in approval_file.events()] == [each.event_id for each in events]
+    assert [event.subject for event in relay.events()] == [each.event_id for each in events]
     assert live() == events
     started = [replace(event, event_status="Started") for event in events[::2]]
-    assert record(approval_file, *started) == len(events)
-    assert [(event.name, event.subject) for event in approval_file.events()[len(events) :]] == [
+    assert record(relay, *started) == len(events)
+    assert [(event.name, event.subject) for event in relay.events()[len(events) :]] == [
         *(("event.started", event.event_id) for event in started),
         *(("event.ended", event.event_id) for event in events[1::2]),
     ]
     assert live() == started
 
 
-def test_a_boot_that_was_not_the_event_s_doing_proves_nothing_later(
-    approval_file: ApprovalFile,
-) -> None:
-    record(approval_file, REBOOT)
-    approval_file.clock.advance(60)
-    boot(approval_file, "boot-2")
-    record(approval_file, REBOOT, gap=True)
-    approval_file.clock.advance(900)
-    assert outcome_after_end(approval_file) == UNKNOWN
+def test_a_boot_that_was_not_the_event_s_doing_proves_nothing_later(relay: ApprovalFile) -> None:
+    record(relay, REBOOT)
+    relay.clock.advance(60)
+    boot(relay, "boot-2")
+    record(relay, REBOOT, gap=True)
+    relay.clock.advance(900)
+    assert outcome_after_end(relay) == UNKNOWN
