@@ -43,6 +43,12 @@ class BreakingSettings(SinkSettings):
     kind: Literal["breaking"] = "breaking"
 
 
+def add_kind(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    """Let a configuration name the kind of sink that ``connect`` makes."""
+    module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
+    monkeypatch.setitem(load_kinds().modules, "breaking", module)
+
+
 class Box:
     concurrency = 1
     longest_pause = 1.0
@@ -149,8 +155,7 @@ async def test_a_decision_during_a_reload_waits_for_the_new_configuration(
         yield Box()
         await may_close.wait()
 
-    module = SimpleNamespace(Settings=BreakingSettings, connect=connect_slowly)
-    monkeypatch.setitem(load_kinds().modules, "breaking", module)
+    add_kind(monkeypatch, connect_slowly)
     rules = {"tell_first": "0s", "rules": [by_votes(2, "alice", "bob")]}
     async with reloadable_relay(
         tmp_path, approvals=rules, api=api(voter("alice"), voter("bob"))
@@ -263,8 +268,7 @@ async def connect(settings: BreakingSettings, _clock: object) -> AsyncIterator[B
 async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
-    monkeypatch.setitem(load_kinds().modules, "breaking", module)
+    add_kind(monkeypatch, connect)
     monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
         config = relay.running.config
@@ -294,8 +298,7 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
 async def test_a_sink_that_raises_while_it_disconnects_ends_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = SimpleNamespace(Settings=BreakingSettings, connect=connect)
-    monkeypatch.setitem(load_kinds().modules, "breaking", module)
+    add_kind(monkeypatch, connect)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
         bad = (BreakingSettings(name="ending-badly"),)
         config = relay.running.config.model_copy(update={"sinks": bad})
@@ -329,8 +332,7 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
     async def connect_stubborn(_settings: object, _clock: object) -> AsyncIterator[Box]:
         yield Stubborn()
 
-    module = SimpleNamespace(Settings=BreakingSettings, connect=connect_stubborn)
-    monkeypatch.setitem(load_kinds().modules, "breaking", module)
+    add_kind(monkeypatch, connect_stubborn)
     monkeypatch.setattr("relay.roles.parts.DRAIN_TIMEOUT", 0.2)
     monkeypatch.setattr("relay.roles.inner_half.LEAVE_TIMEOUT", 1.0)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
@@ -420,8 +422,7 @@ async def test_a_relay_that_can_enter_neither_half_ends(
             raise TimeoutError
         yield Box()
 
-    module = SimpleNamespace(Settings=BreakingSettings, connect=connect_once)
-    monkeypatch.setitem(load_kinds().modules, "breaking", module)
+    add_kind(monkeypatch, connect_once)
     monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
     has_ended = False
     with pytest.RaisesGroup(TimeoutError, flatten_subgroups=True, allow_unwrapped=True):
