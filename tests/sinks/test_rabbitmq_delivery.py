@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import aio_pika
 import pytest
+from aio_pika.abc import AbstractChannel
 from cloudevents.core.bindings import rabbitmq as oracle
 
 from relay.amqp import publisher
 from relay.amqp.connection import MAX_BODY_BYTES
 from relay.errors import Deferred, Rejected
 from relay.sinks.rabbitmq import sink as sink_module
+from relay.sinks.rabbitmq.sink import RabbitMQ
 from tests.builders import EVENT_ID, cloudevent
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, take, waiting
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
+
+
+@asynccontextmanager
+async def sink_beside(
+    broker: Reachable, exchange: str, **fields: Any
+) -> AsyncIterator[tuple[RabbitMQ, AbstractChannel]]:
+    """A sink, and beside it a channel of somebody who looks after the broker."""
+    url = broker.amqp_url()
+    async with channel(url) as beside, sink(url, exchange, **fields) as bus:
+        yield bus, beside
 
 
 # --- what arrives
@@ -27,10 +42,7 @@ async def test_a_consumer_gets_the_very_bytes_and_their_tags(
 ) -> None:
     """The CloudEvents SDK reads them, too."""
     event = cloudevent()
-    async with (
-        sink(broker.amqp_url(), exchange) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
+    async with sink_beside(broker, exchange) as (bus, broker_channel):
         await delivered(bus, cloudevent("relay.ping", subject="bus"))  # the exchange is there now
         queue = await bound(broker_channel, exchange)
         assert (await bus.deliver(event)).status is None
@@ -66,10 +78,7 @@ async def test_what_no_queue_wants_waits_in_the_unrouted_queue(
     broker: Reachable, exchange: str
 ) -> None:
     event = cloudevent()
-    async with (
-        sink(broker.amqp_url(), exchange) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
+    async with sink_beside(broker, exchange) as (bus, broker_channel):
         receipt = await delivered(bus, event)
         assert receipt.status is None
         unrouted = await broker_channel.get_queue(f"{exchange}.unrouted")
@@ -84,10 +93,7 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
 
     See docs/protocol.md#the-alternate-exchange.
     """
-    async with (
-        channel(broker.amqp_url()) as broker_channel,
-        sink(broker.amqp_url(), exchange, declare=False) as bus,
-    ):
+    async with sink_beside(broker, exchange, declare=False) as (bus, broker_channel):
         await broker_channel.declare_exchange(exchange, "topic", durable=True)
         first = await delivered(bus, cloudevent())
         second = await bus.deliver(cloudevent(data={"n": 2}))
@@ -110,10 +116,7 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
 async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchange: str) -> None:
     """Only Basic.Ack is a confirm (docs/protocol.md#only-basicack-confirms)."""
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    async with (
-        sink(broker.amqp_url(), exchange) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
+    async with sink_beside(broker, exchange) as (bus, broker_channel):
         await delivered(bus, cloudevent("relay.ping", subject="bus"))
         queue = await bound(broker_channel, exchange, arguments=full)
         await bus.deliver(cloudevent())
@@ -129,10 +132,7 @@ async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchan
 
 async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
     """A missing exchange shows itself with the first event, and is not made."""
-    async with (
-        sink(broker.amqp_url(), exchange, declare=False) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
+    async with sink_beside(broker, exchange, declare=False) as (bus, broker_channel):
         error = await deferred(bus, cloudevent(), f"no exchange '{exchange}'")
         assert (error.failure, error.status) == ("slow", 404)
         assert "set declare: true" in error.reason
@@ -149,10 +149,7 @@ async def test_an_exchange_that_is_deleted_under_way_is_made_again(
 ) -> None:
     """The first delivery loses its channel. The next waits for a new channel and exchange."""
     monkeypatch.setattr(publisher, "CONNECTION_WAIT", 10.0)
-    async with (
-        sink(broker.amqp_url(), exchange) as bus,
-        channel(broker.amqp_url()) as broker_channel,
-    ):
+    async with sink_beside(broker, exchange) as (bus, broker_channel):
         await delivered(bus, cloudevent())
         await broker_channel.exchange_delete(exchange)
         error = await deferred(bus, cloudevent("event.updated"))
@@ -269,10 +266,7 @@ async def test_the_keys_that_no_queue_is_bound_for_are_not_all_remembered(
 ) -> None:
     """A hub has keys of many scopes."""
     monkeypatch.setattr(sink_module, "MAX_UNROUTED_KEYS", 2)
-    async with (
-        channel(broker.amqp_url()) as broker_channel,
-        sink(broker.amqp_url(), exchange, declare=False) as bus,
-    ):
+    async with sink_beside(broker, exchange, declare=False) as (bus, broker_channel):
         await broker_channel.declare_exchange(exchange, "topic", durable=True)
         for number in (1, 2, 3, 3, 1):
             await delivered(bus, cloudevent(eventtype=f"Kind{number}"))
