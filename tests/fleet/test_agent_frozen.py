@@ -30,20 +30,10 @@ from tests.fleet.hub_side import (
     make_order,
     wait_until_old_enough,
 )
-from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
+from tests.imds.scripted_server import EVENT, Answer, ReceivedRequest, run_server
 from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
-EVENT = {
-    "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-    "EventType": "Reboot",
-    "EventStatus": "Scheduled",
-    "ResourceType": "VirtualMachine",
-    "Resources": ["vm-0"],
-    "NotBefore": "Mon, 19 Sep 2050 18:29:47 GMT",
-    "EventSource": "Platform",
-    "DurationInSeconds": -1,
-}
 DOCUMENT = orjson.dumps({"DocumentIncarnation": 1, "Events": [EVENT]})
 INSTANCE = orjson.dumps({"compute": {"vmId": "vm-id", "name": "vm-0"}})
 

@@ -6,7 +6,7 @@ The server's clock is the real one. That of the VM is moved by the tests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -32,9 +32,9 @@ from tests.approvals.builders import BOOT_ID, ORIGIN
 from tests.clocks import ShiftedClock
 from tests.eventually import eventually
 from tests.fleet.hub_side import make_order
-from tests.imds.scripted_server import Answer, ReceivedRequest, ScriptedServer, run_server
+from tests.imds.scripted_server import EVENT, Answer, ReceivedRequest, ScriptedServer, run_server
 
-EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+EVENT_ID = str(EVENT["EventId"])
 VM_ID = "5d7b8a9e-0000-4000-8000-00000000c0de"
 
 
@@ -42,18 +42,7 @@ VM_ID = "5d7b8a9e-0000-4000-8000-00000000c0de"
 class Imds:
     """The script of an IMDS: one event, and what the next calls meet."""
 
-    fields: dict[str, Any] = field(
-        default_factory=lambda: {
-            "EventId": EVENT_ID,
-            "EventType": "Reboot",
-            "EventStatus": "Scheduled",
-            "ResourceType": "VirtualMachine",
-            "Resources": ["vm-0"],
-            "NotBefore": "Mon, 19 Sep 2050 18:29:47 GMT",
-            "EventSource": "Platform",
-            "DurationInSeconds": -1,
-        }
-    )
+    fields: Mapping[str, Any] = field(default_factory=lambda: EVENT)
     gone: bool = False
     ahead: timedelta = timedelta()
     """How much the clock of IMDS is ahead of the real one, and so of the hub's."""

@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from multidict import CIMultiDict
 
@@ -19,6 +19,17 @@ from relay.clock import Clock, SystemClock
 from tests.sinks.http_receiver import Connection, listening
 
 EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'
+EVENT: Mapping[str, Any] = {
+    "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+    "EventType": "Reboot",
+    "EventStatus": "Scheduled",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["vm-0"],
+    "NotBefore": "Mon, 19 Sep 2050 18:29:47 GMT",
+    "EventSource": "Platform",
+    "DurationInSeconds": -1,
+}
+"""An event as a document has it."""
 
 
 @dataclass(frozen=True, slots=True)
