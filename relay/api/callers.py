@@ -86,7 +86,8 @@ class NotAuthenticated(Exception):
 class Callers:
     """Identifies callers by the credentials of the configured clients."""
 
-    def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+    def __init__(self, settings: ApiSettings, clock: Clock, earlier: Callers | None = None) -> None:
+        """``earlier``: those of before a reload."""
         self._settings = settings
         self._clock = clock
         self._clients_by_name = {client.name: client for client in settings.clients}
@@ -95,12 +96,28 @@ class Callers:
             for client in settings.clients
             if client.san is not None
         }
-        self.tokens: TokenVerifier | None = None
-        if settings.oidc is not None:
-            # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
-            from relay.api.entra import TokenVerifier  # noqa: PLC0415
+        self._tokens: TokenVerifier | None = None
+        self.sign_in: SignIn | None = None
+        """None if nobody can sign in on the pages."""
+        oidc, public_url = settings.oidc, settings.public_url
+        if oidc is None:
+            return
+        # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
+        from relay.api.entra import TokenVerifier  # noqa: PLC0415
 
-            self.tokens = TokenVerifier(settings.oidc, clock)
+        self._tokens = TokenVerifier(oidc, clock)
+        if earlier is not None and earlier.entra_settings == self.entra_settings:
+            self.sign_in = earlier.sign_in
+        elif oidc.sign_in is not None and public_url is not None:
+            # It has no sessions: rights that were taken away must not live on in them.
+            from relay.api.sign_in import SignIn  # noqa: PLC0415
+
+            self.sign_in = SignIn(oidc, public_url, self._tokens, clock)
+
+    @property
+    def entra_settings(self) -> tuple[object, object]:
+        """What a sign-in depends on: a reload that leaves it alone keeps the sessions."""
+        return self._settings.oidc, self._settings.public_url
 
     async def identify(
         self,
@@ -108,7 +125,6 @@ class Callers:
         request: web.Request,
         content: bytes,
         rates: CallRates,
-        sign_in: SignIn | None,
     ) -> Caller:
         """Return the caller; charge it, or its address if the call fails. Raises Problem."""
         peer = connection_of(request).peer
@@ -125,7 +141,7 @@ class Callers:
                 caller = self._caller_of_signature(request, content)
                 rates.charge_callback(request, caller.principal, content)
             else:
-                caller = await self._caller_of_credentials(request, sign_in)
+                caller = await self._caller_of_credentials(request)
                 rates.charge(caller.principal)
         except NotAuthenticated as error:
             # A certificate that names no client is normal for a health check, and is no attempt.
@@ -152,14 +168,14 @@ class Callers:
             raise NotAuthenticated(str(error)) from None
         return caller_for_client(client, "callback")
 
-    async def _caller_of_credentials(self, request: web.Request, sign_in: SignIn | None) -> Caller:
+    async def _caller_of_credentials(self, request: web.Request) -> Caller:
         authorization = request.headers.getall("Authorization", [])
         # A key counts instead of a cookie, because a page has added it. A certificate does not: who
         # signed in does not want to be somebody else when the session is over.
-        if sign_in is not None and not authorization:
+        if self.sign_in is not None and not authorization:
             cookie = SESSION_COOKIE.read(request)
             if cookie is not None:
-                request[SESSION] = session = _session_of_own_page(request, cookie, sign_in)
+                request[SESSION] = session = _session_of_own_page(request, cookie, self.sign_in)
                 return session.caller
         certificate = request.get_extra_info("peercert")  # the TLS handshake has verified it
         if not authorization and certificate and self._clients_by_san:
@@ -182,9 +198,9 @@ class Callers:
         ]
         if owners:
             return caller_for_client(owners[0], "http")
-        if self.tokens is None or key.count(".") != 2:  # of a token: RFC 7515, section 3.1
+        if self._tokens is None or key.count(".") != 2:  # of a token: RFC 7515, section 3.1
             raise NotAuthenticated("the bearer key is no client's")
-        return await self.tokens.caller_from_token(key)
+        return await self._tokens.caller_from_token(key)
 
     def _caller_of_certificate(self, certificate: Mapping[str, Any]) -> Caller:
         # The handshake checked the time. The connection, or its TLS session, can outlast it.

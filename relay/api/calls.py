@@ -207,9 +207,7 @@ def aiohttp_handler(
                 if not only_reads:
                     await server.settled.wait()
                 callers = server.callers
-                caller = await callers.identify(
-                    route.access, request, content, server.rates, server.sign_in
-                )
+                caller = await callers.identify(route.access, request, content, server.rates)
                 # A token may have waited for keys over a reload.
                 if server.callers is callers and (only_reads or server.settled.is_set()):
                     break

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -46,9 +46,6 @@ from relay.errors import StoreUnavailable
 from relay.files import FileBackedValue
 from relay.logs import log_extra
 
-if TYPE_CHECKING:
-    from relay.api.sign_in import SignIn
-
 _SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _log = logging.getLogger(__name__)
 
@@ -75,7 +72,6 @@ class Server:
         self._state_file = state_file
         callers = Callers(settings, clock)
         self.state = ServerState(clock=clock, limits=limits or ServerLimits(), callers=callers)
-        self.state.sign_in = _make_sign_in(settings, callers, clock)
         self._stack = AsyncExitStack()
         self._tls: FileBackedValue[ssl.SSLContext] | None = None
         self.address = settings.listen
@@ -89,18 +85,15 @@ class Server:
         Connections and streams stay, except the streams of callers whose client has changed. The
         addresses must be the same.
         """
-        state, earlier, callers = self.state, self.settings, Callers(settings, self._clock)
-        tls, sign_in = self._tls, state.sign_in
-        if settings.tls != earlier.tls:
+        state, tls = self.state, self._tls
+        callers = Callers(settings, self._clock, state.callers)
+        if settings.tls != self.settings.tls:
             tls = None if settings.tls is None else file_backed_server_context(settings.tls)
-        if (settings.oidc, settings.public_url) != (earlier.oidc, earlier.public_url):
-            # The new one has no sessions: rights that were taken away must not live on in them.
-            sign_in = _make_sign_in(settings, callers, self._clock)
 
         def use() -> None:
             before = state.callers
             self.settings, self._tls = settings, tls
-            state.callers, state.sign_in = callers, sign_in
+            state.callers = callers
             state.end_streams(lambda whose: callers.what_makes(whose) != before.what_makes(whose))
 
         return use
@@ -168,16 +161,6 @@ class Server:
             )
             stack.callback(server.close)
             self.address += f" and {path}"
-
-
-def _make_sign_in(settings: ApiSettings, callers: Callers, clock: Clock) -> SignIn | None:
-    oidc, public_url = settings.oidc, settings.public_url
-    if oidc is None or oidc.sign_in is None or public_url is None or callers.tokens is None:
-        return None
-    # Imported here, as it is rarely configured.
-    from relay.api.sign_in import SignIn  # noqa: PLC0415
-
-    return SignIn(oidc, public_url, callers.tokens, clock)
 
 
 def _error_middleware(state: ServerState) -> Middleware:

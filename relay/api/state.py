@@ -29,7 +29,6 @@ from relay.telemetry.lines import EventCounts
 
 if TYPE_CHECKING:  # a relay without them saves the memory of the AMQP and token libraries
     from relay.amqp.approval_consumer import ApprovalConsumer
-    from relay.api.sign_in import SignIn
     from relay.fleet.hub.hub import Hub
     from relay.fleet.hub.roster import Roster
 
@@ -106,8 +105,6 @@ class ServerState:
     """Says who calls. A reload replaces it."""
     relay: Relay | None = None
     """None while the relay starts or stops."""
-    sign_in: SignIn | None = None
-    """None if nobody can sign in on the pages."""
     reloader: ConfigurationReloader | None = None
     """None if this process was not started to reload."""
     rates: CallRates = field(init=False)
@@ -184,8 +181,8 @@ class ServerState:
 
     def end_session(self, cookie: str) -> None:
         """End the session of this cookie, and the streams of ended sessions."""
-        if self.sign_in is not None:
-            self.sign_in.sessions.end(cookie)
+        if self.callers.sign_in is not None:
+            self.callers.sign_in.sessions.end(cookie)
             self._wake_streams()
 
     def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:

@@ -502,7 +502,7 @@ async def test_a_certificate_counts_only_where_nobody_signed_in(tmp_path: Path) 
     ) as certified:
         relay = certified.relay
         san = x509.DNSName("drain.internal")
-        sign_in = relay.server.state.sign_in
+        sign_in = relay.server.state.callers.sign_in
         assert sign_in is not None
         ann = Caller(principal(ANN), "http", Rights(frozenset({"approve"})))
         cookie = sign_in.sessions.begin(ann, "Ann Example", 3600.0)
@@ -635,7 +635,7 @@ async def test_without_sign_in_nothing_speaks_of_it(relay: RunningRelay) -> None
 async def test_bearer_tokens_alone_let_nobody_sign_in(tmp_path: Path) -> None:
     async with run_desk(tmp_path, oidc={"sign_in": None, "applications": [CLIENT_ID]}) as desk:
         assert (await desk.browser().call("GET", "/sign-in")).status == 404
-        assert desk.relay.server.state.sign_in is None
+        assert desk.relay.server.state.callers.sign_in is None
 
 
 # --- the configuration

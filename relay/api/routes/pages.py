@@ -104,7 +104,8 @@ class SessionInfo(TypedDict):
     access="key or public",
 )
 async def show_session(call: Call) -> SessionInfo | web.Response:
-    session, caller, sign_in = call.request.get(SESSION), call.caller, call.server.sign_in
+    session, caller = call.request.get(SESSION), call.caller
+    sign_in = call.server.callers.sign_in
     rights: tuple[Right, ...] = ("read", "approve", "hold", "operate")
     info = SessionInfo(
         signIn=None if sign_in is None else _SIGN_IN,
@@ -186,9 +187,10 @@ async def sign_out(call: Call) -> SessionInfo | web.Response:
 
 
 def _sign_in_of(call: Call) -> SignIn:
-    if call.server.sign_in is None:
+    sign_in = call.server.callers.sign_in
+    if sign_in is None:
         raise Problem(404, "nobody can sign in here: it is not configured")
-    return call.server.sign_in
+    return sign_in
 
 
 def _refuse(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:

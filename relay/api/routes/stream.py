@@ -123,7 +123,7 @@ def _goes_on(call: Call, wakeup: asyncio.Event) -> bool:
     request, server = call.request, call.server
     if request.transport is None or server.relay is None or wakeup not in server.stream_wakeups:
         return False
-    session, sign_in = request.get(SESSION), server.sign_in
+    session, sign_in = request.get(SESSION), server.callers.sign_in
     return session is None or (sign_in is not None and sign_in.sessions.is_open(session))
 
 
