@@ -149,33 +149,34 @@ class Poller:
 
     async def _poll(self) -> FreshReadResult:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
-        result, digest = await self._read()
+        read = await self._client.read_document()
+        # Before it is parsed: a fleet orders what its agents say by this time.
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        if digest != self._last_digest:
-            poll = SuccessfulPoll(result.document, now, self._has_gap(now, monotonic))
+        self.poll_seconds.observe(monotonic - read.asked_monotonic)
+        digest = sha256(read.body).digest()
+        is_new = digest != self._last_digest
+        document = None if is_new else self.last_document
+        if document is None:
+            document = await self._parse(read.body)
+        result = FreshReadResult(document, read.date, read.asked_at, read.asked_monotonic)
+        del read  # its body can be 4 MiB, and to record it needs memory, too
+        if is_new:
+            poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
             try:
                 await self._store.transact(
                     lambda tx: self._recorder.record(tx, poll), fail_open=True
                 )
             except StoreUnavailable as error:
                 raise SourceUnavailable(f"the document could not be recorded: {error}") from error
-            self._last_digest, self.last_document = digest, result.document
+            self._last_digest, self.last_document = digest, document
         self._last_read_monotonic, self.last_read_at = monotonic, now
         return result
 
-    async def _read(self) -> tuple[FreshReadResult, bytes]:
-        """Read once. The bytes can be 4 MiB, and nobody needs more of them than a digest."""
-        read = await self._client.read_document()
-        self.poll_seconds.observe(self._clock.monotonic() - read.asked_monotonic)
-        digest = sha256(read.body).digest()
-        document = self.last_document
-        if document is None or digest != self._last_digest:
-            version = self._settings.api_version
-            if len(read.body) < LARGE_BODY:
-                document = parse_document(read.body, version)
-            else:  # others run meanwhile
-                document = await asyncio.to_thread(parse_document, read.body, version)
-        return FreshReadResult(document, read.date, read.asked_at, read.asked_monotonic), digest
+    async def _parse(self, body: bytes) -> Document:
+        version = self._settings.api_version
+        if len(body) < LARGE_BODY:
+            return parse_document(body, version)
+        return await asyncio.to_thread(parse_document, body, version)  # others run meanwhile
 
     def _has_gap(self, now: datetime, monotonic: float) -> bool:
         """Whether an event may have come and gone. A freeze stops one clock, one can be set."""
