@@ -88,7 +88,7 @@ class Callers:
 
     def __init__(self, settings: ApiSettings, clock: Clock, earlier: Callers | None = None) -> None:
         """``earlier``: those of before a reload."""
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._clients_by_name = {client.name: client for client in settings.clients}
         self._clients_by_san = {
@@ -106,18 +106,16 @@ class Callers:
         from relay.api.entra import TokenVerifier  # noqa: PLC0415
 
         self._tokens = TokenVerifier(oidc, clock)
-        if earlier is not None and earlier.entra_settings == self.entra_settings:
-            self.sign_in = earlier.sign_in
+        if earlier is not None and (oidc, public_url) == (
+            earlier.settings.oidc,
+            earlier.settings.public_url,
+        ):
+            self.sign_in = earlier.sign_in  # with its sessions
         elif oidc.sign_in is not None and public_url is not None:
-            # It has no sessions: rights that were taken away must not live on in them.
+            # Without sessions: rights that were taken away must not live on in them.
             from relay.api.sign_in import SignIn  # noqa: PLC0415
 
             self.sign_in = SignIn(oidc, public_url, self._tokens, clock)
-
-    @property
-    def entra_settings(self) -> tuple[object, object]:
-        """What a sign-in depends on: a reload that leaves it alone keeps the sessions."""
-        return self._settings.oidc, self._settings.public_url
 
     async def identify(
         self,
@@ -192,7 +190,7 @@ class Callers:
         # Always all of them, each in constant time.
         owners = [
             client
-            for client in self._settings.clients
+            for client in self.settings.clients
             for client_digest in client.key_digests()
             if hmac.compare_digest(client_digest, digest)
         ]
@@ -221,8 +219,8 @@ class Callers:
             return self._clients_by_name.get(name)
         if kind == "mtls":
             key = _comparable_name(_san_kind(name), name)
-            return self._clients_by_san.get(key), self._settings.tls
-        return self._settings.oidc if kind == "entra" else None
+            return self._clients_by_san.get(key), self.settings.tls
+        return self.settings.oidc if kind == "entra" else None
 
 
 def caller_for_client(client: Client, channel: str) -> Caller:
