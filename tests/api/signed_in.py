@@ -77,10 +77,13 @@ class Browser:
         path = URL("/sign-in/callback").with_query(query)
         return await self.call("GET", str(path), headers={"Sec-Fetch-Site": "cross-site"})
 
-    async def sign_in(self, account: Account = ACCOUNTS[0]) -> Response:
+    async def begin_and_choose(self, account: Account = ACCOUNTS[0]) -> dict[str, str]:
+        """Begin a sign-in, and return with what Entra ID sends the browser back."""
         query = await self.begin()
-        code = self.desk.entra.issue_code(query, account)
-        return await self.come_back(code=code, state=query["state"])
+        return {"code": self.desk.entra.issue_code(query, account), "state": query["state"]}
+
+    async def sign_in(self, account: Account = ACCOUNTS[0]) -> Response:
+        return await self.come_back(**await self.begin_and_choose(account))
 
     async def session(self) -> dict[str, Any]:
         answer = await self.call("GET", "/v1/session", headers={"Sec-Fetch-Site": "same-origin"})
