@@ -50,10 +50,7 @@ def _ignore(*_: Any, **__: Any) -> None:
 async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[MeasuredRelay]:
     """Run it. Its poller reads a real server; the rest of the relay does not know of its events."""
     settings: HubSettings = HUB_SETTINGS
-    async with (
-        run_relay(folder, attached=False, **changes) as running,
-        run_server() as server,
-    ):
+    async with run_relay(folder, attached=False, **changes) as running, run_server() as server:
         store, clock = running.store, running.clock
         source = SourceSettings(url=server.url)
         hub = Hub(settings, ORIGIN, store, clock, _ignore, _ignore)
@@ -77,11 +74,7 @@ async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[Meas
                 last_read_at=None,
             )
             relay = replace(
-                running.relay,
-                polling=poller,
-                approvals_link=consumer,
-                roster=hub.roster,
-                hub=hub,
+                running.relay, polling=poller, approvals_link=consumer, roster=hub.roster, hub=hub
             )
             running.server.state.attach_relay(relay)
             async with BackgroundTasks(poller.run()):

@@ -345,12 +345,7 @@ async def run_relay(
             lambda _: True,
         )
         relay = Relay(
-            store=store,
-            gate=gate,
-            dispatcher=dispatcher,
-            source=azure,
-            origin=ORIGIN,
-            clock=clock,
+            store=store, gate=gate, dispatcher=dispatcher, source=azure, origin=ORIGIN, clock=clock
         )
         stack.enter_context(gate.in_force())
         async with BackgroundTasks(gate.run(), dispatcher.run()):

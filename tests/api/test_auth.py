@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from relay.api.connections import Peer
 from relay.clock import TokenBuckets
 from relay.logs import ThrottledLog
-from tests.api.running_relay import (
-    EVENT_ID,
-    OTHER_SECRET,
-    RunningRelay,
-    make_event,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, OTHER_SECRET, RunningRelay, make_event, run_relay
 
 DIGEST = {
     key: hashlib.sha256(key.encode()).hexdigest()

@@ -102,10 +102,7 @@ class Crowd:
 @asynccontextmanager
 async def crowd(folder: Path, limits: ServerLimits = CROWDED) -> AsyncIterator[Crowd]:
     path = folder / "relay.sock"
-    async with (
-        run_relay(folder, limits=limits, socket=path) as relay,
-        AsyncExitStack() as stack,
-    ):
+    async with run_relay(folder, limits=limits, socket=path) as relay, AsyncExitStack() as stack:
         await relay.observe(make_event())
         yield Crowd(relay, stack, path)
 

@@ -152,9 +152,7 @@ async def test_an_unknown_sink_is_404(relay: RunningRelay) -> None:
     )
 
 
-async def test_while_the_store_cannot_be_written_operations_are_503(
-    relay: RunningRelay,
-) -> None:
+async def test_while_the_store_cannot_be_written_operations_are_503(relay: RunningRelay) -> None:
     relay.make_store_read_only()
     for verb in ("ping", "pause"):
         assert (await relay.call("POST", f"/v1/sinks/box/{verb}")).status == 503

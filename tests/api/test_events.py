@@ -154,10 +154,7 @@ async def test_an_ended_event_keeps_its_last_data_and_a_new_occurrence_starts_af
     assert all(delivery["recorded"] >= again["firstSeen"] for delivery in again["deliveries"])
     assert [
         item["occurrence"] for item in (await relay.call("GET", "/v1/events")).json["items"]
-    ] == [
-        2,
-        1,
-    ]
+    ] == [2, 1]
 
 
 async def test_a_list_comes_in_pages_without_gap_or_repeat(tmp_path: Path) -> None:

@@ -38,10 +38,7 @@ from tests.eventually import eventually
 APPLICATION = "22222222-2222-2222-2222-22222222222a"
 OTHER_APPLICATION = "33333333-3333-3333-3333-333333333333"
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-VOTE = {
-    "name": "all",
-    "approve": {"votes": 1, "from": [principal(ANN), "mtls:drain.internal"]},
-}
+VOTE = {"name": "all", "approve": {"votes": 1, "from": [principal(ANN), "mtls:drain.internal"]}}
 
 
 @dataclass

@@ -110,9 +110,7 @@ async def test_an_approval_is_followed_from_the_missing_votes_to_its_start(
     assert ended["imds_relay_live_events", "Reboot", "Scheduled"] == 0
 
 
-async def test_the_next_event_is_the_first_whose_not_before_is_to_come(
-    relay: RunningRelay,
-) -> None:
+async def test_the_next_event_is_the_first_whose_not_before_is_to_come(relay: RunningRelay) -> None:
     relay.clock.offset = 60.0
     past = make_event(event_id="past", not_before="2020-01-01T00:00:00Z")
     unknown = make_event(event_id="unknown", not_before=None)
@@ -183,9 +181,7 @@ async def test_polls_and_commits_are_timed(tmp_path: Path) -> None:
         assert (await values(measured.running))["imds_relay_approvals_link_up",] == 1
 
 
-async def test_a_state_file_that_cannot_be_written_leaves_every_metric(
-    relay: RunningRelay,
-) -> None:
+async def test_a_state_file_that_cannot_be_written_leaves_every_metric(relay: RunningRelay) -> None:
     before = await values(relay)
     relay.make_store_read_only()
     assert (await relay.decide()).status == 503

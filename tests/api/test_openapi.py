@@ -54,9 +54,7 @@ def test_every_operation_has_an_id_its_parameters_and_what_is_answered_before_a_
     assert len(names) == len(set(names))
 
 
-def test_a_call_without_a_body_or_query_is_never_described_as_422(
-    document: dict[str, Any],
-) -> None:
+def test_a_call_without_a_body_or_query_is_never_described_as_422(document: dict[str, Any]) -> None:
     assert "422" not in document["paths"]["/v1/stream"]["get"]["responses"]
 
 

@@ -30,12 +30,7 @@ from tests.eventually import eventually
 
 _FIXED_TABLES = {"meta", "checkpoint", "sink", "sqlite_sequence", "json_each", "CONSTANT"}
 """Tables that stay small, and those that a statement brings."""
-_OPEN_INDEXES = {
-    "occurrence_live",
-    "entry_waiting",
-    "entry_parked",
-    "message_refresh",
-}
+_OPEN_INDEXES = {"occurrence_live", "entry_waiting", "entry_parked", "message_refresh"}
 """Indexes that hold only what is open. They may be read in full, since rows leave them again."""
 _ALLOWED = {
     "SELECT position, hash FROM journal ORDER BY position DESC LIMIT 1": "one row is read",

@@ -77,9 +77,7 @@ async def test_a_key_is_no_signature_and_a_signature_is_no_key(relay: RunningRel
     assert (await relay.call("POST", "/v1/approvals", body, by=None, headers=signed)).status == 401
 
 
-async def test_a_signed_malformed_body_is_400_and_a_wrong_field_422(
-    relay: RunningRelay,
-) -> None:
+async def test_a_signed_malformed_body_is_400_and_a_wrong_field_422(relay: RunningRelay) -> None:
     for body in (*hostile.NO_OBJECTS, *hostile.REPEATED_KEYS):
         signed = body.isascii()  # the library signs text only
         assert (await relay.post_callback(body)).status == (400 if signed else 401)

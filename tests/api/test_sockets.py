@@ -289,9 +289,7 @@ async def test_unusable_certificates_are_a_configuration_error(
             pass
 
 
-async def test_a_connection_without_tls_is_closed_soon(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_connection_without_tls_is_closed_soon(caplog: pytest.LogCaptureFixture) -> None:
     limits = ServerLimits(handshake_timeout=0.5)
     async with _listening(limits, tls={"cert_file": SERVER, "key_file": SERVER}) as server:
         for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x00", b"", b"\xff" * 5000):

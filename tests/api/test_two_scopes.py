@@ -11,13 +11,7 @@ import pytest
 
 from relay.approvals.request import Caller, Rights
 from tests.api.message_links import chat_of, message_links, shown_card
-from tests.api.running_relay import (
-    EVENT_ID,
-    Response,
-    RunningRelay,
-    make_event,
-    run_relay,
-)
+from tests.api.running_relay import EVENT_ID, Response, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
 A, B = "vmss-a-1f0c33ab", "vmss-b-9d2e77c0"

@@ -232,12 +232,7 @@ class MattermostServer:
 
     def add_user(self, name: str, *, is_member: bool = True, **fields: Any) -> str:
         user_id = new_id()
-        account = {
-            "id": user_id,
-            "username": name,
-            "delete_at": 0,
-            "roles": "system_user",
-        }
+        account = {"id": user_id, "username": name, "delete_at": 0, "roles": "system_user"}
         self.users[user_id] = {**account, **fields}
         if is_member:
             self.add_member(user_id)
@@ -432,11 +427,7 @@ class MattermostServer:
         if self.bot_id not in self.members:
             return error_response(403, "api.context.permissions.app_error")
         return web.json_response(
-            {
-                "id": self.channel_id,
-                "team_id": self.team_id,
-                "type": "P" if self.team_id else "D",
-            }
+            {"id": self.channel_id, "team_id": self.team_id, "type": "P" if self.team_id else "D"}
         )
 
     async def _get_member(self, request: web.Request) -> web.Response:

@@ -11,11 +11,7 @@ from relay.simulator import Simulator
 from tests.journey.relay_process import KEY
 from tests.relay_in_process import RelayInProcess, document_of, relay_in_process, simulated
 
-ALICE = {
-    "name": "alice",
-    "key": KEY,
-    "can": ["read", "approve", "hold", "operate"],
-}
+ALICE = {"name": "alice", "key": KEY, "can": ["read", "approve", "hold", "operate"]}
 BOB = {"name": "bob", "key": "bearer-test-key-of-bob", "can": ["read", "approve", "hold"]}
 
 
@@ -52,11 +48,6 @@ async def stage(
             scope="prod",
             sinks=list(sinks),
             approvals={"tell_first": "0s", **approvals},
-            api={
-                "listen": "127.0.0.1:0",
-                "clients": [ALICE, BOB],
-                "public_url": public_url,
-                **api,
-            },
+            api={"listen": "127.0.0.1:0", "clients": [ALICE, BOB], "public_url": public_url, **api},
         )
         yield await stack.enter_async_context(relay_in_process(azure, document))

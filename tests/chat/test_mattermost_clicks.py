@@ -24,11 +24,7 @@ from relay.chat.platforms.mattermost.clicks import (
 )
 from relay.logs import MAX_SINK_WARNINGS
 from relay.simulator import VM, Event, Setup, Simulator
-from tests.chat.mattermost_relay import (
-    MattermostRelay,
-    proof_in,
-    running_mattermost_relay,
-)
+from tests.chat.mattermost_relay import MattermostRelay, proof_in, running_mattermost_relay
 from tests.chat.mattermost_server import (
     CALLBACK_URL,
     SECRET,

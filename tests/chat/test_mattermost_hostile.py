@@ -14,12 +14,7 @@ from relay.chat import CallbackRefused
 from relay.simulator import VM, Setup, Simulator
 from tests.chat.conformance import HOSTILE_BODIES
 from tests.chat.mattermost_relay import running_mattermost_relay
-from tests.chat.mattermost_server import (
-    Json,
-    buttons_of,
-    new_id,
-    running_mattermost,
-)
+from tests.chat.mattermost_server import Json, buttons_of, new_id, running_mattermost
 from tests.conftest import DebugLoop
 from tests.depth import depth
 from tests.relay_in_process import RelayInProcess

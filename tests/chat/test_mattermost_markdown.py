@@ -95,12 +95,7 @@ def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None
         main["text"] == "Soon.\n\n**[Approve](https://relay.example.com/#/event/s/E-1/approve/r)**"
     )
     assert main["actions"] == []
-    action = {
-        "type": "button",
-        "name": "Hold",
-        "style": "default",
-        "integration": {"url": "Hold"},
-    }
+    action = {"type": "button", "name": "Hold", "style": "default", "integration": {"url": "Hold"}}
     assert [line["actions"] for line in lines] == [
         [{"id": "hold1", **action}],
         [{"id": "hold2", **action}],

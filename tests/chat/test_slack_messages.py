@@ -35,10 +35,7 @@ from tests.eventually import eventually
 
 APPROVALS = {"rules": [rule(1, "client:alice")]}
 CARD = Card(
-    title="Reboot of vm-0",
-    tone="waiting",
-    summary=("Azure begins soon.",),
-    footer="E-1 · prod",
+    title="Reboot of vm-0", tone="waiting", summary=("Azure begins soon.",), footer="E-1 · prod"
 )
 
 

@@ -152,9 +152,7 @@ async def socket_mode_for(
 
 
 @asynccontextmanager
-async def running_socket_mode(
-    section: Mapping[str, Any],
-) -> AsyncIterator[FastClock]:
+async def running_socket_mode(section: Mapping[str, Any]) -> AsyncIterator[FastClock]:
     """Run Socket Mode, which must not end by itself, and yield its clock."""
     async with socket_mode_for(section) as (socket_mode, clock):
         task = asyncio.create_task(socket_mode.run())

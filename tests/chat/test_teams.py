@@ -250,10 +250,7 @@ def test_a_grouped_card_fits_with_all_its_buttons() -> None:
         names = tuple(f"{letter * 60}-{number}-{machine}" for machine in range(100))
         status = build_status(build_event(f"E-{number}", resources=names))
         statuses.append(replace(status, occurrence=replace(status.occurrence, id=number)))
-    card = grouped_card(
-        statuses,
-        Buttons(public_url=f"https://{'r' * 160}.example.com"),
-    )
+    card = grouped_card(statuses, Buttons(public_url=f"https://{'r' * 160}.example.com"))
     workflow = workflow_after(card_message(card))
     assert workflow.failed_runs == []
     assert len(card_actions(workflow.cards[0])) == 20

@@ -214,11 +214,7 @@ async def test_behind_a_path_of_a_proxy(
             if name in ("Authorization", "Last-Event-ID", "Content-Type", "Idempotency-Key")
         }
         async with relay.session.request(
-            request.method,
-            target,
-            params=request.query,
-            data=await request.read(),
-            headers=passed,
+            request.method, target, params=request.query, data=await request.read(), headers=passed
         ) as answer:
             response = web.StreamResponse(status=answer.status, headers=answer.headers)
             response.headers.pop("Content-Length", None)
