@@ -242,6 +242,16 @@ class RunningRelay:
         kept = {name: value for name, value in signed.items() if value is not None}
         return await self.call("POST", f"/v1/callbacks/{client}", body, by=None, headers=kept)
 
+    def use_up_rate(self, client: str | None = None) -> None:
+        """Let no call of this client through, or no failed call of this machine; time stands."""
+        self.clock.freeze_monotonic()
+        rates = self.server.state.rates  # faster than a hundred calls
+        buckets, key = rates.addresses, "loopback"
+        if client is not None:
+            buckets, key = rates.callers, f"client:{client}"
+        while not buckets.take(key, self.clock.monotonic()):
+            pass
+
     def make_store_read_only(self) -> None:
         """Make every write fail, as on a disk that was remounted read-only after an error."""
         connection = self.store._state_file.connection  # noqa: SLF001  # no other way to break the disk

@@ -112,10 +112,8 @@ async def test_a_client_lets_50_calls_through_at_once_and_10_a_second_after_that
     statuses = [(await relay.call("GET", "/v1/events")).status for _ in range(12)]
     assert statuses == [200] * 10 + [429] * 2
     refused = await relay.call("GET", "/v1/events")
-    assert (refused.headers["Retry-After"], refused.json["detail"]) == (
-        "1",
-        "too many calls of client:alice; try again in 1 s",
-    )
+    assert refused.headers["Retry-After"] == "1"
+    assert refused.json["detail"] == "too many calls of client:alice; try again in 1 s"
     assert (await relay.call("GET", "/v1/events", by="bob")).status == 200
 
 
@@ -126,27 +124,19 @@ async def test_good_calls_do_not_count_against_their_address_and_bad_ones_do(
     for name in ("alice", "bob", "reader"):
         for _ in range(50):
             assert (await relay.call("GET", "/v1/events", by=name)).status in (200, 403)
-    statuses = [(await relay.call("GET", "/v1/events", by="nobody")).status for _ in range(105)]
-    assert statuses == [401] * 100 + [429] * 5
+    refused = [await relay.call("GET", "/v1/events", by="nobody") for _ in range(105)]
+    assert [answer.status for answer in refused] == [401] * 100 + [429] * 5
+    assert refused[-1].headers["Retry-After"] == "1"
     assert (await relay.call("GET", "/healthz", by=None)).status == 200
     relay.clock.offset = 1.0
     assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
-
-
-async def _use_up_the_address(relay: RunningRelay) -> None:
-    """Make so many bad calls that the next is 429."""
-    relay.clock.freeze_monotonic()
-    for _ in range(100):
-        assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
-    refused = await relay.call("GET", "/v1/events", by="nobody")
-    assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
 
 
 async def test_a_good_key_is_let_through_where_strangers_have_used_up_the_address(
     relay: RunningRelay,
 ) -> None:
     """As behind a proxy, where all callers have one address."""
-    await _use_up_the_address(relay)
+    relay.use_up_rate()
     statuses = [(await relay.call("GET", "/v1/events", by="bob")).status for _ in range(51)]
     assert statuses == [200] * 50 + [429]
     assert (await relay.decide()).status == 202
@@ -155,7 +145,7 @@ async def test_a_good_key_is_let_through_where_strangers_have_used_up_the_addres
 
 
 async def test_a_good_signature_is_let_through_there_too(relay: RunningRelay) -> None:
-    await _use_up_the_address(relay)
+    relay.use_up_rate()
     body = orjson.dumps(relay.decision_body())
     assert (await relay.post_callback(body)).status == 202
     assert (await relay.post_callback(body, secret=OTHER_SECRET)).status == 429
@@ -193,10 +183,8 @@ def test_unauthenticated_calls_from_many_addresses_take_bounded_memory(
 async def test_no_response_reveals_software_versions(relay: RunningRelay) -> None:
     for path in ("/healthz", "/nothing", "/v1/events"):
         answer = await relay.call("GET", path, by=None)
-        assert (answer.headers["Server"], answer.headers["Cache-Control"]) == (
-            "imds-relay",
-            "no-store",
-        )
+        assert answer.headers["Server"] == "imds-relay"
+        assert answer.headers["Cache-Control"] == "no-store"
 
 
 async def test_without_an_attached_relay_all_but_health_and_the_description_is_503(
@@ -210,9 +198,7 @@ async def test_without_an_attached_relay_all_but_health_and_the_description_is_5
         for method, path, body in OPERATIONS:
             assert (await relay.call(method, path, body)).status == 503, path
         assert (await relay.decide()).status == 503
-        assert (
-            await relay.post_callback(b'{"eventId":"x","decision":"hold","revision":"x"}')
-        ).status == 503
+        assert (await relay.post_callback(orjson.dumps(relay.decision_body()))).status == 503
         assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
         for path in ("/healthz", "/openapi.json"):
             assert (await relay.call("GET", path)).status == 200

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
-import math
 import ssl
 import time
 import warnings
@@ -108,19 +106,17 @@ async def test_a_person_with_a_token_approves_under_their_own_name(entra: Bearer
 
 
 async def test_roles_determine_the_rights_of_a_person(entra: Bearers) -> None:
-    for roles, expected in (
-        (["Approver"], 403),
-        (["Reader"], 403),
-        (["Nobody", "Reader"], 403),
+    for roles, status in (
+        (["Approver"], 200),
+        (["Nobody", "Reader"], 200),
         ([], 403),
         (None, 403),
         ("Approver", 403),
     ):
         token = entra.token(roles=roles)
+        assert await entra.status(token) == status
         answer = await entra.call(token, "PUT", "/v1/approvals/mode", {"mode": "on"})
-        assert answer.status == expected
-        can_read = isinstance(roles, list) and bool({"Approver", "Reader"}.intersection(roles))
-        assert await entra.status(token) == (200 if can_read else 403)
+        assert answer.status == 403
 
 
 async def test_a_token_with_wrong_claims_is_401(entra: Bearers) -> None:
@@ -152,27 +148,13 @@ async def test_a_token_with_wrong_claims_is_401(entra: Bearers) -> None:
         {"c_hash": "c"},
         {"at_hash": "a"},
     ):
-        claims = entra.claims()
-        claims = {name: value for name, value in {**claims, **changes}.items() if value is not None}
-        token = jwt.api_jws.encode(
-            lenient_json(claims), KEY, algorithm="RS256", headers={"kid": "k1"}
-        )
-        assert await entra.status(token) == 401
+        assert await entra.status(entra.token(**changes)) == 401
         assert await entra.status(entra.token()) == 200
 
 
 async def test_a_token_of_the_older_endpoint_names_its_application_in_appid(entra: Bearers) -> None:
     assert await entra.status(entra.token(azp=None, appid=APPLICATION, ver="1.0")) == 200
     assert await entra.status(entra.token(azp=APPLICATION.upper(), ver="2.0")) == 200
-
-
-def lenient_json(claims: dict[str, Any]) -> bytes:
-    """Return JSON with NaN, which is invalid but accepted by lenient readers."""
-    marked = {
-        name: "NaN!" if isinstance(value, float) and math.isnan(value) else value
-        for name, value in claims.items()
-    }
-    return json.dumps(marked).replace('"NaN!"', "NaN").encode()
 
 
 def base64(text: bytes) -> str:
@@ -210,16 +192,10 @@ async def test_a_token_with_another_algorithm_or_key_is_401(entra: Bearers) -> N
 
 async def test_a_token_counts_within_its_times_and_a_minute_around_them(entra: Bearers) -> None:
     now = int(time.time())
-    cases: tuple[tuple[dict[str, Any], int], ...] = (
-        ({"exp": now - 50}, 200),
-        ({"exp": now - 61}, 401),
-        ({"nbf": now + 50}, 200),
-        ({"nbf": now + 120}, 401),
-        ({"iat": now + 50}, 200),
-        ({"iat": now + 120}, 401),
-    )
-    for changes, status in cases:
-        assert await entra.status(entra.token(**changes)) == status, changes
+    for name, good, bad in (("exp", -50, -61), ("nbf", 50, 120), ("iat", 50, 120)):
+        for offset, status in ((good, 200), (bad, 401)):
+            claims: dict[str, Any] = {name: now + offset}
+            assert await entra.status(entra.token(**claims)) == status, claims
 
 
 async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_minutes(
@@ -403,12 +379,8 @@ async def certified(tmp_path: Path) -> AsyncIterator[Certified]:
 
 
 async def test_the_name_in_a_certificate_is_the_principal(certified: Certified) -> None:
-    status, answer = await certified.call(
-        "POST",
-        "/v1/approvals",
-        x509.DNSName("Drain.internal"),
-        body=certified.relay.decision_body(),
-    )
+    drain, decision = x509.DNSName("Drain.internal"), certified.relay.decision_body()
+    status, answer = await certified.call("POST", "/v1/approvals", drain, body=decision)
     assert (status, answer["state"]) == (202, "granted")
     assert await certified.relay.voters() == ["mtls:drain.internal"]
     job = x509.UniformResourceIdentifier("spiffe://west/job")

@@ -106,21 +106,13 @@ class SignInMachine(RuleBasedStateMachine):
     @invariant()
     def every_sign_in_has_values_of_its_own(self) -> None:
         """No state, nonce or verifier is that of another sign-in, or says another."""
-        values = [
-            value
-            for sign_in in self._made
-            for value in (
-                sign_in.pending.state,
-                sign_in.pending.nonce,
-                sign_in.pending.verifier,
-                sign_in.pending.challenge,
-                sign_in.pending.cookie,
-            )
-        ]
-        assert len(set(values)) == len(values)
+        values = []
         for sign_in in self._made:
-            for secret in (sign_in.pending.verifier, sign_in.pending.nonce):
-                assert secret not in sign_in.pending.cookie + sign_in.pending.state
+            made = sign_in.pending
+            values += [made.state, made.nonce, made.verifier, made.challenge, made.cookie]
+            for secret in (made.verifier, made.nonce):
+                assert secret not in made.cookie + made.state
+        assert len(set(values)) == len(values)
 
 
 TestSignIns = SignInMachine.TestCase
@@ -141,7 +133,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(target=cookies, person=PEOPLE, seconds=st.sampled_from([0.0, 300.0, 9999.0]))
     def begin(self, person: int, seconds: float) -> str:
         principal = f"entra:{person}"
-        cookie = self.sessions.begin(Caller(principal, "http", Rights(frozenset())), None, seconds)
+        cookie = begin(self.sessions, principal, seconds)
         self._forget()
         own = [key for key, (other, _) in self.open.items() if other == principal]
         for key in own[: max(0, len(own) + 1 - MAX_SESSIONS_OF_PRINCIPAL)]:
@@ -181,12 +173,13 @@ TestSessions = SessionMachine.TestCase
 TestSessions.settings = settings(max_examples=depth(40, 10), stateful_step_count=40)
 
 
+def begin(sessions: Sessions, principal: str, seconds: float = SESSION_LIFETIME) -> str:
+    return sessions.begin(Caller(principal, "http", Rights(frozenset())), None, seconds)
+
+
 def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:
     sessions = Sessions(ManualClock())
-    cookies = [
-        sessions.begin(Caller(f"entra:{number}", "http", Rights(frozenset())), None, 3600.0)
-        for number in range(MAX_SESSIONS + 1)
-    ]
+    cookies = [begin(sessions, f"entra:{number}") for number in range(MAX_SESSIONS + 1)]
     assert len(sessions) == MAX_SESSIONS
     assert sessions.find(cookies[0]) is None
     assert all(sessions.find(cookie) for cookie in cookies[1:])
@@ -194,17 +187,10 @@ def test_a_relay_has_a_maximum_of_sessions_and_the_oldest_gives_way() -> None:
 
 def test_a_person_has_few_sessions_and_the_oldest_gives_way() -> None:
     sessions = Sessions(ManualClock())
-    nothing = Rights(frozenset())
-    of_ben = sessions.begin(Caller("entra:ben", "http", nothing), None, 3600.0)
-    cookies = [
-        sessions.begin(Caller("entra:ann", "http", nothing), None, 3600.0)
-        for _ in range(MAX_SESSIONS_OF_PRINCIPAL + 1)
-    ]
-    assert [sessions.find(cookie) is None for cookie in cookies] == [
-        True,
-        *[False] * MAX_SESSIONS_OF_PRINCIPAL,
-    ]
-    assert sessions.find(of_ben) is not None
+    of_ben = begin(sessions, "entra:ben")
+    oldest, *others = [begin(sessions, "entra:ann") for _ in range(MAX_SESSIONS_OF_PRINCIPAL + 1)]
+    assert sessions.find(oldest) is None
+    assert all(sessions.find(cookie) for cookie in (of_ben, *others))
 
 
 def test_either_clock_ends_a_session() -> None:
@@ -212,7 +198,7 @@ def test_either_clock_ends_a_session() -> None:
     for wall, elapsed in ((SESSION_LIFETIME, 0.0), (-SESSION_LIFETIME, SESSION_LIFETIME)):
         clock = ManualClock()
         sessions = Sessions(clock)
-        cookie = sessions.begin(Caller("entra:x", "http", Rights(frozenset())), None, 9999.0)
+        cookie = begin(sessions, "entra:x")
         assert sessions.find(cookie) is not None
         clock.advance(elapsed)
         clock.set_wall_clock(clock.now() + timedelta(seconds=wall - elapsed))
