@@ -73,7 +73,7 @@ class Entra:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Changes of the next ID tokens' claims; None removes a claim."""
     answers: dict[str, web.Response] = field(default_factory=dict)
-    """Answers that replace those of a path: discovery, token, keys."""
+    """Answers that replace those of a path: discovery, token."""
     document: Mapping[str, Any] = field(default_factory=dict)
     """Changes of the discovery document."""
     calls: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
@@ -125,7 +125,6 @@ class Entra:
             "name": grant.account.name,
             "nonce": grant.nonce,
             "oid": grant.account.object_id,
-            "preferred_username": f"{grant.account.object_id}@example.com",
             "roles": list(grant.account.roles) or None,
             "sub": "pairwise",
             "tid": TENANT,
@@ -144,7 +143,6 @@ class Entra:
                 "authorization_endpoint": f"{self.origin}/authorize",
                 "token_endpoint": f"{self.origin}/token",
                 "jwks_uri": f"{self.origin}/keys",
-                "msgraph_host": "graph.microsoft.com",
                 **self.document,
             }
         )
@@ -156,13 +154,11 @@ class Entra:
             return web.Response(status=400, text="AADSTS700016: unknown application")
         if query.get("redirect_uri") not in self.redirect_uris:
             return web.Response(status=400, text="AADSTS50011: unknown redirect URI")
-        required = {"response_type": "code", "response_mode": "query"}
-        required["code_challenge_method"] = "S256"
-        is_valid = all(query.get(name) == value for name, value in required.items())
-        scopes = query.get("scope", "").split()
-        if not is_valid or "openid" not in scopes or not query.get("nonce"):
-            return web.Response(status=400, text="AADSTS900144: invalid request")
         chosen = query.pop("account", None)
+        required = {"response_type": "code", "response_mode": "query"}
+        required |= {"code_challenge_method": "S256", "scope": "openid profile"}
+        if not required.items() <= query.items() or not query.get("nonce"):
+            return web.Response(status=400, text="AADSTS900144: invalid request")
         if chosen == "cancel":
             return _to(
                 query,
@@ -189,8 +185,6 @@ class Entra:
             return self.answers["token"]
         if form.get("client_id") != CLIENT_ID or form.get("client_secret") not in self.secrets:
             return _error("invalid_client", "AADSTS7000215: Invalid client secret provided.")
-        if form.get("grant_type") == "client_credentials":
-            return web.json_response({"token_type": "Bearer", "access_token": "opaque"})
         grant = self.codes.pop(form.get("code", ""), None)
         if grant is None:
             return _error("invalid_grant", "AADSTS70008: The code was used, or has expired.")
@@ -200,14 +194,7 @@ class Entra:
             return _error("invalid_grant", "AADSTS501481: The code_verifier does not match.")
         token = jwt.encode(self.claims(grant), KEY, algorithm="RS256", headers={"kid": "k1"})
         self.issued.append(token)
-        return web.json_response(
-            {
-                "token_type": "Bearer",
-                "expires_in": 3600,
-                "access_token": "for Microsoft Graph",
-                "id_token": token,
-            }
-        )
+        return web.json_response({"access_token": "for Microsoft Graph", "id_token": token})
 
     async def _keys(self, _request: web.Request) -> web.Response:
         self.calls.append(("keys", {}))

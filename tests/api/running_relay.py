@@ -296,6 +296,11 @@ def make_event(**changes: Any) -> ScheduledEvent:
     return ScheduledEvent(**fields | changes)
 
 
+def over_socket(path: Path) -> aiohttp.ClientSession:
+    """Return a session whose calls go through a local socket."""
+    return aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)))
+
+
 _DESCRIPTION: list[Description] = []
 """A cache of /openapi.json, which is the same for every relay."""
 _STARTED_AT = datetime.now(UTC).replace(microsecond=0)

@@ -8,53 +8,37 @@ from typing import Any
 import pytest
 
 from relay.errors import Deferred, Rejected
-from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.api.running_relay import EVENT_ID, Response, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
 
 async def _listed(relay: RunningRelay, path: str, count: int, state: str) -> list[dict[str, Any]]:
     """The list, once it has so many entries of that state."""
 
-    async def read_items() -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = (await relay.call("GET", path)).json["items"]
-        return items
+    def are_listed(answer: Response) -> bool:
+        return [delivery["state"] for delivery in answer.json["items"]].count(state) == count
 
-    return await eventually(
-        read_items, lambda items: [delivery["state"] for delivery in items].count(state) == count
-    )
-
-
-def _all_tried(items: list[dict[str, Any]]) -> bool:
-    return all(delivery["attempts"] for delivery in items)
+    answer = await eventually(lambda: relay.call("GET", path), are_listed)
+    items: list[dict[str, Any]] = answer.json["items"]
+    return items
 
 
 async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=("good", "bad")) as relay:
         relay.sinks["bad"].failure = Deferred("it is down", status=503)
         await relay.observe(make_event())
-        items = await _listed(relay, "/v1/deliveries", 1, "delivered")
-        bad, good = sorted(items, key=lambda delivery: str(delivery["sink"]))
-        assert (good["state"], good["attempts"], good["reason"], good["lastStatus"]) == (
-            "delivered",
-            1,
-            None,
-            204,
+        await _listed(relay, "/v1/deliveries", 1, "delivered")
+        listed = await eventually(
+            lambda: _listed(relay, "/v1/deliveries", 1, "waiting"),
+            lambda items: all(delivery["attempts"] for delivery in items),
         )
-        assert (good["eventId"], good["type"], good["nextAttempt"]) == (
-            EVENT_ID,
-            "io.imdsrelay.event.scheduled.v1",
-            None,
-        )
+        bad, good = sorted(listed, key=lambda delivery: str(delivery["sink"]))
+        outcome = good["state"], good["attempts"], good["reason"], good["lastStatus"]
+        assert outcome == ("delivered", 1, None, 204)
+        assert (good["eventId"], good["type"]) == (EVENT_ID, "io.imdsrelay.event.scheduled.v1")
         assert good["settled"] is not None
-        assert (bad["state"], bad["settled"]) == ("waiting", None)
-        (bad,) = (
-            delivery
-            for delivery in await eventually(
-                lambda: _listed(relay, "/v1/deliveries", 1, "waiting"), _all_tried
-            )
-            if delivery["sink"] == "bad"
-        )
-        assert (bad["reason"], bad["lastStatus"]) == ("it is down", 503)
+        assert good["nextAttempt"] is None
+        assert (bad["reason"], bad["lastStatus"], bad["settled"]) == ("it is down", 503, None)
         assert bad["nextAttempt"] is not None
 
 
@@ -65,25 +49,18 @@ async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(
     relay.sinks["box"].failure = Rejected("it is not wanted", status=400)
     await relay.observe(make_event(resources=("WestNO_0",)))
     (dead_letter,) = await _listed(relay, "/v1/dead-letters", 1, "parked")
-    assert (dead_letter["type"], dead_letter["reason"], dead_letter["lastStatus"]) == (
-        "io.imdsrelay.event.updated.v1",
-        "it is not wanted",
-        400,
-    )
+    assert dead_letter["type"] == "io.imdsrelay.event.updated.v1"
+    assert (dead_letter["reason"], dead_letter["lastStatus"]) == ("it is not wanted", 400)
     relay.sinks["box"].failure = None
-    assert (
-        await relay.call("POST", f"/v1/dead-letters/{dead_letter['id'] + 1}/redeliver")
-    ).status == 404
-    answer = await relay.call("POST", f"/v1/dead-letters/{dead_letter['id']}/redeliver")
-    assert (answer.status, answer.json) == (
-        202,
-        {"id": dead_letter["id"], "sink": "box", "state": "waiting"},
-    )
+    number = dead_letter["id"]
+    answer = await relay.call("POST", f"/v1/dead-letters/{number}/redeliver")
+    sent_again = {"id": number, "sink": "box", "state": "waiting"}
+    assert (answer.status, answer.json) == (202, sent_again)
     await eventually(lambda: "event.updated" in relay.sinks["box"].delivered_names())
     assert await _listed(relay, "/v1/dead-letters", 0, "parked") == []
-    assert (
-        await relay.call("POST", f"/v1/dead-letters/{dead_letter['id']}/redeliver")
-    ).status == 404
+    for other in (number, number + 1):
+        answer = await relay.call("POST", f"/v1/dead-letters/{other}/redeliver")
+        assert answer.status == 404
 
 
 async def test_an_id_of_no_delivery_or_dead_letter_is_404(relay: RunningRelay) -> None:
@@ -104,10 +81,7 @@ async def test_a_dead_letter_of_a_sink_that_is_gone_is_409(tmp_path: Path) -> No
     async with run_relay(tmp_path, sinks=("new",)) as relay:
         answer = await relay.call("POST", f"/v1/dead-letters/{dead_letter['id']}/redeliver")
         assert (answer.status, "old" in answer.json["detail"]) == (409, True)
-        assert [
-            delivery["state"]
-            for delivery in (await relay.call("GET", "/v1/dead-letters")).json["items"]
-        ] == ["parked"]
+        assert len(await _listed(relay, "/v1/dead-letters", 1, "parked")) == 1
 
 
 async def test_a_delivery_about_no_event_has_no_event_id(relay: RunningRelay) -> None:
@@ -146,10 +120,8 @@ async def test_an_unknown_sink_is_404(relay: RunningRelay) -> None:
         for verb in ("ping", "pause", "resume"):
             assert (await relay.call("POST", f"/v1/sinks/{name}/{verb}")).status == 404, name
     answer = await relay.call("POST", "/v1/dead-letters/redeliver", {"sink": "nope"})
-    assert (answer.status, answer.json["detail"]) == (
-        404,
-        "no sink 'nope' in the configuration; there is box",
-    )
+    assert answer.status == 404
+    assert answer.json["detail"] == "no sink 'nope' in the configuration; there is box"
 
 
 async def test_while_the_store_cannot_be_written_operations_are_503(relay: RunningRelay) -> None:
@@ -176,19 +148,13 @@ async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
 
         await eventually(read_delivery, lambda delivery: delivery["attempts"] >= 1)
         relay.sinks["box"].failure = None
-        delivery = await eventually(
-            read_delivery, lambda delivery: delivery["state"] == "delivered"
-        )
-        first, last = delivery["log"][0], delivery["log"][-1]
+        delivered = await eventually(read_delivery, lambda found: found["state"] == "delivered")
+        first, last = delivered["log"][0], delivered["log"][-1]
         assert (first["number"], first["outcome"], first["status"]) == (1, "deferred", 503)
         assert (first["reason"], first["answer"]) == ("it is down", "come back later")
         assert 0 <= first["tookSeconds"] < 60
-        assert (last["number"], last["outcome"], last["status"], last["reason"]) == (
-            delivery["attempts"],
-            "delivered",
-            204,
-            None,
-        )
+        assert (last["number"], last["outcome"]) == (delivered["attempts"], "delivered")
+        assert (last["status"], last["reason"]) == (204, None)
 
 
 @pytest.mark.parametrize("body", [{"until": "2026-04-11T22:26:58Z"}, {"sink": 1}])

@@ -5,28 +5,21 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import aiohttp
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
 from relay.errors import Deferred
-from tests.api.running_relay import RunningRelay, make_event, run_relay
+from tests.api.running_relay import RunningRelay, make_event, over_socket, run_relay
 from tests.eventually import eventually
 
 
 async def test_a_working_relay_is_healthy_and_ready(relay: RunningRelay) -> None:
     assert (await relay.call("GET", "/healthz", by=None)).json == {"status": "ok"}
     ready = await relay.call("GET", "/readyz", by=None)
-    assert (ready.status, ready.json) == (
-        200,
-        {
-            "status": "ok",
-            "source": "ok",
-            "store": "ok",
-            "sinks": {"failing": [], "disabled": [], "paused": []},
-        },
-    )
+    sinks: dict[str, list[str]] = {"failing": [], "disabled": [], "paused": []}
+    all_is_well = {"status": "ok", "source": "ok", "store": "ok", "sinks": sinks}
+    assert (ready.status, ready.json) == (200, all_is_well)
 
 
 async def test_undelivering_sinks_are_named_and_leave_the_relay_ready(tmp_path: Path) -> None:
@@ -35,13 +28,11 @@ async def test_undelivering_sinks_are_named_and_leave_the_relay_ready(tmp_path: 
         relay.sinks["gone"].failure = Deferred("it is gone", failure="disabled")
         await relay.call("POST", "/v1/sinks/resting/pause")
         await relay.observe(*(make_event(event_id=f"event-{number}") for number in range(5)))
-        await eventually(lambda: any(sink.failing for sink in relay.dispatcher.workers))
-        await eventually(lambda: any(sink.state == "disabled" for sink in relay.dispatcher.workers))
+        await eventually(lambda: relay.dispatcher.get_worker("sick").failing)
+        await eventually(lambda: relay.dispatcher.get_worker("gone").state == "disabled")
         ready = await relay.call("GET", "/readyz", by=None)
-        assert (ready.status, ready.json["sinks"]) == (
-            200,
-            {"failing": ["sick"], "disabled": ["gone"], "paused": ["resting"]},
-        )
+        sinks = {"failing": ["sick"], "disabled": ["gone"], "paused": ["resting"]}
+        assert (ready.status, ready.json["sinks"]) == (200, sinks)
         assert ready.json["reasons"] == {
             "sick": "it is down",
             "gone": "it is gone",
@@ -50,10 +41,11 @@ async def test_undelivering_sinks_are_named_and_leave_the_relay_ready(tmp_path: 
 
 
 PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Real-IP", "Via")
+FORWARDED = {"X-Forwarded-For": "x"}
 PAUSED = {"failing": [], "disabled": [], "paused": ["box"]}
 REASONS = {"box": "paused by client:alice"}
-STRANGERS = (None, "nobody", "drain", "mute")
-"""No credentials, wrong ones, and those of two clients without `read`."""
+CALLERS = {None: 401, "nobody": 401, "drain": 403, "mute": 403, "reader": 200, "alice": 200}
+"""What callers get of /metrics: those without good credentials, without `read`, and others."""
 
 
 async def test_readiness_gives_reasons_to_the_callers_that_metrics_answers(
@@ -61,32 +53,23 @@ async def test_readiness_gives_reasons_to_the_callers_that_metrics_answers(
 ) -> None:
     await relay.call("POST", "/v1/sinks/box/pause")
     for header in PROXY_HEADERS:
-        for by in (*STRANGERS, "reader", "alice"):
+        for by, status in CALLERS.items():
             scraped = await relay.call("GET", "/metrics", by=by, headers={header: "x"})
             ready = await relay.call("GET", "/readyz", by=by, headers={header: "x"})
-            assert (ready.status, ready.json["sinks"]) == (200, PAUSED)
-            assert scraped.status == (
-                401 if by in (None, "nobody") else 403 if by in STRANGERS else 200
-            )
-            assert ready.json.get("reasons") == (REASONS if scraped.status == 200 else None)
+            assert (scraped.status, ready.status, ready.json["sinks"]) == (status, 200, PAUSED)
+            assert ready.json.get("reasons") == (REASONS if status == 200 else None)
     relay.azure.lost = True
     for by, reasons in ((None, None), ("reader", REASONS)):
-        ready = await relay.call("GET", "/readyz", by=by, headers={"X-Forwarded-For": "x"})
+        ready = await relay.call("GET", "/readyz", by=by, headers=FORWARDED)
         assert (ready.status, ready.json["sinks"]) == (503, PAUSED)
         assert ready.json.get("reasons") == reasons
 
 
 async def test_the_local_socket_gives_reasons_also_behind_a_proxy(tmp_path: Path) -> None:
-    async with (
-        run_relay(tmp_path, socket=str(tmp_path / "relay.sock")) as relay,
-        aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(tmp_path / "relay.sock"))
-        ) as session,
-    ):
+    path = tmp_path / "relay.sock"
+    async with run_relay(tmp_path, socket=path) as relay, over_socket(path) as local:
         await relay.call("POST", "/v1/sinks/box/pause")
-        ready = await relay.call(
-            "GET", "/readyz", by=None, headers={"X-Forwarded-For": "x"}, session=session
-        )
+        ready = await relay.call("GET", "/readyz", by=None, headers=FORWARDED, session=local)
         assert ready.json["reasons"] == REASONS
 
 
@@ -104,12 +87,11 @@ async def test_doctor_shows_why_a_sink_does_not_deliver(tmp_path: Path) -> None:
 
 async def test_readiness_refuses_nobody_and_lets_nobody_guess_keys(relay: RunningRelay) -> None:
     relay.clock.freeze_monotonic()
-    forwarded = {"X-Forwarded-For": "x"}
     for _ in range(105):
-        assert (await relay.call("GET", "/readyz", by=None, headers=forwarded)).status == 200
+        assert (await relay.call("GET", "/readyz", by=None, headers=FORWARDED)).status == 200
     assert (await relay.call("GET", "/v1/events", by="nobody")).status == 401
     for _ in range(105):
-        assert (await relay.call("GET", "/readyz", by="nobody", headers=forwarded)).status == 200
+        assert (await relay.call("GET", "/readyz", by="nobody", headers=FORWARDED)).status == 200
     assert (await relay.call("GET", "/v1/events", by="nobody")).status == 429
     scraped = await relay.call("GET", "/metrics", by=None)
     assert b"imds_relay_rejected_calls_total 100.0" in scraped.body
@@ -118,9 +100,8 @@ async def test_readiness_refuses_nobody_and_lets_nobody_guess_keys(relay: Runnin
 async def test_a_client_over_its_limit_is_a_stranger_to_readiness(relay: RunningRelay) -> None:
     relay.clock.freeze_monotonic()
     await relay.call("POST", "/v1/sinks/box/pause")
-    forwarded = {"X-Forwarded-For": "x"}
     answers = [
-        await relay.call("GET", "/readyz", by="reader", headers=forwarded) for _ in range(60)
+        await relay.call("GET", "/readyz", by="reader", headers=FORWARDED) for _ in range(60)
     ]
     assert {answer.status for answer in answers} == {200}
     assert [answer.json.get("reasons") for answer in answers] == [REASONS] * 50 + [None] * 10

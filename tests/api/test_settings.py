@@ -20,6 +20,7 @@ GOOD_KEYS = [
     "an-everyday-pass-phrase",
     "ключ-ключ-ключ-ключ-ключ",
 ]
+KEY_SHA256 = hashlib.sha256(GOOD_KEYS[2].encode()).hexdigest()
 TLS = {"cert_file": "cert.pem", "key_file": "key.pem"}
 
 
@@ -32,17 +33,17 @@ def test_listening_beyond_loopback_needs_tls_or_allow_http() -> None:
     ):
         settings = ApiSettings(listen=listen)
         assert (settings.host, settings.port) == (host, port)
-    for listen in (
-        "0.0.0.0:8080",
-        "[::]:8080",
-        "192.0.2.1:8080",
-        "relay.example.com:443",
-        "127.0.0.1.example.com:80",
-    ):
+    names = "relay.example.com:443", "127.0.0.1.example.com:80"
+    for listen in ("0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", *names):
         with pytest.raises(ValidationError, match="expected tls, or allow_http: true behind a pr"):
             ApiSettings(listen=listen)
         ApiSettings(listen=listen, allow_http=True)
         ApiSettings.model_validate({"listen": listen, "tls": TLS})
+
+
+def two(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """A section with the clients a and b."""
+    return {"clients": [{"name": "a", **first}, {"name": "b", **second}]}
 
 
 @pytest.mark.parametrize(
@@ -62,33 +63,11 @@ def test_listening_beyond_loopback_needs_tls_or_allow_http() -> None:
             {"clients": [{"name": "a", "key": "x", "key_file": "y"}]},
             "expected one of key and key_file",
         ),
+        (two({"key_sha256": SHA256}, {"key_sha256": SHA256.upper()}), "a and b have the same key"),
+        (two({"key": GOOD_KEYS[2]}, {"key_sha256": KEY_SHA256}), "a and b have the same key"),
+        (two({"secrets": [SECRET]}, {"secrets": [SECRET]}), "a and b have the same secret"),
         (
-            {
-                "clients": [
-                    {"name": "a", "key_sha256": SHA256},
-                    {"name": "b", "key_sha256": SHA256.upper()},
-                ]
-            },
-            "a and b have the same key",
-        ),
-        (
-            {
-                "clients": [
-                    {"name": "a", "key": GOOD_KEYS[2]},
-                    {"name": "b", "key_sha256": hashlib.sha256(GOOD_KEYS[2].encode()).hexdigest()},
-                ]
-            },
-            "a and b have the same key",
-        ),
-        (
-            {"clients": [{"name": "a", "secrets": [SECRET]}, {"name": "b", "secrets": [SECRET]}]},
-            "a and b have the same secret",
-        ),
-        (
-            {
-                "tls": TLS | {"client_ca_file": "ca.pem"},
-                "clients": [{"name": "a", "san": "a.b"}, {"name": "b", "san": "A.b"}],
-            },
+            {"tls": TLS | {"client_ca_file": "ca.pem"}, **two({"san": "a.b"}, {"san": "A.b"})},
             "differ by more than case, got a.b and A.b",
         ),
     ],
@@ -149,22 +128,12 @@ def test_one_key_digest_needs_no_list_and_every_key_counts(tmp_path: Path) -> No
 
 
 def test_a_client_lists_its_kinds_of_credentials() -> None:
-    ways = {
-        "key": "bearer-test-key-of-nobody",
-        "key_sha256": SHA256,
-        "secrets": [SECRET],
-        "san": "a.b",
-        "amqp_user": "u",
-    }
-    known = {
-        name: Client.model_validate({"name": "a", name: value}).credential_kinds
-        for name, value in ways.items()
-    }
-    assert known == {
-        "key": ("key",),
-        "key_sha256": ("key",),
-        "secrets": ("signature",),
-        "san": ("certificate",),
-        "amqp_user": ("RabbitMQ user u",),
-    }
+    for name, value, kind in (
+        ("key", "bearer-test-key-of-nobody", "key"),
+        ("key_sha256", SHA256, "key"),
+        ("secrets", [SECRET], "signature"),
+        ("san", "a.b", "certificate"),
+        ("amqp_user", "u", "RabbitMQ user u"),
+    ):
+        assert Client.model_validate({"name": "a", name: value}).credential_kinds == (kind,)
     assert Client(name="a").credential_kinds == ()

@@ -22,14 +22,8 @@ from relay.api.server import Server
 from relay.api.settings import ApiSettings, automatic_socket
 from relay.clock import SystemClock
 from relay.errors import ConfigError
-from tests.api.running_relay import make_event, run_relay
+from tests.api.running_relay import make_event, over_socket, run_relay
 from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR, RENEWED, SERVER
-
-
-@asynccontextmanager
-async def _over(path: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session:
-        yield session
 
 
 @asynccontextmanager
@@ -52,7 +46,7 @@ async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name
     rule = {"name": "person", "approve": {"votes": 1, "from": [user]}}
     async with (
         run_relay(tmp_path, socket=tmp_path / "relay.sock", approvals={"rules": [rule]}) as relay,
-        _over(tmp_path / "relay.sock") as local,
+        over_socket(tmp_path / "relay.sock") as local,
     ):
         await relay.observe(make_event())
         relay.clock.freeze_monotonic()
@@ -93,7 +87,7 @@ async def test_the_automatic_socket_is_beside_the_state_file_for_the_user_of_the
     async with _listening(state_file=tmp_path / "new" / "relay.db") as server:
         assert server.address == f"http://127.0.0.1:{server.port} and {path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        async with _over(path) as session, session.get("http://relay/healthz") as response:
+        async with over_socket(path) as session, session.get("http://relay/healthz") as response:
             assert response.status == 200
     assert not path.exists()
 
@@ -143,7 +137,7 @@ async def test_a_stale_socket_is_replaced_and_at_the_end_that_of_the_next_relay_
     with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as other:
         left.bind(str(path))
         async with _listening(socket=path):
-            async with _over(path) as session:
+            async with over_socket(path) as session:
                 assert (await session.get("http://relay/healthz")).status == 200
             path.unlink()
             other.bind(str(path))
@@ -159,7 +153,7 @@ async def test_a_socket_with_a_listener_is_left_alone(tmp_path: Path) -> None:
                 pass
         async with _listening(state_file=tmp_path / "relay.db") as second:
             assert " and " not in second.address
-        async with _over(path) as session:
+        async with over_socket(path) as session:
             assert (await session.get("http://relay/healthz")).status == 200
 
 
