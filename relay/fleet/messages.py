@@ -157,7 +157,6 @@ class Pulse(_Message):
 
     kind = routed_as = "pulse"
     vm_id: Name | None = None
-    boot_id: Name | None = None
     version: Name
     """The version of the agent."""
     zone: Name | None = None

@@ -26,7 +26,6 @@ from relay.fleet.agent.link import AgentLink
 from relay.fleet.messages import MAX_NAMES, Pulse
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient
-from relay.imds.instance_metadata import read_boot_id
 from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import (
     DRAIN_TIMEOUT,
@@ -50,14 +49,13 @@ async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIter
         )
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         identity = await identify_relay(config, client, clock)
-        origin, boot_id = identity.origin, read_boot_id()
+        origin = identity.origin
 
         sink = ReportSinkSettings()
         owner = StateFileScopeAndVm(origin.scope, identity.vm_id)
         store, report = await open_store_with_log(config, owner, origin, [sink], clock, stack)
         machine = Pulse.model_construct(  # not checked: the hub refuses what it cannot use
             vm_id=identity.vm_id,
-            boot_id=boot_id,
             version=__version__,
             zone=(identity.instance.zone or None) if identity.instance is not None else None,
             names=tuple(sorted(identity.names or ()))[:MAX_NAMES],
@@ -70,7 +68,7 @@ async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIter
         dispatcher = Dispatcher({sink.name: (sink, report_sink)}, store, clock, report)
         await dispatcher.begin()
         imds_clock = ImdsClock(lambda: client.clock_skew)
-        poller = await make_poller(config, client, identity, boot_id, store, imds_clock, report)
+        poller = await make_poller(config, client, identity, store, imds_clock, report)
         reports = dispatcher.get_worker(sink.name)
         agent = Agent(
             link,

@@ -26,6 +26,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.instance_metadata import (
     Instance,
     derive_scope,
+    read_boot_id,
     resource_names,
     wait_for_instance_metadata,
 )
@@ -123,7 +124,6 @@ async def make_poller(
     config: Config,
     client: ImdsClient,
     identity: Identity,
-    boot_id: str | None,
     store: Store,
     clock: Clock,
     report: RecordRelayEvent,
@@ -132,7 +132,7 @@ async def make_poller(
     return Poller(
         config.source,
         client,
-        Recorder(identity.origin, boot_id, identity.names),
+        Recorder(identity.origin, read_boot_id(), identity.names),
         store,
         clock,
         report=report,

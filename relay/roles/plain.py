@@ -18,7 +18,6 @@ from relay.approvals.gate import Gate
 from relay.clock import Clock
 from relay.config import Config
 from relay.imds.client import ImdsClient
-from relay.imds.instance_metadata import read_boot_id
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest import names_this_vm
 from relay.roles.deciding import deciding
@@ -48,8 +47,7 @@ async def start(config: Config, clock: Clock) -> AsyncIterator[RunningRelay]:
                 "cannot verify the VM ID, and the state file is bound to one VM: approvals are off"
             )
 
-        boot_id = read_boot_id()
-        poller = await make_poller(config, client, identity, boot_id, store, clock, report)
+        poller = await make_poller(config, client, identity, store, clock, report)
         port = ImdsStartRequestPort(poller, client)
         names_us = partial(names_this_vm, resource_names=identity.names)
         make_relay = partial(

@@ -33,7 +33,6 @@ class AgentRow:
     user: str
     name: str
     vm_id: str | None = None
-    boot_id: str | None = None
     version: str | None = None
     zone: str | None = None
     names: Json[tuple[str, ...]] = ()

@@ -142,7 +142,6 @@ CREATE TABLE agent (
   user         TEXT NOT NULL,        -- of RabbitMQ
   name         TEXT NOT NULL,        -- of the relay, as it writes it
   vm_id        TEXT,
-  boot_id      TEXT,
   version      TEXT,
   zone         TEXT,
   names        TEXT NOT NULL,        -- JSON: the names by which events refer to this VM

@@ -168,7 +168,6 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
 def pulse(clock_offset: float) -> Pulse:
     return Pulse(
         vm_id="vm",
-        boot_id="boot",
         version="1.0.0",
         zone=None,
         names=(),

@@ -53,7 +53,6 @@ def seen(*live: dict[str, Any]) -> tuple[ChangeData, ...]:
 
 PULSE = Pulse(
     vm_id="0b8f5c0e-3f1d-4c8e-9d2a-6e5f4a3b2c1d",
-    boot_id="1c9a",
     version="0.1.0",
     zone="2",
     names=("vmss-a_0", "vmss-a-0"),

@@ -34,7 +34,6 @@ def at(seconds: float) -> datetime:
 def make_pulse(**fields: Any) -> Pulse:
     usual: dict[str, Any] = {
         "vm_id": "b1c8",
-        "boot_id": "one",
         "version": "2.0.0",
         "zone": "1",
         "names": (),
@@ -75,7 +74,6 @@ def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> No
         first_heard=NOON,
         last_pulse=NOON,
         vm_id="b1c8",
-        boot_id="one",
         version="2.0.0",
         zone="1",
         names=("web000001", "web_1"),

@@ -205,7 +205,6 @@ def make_roster(relay: RunningRelay) -> Roster:
     for number in range(4):
         pulse = Pulse(
             vm_id=f"vm-{number}",
-            boot_id="one",
             version="0.1.0",
             zone=str(number % 3 + 1),
             names=(),

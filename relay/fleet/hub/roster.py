@@ -141,7 +141,6 @@ class Roster:
                 name=name,
                 last_pulse=now,
                 vm_id=pulse.vm_id,
-                boot_id=pulse.boot_id,
                 version=pulse.version,
                 zone=pulse.zone,
                 names=tuple(sorted({name.lower() for name in pulse.names})),
