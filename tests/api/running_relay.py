@@ -269,6 +269,12 @@ class RunningRelay:
         recorder = Recorder(ORIGIN, None, None)
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
 
+    def seconds_to_not_before(self) -> float:
+        """Return how long it is, by the relay's clock, to NotBefore of `make_event()`."""
+        due = make_event().not_before_time
+        assert due is not None
+        return (due - self.clock.now()).total_seconds()
+
     async def voters(self) -> list[str]:
         """Return whose decisions were recorded, in order."""
         return [

@@ -51,42 +51,29 @@ def promtool(*arguments: str | Path, text: str | None = None) -> str:
 
 def series_of(families: list[Family]) -> Series:
     """Return each series, as PromQL names it, with its value."""
-    return {
-        f"{sample.name}{{{labels}}}": sample.value
-        for family in families
-        for sample in family.samples
-        for labels in [
-            ",".join(f"{name}={json.dumps(value)}" for name, value in sample.labels.items())
-        ]
-    }
+    found = {}
+    for sample in (sample for family in families for sample in family.samples):
+        labels = [f"{name}={json.dumps(value)}" for name, value in sample.labels.items()]
+        found[f"{sample.name}{{{','.join(labels)}}}"] = sample.value
+    return found
 
 
 def check_firing(folder: Path, before: Series, after: Series, expected: set[str]) -> None:
     """Check that nothing fires before the change, and these alerts some minutes after it."""
-    values = {
-        name: f"{before.get(name, '_')}x4 {after.get(name, '_')}x10"
-        for name in before.keys() | after.keys()
-    }
+    series = [
+        {"series": name, "values": f"{before.get(name, '_')}x4 {after.get(name, '_')}x10"}
+        for name in sorted(before.keys() | after.keys())
+    ]
     firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
     samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(expected)]
-    test = {
-        "rule_files": [str(ALERTS)],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [
-                    {"series": name, "values": values[name]} for name in sorted(values)
-                ],
-                "promql_expr_test": [
-                    {"expr": firing, "eval_time": "4m", "exp_samples": []},
-                    {"expr": f"clamp_max({firing}, 1)", "eval_time": "9m", "exp_samples": samples},
-                ],
-            }
-        ],
-    }
+    checks = [
+        {"expr": firing, "eval_time": "4m", "exp_samples": []},
+        {"expr": f"clamp_max({firing}, 1)", "eval_time": "9m", "exp_samples": samples},
+    ]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": checks}
+    rules = {"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [test]}
     path = folder / "firing.yml"
-    path.write_bytes(orjson.dumps(test))  # JSON is YAML
+    path.write_bytes(orjson.dumps(rules))  # JSON is YAML
     promtool("test", "rules", path)
 
 
@@ -141,9 +128,7 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
         others = [make_event(event_id=f"event-{number}") for number in range(4)]
         await relay.observe(make_event(), make_event(event_id="rejected"), *others)
         await eventually(lambda: relay.dispatcher.workers[0].failing)
-        due = make_event().not_before_time
-        assert due is not None
-        relay.clock.offset += (due - relay.clock.now()).total_seconds() - 200
+        relay.clock.offset += relay.seconds_to_not_before() - 200
         relay.azure.lost = True
         relay.server.state.reloader = await refused_reloader()
         measured.consumer.is_connected = False
@@ -203,32 +188,30 @@ async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_both_alerts(
     check_firing(tmp_path, before, after, {"ImdsRelayScopeSilent", "ImdsRelayClockWrong"})
 
 
+PANELS = orjson.loads((DEPLOY / "grafana" / "imds-relay.json").read_bytes())["panels"]
+EXPRESSIONS = {
+    f"panel:{panel['id']}:{target['refId']}": target["expr"]
+    for panel in PANELS
+    for target in panel.get("targets", ())
+}
+
+
 def test_the_dashboard_shows_metrics_that_are_there() -> None:
-    dashboard = orjson.loads((DEPLOY / "grafana" / "imds-relay.json").read_bytes())
-    expressions = [
-        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
-    ]
-    assert len(expressions) > 15
-    names = {
-        re.sub(r"_(bucket|sum|count)$", "", name)
-        for expression in expressions
-        for name in re.findall(r"imds_relay_\w+", expression)
-    }
-    assert names <= documented_metrics().keys()
-    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(EXPRESSIONS) > 15
+    names = re.findall(r"imds_relay_\w+", " ".join(EXPRESSIONS.values()))
+    metrics = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+    assert metrics <= documented_metrics().keys()
+    ids = [panel["id"] for panel in PANELS]
     assert len(ids) == len(set(ids))
 
 
 @NEEDS_PROMTOOL
 def test_prometheus_parses_the_expressions_of_the_dashboard(tmp_path: Path) -> None:
-    dashboard = orjson.loads((DEPLOY / "grafana" / "imds-relay.json").read_bytes())
+    variables = re.compile(r"\$(__rate_interval|instance)")
+    values = {"__rate_interval": "5m", "instance": ".*"}
     rules = [
-        {
-            "record": f"panel:{panel['id']}:{target['refId']}",
-            "expr": target["expr"].replace("$__rate_interval", "5m").replace("$instance", ".*"),
-        }
-        for panel in dashboard["panels"]
-        for target in panel.get("targets", ())
+        {"record": name, "expr": variables.sub(lambda found: values[found[1]], expression)}
+        for name, expression in EXPRESSIONS.items()
     ]
     path = tmp_path / "dashboard.yml"
     path.write_bytes(orjson.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
 import re
 import socket
 import time
@@ -25,6 +26,8 @@ HOST = b"Host: relay\r\n"
 KEY = b"Authorization: Bearer bearer-test-key-of-alice\r\n"
 JSON = b"Content-Type: application/json\r\n"
 POST = b"POST /v1/approvals HTTP/1.1\r\n" + HOST + KEY + JSON
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+GET = b"GET /healthz HTTP/1.1\r\n" + HOST
 
 
 LONG = 60.0
@@ -75,10 +78,10 @@ def _answers(wire: bytes) -> Iterator[RawResponse]:
         wire = wire[length:]
 
 
-def refused(answers: list[RawResponse], *statuses: int) -> None:
+def refused(answers: list[RawResponse], status: int) -> None:
     assert answers, "no answer came"
     last = answers[-1]
-    assert last.status in statuses, last
+    assert last.status == status, last
     assert last.media == "application/problem+json"
     assert orjson.loads(last.body)["status"] == last.status
 
@@ -117,12 +120,8 @@ async def _unharmed(relay: RunningRelay, caplog: pytest.LogCaptureFixture) -> As
         assert (await relay.call("GET", f"/v1/events/{EVENT_ID}", by="bob")).status == 200
     assert await relay.recorded_events("approval.recorded") == []
     assert relay.azure.started == []
-    errors = [
-        record
-        for record in caplog.records
-        if record.exc_info or record.levelname in ("ERROR", "CRITICAL")
-    ]
-    assert errors == []
+    severe = logging.ERROR
+    assert [line for line in caplog.records if line.exc_info or line.levelno >= severe] == []
     assert "Traceback" not in caplog.text
 
 
@@ -180,10 +179,9 @@ async def test_another_expectation_is_refused(relay: RunningRelay) -> None:
 
 async def test_endless_chunks_are_refused_soon(relay: RunningRelay) -> None:
     """The server reads a limited number of bytes on, so that the caller sees the refusal."""
-    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     endless = [_chunked(b"x" * 65536)] * 16_000  # a gigabyte
     began = time.monotonic()
-    refused(await send(relay, head, *endless), 413)
+    refused(await send(relay, CHUNKED, *endless), 413)
     assert time.monotonic() - began < DEADLINE
 
 
@@ -199,14 +197,8 @@ async def test_an_encoded_body_is_refused_and_never_unpacked(relay: RunningRelay
 
 async def test_another_content_type_is_refused(relay: RunningRelay) -> None:
     body = _body(relay)
-    for media in (
-        b"text/plain",
-        b"application/x-www-form-urlencoded",
-        b"application/json; charset=utf-16",
-        b"multipart/form-data",
-        b"json",
-        b"",
-    ):
+    others = b"text/plain", b"application/json; charset=utf-16", b"json", b""
+    for media in (*others, b"application/x-www-form-urlencoded", b"multipart/form-data"):
         head = POST.replace(JSON, b"Content-Type: " + media + b"\r\n") + b"Connection: close\r\n"
         refused(await send(relay, head + _length(body) + body), 415)
 
@@ -263,17 +255,14 @@ MALFORMED = {
     "no version": b"GET /healthz\r\n\r\n",
     "version 9": b"GET /healthz HTTP/9.9\r\n\r\n",
     "a space in the target": b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
-    "no colon": b"GET /healthz HTTP/1.1\r\n" + HOST + b"nonsense\r\n\r\n",
-    "a space before the colon": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X : y\r\n\r\n",
-    "a zero in a value": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\x00b\r\n\r\n",
+    "no colon": GET + b"nonsense\r\n\r\n",
+    "a space before the colon": GET + b"X : y\r\n\r\n",
+    "a zero in a value": GET + b"X: a\x00b\r\n\r\n",
     "a long line": b"GET /" + _LONG + b" HTTP/1.1\r\n" + HOST + b"\r\n",
-    "a long value": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + _LONG + b"\r\n\r\n",
-    "a long name": b"GET /healthz HTTP/1.1\r\n" + HOST + _LONG + b": x\r\n\r\n",
-    "many fields": b"GET /healthz HTTP/1.1\r\n"
-    + HOST
-    + b"".join(b"X-%d: y\r\n" % number for number in range(2000))
-    + b"\r\n",
-    "a field without end": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + b"y" * 100_000,
+    "a long value": GET + b"X: " + _LONG + b"\r\n\r\n",
+    "a long name": GET + _LONG + b": x\r\n\r\n",
+    "many fields": GET + b"X: y\r\n" * 2000 + b"\r\n",
+    "a field without end": GET + b"X: " + b"y" * 100_000,
     "both lengths": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "both, the other way": POST
     + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
@@ -285,21 +274,19 @@ MALFORMED = {
     "a length over 64 bits": POST + b"Content-Length: 99999999999999999999999\r\n\r\n",
     "an unknown coding": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
     "chunked and more": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "a chunk size that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "a negative chunk": POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
-    "a chunk that is longer than said": POST
-    + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}xx\r\n0\r\n\r\n",
-    "a chunk over 64 bits": POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
-    "a header folded": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\r\n b\r\n\r\n",
-    "a bare carriage return": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\rb: c\r\n\r\n",
+    "a chunk size that is none": CHUNKED + b"zz\r\n",
+    "a negative chunk": CHUNKED + b"-1\r\n\r\n",
+    "a chunk that is longer than said": CHUNKED + b"2\r\n{}xx\r\n0\r\n\r\n",
+    "a chunk over 64 bits": CHUNKED + b"fffffffffffffffff\r\n",
+    "a header folded": GET + b"X: a\r\n b\r\n\r\n",
+    "a bare carriage return": GET + b"X: a\rb: c\r\n\r\n",
 }
 
 
 async def test_malformed_http_is_400_and_closes_the_connection(relay: RunningRelay) -> None:
     """Nothing behind it is taken for a request: a proxy in front might have seen it otherwise."""
-    smuggled = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     for name, malformed in MALFORMED.items():
-        answers = await send(relay, malformed + smuggled)
+        answers = await send(relay, malformed + GET + b"\r\n")
         refused(answers, 400)
         assert len(answers) == 1, name
 
@@ -307,14 +294,9 @@ async def test_malformed_http_is_400_and_closes_the_connection(relay: RunningRel
 @_with_limits(IMPATIENT)
 @pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b"TLS/1.0"])
 async def test_an_upgrade_is_not_made(relay: RunningRelay, upgrade: bytes) -> None:
-    head = (
-        b"GET /v1/stream HTTP/1.1\r\n"
-        + HOST
-        + b"Connection: Upgrade\r\nUpgrade: "
-        + upgrade
-        + b"\r\n\r\n"
-    )
-    answers = await send(relay, head + b"\x00\xff rubbish \r\n\r\n")
+    head = b"GET /v1/stream HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\n"
+    rubbish = b"\r\n\r\n\x00\xff rubbish \r\n\r\n"
+    answers = await send(relay, head + b"Upgrade: " + upgrade + rubbish)
     assert answers[0].status == 401
 
 
@@ -342,8 +324,7 @@ async def test_every_error_is_a_problem(relay: RunningRelay) -> None:
 
 
 async def test_pipelined_requests_are_answered_in_order(relay: RunningRelay) -> None:
-    first = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
-    other = b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
+    first, other = GET + b"\r\n", b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
     last = b"GET /readyz HTTP/1.1\r\nConnection: close\r\n" + HOST + b"\r\n"
     answers = await send(relay, (first + other) * 50 + last)
     assert [answer.status for answer in answers] == [200, 404] * 50 + [200]
@@ -351,11 +332,8 @@ async def test_pipelined_requests_are_answered_in_order(relay: RunningRelay) -> 
 
 async def test_two_credentials_are_401(relay: RunningRelay) -> None:
     head = b"GET /v1/events HTTP/1.1\r\nConnection: close\r\n" + HOST
-    refused(
-        await send(relay, head + KEY + b"Authorization: Bearer bearer-test-key-of-bob\r\n\r\n"),
-        401,
-        400,
-    )
+    two = KEY + b"Authorization: Bearer bearer-test-key-of-bob\r\n\r\n"
+    refused(await send(relay, head + two), 401)
     refused(await send(relay, head + b"authorization: Bearer \xff\xfe\r\n\r\n"), 401)
 
 
@@ -374,7 +352,7 @@ async def test_a_silent_connection_is_closed(relay: RunningRelay) -> None:
 @_with_limits(IMPATIENT)
 async def test_an_idle_connection_is_closed_after_its_answer(relay: RunningRelay) -> None:
     began = time.monotonic()
-    (answer,) = await send(relay, b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
+    (answer,) = await send(relay, GET + b"\r\n")
     assert answer.status == 200
     assert 0.4 < time.monotonic() - began < DEADLINE
 

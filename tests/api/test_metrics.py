@@ -25,13 +25,6 @@ async def values(relay: RunningRelay) -> Values:
     return values_of(await scrape(relay))
 
 
-def seconds_to_not_before(relay: RunningRelay) -> float:
-    """Return the seconds to NotBefore of the event that `make_event` makes."""
-    due = make_event().not_before_time
-    assert due is not None
-    return (due - relay.clock.now()).total_seconds()
-
-
 async def test_every_metric_of_the_page_is_served_as_it_says(tmp_path: Path) -> None:
     async with run_measured_relay(tmp_path) as measured:
         relay = measured.running
@@ -83,7 +76,7 @@ async def test_an_approval_is_followed_from_the_missing_votes_to_its_start(
     assert before["imds_relay_live_events", "Reboot", "Scheduled"] == 1
     assert before["imds_relay_scheduled_events", "pending"] == 1
     assert before["imds_relay_missing_votes",] == 2
-    seconds = seconds_to_not_before(relay)
+    seconds = relay.seconds_to_not_before()
     assert seconds <= before["imds_relay_next_event_seconds", "pending"] < seconds + 60
 
     assert (await relay.decide()).status == 202
@@ -116,7 +109,7 @@ async def test_the_next_event_is_the_first_whose_not_before_is_to_come(relay: Ru
     unknown = make_event(event_id="unknown", not_before=None)
     await relay.observe(make_event(), past, unknown)
     found = await values(relay)
-    seconds = seconds_to_not_before(relay)  # those of the event that comes, by the relay's clock
+    seconds = relay.seconds_to_not_before()  # those of the event that comes, by the relay's clock
     assert seconds <= found["imds_relay_next_event_seconds", "pending"] < seconds + 60
     assert found["imds_relay_scheduled_events", "pending"] == 2
     assert found["imds_relay_scheduled_events", "none"] == 1

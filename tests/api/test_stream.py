@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,22 @@ class Message:
         return orjson.loads(self.fields["data"])
 
 
+def open_stream(
+    relay: RunningRelay, last: str | None = None, session: aiohttp.ClientSession | None = None
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """Open a stream of bob, after the event that he had last."""
+    headers = {"Authorization": "Bearer bearer-test-key-of-bob"}
+    headers |= {"Last-Event-ID": last} if last is not None else {}
+    url = f"http://127.0.0.1:{relay.server.port}/v1/stream"
+    return (session or relay.session).get(url, headers=headers)
+
+
 @asynccontextmanager
 async def following(
     relay: RunningRelay, last: str | None = None
 ) -> AsyncIterator[AsyncIterator[Message]]:
     """A stream, and its messages as they come; comments left out."""
-    headers = {"Authorization": "Bearer bearer-test-key-of-bob"} | (
-        {"Last-Event-ID": last} if last is not None else {}
-    )
-    async with relay.session.get(
-        f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers
-    ) as response:
+    async with open_stream(relay, last) as response:
         assert (response.status, response.headers["Content-Type"]) == (200, "text/event-stream")
         yield _messages(response)
 
@@ -100,9 +105,7 @@ async def test_a_stream_sends_where_it_begins_before_the_first_event(relay: Runn
 
 async def test_a_stream_resumes_without_gap_or_repeat(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=()) as relay:
-        events = [
-            make_event(event_id=f"event-{number}", event_type="Redeploy") for number in range(60)
-        ]
+        events = [make_event(event_id=f"event-{number}") for number in range(60)]
         seen: list[str] = []
         last = "0"
 
@@ -146,13 +149,10 @@ async def test_an_invalid_last_event_id_is_400(relay: RunningRelay) -> None:
 
 
 async def test_a_silent_stream_sends_comments(tmp_path: Path) -> None:
-    headers = {"Authorization": "Bearer bearer-test-key-of-bob"}
     limits = ServerLimits(stream_keep_alive_interval=0.05)
     async with (
         run_relay(tmp_path, limits=limits) as relay,
-        relay.session.get(
-            f"http://127.0.0.1:{relay.server.port}/v1/stream", headers=headers
-        ) as response,
+        open_stream(relay) as response,
         asyncio.timeout(60),
     ):
         comments = 0
@@ -173,17 +173,13 @@ async def test_streams_end_when_the_relay_does(relay: RunningRelay) -> None:
 
 
 async def test_a_server_with_streams_stops_promptly(tmp_path: Path) -> None:
-    async with run_relay(tmp_path) as relay:
-        session = aiohttp.ClientSession()
-        response = await session.get(
-            f"http://127.0.0.1:{relay.server.port}/v1/stream",
-            headers={"Authorization": "Bearer bearer-test-key-of-bob"},
-        )
-        assert response.status == 200
-        began = time.monotonic()
-    assert time.monotonic() - began < KEEP_ALIVE_INTERVAL - 1  # it waits for none of them
-    response.close()
-    await session.close()
+    async with aiohttp.ClientSession() as session:
+        async with run_relay(tmp_path) as relay:
+            response = await open_stream(relay, session=session).__aenter__()
+            assert response.status == 200
+            began = time.monotonic()
+        assert time.monotonic() - began < KEEP_ALIVE_INTERVAL - 1  # it waits for none of them
+        response.close()
 
 
 async def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(
@@ -200,12 +196,8 @@ async def test_a_reader_that_does_not_read_is_dropped_and_others_are_not(
                 b"Authorization: Bearer bearer-test-key-of-bob\r\n"
                 b"Last-Event-ID: 0\r\n\r\n"
             )
-            big = [
-                make_event(
-                    event_id=f"event-{number}", event_type="Redeploy", description="x" * 100_000
-                )
-                for number in range(100)
-            ]
+            text = "x" * 100_000
+            big = [make_event(event_id=f"event-{n}", description=text) for n in range(100)]
             async with following(relay) as messages:
                 await relay.observe(*big)
                 await _take(messages, len(big))

@@ -43,9 +43,7 @@ async def decisions(relay: RunningRelay) -> list[tuple[str, str, str | None, str
 async def test_a_card_says_what_will_happen_when_and_who_must_vote(
     page: Page, relay: RunningRelay
 ) -> None:
-    due = make_event().not_before_time
-    assert due is not None
-    relay.clock.offset += (due - relay.clock.now()).total_seconds() - 5000
+    relay.clock.offset += relay.seconds_to_not_before() - 5000
     await relay.decide(by="bob")
     await show(page, relay)
     card = page.get_by_role("article", name="Reboot of WestNO_0, WestNO_1")
@@ -336,9 +334,7 @@ async def test_voting_closes_on_an_open_page(page: Page, relay: RunningRelay) ->
     await show(page, relay)
     await expect(page.get_by_role("button", name="Approve")).to_be_visible()
     await page.clock.run_for(3000)  # the page has read all that it wants
-    due = make_event().not_before_time
-    assert due is not None
-    relay.clock.offset += (due - relay.clock.now()).total_seconds() - 30
+    relay.clock.offset += relay.seconds_to_not_before() - 30
     await page.clock.run_for(6000)  # the next look at the relay's clock
     await page.clock.run_for(2000)
     await expect(page.get_by_role("button", name="Approve")).to_have_count(0)
