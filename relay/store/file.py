@@ -29,7 +29,7 @@ from relay.store.journal import VALUE_ERRORS, Journal
 from relay.store.occurrences import Occurrences
 from relay.store.rows import get_meta
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """That of ``schema.sql``. A file of another version is refused."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
 _BUSY_TIMEOUT = 5000  # milliseconds
