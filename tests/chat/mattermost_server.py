@@ -1,8 +1,8 @@
 """A stand-in for a Mattermost server, written from its public API reference.
 
 It checks what the real server checks: token, membership, lengths, ids of buttons. It does not show
-the contents of buttons to readers. It recognizes a repeated post by ``pending_post_id``. It signs
-trigger ids, and opens a dialog only for a trigger id of its own.
+the contents of buttons to readers. It recognizes a repeated post by ``pending_post_id``, the real
+one for 30 s. It signs trigger ids, and opens a dialog only for a trigger id of its own.
 
 Sources: https://developers.mattermost.com/api-documentation/ and
 https://developers.mattermost.com/integrate/plugins/interactive-messages/; the errors have the form
@@ -15,13 +15,12 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import itertools
 import re
 import secrets
 import string
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +33,6 @@ TOKEN = "bot-token-8h3kd9s2m4q7"
 PUBLIC_URL = "https://relay.example.com"
 CALLBACK_URL = f"{PUBLIC_URL}/v1/chat/ops"
 SECRET = "whsec_" + base64.b64encode(b"sealed with thirty-two bytes: ok").decode()
-PENDING_POST_LIFETIME = 30.0
-"""Seconds for which a repeated post is recognized."""
 TRIGGER_LIFETIME = 30.0
 """Seconds for which a trigger id opens a dialog."""
 _ACTIVE_MARKUP = re.compile(
@@ -61,13 +58,7 @@ def new_id() -> str:
 
 
 def error_response(status: int, error_id: str, message: str = "") -> web.Response:
-    body = {
-        "id": error_id,
-        "message": message or error_id,
-        "detailed_error": "",
-        "request_id": new_id(),
-        "status_code": status,
-    }
+    body = {"id": error_id, "message": message or error_id, "status_code": status}
     return web.json_response(body, status=status)
 
 
@@ -146,9 +137,8 @@ class MattermostServer:
     lost_responses: int = 0
     """How many posts are created without an answer."""
     _trigger_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    _pending_posts: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _pending_posts: dict[str, str] = field(default_factory=dict)
     _runner: web.AppRunner | None = None
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     # --- the server
 
@@ -230,21 +220,18 @@ class MattermostServer:
 
     # --- what people do
 
-    def add_user(self, name: str, *, is_member: bool = True, **fields: Any) -> str:
-        user_id = new_id()
+    def add_user(self, name: str, user_id: str | None = None, **fields: Any) -> str:
+        """Add an account that is a member of the channel; return its id."""
+        user_id = user_id or new_id()
         account = {"id": user_id, "username": name, "delete_at": 0, "roles": "system_user"}
         self.users[user_id] = {**account, **fields}
-        if is_member:
-            self.add_member(user_id)
-        return user_id
-
-    def add_member(self, user_id: str) -> None:
         self.members[user_id] = {
             "channel_id": self.channel_id,
             "user_id": user_id,
             "roles": "channel_user",
             "scheme_guest": False,
         }
+        return user_id
 
     def principal(self, user_id: str) -> str:
         """Return the principal that the relay should use for a user."""
@@ -253,7 +240,7 @@ class MattermostServer:
     def delete_post(self, root: Mapping[str, Any]) -> None:
         for post in self.posts.values():
             if root["id"] in (post["id"], post["root_id"]):
-                post["delete_at"] = self._timestamp()
+                post["delete_at"] = int(time.time() * 1000)
 
     def trigger_id(self, user_id: str, *, at: float | None = None) -> str:
         """Return a trigger id that is signed for a user who clicks."""
@@ -356,33 +343,27 @@ class MattermostServer:
         fields = await request.json()
         if fields.get("channel_id") != self.channel_id or self.bot_id not in self.members:
             return error_response(403, "api.context.permissions.app_error")
-        pending_post_id = fields.get("pending_post_id") or ""
-        pending = self._pending_posts.get(pending_post_id)
-        if pending is not None and time.monotonic() < pending[1]:
-            return web.json_response(self.public_post(self.posts[pending[0]]), status=201)
+        pending_post_id = fields.get("pending_post_id") or new_id()
+        if pending_post_id in self._pending_posts:
+            post = self.posts[self._pending_posts[pending_post_id]]
+            return web.json_response(self.public_post(post), status=201)
         root_id = fields.get("root_id") or ""
         if root_id and (root_id not in self.posts or self.posts[root_id]["delete_at"]):
             return error_response(400, "api.post.create_post.root_id.app_error")
         problem = _post_problem(fields)
         if problem is not None:
             return problem
-        now = self._timestamp()
         post = {
             "id": new_id(),
             "channel_id": self.channel_id,
             "user_id": self.bot_id,
             "root_id": root_id,
-            "create_at": now,
-            "update_at": now,
-            "edit_at": 0,
             "delete_at": 0,
             "message": fields.get("message", ""),
             "props": fields.get("props") or {},
         }
         self.posts[post["id"]] = post
-        if pending_post_id:
-            expires_at = time.monotonic() + PENDING_POST_LIFETIME
-            self._pending_posts[pending_post_id] = (post["id"], expires_at)
+        self._pending_posts[pending_post_id] = post["id"]
         if self.lost_responses > 0:
             self.lost_responses -= 1
             await self._wait_for_disconnect(request)
@@ -398,7 +379,7 @@ class MattermostServer:
         problem = _post_problem(changes)
         if problem is not None:
             return problem
-        post.update({"props": changes.get("props", post["props"]), "update_at": self._timestamp()})
+        post["props"] = changes.get("props", post["props"])
         return web.json_response(self.public_post(post))
 
     async def _get_post(self, request: web.Request) -> web.Response:
@@ -460,10 +441,6 @@ class MattermostServer:
         digest = hmac.new(self._trigger_key, signed.encode(), hashlib.sha256).digest()
         return base64.b64encode(digest).decode()
 
-    def _timestamp(self) -> int:
-        """Return milliseconds since 1970, different for each call."""
-        return int(time.time() * 1000) + next(self._numbers)
-
 
 def _post_problem(post: Mapping[str, Any]) -> web.Response | None:
     """Return the error for a post that the server does not accept."""
@@ -474,27 +451,16 @@ def _post_problem(post: Mapping[str, Any]) -> web.Response | None:
         return error_response(400, "model.post.is_valid.props.app_error")
     if not post.get("message") and not props.get("attachments"):
         return error_response(400, "api.context.invalid_body_param.app_error")
-    if not _are_ids_valid(button["id"] for button in buttons_of({"props": props})):
+    ids = [button["id"] for button in buttons_of({"props": props})]
+    if len(set(ids)) < len(ids) or not all(re.fullmatch(r"[A-Za-z0-9]+", id_) for id_ in ids):
         return error_response(400, "model.post.is_valid.props.app_error")
     return None
-
-
-def _are_ids_valid(ids: Iterable[str]) -> bool:
-    ids = list(ids)
-    return len(set(ids)) == len(ids) and all(re.fullmatch(r"[A-Za-z0-9]+", id_) for id_ in ids)
 
 
 @asynccontextmanager
 async def running_mattermost() -> AsyncIterator[MattermostServer]:
     server = MattermostServer()
-    server.users[server.bot_id] = {
-        "id": server.bot_id,
-        "username": "imds-relay",
-        "delete_at": 0,
-        "roles": "system_user",
-        "is_bot": True,
-    }
-    server.add_member(server.bot_id)
+    server.add_user("imds-relay", server.bot_id, is_bot=True)
     await server.start()
     try:
         yield server

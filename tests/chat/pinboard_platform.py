@@ -6,9 +6,8 @@ body names them; a real platform would have to prove who they are.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import orjson
@@ -16,35 +15,16 @@ from typing_extensions import override
 
 from relay.approvals.principals import PrincipalForm
 from relay.chat import AnswerableChatSettings, CallbackRefused, Reply
-from relay.chat.cards.card import Card
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.clock import Clock
-from relay.sentences import Text
+from tests.chat.wall_platform import Wall
 
 
 class Settings(AnswerableChatSettings):
     principals: ClassVar = PrincipalForm("pinboard", "<board>/<user>", r"[a-z]+/[a-z0-9]+")
 
     kind: Literal["pinboard"]
-
-
-@dataclass(slots=True)
-class Board:
-    """The pinned cards, by name."""
-
-    cards: dict[str, Card] = field(default_factory=dict)
-
-    async def post(self, card: Card) -> str | None:
-        ref = f"pin-{len(self.cards) + 1}"
-        self.cards[ref] = card
-        return ref
-
-    async def edit(self, ref: str, card: Card) -> None:
-        self.cards[ref] = card
-
-    async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Do nothing: a pinboard has no threads."""
 
 
 class Pinboard(LiveMessageSink):
@@ -73,7 +53,7 @@ class Pinboard(LiveMessageSink):
         return {"status": answer.status, "principal": caller.principal}
 
 
-board = Board()
+board = Wall()
 
 
 @asynccontextmanager

@@ -16,32 +16,23 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from tests.chat import pinboard_platform
 from tests.chat.running_relay import rule, stage
+from tests.cli.command import ROOT
 from tests.eventually import eventually
 from tests.relay_in_process import RelayInProcess
+from tests.test_plugins import install
 
-REPOSITORY = Path(__file__).parents[2]
 VOTER = "pinboard:lobby/alice"
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """Make a folder that has the entry point of an installed package."""
-    metadata = tmp_path / "site" / "pinboard-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pinboard\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[relay.chat.platforms]\npinboard = tests.chat.pinboard_platform\n"
-    )
-    return metadata.parent
-
-
-def test_people_answer_in_a_chat_that_a_package_installs(site: Path, tmp_path: Path) -> None:
+def test_people_answer_in_a_chat_that_a_package_installs(tmp_path: Path) -> None:
     """Only those that a rule names, and only under principals of the chat's own form."""
-    path = os.pathsep.join([str(site), str(REPOSITORY)])
+    code = "from tests.chat.pinboard_platform import Settings, connect"
+    install(tmp_path, "pinboard", "pinboard", code, "chat.platforms")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
     run = subprocess.run(  # our own module
         [sys.executable, "-m", "tests.chat.test_installed_platform", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path},
-        cwd=REPOSITORY,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=150,
@@ -60,7 +51,7 @@ def test_its_principals_are_unknown_where_it_is_not_installed() -> None:
 
 async def answer(relay: RelayInProcess, user: str) -> dict[str, Any]:
     """Click the first button of the first card as this user."""
-    body = orjson.dumps({"pin": "pin-1", "click": f"click of {user}"})
+    body = orjson.dumps({"pin": "m1", "click": f"click of {user}"})
     async with relay.session.post(
         f"{relay.url}/v1/chat/pins", data=body, headers={"X-User": user}
     ) as response:
@@ -74,7 +65,7 @@ async def main(directory: Path) -> None:
     sinks = [{"kind": "pinboard", "name": "pins"}]
     async with stage(directory, sinks, approvals=approvals) as relay:
         reboot = relay.reboot("vm-0")
-        await eventually(lambda: "pin-1" in pinboard_platform.board.cards)
+        await eventually(lambda: "m1" in pinboard_platform.board.cards)
         for user in ("pinboard:lobby/eve", "client:alice"):
             assert await answer(relay, user) == {"http": 401, "reply": None}
         reply = {"status": 202, "principal": VOTER}
