@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from relay.simulator import Event, Simulator
-from tests.chat.mattermost_server import SECRET, Json, MattermostServer, buttons_of
+from tests.chat.mattermost_server import SECRET, Json, MattermostServer
 from tests.chat.running_relay import rule, stage
 from tests.eventually import eventually
 from tests.relay_in_process import RelayInProcess
-
-IN_CHAT = {"approve_in_chat": True, "secret": SECRET}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +45,11 @@ class MattermostRelay:
 
 @asynccontextmanager
 async def running_mattermost_relay(
-    directory: Path,
-    server: MattermostServer,
-    azure: Simulator,
-    *,
-    ann: str,
-    ben: str,
-    **settings: Any,
+    directory: Path, server: MattermostServer, azure: Simulator
 ) -> AsyncIterator[MattermostRelay]:
-    """Run a relay. ``settings`` are further fields of the sink's section."""
-    approvals = {"rules": [rule(2, server.principal(ann), server.principal(ben))]}
-    sink = server.sink_section(**IN_CHAT, **settings)
+    """Run a relay. Over the same directory it is the same relay, started again."""
+    approvals = {"rules": [rule(2, server.principal(server.ann), server.principal(server.ben))]}
+    sink = server.sink_section(approve_in_chat=True, secret=SECRET)
     async with stage(directory, [sink], approvals=approvals, azure=azure) as relay:
         server.relay_url = relay.url
-        yield MattermostRelay(relay=relay, server=server, ann=ann, ben=ben)
-
-
-def proof_in(post: Mapping[str, Any], label: str = "Approve") -> str:
-    """Return the action token in the first button with this label."""
-    button = next(button for button in buttons_of(post) if button["name"] == label)
-    proof: str = button["integration"]["context"]["proof"]
-    return proof
+        yield MattermostRelay(relay=relay, server=server, ann=server.ann, ben=server.ben)

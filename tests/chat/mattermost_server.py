@@ -119,6 +119,8 @@ class MattermostServer:
     """Empty: the channel is a direct message."""
     channel_id: str = field(default_factory=new_id)
     bot_id: str = field(default_factory=new_id)
+    ann: str = field(default_factory=new_id)
+    ben: str = field(default_factory=new_id)
     users: dict[str, Json] = field(default_factory=dict)
     members: dict[str, Json] = field(default_factory=dict)
     """The members of the channel by user id."""
@@ -248,8 +250,10 @@ class MattermostServer:
         return base64.b64encode(f"{signed}{self._trigger_mac(signed)}".encode()).decode()
 
     def click_payload(
-        self, post: Mapping[str, Any], button: Mapping[str, Any], user_id: str
+        self, post: Mapping[str, Any], user_id: str, label: str = "Approve", *, position: int = 0
     ) -> Json:
+        """Return a click on a button. ``position`` counts those with this label, from 0."""
+        button = [button for button in buttons_of(post) if button["name"] == label][position]
         return {
             "user_id": user_id,
             "channel_id": post["channel_id"],
@@ -262,21 +266,14 @@ class MattermostServer:
     async def click(
         self, post: Mapping[str, Any], label: str, user_id: str, *, position: int = 0
     ) -> tuple[int, Any]:
-        """Click a button; return status and body of the relay's answer.
+        """Click a button; return status and body of the relay's answer."""
+        payload = self.click_payload(post, user_id, label, position=position)
+        return await self.call_relay(buttons_of(post)[0]["integration"]["url"], payload)
 
-        ``position`` counts the buttons with this label, from 0.
-        """
-        button = [button for button in buttons_of(post) if button["name"] == label][position]
-        payload = self.click_payload(post, button, user_id)
-        return await self.call_relay(button["integration"]["url"], payload)
-
-    async def submit(self, user_id: str, opened: OpenedDialog, **changes: Any) -> tuple[int, Any]:
-        """Submit a dialog; return status and body of the relay's answer.
-
-        The person can be in any channel at that time.
-        """
+    def submission(self, user_id: str, opened: OpenedDialog) -> Json:
+        """Return what submits a dialog. The person can be in any channel at that time."""
         dialog = opened.request["dialog"]
-        payload = {
+        return {
             "type": "dialog_submission",
             "callback_id": dialog["callback_id"],
             "state": dialog["state"],
@@ -285,9 +282,11 @@ class MattermostServer:
             "team_id": self.team_id,
             "submission": {},
             "cancelled": False,
-            **changes,
         }
-        return await self.call_relay(opened.request["url"], payload)
+
+    async def submit(self, user_id: str, opened: OpenedDialog) -> tuple[int, Any]:
+        """Submit a dialog; return status and body of the relay's answer."""
+        return await self.call_relay(opened.request["url"], self.submission(user_id, opened))
 
     async def decide(
         self, post: Mapping[str, Any], label: str, user_id: str, *, position: int = 0
@@ -314,6 +313,13 @@ class MattermostServer:
         if response.status == 200 and is_text and isinstance(payload, dict):
             self.ephemeral_texts.append((payload["user_id"], answer["ephemeral_text"]))
         return response.status, answer
+
+    async def answer_to(self, payload: Json) -> str:
+        """Call the relay; return what the person alone is shown."""
+        status, answer = await self.call_relay(CALLBACK_URL, payload)
+        assert status == 200
+        text: str = answer.get("ephemeral_text") or answer["error"]
+        return text
 
     # --- the API
 
@@ -461,6 +467,8 @@ def _post_problem(post: Mapping[str, Any]) -> web.Response | None:
 async def running_mattermost() -> AsyncIterator[MattermostServer]:
     server = MattermostServer()
     server.add_user("imds-relay", server.bot_id, is_bot=True)
+    server.add_user("ann", server.ann)
+    server.add_user("ben", server.ben)
     await server.start()
     try:
         yield server

@@ -17,7 +17,7 @@ from relay.chat.message_planner import MessagePlanner
 from relay.errors import Deferred
 from relay.store.transaction import Transaction
 from tests.approvals.builders import build_event
-from tests.chat.mattermost_server import SECRET
+from tests.chat.mattermost_server import SECRET, MattermostServer
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
@@ -97,17 +97,9 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
     app = web.Application(client_max_size=1 << 20)
     app.router.add_route("*", "/{path:.*}", echo)
     async with TestServer(app) as server:
-        bot = {
-            "kind": "mattermost",
-            "name": "buttons",
-            "api_url": str(server.make_url("")),
-            "allow_http": True,
-            "token": "a" * 26,
-            "channel": "c" * 26,
-            "approve_in_chat": True,
-            "secret": SECRET,
-        }
-        async with stage(tmp_path, [bot], approvals=APPROVALS) as relay:
+        bot = MattermostServer(port=server.port or 0)
+        sink = bot.sink_section(approve_in_chat=True, secret=SECRET)
+        async with stage(tmp_path, [sink], approvals=APPROVALS) as relay:
             relay.reboot("vm-0")
             store = relay.running.relay.store
 

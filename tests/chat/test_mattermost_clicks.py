@@ -23,21 +23,21 @@ from relay.chat.platforms.mattermost.clicks import (
     token_key,
 )
 from relay.logs import MAX_SINK_WARNINGS
-from relay.simulator import VM, Event, Setup, Simulator
-from tests.chat.mattermost_relay import MattermostRelay, proof_in, running_mattermost_relay
+from relay.simulator import Event, Simulator
+from tests.chat.mattermost_relay import MattermostRelay, running_mattermost_relay
 from tests.chat.mattermost_server import (
     CALLBACK_URL,
     SECRET,
     Json,
     MattermostServer,
     button_labels,
-    buttons_of,
     error_response,
     new_id,
     post_text,
     running_mattermost,
 )
 from tests.eventually import eventually
+from tests.relay_in_process import simulated
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -50,25 +50,16 @@ async def server() -> AsyncIterator[MattermostServer]:
 
 @pytest.fixture
 async def azure() -> AsyncIterator[Simulator]:
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as simulator:
-        yield simulator
+    async with simulated() as azure:
+        yield azure
 
 
 @pytest.fixture
 async def ops(
     tmp_path: Path, server: MattermostServer, azure: Simulator
 ) -> AsyncIterator[MattermostRelay]:
-    ann, ben = server.add_user("ann"), server.add_user("ben")
-    async with running_mattermost_relay(tmp_path, server, azure, ann=ann, ben=ben) as ops:
+    async with running_mattermost_relay(tmp_path, server, azure) as ops:
         yield ops
-
-
-def click_with_proof(
-    server: MattermostServer, post: Mapping[str, Any], user_id: str, proof: object, **changes: Any
-) -> Json:
-    """Return a click as the server would send it, with another action token."""
-    click = server.click_payload(post, buttons_of(post)[0], user_id)
-    return {**click, "context": {"proof": proof}, **changes}
 
 
 # --- the story
@@ -221,7 +212,7 @@ async def test_nothing_is_decided_if_the_server_does_not_identify_the_person(
     monkeypatch.setattr("relay.chat.platforms.mattermost.clicks.LOOKUP_TIMEOUT", 1.5)
     event, post = await ops.announce_reboot()
     server = ops.server
-    click = server.click_payload(post, buttons_of(post)[0], ops.ann)
+    click = server.click_payload(post, ops.ann)
     match failure:
         case "down":
             await server.stop()
@@ -233,9 +224,8 @@ async def test_nothing_is_decided_if_the_server_does_not_identify_the_person(
         case "refusal":
             refusal = error_response(403, "api.context.permissions.app_error")
             server.scripted_responses.append(("channels/", refusal))
-    status, answer = await server.call_relay(CALLBACK_URL, click)
-    assert status == 200
-    assert "could not verify who you are: nothing was decided" in answer["ephemeral_text"]
+    text = "could not verify who you are: nothing was decided"
+    assert text in await server.answer_to(click)
     await server.start()
     assert await ops.votes(event) == []
 
@@ -251,11 +241,13 @@ async def test_no_call_decides_that_lacks_a_proof_of_what_where_and_who(
     server, ann = ops.server, ops.ann
     await server.click(post, "Approve", ann)
     (opened,) = server.dialogs
-    genuine, state = proof_in(post), opened.request["dialog"]["state"]
+    click, state = server.click_payload(post, ann), opened.request["dialog"]["state"]
+    genuine: str = click["context"]["proof"]
     settings = Settings.model_validate(server.sink_section(secret=SECRET))
     token = read_token(token_key(settings, "button"), genuine)
     payload, _, mac = genuine.partition(".")
-    hold, _, mac_of_hold = proof_in(post, "Hold").partition(".")
+    held: str = server.click_payload(post, ann, "Hold")["context"]["proof"]
+    hold, _, mac_of_hold = held.partition(".")
     fields = base64.urlsafe_b64decode(hold).replace(b'"hold"', b'"approve"')
     changed = f"{base64.urlsafe_b64encode(fields).decode()}.{mac_of_hold}"
     proofs = ["", ".", payload, f"{payload}.", f"{payload}.{'0' * 64}", f".{mac}", mac, changed]
@@ -266,8 +258,7 @@ async def test_no_call_decides_that_lacks_a_proof_of_what_where_and_who(
     unsigned = f"{new_id()}:{ann}:1700000000000:".encode() + base64.b64encode(b"forged")
     triggers = [server.trigger_id(server.add_user("mallory")), server.trigger_id(ann, at=1.0)]
     triggers += ["", "x"] + [base64.b64encode(each).decode() for each in (b"a:b", unsigned)]
-    click = click_with_proof(server, post, ann, genuine)
-    submission = {"type": "dialog_submission", "user_id": ann, "state": state}
+    submission = server.submission(ann, opened)
     for call in (
         *({**click, "context": {"proof": proof}} for proof in proofs),
         *({**click, "trigger_id": trigger} for trigger in triggers),
@@ -289,25 +280,24 @@ async def test_no_call_decides_that_lacks_a_proof_of_what_where_and_who(
 async def test_what_is_expired_or_elsewhere_is_refused_politely(ops: MattermostRelay) -> None:
     event, post = await ops.announce_reboot()
     _, other_post = await ops.announce_reboot()
-    proof = proof_in(post)
 
     def expired(text: str, kind: TokenKind) -> str:
         key = token_key(Settings.model_validate(ops.server.sink_section(secret=SECRET)), kind)
         return read_token(key, text).model_copy(update={"expires_at": 1}).sign(key)
 
-    for click in (
-        click_with_proof(ops.server, post, ops.ann, proof, post_id=new_id()),
-        click_with_proof(ops.server, other_post, ops.ann, proof),
-        click_with_proof(ops.server, post, ops.ann, expired(proof, "button")),
+    click = ops.server.click_payload(post, ops.ann)
+    proof = expired(click["context"]["proof"], "button")
+    for changes in (
+        {"post_id": new_id()},
+        {"post_id": other_post["id"]},
+        {"context": {"proof": proof}},
     ):
-        _, answer = await ops.server.call_relay(CALLBACK_URL, click)
-        assert "not current any more" in answer["ephemeral_text"]
+        assert "not current any more" in await ops.server.answer_to(click | changes)
     assert ops.server.dialogs == []
     await ops.server.click(post, "Approve", ops.ann)
-    (opened,) = ops.server.dialogs
-    state = expired(opened.request["dialog"]["state"], "dialog")
-    _, answer = await ops.server.submit(ops.ann, opened, state=state)
-    assert "This took too long" in answer["error"]
+    submission = ops.server.submission(ops.ann, ops.server.dialogs[0])
+    submission["state"] = expired(submission["state"], "dialog")
+    assert "This took too long" in await ops.server.answer_to(submission)
     assert await ops.votes(event) == []
 
 
@@ -315,46 +305,40 @@ async def test_old_buttons_and_dialogs_do_not_decide_about_a_changed_event(
     ops: MattermostRelay,
 ) -> None:
     event, post = await ops.announce_reboot()
-    old_proof = proof_in(post)
+    click = ops.server.click_payload(post, ops.ben)
     await ops.server.click(post, "Approve", ops.ann)
     ops.relay.azure.update_event(event.event_id, resources=("vm-0", "vm-1"))
     await eventually(lambda: "vm-0, vm-1" in post_text(post))
-    click = click_with_proof(ops.server, post, ops.ben, old_proof)
-    status, answer = await ops.server.call_relay(CALLBACK_URL, click)
-    assert status == 200
-    assert "has changed since this button was made" in answer["ephemeral_text"]
-    status, answer = await ops.server.submit(ops.ann, ops.server.dialogs[0])
-    assert status == 200
-    assert "the event has changed since that revision" in answer["error"]
+    assert "has changed since this button was made" in await ops.server.answer_to(click)
+    submission = ops.server.submission(ops.ann, ops.server.dialogs[0])
+    assert "the event has changed since that revision" in await ops.server.answer_to(submission)
     assert len(ops.server.dialogs) == 1
     assert await ops.votes(event) == []
 
 
 async def test_an_old_button_opens_no_dialog_after_the_decision(ops: MattermostRelay) -> None:
     event, post = await ops.announce_reboot()
-    click = click_with_proof(ops.server, post, ops.ann, proof_in(post))
+    click = ops.server.click_payload(post, ops.ann)
     for user_id in (ops.ann, ops.ben):
         await ops.server.decide(post, "Approve", user_id)
     await eventually(lambda: ops.relay.starts(event) == 1)
     count = len(ops.server.dialogs)
     click["trigger_id"] = ops.server.trigger_id(ops.ann)
-    _, answer = await ops.server.call_relay(CALLBACK_URL, click)
-    assert "nothing was decided. Look at the message again." in answer["ephemeral_text"]
+    assert "nothing was decided. Look at the message again." in await ops.server.answer_to(click)
     assert len(ops.server.dialogs) == count
 
 
 async def test_buttons_and_dialogs_of_a_deleted_post_decide_nothing(ops: MattermostRelay) -> None:
     event, post = await ops.announce_reboot()
-    click = click_with_proof(ops.server, post, ops.ann, proof_in(post))
+    click = ops.server.click_payload(post, ops.ann)
     await ops.server.click(post, "Approve", ops.ann)
     ops.server.delete_post(post)
     await ops.relay.decide(event, "hold")
     await eventually(lambda: bool(ops.server.channel_posts))
     await ops.relay.settle()
-    _, answer = await ops.server.call_relay(CALLBACK_URL, click)
-    assert "not current any more" in answer["ephemeral_text"]
-    _, answer = await ops.server.submit(ops.ann, ops.server.dialogs[0])
-    assert "not current any more" in answer["error"]
+    submission = ops.server.submission(ops.ann, ops.server.dialogs[0])
+    for call in (click, submission):
+        assert "not current any more" in await ops.server.answer_to(call)
     assert await ops.votes(event) == [("hold", "client:alice")]
     new_post = ops.server.channel_posts[0]
     assert await ops.server.decide(new_post, "Approve", ops.ann) == (200, {})
@@ -366,9 +350,10 @@ async def test_buttons_and_dialogs_of_a_deleted_post_decide_nothing(ops: Matterm
 async def test_a_button_that_was_used_before_decides_again(ops: MattermostRelay) -> None:
     """The post still shows it if it could not be edited. A hold in vain must not look like one."""
     event, post = await ops.announce_reboot()
-    (hold,) = [button for button in buttons_of(post) if button["name"] == "Hold"]
+    click = ops.server.click_payload(post, ops.ann, "Hold")
     for _ in range(2):
-        await ops.server.call_relay(CALLBACK_URL, ops.server.click_payload(post, hold, ops.ann))
+        click["trigger_id"] = ops.server.trigger_id(ops.ann)
+        await ops.server.call_relay(CALLBACK_URL, click)
         assert await ops.server.submit(ops.ann, ops.server.dialogs[-1]) == (200, {})
         assert (await ops.relay.event(event))["approval"]["state"] == "held"
         assert (await ops.relay.decide(event, "release"))[0] == 202
@@ -389,8 +374,8 @@ async def test_clicks_of_many_strangers_do_not_fill_the_log(
 async def test_a_repeated_submission_has_no_effect_even_after_a_restart(
     tmp_path: Path, server: MattermostServer, azure: Simulator
 ) -> None:
-    ann, ben = server.add_user("ann"), server.add_user("ben")
-    async with running_mattermost_relay(tmp_path, server, azure, ann=ann, ben=ben) as ops:
+    ann, ben = server.ann, server.ben
+    async with running_mattermost_relay(tmp_path, server, azure) as ops:
         event, post = await ops.announce_reboot()
         await server.decide(post, "Hold", ann)
         await eventually(lambda: button_labels(post) == ["Approve", "Release the hold"])
@@ -398,7 +383,7 @@ async def test_a_repeated_submission_has_no_effect_even_after_a_restart(
         await eventually(lambda: button_labels(post) == ["Approve", "Hold"])
         hold_dialog = server.dialogs[0]
         assert await server.submit(ann, hold_dialog) == (200, {})
-    async with running_mattermost_relay(tmp_path, server, azure, ann=ann, ben=ben) as ops:
+    async with running_mattermost_relay(tmp_path, server, azure) as ops:
         await eventually(lambda: bool(ops.relay.running.relay.chats))
         assert await server.submit(ann, hold_dialog) == (200, {})
         assert [decision for decision, _ in await ops.votes(event)] == ["hold", "release"]

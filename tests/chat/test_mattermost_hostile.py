@@ -11,25 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relay.chat import CallbackRefused
-from relay.simulator import VM, Setup, Simulator
 from tests.chat.conformance import HOSTILE_BODIES
 from tests.chat.mattermost_relay import running_mattermost_relay
-from tests.chat.mattermost_server import Json, buttons_of, new_id, running_mattermost
+from tests.chat.mattermost_server import Json, new_id, running_mattermost
 from tests.conftest import DebugLoop
 from tests.depth import depth
-from tests.relay_in_process import RelayInProcess
-
-USER_ID = "annannannannannannannannan"
-SUBMISSION: Json = {
-    "type": "dialog_submission",
-    "callback_id": "decision",
-    "state": "e30=.00",
-    "user_id": USER_ID,
-    "channel_id": "4xp9fdt77pncbef59f4k1qe83o",
-    "team_id": "4xp9fdt77pncbef59f4k1qe83o",
-    "submission": {},
-    "cancelled": False,
-}
+from tests.relay_in_process import RelayInProcess, simulated
 
 
 async def genuine_calls(
@@ -37,17 +24,12 @@ async def genuine_calls(
 ) -> tuple[RelayInProcess, Json, Json]:
     """Return a running relay, a click and the submission after it, which was not sent yet."""
     server = await stack.enter_async_context(running_mattermost())
-    azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-    ann, ben = server.add_user("ann"), server.add_user("ben")
-    ops = await stack.enter_async_context(
-        running_mattermost_relay(directory, server, azure, ann=ann, ben=ben)
-    )
+    azure = await stack.enter_async_context(simulated())
+    ops = await stack.enter_async_context(running_mattermost_relay(directory, server, azure))
     _, post = await ops.announce_reboot()
-    await server.click(post, "Approve", ann)
-    (opened,) = server.dialogs
-    click = server.click_payload(post, buttons_of(post)[0], ann)
-    state = opened.request["dialog"]["state"]
-    return ops.relay, click, {**SUBMISSION, "user_id": ann, "state": state}
+    await server.click(post, "Approve", server.ann)
+    click, (opened,) = server.click_payload(post, server.ann), server.dialogs
+    return ops.relay, click, server.submission(server.ann, opened)
 
 
 _JSON = st.recursive(
