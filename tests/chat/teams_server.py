@@ -34,31 +34,13 @@ _TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 _TIME_FUNCTION = re.compile(
     rf"\{{\{{(?:DATE\({_TIMESTAMP}(?:, (?:COMPACT|SHORT|LONG))?\)|TIME\({_TIMESTAMP}\))\}}\}}"
 )
-_STYLES = {
-    "default",
-    "emphasis",
-    "good",
-    "attention",
-    "warning",
-    "accent",
-    "positive",
-    "destructive",
-    "heading",
-}
+_STYLES = {"default", "emphasis", "good", "attention", "warning", "accent", "heading"}
+_BUTTON_STYLES = {"default", "positive", "destructive"}
+_LOOKS = {"wrap", "size", "weight", "style", "isSubtle", "spacing", "fontType"}
 _PROPERTIES: dict[str, set[str]] = {
     "AdaptiveCard": {"$schema", "type", "version", "msteams", "fallbackText", "body", "actions"},
     "Container": {"type", "style", "bleed", "separator", "spacing", "items"},
-    "TextBlock": {
-        "type",
-        "text",
-        "wrap",
-        "size",
-        "weight",
-        "style",
-        "isSubtle",
-        "spacing",
-        "fontType",
-    },
+    "TextBlock": {"type", "text", *_LOOKS},
     "FactSet": {"type", "facts"},
     "ActionSet": {"type", "spacing", "actions"},
     "Action.OpenUrl": {"type", "title", "style", "url"},
@@ -104,11 +86,8 @@ class TeamsWorkflow:
         match self.state:
             case "off" | "deleted":
                 state = "Disabled" if self.state == "off" else "Deleted"
-                return _error(
-                    400,
-                    "WorkflowTriggerIsNotEnabled",
-                    f"Could not execute workflow trigger 'manual' with state '{state}'.",
-                )
+                message = f"Could not execute workflow trigger 'manual' with state '{state}'."
+                return _error(400, "WorkflowTriggerIsNotEnabled", message)
             case "busy":
                 message = "The rate limit of the workflow is exceeded."
                 return _error(429, "TooManyRequests", message, headers)
@@ -130,11 +109,8 @@ class TeamsWorkflow:
         if request.path != PATH:
             return _error(404, "WorkflowNotFound", "The workflow could not be found.")
         if "sig" not in request.query:
-            return _error(
-                401,
-                "DirectApiAuthorizationRequired",
-                "The request must be authenticated only by Shared Access scheme.",
-            )
+            message = "The request must be authenticated only by Shared Access scheme."
+            return _error(401, "DirectApiAuthorizationRequired", message)
         if request.query["sig"] != SIGNATURE:
             message = f"The signature {request.query['sig']} is not valid."
             return _error(401, "Unauthorized", message)
@@ -191,7 +167,8 @@ def schema_errors(card: dict[str, Any]) -> Iterator[str]:
             yield f"unknown element {element.get('type')}"
             continue
         yield from (f"{element['type']}.{key}" for key in element.keys() - properties)
-        if element.get("style", "default") not in _STYLES:
+        styles = _BUTTON_STYLES if element["type"] == "Action.OpenUrl" else _STYLES
+        if element.get("style", "default") not in styles:
             yield f"style {element['style']}"
         if element["type"] == "TextBlock" and not element["text"]:
             yield "an empty TextBlock"

@@ -39,10 +39,8 @@ NOT_IN_APPRISE = "expected a URL that Apprise knows"
 def settings(kind: str, section: dict[str, Any]) -> ChatSettings:
     """Return a section as it is read; a key that is None is left out."""
     given = {name: value for name, value in section.items() if value is not None}
-    made: ChatSettings = (
-        load_kinds().modules[kind].Settings.model_validate({"kind": kind, "name": "ops", **given})
-    )
-    return made
+    model: type[ChatSettings] = load_kinds().modules[kind].Settings
+    return model.model_validate({"kind": kind, "name": "ops", **given})
 
 
 @pytest.mark.parametrize(
@@ -117,13 +115,8 @@ def test_every_secret_can_be_in_a_file(
 
 
 def test_approve_in_chat_needs_the_url_that_mattermost_calls() -> None:
-    section = {
-        "kind": "mattermost",
-        "name": "ops",
-        **MATTERMOST,
-        "approve_in_chat": True,
-        "secret": SECRET,
-    }
+    section: dict[str, Any] = {"kind": "mattermost", "name": "ops", **MATTERMOST}
+    section |= {"approve_in_chat": True, "secret": SECRET}
     problem = "api.public_url: expected the URL at which the platform of sink ops reaches this rela"
     with pytest.raises(ValidationError, match=re.escape(problem)):
         Config.model_validate({"sinks": [section]})
@@ -144,6 +137,14 @@ def rights(*can: Right, resources: tuple[str, ...] | None = None) -> Rights:
     return Rights(frozenset(can), resources)
 
 
+def submitter(*clients: Rights) -> ChatDecisionSubmitter:
+    """What submits the decisions of Ann, who is these clients, too."""
+    rights_by_name = {f"client:{number}": each for number, each in enumerate(clients)}
+    section = {"people": {"ann": [ANN, *rights_by_name]}, "rules": [rule(1, "person:ann")]}
+    settings = ApprovalsSettings.model_validate(section)
+    return ChatDecisionSubmitter(settings, SystemClock(), rights_by_name, decide_nothing)
+
+
 @pytest.mark.parametrize(
     ("clients", "sink", "expected"),
     [
@@ -161,26 +162,15 @@ def rights(*can: Right, resources: tuple[str, ...] | None = None) -> Rights:
 def test_a_person_may_do_in_a_chat_what_every_client_and_the_sink_allow(
     clients: list[Rights], sink: dict[str, Any], expected: Rights
 ) -> None:
-    names = [f"client:{number}" for number in range(len(clients))]
-    settings = ApprovalsSettings.model_validate(
-        {"people": {"ann": [ANN, *names]}, "rules": [rule(1, "person:ann")]}
-    )
-    decisions = ChatDecisionSubmitter(
-        settings, SystemClock(), dict(zip(names, clients, strict=True)), decide_nothing
-    )
+    decisions = submitter(*clients)
     section = Sink.model_validate({"name": "ops", **sink})
     assert decisions.caller(ANN, section) == Caller(ANN, "slack", expected)
     assert decisions.caller("slack:T024BE7LD/U0EVE", section) is None
 
 
 def test_two_clients_with_other_patterns_limit_the_person_to_what_both_cover() -> None:
-    clients = {"client:a": rights(*ALL, resources=DB), "client:b": rights(*ALL, resources=VM)}
-    settings = ApprovalsSettings.model_validate(
-        {"people": {"ann": [ANN, *clients]}, "rules": [rule(1, "person:ann")]}
-    )
-    caller = ChatDecisionSubmitter(settings, SystemClock(), clients, decide_nothing).caller(
-        ANN, Sink.model_validate({"name": "ops"})
-    )
+    decisions = submitter(rights(*ALL, resources=DB), rights(*ALL, resources=VM))
+    caller = decisions.caller(ANN, Sink.model_validate({"name": "ops"}))
     assert caller is not None
     assert caller.rights.resources is None
     assert sorted(caller.rights.limits) == [DB, VM]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,10 @@ import pytest
 from relay.chat import message_planner
 from relay.errors import Deferred
 from relay.store import Mode
-from relay.store.transaction import Transaction
-from tests.approvals.builders import ORIGIN, build_event
+from tests.approvals.builders import ORIGIN, STARTED, build_event
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
 from tests.clocks import ManualClock
 from tests.eventually import eventually
-
-STARTED = build_event(event_status="Started", due=None)
 
 
 async def test_an_event_is_one_message_from_its_first_notice_to_its_end(relay: WallRelay) -> None:
@@ -90,11 +86,8 @@ async def test_a_grouped_message_holds_only_what_the_sink_wants(tmp_path: Path) 
     ]
     async with relay_with_wall(tmp_path, Wall(), match={"resources": ["db-*"]}) as relay:
         await relay.deliver_document(*events)
-        assert sorted(card.footer for card in relay.wall.cards.values()) == [
-            "E-0 · prod",
-            "E-1 · prod",
-            "E-2 · prod",
-        ]
+        footers = sorted(card.footer for card in relay.wall.cards.values())
+        assert footers == ["E-0 · prod", "E-1 · prod", "E-2 · prod"]
 
 
 async def test_a_message_that_somebody_deleted_is_posted_anew(relay: WallRelay) -> None:
@@ -201,26 +194,23 @@ async def test_a_platform_that_takes_nothing_when_voting_closes_is_told_later(
 async def test_buttons_go_when_approvals_are_turned_off_and_come_back(relay: WallRelay) -> None:
     await relay.deliver_document(build_event())
 
-    def set_mode(mode: Mode, tx: Transaction) -> None:
-        tx.store_approval_mode(mode, "local:root", relay.clock.now())
-
-    def shows_decisions(decisions: list[str]) -> bool:
-        return relay.wall.decisions("m1") == decisions
-
-    modes: dict[Mode, list[str]] = {"off": [], "on": ["approve", "hold"]}
-    for mode, shown in modes.items():
-        await relay.store.transact(partial(set_mode, mode))
+    async def set_mode(mode: Mode, shown: list[str]) -> None:
+        now = relay.clock.now()
+        await relay.store.transact(lambda tx: tx.store_approval_mode(mode, "local:root", now))
         await relay.pass_time(60)
-        await eventually(partial(shows_decisions, shown))
+        await eventually(lambda: relay.wall.decisions("m1") == shown)
         await relay.settle()  # what is shown is remembered
+
+    await set_mode("off", [])
+    await set_mode("on", ["approve", "hold"])
     assert relay.wall.calls == ["post", "edit", "edit"]
 
 
 async def test_a_button_leads_to_the_page_with_its_decision_about_what_is_shown(
     relay: WallRelay,
 ) -> None:
-    await relay.deliver_document(build_event("a/b@1"))
     event = build_event("a/b@1")
+    await relay.deliver_document(event)
     for button in relay.wall.cards["m1"].buttons:
         where = f"{ORIGIN.scope}/a%2Fb%401/{button.decision}/{event.revision}"
         assert button.url == f"https://relay.example.com/#/event/{where}"

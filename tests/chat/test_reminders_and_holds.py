@@ -8,14 +8,13 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE
-from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHoldBody
 from relay.chat.cards.card import Buttons, Card
 from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms.apprise import card_text
 from relay.chat.platforms.mattermost.posts import attachments
 from relay.chat.platforms.slack.messages import card_message as slack_message
 from relay.chat.platforms.teams.card import card_message as teams_message
-from tests.approvals.builders import build_caller, build_event, build_status
+from tests.approvals.builders import build_creation, build_end, build_event, build_status
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements
 from tests.chat.slack_server import TEAM
 from tests.chat.teams_server import schema_errors
@@ -23,17 +22,9 @@ from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wal
 
 RUNBOOK = "https://wiki.example.com/a_b*c/databases?x=1#maintenance"
 URL = "https://relay.example.com"
-SETTINGS = ApprovalsSettings.model_validate(
-    {
-        "rules": [
-            {
-                "name": "data_bases",
-                "approve": {"votes": 1, "from": ["client:alice"], "remind": "10m"},
-                "runbook": RUNBOOK,
-            }
-        ]
-    }
-)
+QUORUM = {"votes": 1, "from": ["client:alice"], "remind": "10m"}
+RULE = {"name": "data_bases", "approve": QUORUM, "runbook": RUNBOOK}
+SETTINGS = ApprovalsSettings.model_validate({"rules": [RULE]})
 
 
 def card() -> Card:
@@ -102,21 +93,10 @@ async def test_a_pager_gets_one_message_for_a_reminder(tmp_path: Path, events: l
 
 
 async def _hold(relay: WallRelay) -> str:
-    body = StandingHoldBody.model_validate(
-        {
-            "match": {"resources": ["db-*"]},
-            "ends": "2026-04-11T12:10:00Z",
-            "reason": "@all <b>sale</b>",
-        }
-    )
-    request = CreateRequest(caller=build_caller("eve"), at=relay.clock.now(), body=body)
+    match, reason = {"resources": ["db-*"]}, "@all <b>sale</b>"
+    request = build_creation(match=match, at=relay.clock.now(), reason=reason)
     answer = await relay.store.transact(lambda tx: relay.approvals.decide(tx, request))
     return str(answer.body["holdId"])
-
-
-async def _end(relay: WallRelay, hold_id: str) -> None:
-    request = EndRequest(caller=build_caller("eve"), at=relay.clock.now(), hold_id=hold_id)
-    await relay.store.transact(lambda tx: relay.approvals.decide(tx, request))
 
 
 async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end(
@@ -132,7 +112,8 @@ async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end
     assert HOLD_NOTICE[1:] in plain_text(relay.wall.cards["m1"].notes[-1])
     assert relay.wall.decisions("m1") == ["approve", "hold"]
     assert relay.wall.cards["m2"].tone == "waiting"
-    await _end(relay, hold_id)
+    end = build_end(hold_id, at=relay.clock.now())
+    await relay.store.transact(lambda tx: relay.approvals.decide(tx, end))
     await relay.clock.advance_until(
         lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=240
     )

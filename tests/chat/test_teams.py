@@ -43,14 +43,15 @@ from tests.chat.teams_server import (
 from tests.clocks import NOON
 
 
-def section(url: str) -> dict[str, Any]:
-    return {"kind": "teams", "name": "ops", "url": url, "allow_http": True}
+def settings(url: str) -> Settings:
+    section = {"kind": "teams", "name": "ops", "url": url, "allow_http": True}
+    return Settings.model_validate(section)
 
 
 @asynccontextmanager
-async def webhook(settings: Settings) -> AsyncIterator[WorkflowWebhook]:
+async def webhook(url: str) -> AsyncIterator[WorkflowWebhook]:
     async with open_session() as session:
-        yield WorkflowWebhook(settings, SystemClock(), session)
+        yield WorkflowWebhook(settings(url), SystemClock(), session)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ async def workflow() -> AsyncIterator[TeamsWorkflow]:
 
 async def post_error(workflow: TeamsWorkflow, url: str | None = None) -> Deferred:
     """Return the error of a post to the workflow's URL, or to another."""
-    async with webhook(Settings.model_validate(section(url or workflow.url))) as platform:
+    async with webhook(url or workflow.url) as platform:
         with pytest.raises(Deferred) as caught:
             await platform.reply_in_thread(None, [("hello",)])
     return caught.value
@@ -107,18 +108,16 @@ async def test_a_wrong_url_is_explained(workflow: TeamsWorkflow) -> None:
 
 async def test_retry_after_is_passed_on(workflow: TeamsWorkflow) -> None:
     workflow.retry_after = "17"
-    states: tuple[State, ...] = ("busy", "forbidding")
-    for workflow.state in states:
+    for workflow.state in ("busy", "forbidding"):
         assert (await post_error(workflow)).after == 17.0
 
 
 async def test_the_url_reaches_the_workflow_unchanged(workflow: TeamsWorkflow) -> None:
     """Its parts are signed, so %2F must not become a slash."""
-    settings = Settings.model_validate(section(workflow.url))
-    async with webhook(settings) as platform:
+    async with webhook(workflow.url) as platform:
         await platform.reply_in_thread(None, [("hello",)])
     assert workflow.card_texts == ["hello"]
-    assert str(settings.webhook_url()) == workflow.url
+    assert str(settings(workflow.url).webhook_url()) == workflow.url
 
 
 # --- configuration
@@ -130,19 +129,17 @@ def test_the_urls_of_microsoft_and_of_proxies_are_accepted() -> None:
         "default0f3c.1a.environment.api.powerplatform.com",
         "teams.proxy.example",
     ):
-        settings = Settings.model_validate(section(f"https://{host}:443{PATH}{QUERY}"))
-        assert settings.webhook_url().host == host
-        assert SIGNATURE not in repr(settings)
+        accepted = settings(f"https://{host}:443{PATH}{QUERY}")
+        assert accepted.webhook_url().host == host
+        assert SIGNATURE not in repr(accepted)
 
 
 async def test_doctor_connects_to_the_workflow_and_posts_nothing(workflow: TeamsWorkflow) -> None:
-    settings = Settings.model_validate(section(workflow.url))
-    (finding,) = await teams.diagnose(settings, SystemClock(), "prod")
+    (finding,) = await teams.diagnose(settings(workflow.url), SystemClock(), "prod")
     assert finding.state == "ok"
     assert workflow.calls == []
 
 
-NOT_BEFORE = NOON + timedelta(seconds=900)
 HOSTILE_TEXT = (
     "<at>everyone</at> @all [click](https://evil.example) **Approved** _by_ `rule` "
     "{{DATE(2026-01-01T00:00:00Z)}} www.evil.example ~~not~~"
@@ -151,11 +148,6 @@ GAP = "\N{ZERO WIDTH SPACE}"
 
 
 BUTTONS = Buttons(public_url="https://relay.example.com")
-
-
-def waiting_card(**changes: Any) -> Card:
-    """Return the card of an event that waits for votes."""
-    return event_card(build_status(build_event(**changes)), BUTTONS)
 
 
 def adaptive_card(card: Card) -> dict[str, Any]:
@@ -175,7 +167,7 @@ def workflow_after(message: dict[str, Any]) -> TeamsWorkflow:
 
 
 def test_the_tone_has_a_style_and_buttons_open_the_page_in_that_of_their_decision() -> None:
-    content = adaptive_card(waiting_card())
+    content = adaptive_card(event_card(build_status(), BUTTONS))
     assert content["body"][0]["style"] == "warning"
     page = "https://relay.example.com/#/event/prod/E-1"
     opens, revision = {"type": "Action.OpenUrl"}, build_event().revision
@@ -187,20 +179,15 @@ def test_the_tone_has_a_style_and_buttons_open_the_page_in_that_of_their_decisio
 
 def test_a_time_has_the_notation_that_clients_convert() -> None:
     """Whole seconds and Z, capitals, and no blanks inside the braces."""
-    east = timezone(timedelta(hours=1))
-    timestamp = "2026-02-14T06:08:00Z"
-    for time in (
-        datetime(2026, 2, 14, 6, 8, 0, 999_999, tzinfo=UTC),
-        datetime(2026, 2, 14, 7, 8, 0, tzinfo=east),
-    ):
+    moment, timestamp = datetime(2026, 2, 14, 6, 8, 0, 999_999, tzinfo=UTC), "2026-02-14T06:08:00Z"
+    for time in (moment, moment.astimezone(timezone(timedelta(hours=1)))):
         assert format_time(time) == f"{{{{DATE({timestamp}, SHORT)}}}} {{{{TIME({timestamp})}}}}"
 
 
 def test_times_are_in_text_blocks_only() -> None:
     """Only a TextBlock is documented to show times in the reader's time zone."""
-    card = adaptive_card(
-        event_card(build_status(build_event(), build_decision("hold", expires=600)), BUTTONS)
-    )
+    held = build_status(None, build_decision("hold", expires=600))
+    card = adaptive_card(event_card(held, BUTTONS))
     facts = [
         fact["value"]
         for element in card["body"]
@@ -269,15 +256,9 @@ def test_every_follow_up_fits(lines: list[str]) -> None:
 
 
 def test_the_first_line_of_a_follow_up_is_its_heading() -> None:
-    workflow = workflow_after(
-        follow_up_message(
-            [
-                ("Reboot of db-1 (C7061BAC)",),
-                (NOON, ": ", PrincipalRef("client:alice"), " voted to approve, 1 of 2."),
-            ]
-        )
-    )
-    assert workflow.card_texts == [
-        f"Reboot of db-1 (C7061BAC)\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."
-    ]
+    heading = "Reboot of db-1 (C7061BAC)"
+    line = NOON, ": ", PrincipalRef("client:alice"), " voted to approve, 1 of 2."
+    workflow = workflow_after(follow_up_message([(heading,), line]))
+    (text,) = workflow.card_texts
+    assert text == f"{heading}\n{NOON:%Y-%m-%d %H:%M}: client:alice voted to approve, 1 of 2."
     assert workflow.cards[0]["body"][0]["weight"] == "Bolder"
