@@ -114,7 +114,8 @@ class Entra:
         )
         return code
 
-    def claims(self, grant: Grant) -> dict[str, Any]:
+    def claims(self, account: Account = ACCOUNTS[0], **changes: Any) -> dict[str, Any]:
+        """Return what a token says of an account; a change to None removes a claim."""
         now = int(self.now().timestamp())
         claims: dict[str, Any] = {
             "aud": CLIENT_ID,
@@ -122,16 +123,12 @@ class Entra:
             "iat": now,
             "nbf": now,
             "exp": now + 3600,
-            "name": grant.account.name,
-            "nonce": grant.nonce,
-            "oid": grant.account.object_id,
-            "roles": list(grant.account.roles) or None,
-            "sub": "pairwise",
+            "name": account.name,
+            "oid": account.object_id,
+            "roles": list(account.roles) or None,
             "tid": TENANT,
-            "ver": "2.0",
         }
-        claims |= self.changes
-        return {name: value for name, value in claims.items() if value is not None}
+        return {name: value for name, value in (claims | changes).items() if value is not None}
 
     async def _discovery(self, _request: web.Request) -> web.Response:
         self.calls.append(("discovery", {}))
@@ -192,7 +189,8 @@ class Entra:
         challenge = urlsafe_b64encode(digest).rstrip(b"=").decode()
         if challenge != grant.challenge or form.get("redirect_uri") != grant.redirect_uri:
             return _error("invalid_grant", "AADSTS501481: The code_verifier does not match.")
-        token = jwt.encode(self.claims(grant), KEY, algorithm="RS256", headers={"kid": "k1"})
+        claims = self.claims(grant.account, **{"nonce": grant.nonce, **self.changes})
+        token = jwt.encode(claims, KEY, algorithm="RS256", headers={"kid": "k1"})
         self.issued.append(token)
         return web.json_response({"access_token": "for Microsoft Graph", "id_token": token})
 

@@ -150,18 +150,6 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
     check_firing(tmp_path, before, after, expected)
 
 
-def pulse(clock_offset: float) -> Pulse:
-    return Pulse(
-        vm_id="vm",
-        version="1.0.0",
-        zone=None,
-        names=(),
-        live=(),
-        poll_age=0.0,
-        clock_offset=clock_offset,
-    )
-
-
 @NEEDS_PROMTOOL
 async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_both_alerts(
     tmp_path: Path,
@@ -170,18 +158,20 @@ async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_both_alerts(
         AuthorizedSender("scope-a", "vm-0", "user-a"),
         AuthorizedSender("scope-b", "vm-1", "user-b"),
     )
+    pulse = Pulse(version="1.0.0", names=(), live=(), poll_age=0.0, clock_offset=0.0)
+    late = pulse.model_copy(update={"clock_offset": 5.0})
     async with run_measured_relay(tmp_path) as measured:
         relay, roster = measured.running, measured.hub.roster
         measured.consumer.is_connected = True
         now = relay.clock.now()
         roster.note_listening(now)
         for agent in agents:
-            roster.note_message(agent, agent.relay, now, pulse(0.0))
+            roster.note_message(agent, agent.relay, now, pulse)
         before = series_of(await scrape(relay))
         for _ in range(4):
             relay.clock.offset += 50
             roster.note_listening(relay.clock.now())
-            roster.note_message(agents[1], "vm-1", relay.clock.now(), pulse(5.0))
+            roster.note_message(agents[1], "vm-1", relay.clock.now(), late)
         after = series_of(await scrape(relay))
     assert after['imds_relay_hub_agents{state="silent"}'] == 1
     assert after['imds_relay_hub_agents{state="fresh"}'] == 1

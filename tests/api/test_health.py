@@ -136,21 +136,10 @@ async def test_metrics_come_as_openmetrics_on_request(relay: RunningRelay) -> No
 async def test_only_calls_to_a_loopback_host_count_as_local(relay: RunningRelay) -> None:
     """A page of another site can make a browser call its own name at 127.0.0.1."""
     await relay.call("POST", "/v1/sinks/box/pause")
-    for host, is_local in (
-        ("localhost", True),
-        ("LOCALHOST:8080", True),
-        ("127.0.0.1", True),
-        ("127.9.9.9:1", True),
-        ("[::1]:8080", True),
-        ("::1", False),
-        ("", False),
-        ("relay.example.com", False),
-        ("localhost.example.com", False),
-        ("127.0.0.1.example.com:8080", False),
-        ("127.0.0.1@example.com", False),
-        ("10.0.0.4", False),
-        ("[::1", False),
-    ):
+    local = "localhost", "LOCALHOST:8080", "127.0.0.1", "127.9.9.9:1", "[::1]:8080"
+    names = "relay.example.com", "localhost.example.com", "127.0.0.1.example.com:8080"
+    for host in (*local, *names, "::1", "", "127.0.0.1@example.com", "10.0.0.4", "[::1"):
+        is_local = host in local
         headers = {"Host": host}
         scraped = await relay.call("GET", "/metrics", by=None, headers=headers)
         ready = await relay.call("GET", "/readyz", by=None, headers=headers)

@@ -28,7 +28,7 @@ from relay.api.callers import Callers
 from relay.api.entra import MAX_AGE, REFETCH_INTERVAL, RETRY_INTERVAL
 from relay.api.settings import ApiSettings
 from relay.clock import SystemClock
-from tests.api.entra import ANN, CLIENT_ID, KEY, TENANT, Entra, principal, public, run_entra
+from tests.api.entra import ANN, CLIENT_ID, KEY, Entra, principal, public, run_entra
 from tests.api.running_relay import Response, RunningRelay, make_event, run_relay
 from tests.certificates import LOCALHOST, Authority
 from tests.eventually import eventually
@@ -46,26 +46,12 @@ class Bearers:
     relay: RunningRelay
     issuer: Entra
 
-    def claims(self, **changes: Any) -> dict[str, Any]:
-        now = int(time.time())  # the library has no other clock
-        usual = {
-            "iss": self.issuer.issuer,
-            "aud": CLIENT_ID,
-            "tid": TENANT,
-            "oid": ANN,
-            "roles": ["Approver"],
-            "azp": APPLICATION,
-            "iat": now,
-            "nbf": now,
-            "exp": now + 3600,
-        }
-        return {name: value for name, value in (usual | changes).items() if value is not None}
-
     def token(
         self, key: Any = KEY, algorithm: str = "RS256", kid: str | None = "k1", **changes: Any
     ) -> str:
         headers = {"kid": kid} if kid is not None else None
-        return jwt.encode(self.claims(**changes), key, algorithm=algorithm, headers=headers)
+        claims = self.issuer.claims(**{"azp": APPLICATION, **changes})
+        return jwt.encode(claims, key, algorithm=algorithm, headers=headers)
 
     async def call(
         self, token: str, method: str = "GET", path: str = "/v1/events", body: Any = None
@@ -120,24 +106,21 @@ async def test_roles_determine_the_rights_of_a_person(entra: Bearers) -> None:
 
 
 async def test_a_token_with_wrong_claims_is_401(entra: Bearers) -> None:
+    required = "iss", "aud", "tid", "oid", "exp", "iat"
+    missing: list[dict[str, Any]] = [{name: None} for name in required]
     for changes in (
+        *missing,
         {"iss": "https://login.microsoftonline.com/common/v2.0"},
         {"iss": f"{entra.issuer.issuer}/"},
-        {"iss": None},
         {"aud": "another"},
         {"aud": [CLIENT_ID, "another"]},
-        {"aud": None},
         {"tid": "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a12"},
-        {"tid": None},
-        {"oid": None},
         {"oid": "somebody"},
         {"oid": 7},
         {"exp": 1},
-        {"exp": None},
         {"exp": True},
         {"exp": float("nan")},
         {"iat": 99999999999},
-        {"iat": None},
         {"nbf": 99999999999},
         {"azp": OTHER_APPLICATION},
         {"azp": None, "appid": OTHER_APPLICATION},

@@ -191,18 +191,15 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
 
 
 async def _read_all(relay: RunningRelay) -> None:
+    lists = "/v1/events", "/v1/events?live=true", "/v1/sinks", "/v1/deliveries", "/v1/dead-letters"
+    event = f"/v1/events/{EVENT_ID}", f"/v1/events/{EVENT_ID}/rule"
     for path in (
         "/healthz",
         "/readyz",
         "/metrics",
-        "/v1/events",
-        "/v1/events?live=true",
-        "/v1/sinks",
         "/v1/status",
-        f"/v1/events/{EVENT_ID}",
-        f"/v1/events/{EVENT_ID}/rule",
-        "/v1/deliveries",
+        *lists,
+        *event,
         "/v1/deliveries/1",
-        "/v1/dead-letters",
     ):
         assert (await relay.call("GET", path)).status == 200, path

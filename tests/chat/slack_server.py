@@ -33,8 +33,6 @@ def member(user_id: str, **changes: Any) -> dict[str, Any]:
         "id": user_id,
         "team_id": TEAM,
         "name": "alice",
-        "real_name": "Alice",
-        "is_admin": False,
         "deleted": False,
         "is_bot": False,
         "is_restricted": False,
@@ -188,15 +186,8 @@ class SlackServer:
     def _response(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         match method:
             case "auth.test":
-                return {
-                    "url": self.url,
-                    "team": "Ops",
-                    "user": "relay",
-                    "team_id": TEAM,
-                    "user_id": BOT_USER,
-                    "bot_id": BOT,
-                    "enterprise_id": None,
-                }
+                names = {"url": self.url, "team": "Ops", "user": "relay"}
+                return {**names, "team_id": TEAM, "user_id": BOT_USER, "bot_id": BOT}
             case "users.info":
                 user = self.users.get(arguments.get("user", ""))
                 return {"user": user} if user is not None else {"error": "user_not_found"}
@@ -220,15 +211,7 @@ class SlackServer:
         ts = f"1700000000.{next(self._numbers):06d}"
         text, blocks = arguments["text"], arguments["blocks"]
         self.messages[ts] = PostedMessage(ts, text, blocks, arguments.get("thread_ts"))
-        message = {
-            "type": "message",
-            "ts": ts,
-            "text": text,
-            "blocks": blocks,
-            "bot_id": BOT,
-            "app_id": APP,
-        }
-        return web.json_response({"ok": True, "channel": CHANNEL, "ts": ts, "message": message})
+        return web.json_response({"ok": True, "channel": CHANNEL, "ts": ts})
 
     def _update_message(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         error = self._message_error(arguments)

@@ -21,13 +21,7 @@ words = st.text(max_size=60) | st.sampled_from(
     ["<!channel>", "<@U1>", "*bold*", "a\nb", "&amp;", "😀" * 900, "x" * 5000, "\x00", "\u202e"]
 )
 people = st.sampled_from(
-    [
-        f"slack:{TEAM}/{ALICE}",
-        "slack:T0OTHER/U1",
-        "client:alice",
-        f"slack:{TEAM}/<!here>",
-        f"slack:{TEAM}/",
-    ]
+    ["slack:T0OTHER/U1", "client:alice", *(f"slack:{TEAM}/{who}" for who in (ALICE, "<!here>", ""))]
 ).map(PrincipalRef)
 moments = st.datetimes(timezones=st.just(UTC))
 texts: st.SearchStrategy[Text] = st.lists(words | moments | people, max_size=6).map(tuple)

@@ -203,15 +203,8 @@ def make_roster(relay: RunningRelay) -> Roster:
     for seconds in range(240, -1, -30):
         roster.note_listening(now - timedelta(seconds=seconds))
     for number in range(4):
-        pulse = Pulse(
-            vm_id=f"vm-{number}",
-            version="0.1.0",
-            zone=str(number % 3 + 1),
-            names=(),
-            live=(),
-            poll_age=0.6,
-            clock_offset=0.2,
-        )
+        zone = str(number % 3 + 1)
+        pulse = Pulse(version="0.1.0", zone=zone, names=(), live=(), poll_age=0.6, clock_offset=0.2)
         sender = AuthorizedSender(scope=WEB, relay=f"web_{number}", user="vmss")
         roster.note_message(sender, f"web_{number}", now - timedelta(seconds=9 * number), pulse)
     return roster

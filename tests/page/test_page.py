@@ -27,13 +27,8 @@ PHONE = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobil
 async def decisions(relay: RunningRelay) -> list[tuple[str, str, str | None, str]]:
     """What was recorded: decision, principal, reason, revision."""
     return [
-        (
-            event["data"]["decision"],
-            event["data"]["principal"],
-            event["data"]["reason"],
-            event["data"]["revision"],
-        )
-        for event in await relay.recorded_events("approval.recorded")
+        (data["decision"], data["principal"], data["reason"], data["revision"])
+        for data in [event["data"] for event in await relay.recorded_events("approval.recorded")]
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from playwright.async_api import Page, expect
 
@@ -44,13 +43,8 @@ CLEAN = {"images": 0, "scripts": 1, "handlers": 0, "title": False}
 
 async def test_text_from_azure_and_people_is_never_markup(page: Page, quiet: RunningRelay) -> None:
     """Every field that others write holds markup, in every view."""
-    fields: dict[str, Any] = {
-        "resources": (SPELL,),
-        "description": SPELL,
-        "event_source": SPELL,
-        "resource_type": SPELL,
-    }
-    event = make_event(**fields)
+    fields = dict.fromkeys(("description", "event_source", "resource_type"), SPELL)
+    event = make_event(resources=(SPELL,), **fields)
     quiet.sinks["drain"].failure = Rejected(SPELL, status=400)
     quiet.sinks["bus"].failure = Deferred(SPELL, after=0.01)
     odd_id, odd_type = make_event(event_id=SPELL), make_event(event_id="E-3", event_type=SPELL)
