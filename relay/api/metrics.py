@@ -161,7 +161,7 @@ async def read_metrics(relay: Relay, server: ServerState) -> Metrics:
 
 
 def _add_source(metrics: Metrics, relay: Relay) -> None:
-    source, polling = relay.source, relay.polling
+    source = relay.source
     metrics.count(
         "polls_total", "Polls of the metadata service; on a hub messages of agents", source.polls
     )
@@ -170,23 +170,23 @@ def _add_source(metrics: Metrics, relay: Relay) -> None:
         "Polls in a row without a usable response; on a hub failed connections in a row",
         source.failures,
     )
-    if polling is not None:
+    if source.poll_seconds is not None:
         metrics.histogram(
             "poll_duration_seconds",
             "Time until the metadata service had answered with a document",
-            polling.poll_seconds,
+            source.poll_seconds,
         )
-        metrics.gauge(
-            "poll_age_seconds",
-            "Time since the last good poll; missing before the first one",
-            polling.read_age,
-        )
-        metrics.gauge(
-            "clock_offset_seconds",
-            "How far the clock is certainly ahead of that of the metadata service; negative if "
-            "it is behind, missing if it is not known",
-            polling.clock_offset,
-        )
+    metrics.gauge(
+        "poll_age_seconds",
+        "Time since the last good poll; missing before the first one",
+        source.read_age,
+    )
+    metrics.gauge(
+        "clock_offset_seconds",
+        "How far the clock is certainly ahead of that of the metadata service; negative if "
+        "it is behind, missing if it is not known",
+        source.clock_offset,
+    )
     metrics.gauge(
         "source_lost",
         "1 while the metadata service gives no usable response; on a hub while it is not "

@@ -47,9 +47,9 @@ class SourceHealth(Protocol):
     def lost_reason(self) -> str:
         """What it means that the source is lost."""
 
-
-class PollMeasurements(Protocol):
-    poll_seconds: Histogram
+    @property
+    def poll_seconds(self) -> Histogram | None:
+        """How long polls took; None on a hub, which does not poll."""
 
     @property
     def read_age(self) -> float | None:
@@ -91,8 +91,6 @@ class Relay:
     chats: Mapping[str, ChatSink] = field(default_factory=dict)
     roster: Roster | None = None
     hub: Hub | None = None
-    polling: PollMeasurements | None = None
-    """None on a hub, which does not poll."""
     approvals_link: ApprovalConsumer | None = None
     """None without approvals over RabbitMQ."""
 

@@ -85,7 +85,6 @@ async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIter
             gate=agent.votes,
             dispatcher=dispatcher,
             source=poller,
-            polling=poller,
             origin=origin,
             clock=clock,
         )

@@ -74,7 +74,7 @@ async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[Meas
                 last_read_at=None,
             )
             relay = replace(
-                running.relay, polling=poller, approvals_link=consumer, roster=hub.roster, hub=hub
+                running.relay, source=poller, approvals_link=consumer, roster=hub.roster, hub=hub
             )
             running.server.state.attach_relay(relay)
             async with BackgroundTasks(poller.run()):

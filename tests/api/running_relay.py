@@ -26,6 +26,7 @@ from relay.api.state import Relay
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
+from relay.clock import Histogram
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.errors import Deferred, Rejected
 from relay.events.build import Origin
@@ -98,6 +99,9 @@ class ScriptedAzure:
     polls: int = 7
     failures: int = 0
     lost_reason: str = "the metadata service gives no usable answer"
+    poll_seconds: Histogram | None = None
+    read_age: float | None = None
+    clock_offset: float | None = None
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, StartRequests get no response."""
 

@@ -129,7 +129,7 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
         await relay.observe(make_event(), make_event(event_id="rejected"), *others)
         await eventually(lambda: relay.dispatcher.workers[0].failing)
         relay.clock.offset += relay.seconds_to_not_before() - 200
-        relay.azure.lost = True
+        measured.poller.lost = True
         relay.server.state.reloader = await refused_reloader()
         measured.consumer.is_connected = False
         relay.make_store_read_only()

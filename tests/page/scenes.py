@@ -11,7 +11,6 @@ from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Page
 
-from relay.clock import Histogram
 from relay.errors import Deferred, Rejected
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
@@ -42,15 +41,6 @@ class Link:
     is_connected: bool = True
 
 
-@dataclass(slots=True)
-class Polling:
-    """What is measured of polls, as the test says."""
-
-    read_age: float | None = 0.4
-    clock_offset: float | None = 0.1
-    poll_seconds: Histogram = Histogram((1.0,))  # noqa: RUF009  # nobody observes it
-
-
 def attach_parts(relay: RunningRelay, **parts: Any) -> None:
     """Give the relay further parts, such as an approvals link. Do so before anybody looks."""
     relay.server.state.detach_relay()
@@ -60,7 +50,8 @@ def attach_parts(relay: RunningRelay, **parts: Any) -> None:
 @asynccontextmanager
 async def run_page_relay(folder: Path, **settings: Any) -> AsyncIterator[RunningRelay]:
     async with run_relay(folder, **{"sinks": tuple(KINDS), "kinds": KINDS} | settings) as relay:
-        attach_parts(relay, approvals_link=Link(), polling=Polling())
+        relay.azure.read_age, relay.azure.clock_offset = 0.4, 0.1
+        attach_parts(relay, approvals_link=Link())
         yield relay
 
 

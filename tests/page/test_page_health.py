@@ -14,7 +14,6 @@ from tests.page.scenes import (
     DB,
     WEB,
     Link,
-    Polling,
     attach_parts,
     break_sinks,
     look_again,
@@ -46,8 +45,8 @@ async def test_a_relay_that_is_well_says_so(page: Page, relay: RunningRelay) -> 
 async def test_each_part_that_does_not_work_is_named_first_with_its_reason(
     page: Page, quiet: RunningRelay
 ) -> None:
-    link, polling = Link(), Polling()
-    attach_parts(quiet, approvals_link=link, polling=polling)
+    link = Link()
+    attach_parts(quiet, approvals_link=link)
     await break_sinks(quiet)
     await quiet.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
     await show(page, quiet)
@@ -57,7 +56,7 @@ async def test_each_part_that_does_not_work_is_named_first_with_its_reason(
     await expect(health).to_contain_text("Sink ops paused")
     await expect(health).to_contain_text("Approvals dry run: nothing is started")
     quiet.azure.lost, link.is_connected = True, False
-    polling.clock_offset = -95.0
+    quiet.azure.clock_offset = -95.0
     quiet.make_store_read_only()
     assert (await quiet.decide()).status == 503  # the first write that fails
     await look_again(page)
@@ -132,7 +131,7 @@ async def test_who_may_not_operate_gets_no_buttons_for_sinks(
 
 async def test_a_hub_shows_its_agents_and_one_scope_if_asked(page: Page, tmp_path: Path) -> None:
     async with run_page_relay(tmp_path, is_hub=True) as relay:
-        attach_parts(relay, roster=make_roster(relay), polling=None)
+        attach_parts(relay, roster=make_roster(relay))
         await make_scopes(relay)
         await show(page, relay, "fleet")
         scopes = page.locator("#scopes details")

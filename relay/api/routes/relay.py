@@ -152,7 +152,7 @@ class RelayStatus(TypedDict):
 )
 async def show_status(call: Call) -> RelayStatus:
     relay, caller = call.relay, call.caller
-    source, polling, link = relay.source, relay.polling, relay.approvals_link
+    source, link = relay.source, relay.approvals_link
     approvals_link = None
     if link is not None:
         lost = (
@@ -179,8 +179,8 @@ async def show_status(call: Call) -> RelayStatus:
             reason=source.lost_reason if source.lost else None,
             polls=source.polls,
             failures=source.failures,
-            readAgeSeconds=None if polling is None else polling.read_age,
-            clockOffsetSeconds=None if polling is None else polling.clock_offset,
+            readAgeSeconds=source.read_age,
+            clockOffsetSeconds=source.clock_offset,
         ),
         store=PartHealth(ok=relay.store.write_error is None, reason=relay.store.write_error),
         approvalsLink=approvals_link,

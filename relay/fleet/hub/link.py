@@ -67,6 +67,7 @@ class HubLink(Link):
     _messages_per_turn = MAX_BATCH
     _no_ack = False
     lost_reason = "the hub has no connection to RabbitMQ, so it hears no agent"
+    poll_seconds = read_age = clock_offset = None  # it does not poll
 
     def __init__(
         self,
