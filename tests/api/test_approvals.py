@@ -39,13 +39,6 @@ async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(
     assert await relay.recorded_events("approval.refused") == []
 
 
-async def test_404_of_an_unknown_event(relay: RunningRelay) -> None:
-    answer = await relay.decide(eventId="nobody-knows-it")
-    assert answer.status == 404
-    (refused,) = await relay.recorded_events("approval.refused")
-    assert (refused["subject"], refused["data"]["eventType"]) == ("nobody-knows-it", None)
-
-
 async def test_409_after_a_change_gives_the_current_revision(relay: RunningRelay) -> None:
     seen = make_event().revision
     changed = make_event(resources=("WestNO_0",))
@@ -53,16 +46,6 @@ async def test_409_after_a_change_gives_the_current_revision(relay: RunningRelay
     answer = await relay.decide(revision=seen)
     assert (answer.status, answer.json["revision"]) == (409, changed.revision)
     assert (await relay.decide(revision=changed.revision)).status == 202
-
-
-async def test_403_says_why(relay: RunningRelay) -> None:
-    for by, words in (("reader", "approve"), ("databases", "resources")):
-        answer = await relay.decide(by=by)
-        assert (answer.status, words in answer.json["detail"]) == (403, True), answer.json
-    refusals = [
-        event["data"]["refusal"] for event in await relay.recorded_events("approval.refused")
-    ]
-    assert len(refusals) == 2
 
 
 async def test_the_stricter_of_the_configured_and_the_requested_mode_holds(tmp_path: Path) -> None:

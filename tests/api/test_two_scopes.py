@@ -57,18 +57,10 @@ async def test_an_event_id_that_only_begins_like_another_is_not_that_event(
         await started_in(hub, A)
 
 
-@WAYS
-async def test_without_a_scope_an_event_id_of_two_scopes_is_refused(
-    hub: RunningRelay, way: str
-) -> None:
-    answer = await send(hub, way)
-    assert (answer.status, answer.json["field"]) == (422, "scope")
-    assert answer.json["detail"] == (
-        f"expected the scope, because this EventId is known in several: {A}, {B}"
-    )
-    assert await hub.recorded_events("approval.recorded") == []
-    shown = await hub.call("GET", f"/v1/events/{EVENT_ID}")
-    assert (shown.status, shown.json["field"]) == (422, "scope")
+async def test_without_a_scope_an_event_id_of_two_scopes_is_refused(hub: RunningRelay) -> None:
+    for answer in (await send(hub, "http"), await hub.call("GET", f"/v1/events/{EVENT_ID}")):
+        assert (answer.status, answer.json["field"]) == (422, "scope")
+        assert answer.json["detail"].endswith(f"known in several: {A}, {B}")
 
 
 @WAYS
@@ -81,13 +73,6 @@ async def test_the_scope_of_the_body_chooses_the_event(
     await started_in(hub, scope)
     body = (await hub.call("GET", f"/v1/events/{EVENT_ID}?scope={other}")).json
     assert body["approval"]["state"] == "pending"
-
-
-@WAYS
-async def test_a_scope_without_the_event_is_unknown(hub: RunningRelay, way: str) -> None:
-    answer = await send(hub, way, scope="vmss-c-00000000")
-    assert answer.status == 404
-    assert hub.azure.started_in == []
 
 
 async def test_a_link_of_a_message_is_about_the_scope_of_the_message(hub: RunningRelay) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chat.mattermost_server import MattermostServer, running_mattermost
 from tests.chat.slack_relay import AnnouncedReboot, announced_reboot
 from tests.chat.slack_server import SlackServer, running_slack
 from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
@@ -41,6 +42,12 @@ async def relay(tmp_path: Path) -> AsyncIterator[WallRelay]:
 @pytest.fixture
 async def slack() -> AsyncIterator[SlackServer]:
     async with running_slack() as server:
+        yield server
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MattermostServer]:
+    async with running_mattermost() as server:
         yield server
 
 

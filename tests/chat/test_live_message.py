@@ -9,33 +9,10 @@ import pytest
 from relay.chat import message_planner
 from relay.errors import Deferred
 from relay.store import Mode
-from tests.approvals.builders import ORIGIN, STARTED, build_event
+from tests.approvals.builders import ORIGIN, build_event
 from tests.chat.wall_platform import Wall, WallRelay, plain_text, relay_with_wall
 from tests.clocks import ManualClock
 from tests.eventually import eventually
-
-
-async def test_an_event_is_one_message_from_its_first_notice_to_its_end(relay: WallRelay) -> None:
-    await relay.deliver_document(build_event())
-    assert relay.wall.calls == ["post"]
-    await relay.submit("approve", "alice")
-    await relay.submit("hold", "bob")
-    await relay.submit("release", "bob")
-    await relay.settle()
-    await relay.record_document(STARTED)
-    await relay.deliver_document()
-    assert list(relay.wall.cards) == ["m1"]
-    assert relay.wall.cards["m1"].tone == "over"
-    assert relay.wall.cards["m1"].buttons == ()
-    assert relay.wall.calls.count("post") == 1
-    assert [line.partition(": ")[2] for line in relay.wall.threads["m1"]] == [
-        "client:alice voted to approve, 1 of 2.",
-        "client:bob put it on hold.",
-        "client:bob released the hold.",
-        "Azure began.",
-        "The votes count no more: the event has changed.",
-        "It is over: Azure has completed it.",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -20,22 +20,9 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.net.http import open_session
 from relay.sentences import PrincipalRef
-from tests.chat.mattermost_server import (
-    SECRET,
-    TOKEN,
-    MattermostServer,
-    error_response,
-    new_id,
-    running_mattermost,
-)
+from tests.chat.mattermost_server import SECRET, TOKEN, MattermostServer, error_response, new_id
 
 CARD = Card(title="Reboot of vm-0", tone="waiting", summary=("Soon.",))
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MattermostServer]:
-    async with running_mattermost() as server:
-        yield server
 
 
 @asynccontextmanager

@@ -34,18 +34,11 @@ from tests.chat.mattermost_server import (
     error_response,
     new_id,
     post_text,
-    running_mattermost,
 )
 from tests.eventually import eventually
 from tests.relay_in_process import simulated
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MattermostServer]:
-    async with running_mattermost() as server:
-        yield server
 
 
 @pytest.fixture

@@ -139,17 +139,11 @@ async def test_injected_scripts_do_not_run(page: Page, relay: RunningRelay) -> N
         assert "caught" not in await page.title(), attack
 
 
-async def test_a_decision_needs_the_key_and_a_page_without_one_shows_nothing(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_page_without_a_key_shows_nothing(page: Page, relay: RunningRelay) -> None:
     await relay.observe(make_event(resources=("a-secret-machine",)))
     await page.goto(page_url(relay))
     await expect(page.get_by_label("Your key or token")).to_be_visible()
     assert "a-secret-machine" not in await page.content()
-    for path in ("/v1/events", "/v1/status", "/v1/sinks", "/v1/stream", "/v1/fleet"):
-        assert (await relay.call("GET", path, by=None)).status == 401, path
-    for path in ("/v1/status", "/v1/sinks"):
-        assert (await relay.call("GET", path, by="mute")).status == 403, path
 
 
 async def test_every_file_has_the_policy_and_other_files_are_not_served(
