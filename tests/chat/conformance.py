@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +29,7 @@ from relay.events.build import relay_event
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import format_rfc3339
 from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.deliveries import DeliveryAttempt, DeliverySummary
+from relay.store.deliveries import DeliverySummary
 from relay.store.sqlite import open_store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import ORIGIN, SETTINGS, decide_nothing
@@ -109,14 +108,22 @@ class ChatRelay(RecordingRelay):
         return await self.store.read(lambda tx: tx.deliveries.page(limit=500))
 
     async def logged_reasons(self) -> str:
-        texts = []
-        for delivery in await self.deliveries():
-            texts.append(str(delivery["reason"]))
-            attempts: list[DeliveryAttempt] = await self.store.read(
-                partial(_attempts_of, delivery["id"])
-            )
-            texts += [f"{attempt['reason']} {attempt['answer']}" for attempt in attempts]
-        return "\n".join(texts)
+        def read(tx: Transaction) -> list[str]:
+            deliveries = tx.deliveries.page(limit=500)
+            return [str(delivery["reason"]) for delivery in deliveries] + [
+                f"{attempt['reason']} {attempt['answer']}"
+                for delivery in deliveries
+                for attempt in tx.deliveries.attempts_of(delivery["id"])
+            ]
+
+        return "\n".join(await self.store.read(read))
+
+    async def first_slow_error(self) -> Deferred:
+        """Return why the first message waits for somebody who mends something."""
+        error, *_ = await eventually(lambda: self.observed.errors)
+        assert isinstance(error, Deferred)
+        assert error.failure == "slow"
+        return error
 
     def reboot(
         self, event_id: str = EVENT_ID, *, due: float = 900.0, **fields: Any
@@ -124,10 +131,6 @@ class ChatRelay(RecordingRelay):
         """Make a reboot whose NotBefore is ``due`` seconds from now."""
         not_before = (self.clock.now() + timedelta(seconds=due)).replace(microsecond=0)
         return replace(make_event(event_id, **fields), not_before=format_rfc3339(not_before))
-
-
-def _attempts_of(entry: int, tx: Transaction) -> list[DeliveryAttempt]:
-    return list(tx.deliveries.attempts_of(entry))
 
 
 @asynccontextmanager
@@ -185,13 +188,8 @@ async def posts_an_event_once(trial: Trial) -> None:
             relay.reboot(description="Host maintenance", resources=("db-1", "web_01"))
         )
         (text,) = trial.receiver.messages()
-        for words in (
-            "Reboot of db-1, web_01",
-            "Host maintenance",
-            "databases",
-            "0 of 2",
-            "Azure proceeds at NotBefore regardless",
-        ):
+        facts = "Reboot of db-1, web_01", "Host maintenance", "databases", "0 of 2"
+        for words in (*facts, "Azure proceeds at NotBefore regardless"):
             assert words in text
         position = await relay.store.read(lambda tx: tx.journal.last_change_of(EVENT_ID.lower()))
         assert position is not None
@@ -205,10 +203,8 @@ async def edits_or_follows_up(trial: Trial) -> None:
     async with relay_with_chat(trial) as relay:
         reboot = relay.reboot()
         await relay.record_document(reboot)
-        await relay.submit("approve", "alice", reboot)
-        await relay.settle()
-        await relay.submit("hold", "bob", reboot)
-        await relay.settle()
+        await relay.decide("approve", "alice", reboot)
+        await relay.decide("hold", "bob", reboot)
         await relay.deliver_document()
         history = "\n".join(
             trial.receiver.replies() if trial.receiver.edits else trial.receiver.messages()[1:]
@@ -260,10 +256,7 @@ async def tries_slowly_until_somebody_corrects_something(trial: Trial) -> None:
     await trial.receiver.refuse()
     async with relay_with_chat(trial) as relay:
         await relay.record_document(relay.reboot())
-        await eventually(lambda: bool(relay.observed.errors))
-        error = relay.observed.errors[0]
-        assert isinstance(error, Deferred)
-        assert error.failure == "slow"
+        error = await relay.first_slow_error()
         assert len(error.reason) > 40
         await trial.receiver.reconnect()
         await relay.settle()
@@ -280,10 +273,7 @@ async def reads_its_secret_file_again(trial: Trial) -> None:
     async with relay_with_chat(trial, section) as relay:
         file.write_text("no such secret", encoding="utf-8")
         await relay.record_document(relay.reboot())
-        await eventually(lambda: bool(relay.observed.errors))
-        error = relay.observed.errors[0]
-        assert isinstance(error, Deferred)
-        assert error.failure == "slow"
+        error = await relay.first_slow_error()
         assert f"the {trial.receiver.secret_key} of this sink" in error.reason
         assert "no longer usable" in error.reason
         file.write_text(secret, encoding="utf-8")
@@ -306,10 +296,9 @@ async def cuts_long_texts(trial: Trial) -> None:
     """A hundred long names and a text of thousands of characters are cut, never refused."""
     async with relay_with_chat(trial) as relay:
         names = tuple(f"{'m' * 60}-{number}" for number in range(100))
-        await relay.record_document(
+        await relay.deliver_document(
             relay.reboot(resources=names, description="\N{PILE OF POO}<&>\"'\\*_" * 400)
         )
-        await relay.settle()
         (text,) = trial.receiver.messages()
         assert "90 more" in text
         assert "parked" not in [delivery["state"] for delivery in await relay.deliveries()]
@@ -334,8 +323,7 @@ async def updates_its_message_after_a_restart(trial: Trial) -> None:
         reboot = relay.reboot()
         await relay.deliver_document(reboot)
     async with relay_with_chat(trial) as relay:
-        await relay.submit("approve", "alice", reboot)
-        await relay.settle()
+        await relay.decide("approve", "alice", reboot)
     if trial.receiver.edits:
         (text,) = trial.receiver.messages()
         assert "1 of 2" in text
@@ -351,8 +339,7 @@ async def posts_anew_what_another_kind_had_posted(trial: Trial) -> None:
         await relay.store.transact(
             lambda tx: tx.messages.mark_shown(1, "another/kind's:name", "looked otherwise")
         )
-        await relay.submit("approve", "alice", reboot)
-        await relay.settle()
+        await relay.decide("approve", "alice", reboot)
         # Where messages have no threads, a follow-up repeats the vote.
         assert len([text for text in trial.receiver.messages() if "1 of 2" in text]) == (
             1 if trial.receiver.edits else 2
@@ -364,20 +351,12 @@ async def posts_a_ping(trial: Trial) -> None:
     """A ping is a message, and so is an event of the relay itself."""
     async with relay_with_chat(trial) as relay:
         for name in ("relay.ping", "relay.source-lost"):
-            event = relay_event(
-                name,
-                ORIGIN,
-                relay.clock.now(),
-                sink=None,
-                reason=f"said of {name}",
-                count=1,
-                head="0:0",
-            )
+            said: dict[str, Any] = {"sink": None, "reason": f"said of {name}", "count": 1}
+            event = relay_event(name, ORIGIN, relay.clock.now(), **said, head="0:0")
             await relay.chat.deliver(event)
-        assert [
-            words in text
-            for words, text in zip(("ping", "source-lost"), trial.receiver.messages(), strict=True)
-        ] == [True, True]
+        ping, source_lost = trial.receiver.messages()
+        assert "ping" in ping
+        assert "source-lost" in source_lost
 
 
 async def closes_during_delivery(trial: Trial) -> None:

@@ -70,8 +70,7 @@ async def test_a_grouped_message_holds_only_what_the_sink_wants(tmp_path: Path) 
 async def test_a_message_that_somebody_deleted_is_posted_anew(relay: WallRelay) -> None:
     await relay.deliver_document(build_event())
     relay.wall.cards["gone"] = relay.wall.cards.pop("m1")
-    await relay.submit("approve", "alice")
-    await relay.settle()
+    await relay.decide("approve", "alice")
     assert list(relay.wall.cards) == ["gone", "m2"]
     assert relay.wall.threads == {"m2": ["12:00: client:alice voted to approve, 1 of 2."]}
 
@@ -126,14 +125,12 @@ async def test_a_platform_that_cannot_edit_is_told_once_that_voting_has_closed(
     async with relay_with_wall(tmp_path, wall, clock=clock) as relay:
         await relay.deliver_document(build_event())
         await relay.pass_time(700)
-        await relay.submit("approve", "alice")
-        await relay.settle()
+        await relay.decide("approve", "alice")
         wall.threads.clear()
     clock.advance(145)
     async with relay_with_wall(tmp_path, wall, clock=clock) as relay:
         await eventually(lambda: bool(wall.threads))
-        await relay.submit("hold", "bob")
-        await relay.settle()
+        await relay.decide("hold", "bob")
         await relay.pass_time(55)
         await relay.settle()
     assert wall.threads == {
@@ -154,8 +151,7 @@ async def test_a_platform_that_takes_nothing_when_voting_closes_is_told_later(
     async with relay_with_wall(tmp_path, Wall(can_edit=False), clock=clock) as relay:
         await relay.deliver_document(build_event())
         await relay.pass_time(700)
-        await relay.submit("approve", "alice")
-        await relay.settle()
+        await relay.decide("approve", "alice")
         relay.wall.threads.clear()
         relay.wall.error = Deferred("down")
         await relay.pass_time(140)

@@ -46,15 +46,13 @@ class WallSettings(ChatSettings):
 
 def plain_text(text: Text) -> str:
     """Return a text as it reads, with hours for times and principals for people."""
-    pieces = []
-    for piece in text:
-        if isinstance(piece, datetime):
-            pieces.append(f"{piece:%H:%M}")
-        elif isinstance(piece, PrincipalRef):
-            pieces.append(piece.principal)
-        else:
-            pieces.append(piece)
-    return "".join(pieces)
+    return "".join(map(_plain_piece, text))
+
+
+def _plain_piece(piece: str | datetime | PrincipalRef) -> str:
+    if isinstance(piece, datetime):
+        return f"{piece:%H:%M}"
+    return piece.principal if isinstance(piece, PrincipalRef) else piece
 
 
 @dataclass(slots=True)
@@ -133,6 +131,13 @@ class RecordingRelay:
         """Submit a client's decision, by default about the event E-1."""
         request = build_request(decision, client, event, at=self.clock.now(), reason=reason)
         return await self.store.transact(lambda tx: self.approvals.decide(tx, request))
+
+    async def decide(
+        self, decision: DecisionKind, client: str, event: ScheduledEvent | None = None
+    ) -> None:
+        """Submit a client's decision, and return when all about it is delivered."""
+        await self.submit(decision, client, event)
+        await self.settle()
 
     async def settle(self) -> None:
         async def is_idle() -> bool:
