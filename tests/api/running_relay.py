@@ -49,37 +49,22 @@ EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 OTHER_SECRET = "whsec_AfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
 
-ALICE = {
-    "name": "alice",
-    "key": "bearer-test-key-of-alice",
-    "can": ["read", "approve", "hold", "operate"],
-}
-BOB = {"name": "bob", "key": "bearer-test-key-of-bob", "can": ["read", "approve", "hold"]}
-DRAIN = {
-    "name": "drain",
-    "secrets": [SECRET],
-    "can": ["approve", "hold"],
-    "key": "bearer-test-key-of-drain",
-}
-READER = {"name": "reader", "key": "bearer-test-key-of-reader", "can": ["read"]}
-MUTE = {"name": "mute", "key": "bearer-test-key-of-mute", "can": []}
-DATABASES = {
-    "name": "databases",
-    "key": "bearer-test-key-of-databases",
-    "can": ["read", "approve", "hold"],
-    "resources": ["db-*"],
-}
-CLIENTS = (ALICE, BOB, DRAIN, READER, MUTE, DATABASES)
 
-TWO_VOTES = {
-    "name": "two",
-    "match": {"event_type": ["Reboot"]},
-    "approve": {
-        "votes": 2,
-        "from": ["group:oncall", "client:drain", "client:databases"],
-        "close_before": "60s",
-    },
-}
+def client(name: str, *can: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "key": f"bearer-test-key-of-{name}", "can": can, **more}
+
+
+CLIENTS = (
+    client("alice", "read", "approve", "hold", "operate"),
+    client("bob", "read", "approve", "hold"),
+    client("drain", "approve", "hold", secrets=[SECRET]),
+    client("reader", "read"),
+    client("mute"),
+    client("databases", "read", "approve", "hold", resources=["db-*"]),
+)
+VOTERS = ["group:oncall", "client:drain", "client:databases"]
+QUORUM = {"votes": 2, "from": VOTERS, "close_before": "60s"}
+TWO_VOTES = {"name": "two", "match": {"event_type": ["Reboot"]}, "approve": QUORUM}
 AUTOMATIC = {"name": "harmless", "match": {"event_type": ["Freeze"]}, "approve": "automatic"}
 APPROVALS = {
     "tell_first": "0s",

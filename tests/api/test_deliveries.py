@@ -98,14 +98,8 @@ async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restar
 ) -> None:
     async with run_relay(tmp_path) as relay:
         paused = (await relay.call("POST", "/v1/sinks/box/pause")).json
-        assert paused == {
-            "name": "box",
-            "kind": "box",
-            "state": "paused",
-            "failing": False,
-            "reason": "paused by client:alice",
-            "waiting": 0,
-        }
+        box = {"name": "box", "kind": "box", "state": "paused", "failing": False, "waiting": 0}
+        assert paused == box | {"reason": "paused by client:alice"}
         await relay.observe(make_event())
     async with run_relay(tmp_path) as relay:
         assert (await relay.call("GET", "/readyz")).json["sinks"]["paused"] == ["box"]

@@ -191,15 +191,7 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
 
 
 async def _read_all(relay: RunningRelay) -> None:
-    lists = "/v1/events", "/v1/events?live=true", "/v1/sinks", "/v1/deliveries", "/v1/dead-letters"
-    event = f"/v1/events/{EVENT_ID}", f"/v1/events/{EVENT_ID}/rule"
-    for path in (
-        "/healthz",
-        "/readyz",
-        "/metrics",
-        "/v1/status",
-        *lists,
-        *event,
-        "/v1/deliveries/1",
-    ):
+    event, lists = f"events/{EVENT_ID}", ("events", "events?live=true", "sinks", "dead-letters")
+    reads = *lists, event, f"{event}/rule", "deliveries", "deliveries/1", "status"
+    for path in ("/healthz", "/readyz", "/metrics", *(f"/v1/{read}" for read in reads)):
         assert (await relay.call("GET", path)).status == 200, path

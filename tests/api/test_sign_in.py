@@ -52,12 +52,8 @@ async def ann(browser: Browser) -> Browser:
 
 async def vote(browser: Browser, headers: dict[str, str] | None = None) -> int:
     """Approve the event, as a page of the relay would."""
-    answer = await browser.call(
-        "POST",
-        "/v1/approvals",
-        browser.desk.relay.decision_body(),
-        OWN_PAGE if headers is None else headers,
-    )
+    body, sent = browser.desk.relay.decision_body(), OWN_PAGE if headers is None else headers
+    answer = await browser.call("POST", "/v1/approvals", body, sent)
     return answer.status
 
 
@@ -115,14 +111,9 @@ async def test_cookies_are_for_this_host_over_https_and_no_script_reads_them(ann
     for name, same_site in ((PENDING_COOKIE, "Lax"), (SESSION_COOKIE, "Strict")):
         assert name.startswith("__Host-")
         for morsel in [each for each in ann.received if each.key == name]:
-            attributes = {key: value for key, value in morsel.items() if value}
-            lifetime = attributes.pop("max-age")
-            assert attributes == {
-                "path": "/",
-                "secure": True,
-                "httponly": True,
-                "samesite": same_site,
-            }
+            kept = {key: value for key, value in morsel.items() if value}
+            lifetime = kept.pop("max-age")
+            assert kept == {"path": "/", "secure": True, "httponly": True, "samesite": same_site}
             assert lifetime in ("0", "600" if name == PENDING_COOKIE else "3600")
     assert ann.has_session_cookie
     assert not ann.has_pending_cookie

@@ -180,16 +180,9 @@ class MattermostServer:
 
     def sink_section(self, **settings: Any) -> Json:
         """Return the YAML section of a sink that posts here."""
-        return {
-            "kind": "mattermost",
-            "name": "ops",
-            "api_url": self.url,
-            "allow_http": True,
-            "token": TOKEN,
-            "channel": self.channel_id,
-            "timeout": "30s",
-            **settings,
-        }
+        section = {"kind": "mattermost", "name": "ops", "api_url": self.url, "allow_http": True}
+        section |= {"token": TOKEN, "channel": self.channel_id, "timeout": "30s"}
+        return section | settings
 
     # --- what the channel shows
 

@@ -10,26 +10,13 @@ from typing import Any
 
 Block = Mapping[str, Any]
 
-_MAX_LENGTHS = {
-    "section": 3000,
-    "header": 150,
-    "button": 75,
-    "value": 2000,
-    "url": 3000,
-    "confirm title": 100,
-    "confirm text": 300,
-    "confirm label": 30,
-}
+_MAX_LENGTHS = {"section": 3000, "header": 150, "button": 75, "value": 2000, "url": 3000}
+_MAX_LENGTHS |= {"confirm title": 100, "confirm text": 300, "confirm label": 30}
 _STYLES = {"bold", "italic", "strike", "code"}
 
 
 def is_valid_block_kit(blocks: Sequence[Block]) -> bool:
-    action_ids = [
-        element["action_id"]
-        for block in blocks
-        if block["type"] == "actions"
-        for element in block["elements"]
-    ]
+    action_ids = [button["action_id"] for button in elements(blocks, "actions")]
     return (
         1 <= len(blocks) <= 50
         and all(map(_is_valid_block, blocks))
@@ -37,15 +24,14 @@ def is_valid_block_kit(blocks: Sequence[Block]) -> bool:
     )
 
 
+def elements(blocks: Sequence[Block], kind: str) -> list[dict[str, Any]]:
+    """Return the elements of the blocks of one kind, in order."""
+    return [element for block in blocks if block["type"] == kind for element in block["elements"]]
+
+
 def rich_text_elements(blocks: Sequence[Block]) -> list[Mapping[str, Any]]:
     """Return every element of the rich texts, in order."""
-    return [
-        element
-        for block in blocks
-        if block["type"] == "rich_text"
-        for section in block["elements"]
-        for element in section["elements"]
-    ]
+    return [element for section in elements(blocks, "rich_text") for element in section["elements"]]
 
 
 def text_of_blocks(blocks: Sequence[Block]) -> str:

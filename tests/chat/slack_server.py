@@ -19,7 +19,12 @@ from typing import Any, Literal
 import aiohttp
 from aiohttp import web
 
-from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements, text_of_blocks
+from tests.chat.slack_block_kit import (
+    elements,
+    is_valid_block_kit,
+    rich_text_elements,
+    text_of_blocks,
+)
 
 TOKEN = "xoxb-1234567890-abcdefghijkl"  # of nothing
 APP_TOKEN = "xapp-1-A0APP-1234567890"  # of nothing
@@ -56,12 +61,7 @@ class PostedMessage:
         return text_of_blocks(self.blocks)
 
     def buttons(self) -> dict[str, dict[str, Any]]:
-        return {
-            button["text"]["text"]: button
-            for block in self.blocks
-            if block["type"] == "actions"
-            for button in block["elements"]
-        }
+        return {button["text"]["text"]: button for button in elements(self.blocks, "actions")}
 
     def links(self) -> dict[str, str]:
         return {
@@ -135,16 +135,8 @@ class SlackServer:
 
     def settings(self, **changes: Any) -> dict[str, Any]:
         """Return a sink's section for this workspace. A change to None removes a key."""
-        section = {
-            "kind": "slack",
-            "name": "ops",
-            "token": TOKEN,
-            "channel": CHANNEL,
-            "api_url": self.url,
-            "allow_http": True,
-            "app_token": APP_TOKEN,
-            **changes,
-        }
+        section = {"kind": "slack", "name": "ops", "api_url": self.url, "allow_http": True}
+        section |= {"token": TOKEN, "app_token": APP_TOKEN, "channel": CHANNEL, **changes}
         return {key: value for key, value in section.items() if value is not None}
 
     def channel_messages(self) -> list[PostedMessage]:
@@ -250,9 +242,7 @@ class SlackServer:
         action = {key: button[key] for key in ("action_id", "value", "style") if key in button}
         return {
             "type": "block_actions",
-            "user": {"id": user_id, "username": "alice", "name": "alice", "team_id": TEAM},
-            "api_app_id": APP,
-            "token": "deprecated-verification-token",
+            "user": {"id": user_id, "name": "alice", "team_id": TEAM},
             "container": {
                 "type": "message",
                 "message_ts": message.ts,
@@ -260,8 +250,7 @@ class SlackServer:
                 "is_ephemeral": False,
             },
             "trigger_id": f"{number}.{number}.8f742231b10e8888abcd99edabc",
-            "team": {"id": TEAM, "domain": "ops"},
-            "channel": {"id": CHANNEL, "name": "ops"},
+            "team": {"id": TEAM},
             "response_url": f"http://127.0.0.1:{self.port}/actions/{TEAM}/{number}",
             "actions": [
                 {
@@ -278,16 +267,12 @@ class SlackServer:
     def command_payload(self, text: str, user_id: str = ALICE, **changes: Any) -> dict[str, str]:
         number = next(self._numbers)
         return {
-            "token": "deprecated-verification-token",
             "team_id": TEAM,
-            "team_domain": "ops",
             "channel_id": CHANNEL,
-            "channel_name": "ops",
             "user_id": user_id,
             "user_name": "alice",
             "command": "/azmaint",
             "text": text,
-            "api_app_id": APP,
             "response_url": f"http://127.0.0.1:{self.port}/commands/{TEAM}/{number}",
             "trigger_id": f"{number}.{number}.8f742231b10e8888abcd99edabc",
             **changes,

@@ -53,17 +53,10 @@ DECISIONS: tuple[DecisionKind, ...] = ("approve", "hold", "release")
 
 def all_text(card: Card) -> str:
     """Return every text of a card, a line each."""
-    return "\n".join(
-        [
-            card.title,
-            plain_text(card.summary),
-            *(f"{label}: {plain_text(text)}" for label, text in card.facts),
-            *(plain_text(note) for note in card.notes),
-            *(plain_text(line.text) for line in card.lines),
-            *labels(card),
-            card.footer,
-        ]
-    )
+    facts = [f"{label}: {plain_text(text)}" for label, text in card.facts]
+    texts = map(plain_text, (*card.notes, *(line.text for line in card.lines)))
+    first, last = (card.title, plain_text(card.summary)), (*labels(card), card.footer)
+    return "\n".join([*first, *facts, *texts, *last])
 
 
 def labels(card: Card) -> list[str]:
@@ -76,13 +69,8 @@ def card_of(status: ApprovalStatus) -> Card:
 
 
 def test_a_message_says_what_happens_to_which_machines_when_and_by_whom() -> None:
-    text = all_text(
-        card_of(
-            build_status(
-                build_event(resources=("db-1", "db-2"), duration=30, description="Host maintenance")
-            )
-        )
-    )
+    reboot = build_event(resources=("db-1", "db-2"), duration=30, description="Host maintenance")
+    text = all_text(card_of(build_status(reboot)))
     assert text.splitlines() == [
         "Reboot of db-1, db-2",
         BEGINS,
@@ -110,16 +98,10 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
     assert "Held by: client:alice until 13:00" in all_text(card)
 
 
+LIMIT = WaitingFor(limit="databases", slots=1, machines=("db-2",), behind=None, until=NOON + MINUTE)
 WAITING = replace(
-    build_status(None, build_decision(), build_decision(by="bob")),
-    waiting_for=(
-        WaitingFor(
-            limit="databases", slots=1, machines=("db-2",), behind=None, until=NOON + MINUTE
-        ),
-    ),
+    build_status(None, build_decision(), build_decision(by="bob")), waiting_for=(LIMIT,)
 )
-
-
 ENDED = {
     outcome: replace(build_status(), occurrence=build_occurrence(live=False, outcome=outcome))
     for outcome in ("completed", "canceled", "unknown")
@@ -127,7 +109,6 @@ ENDED = {
 STARTED = build_status(build_event(event_status="Started", due=None))
 
 
-LIMIT = WAITING.waiting_for[0]
 MACHINES = tuple(f"db-{number:02d}" for number in range(12))
 ALICE, BOB = build_decision(), build_decision(by="bob")
 ACCEPTED, SENT = build_grant("accepted"), build_grant("sent")
@@ -197,12 +178,8 @@ def test_a_grouped_message_says_what_waits_for_a_limit() -> None:
 
 def test_every_text_about_a_hold_says_that_an_earlier_start_request_may_count() -> None:
     sent = build_grant("sent")
-    (hold_button,) = (
-        button
-        for button in card_of(build_status(grants=[sent])).buttons
-        if button.decision == "hold"
-    )
-    assert SENT_BEFORE_NOTICE.lower() in plain_text(hold_button.question).lower()
+    buttons = {button.decision: button for button in card_of(build_status(grants=[sent])).buttons}
+    assert SENT_BEFORE_NOTICE.lower() in plain_text(buttons["hold"].question).lower()
     held = card_of(build_status(None, build_decision("hold"), grants=[sent]))
     assert SENT_BEFORE_NOTICE.lower() in all_text(held).lower()
 
@@ -326,10 +303,8 @@ def test_a_message_about_an_event_a_week_ahead_is_edited_23_times() -> None:
         status = replace(status, now=moment)
         minutes.append(7 * 1440 - (moment - NOON).total_seconds() / 60)
     assert minutes[:6] == [days * 1440 for days in (6, 5, 4, 3, 2, 1)]
-    assert [left for left in minutes if left > 60] == [
-        *minutes[:6],
-        *(720, 480, 360, 240, 180, 120, 90),
-    ]
+    hours = [left for left in minutes[6:] if left > 60]
+    assert hours == [720, 480, 360, 240, 180, 120, 90]
     assert len(minutes) == 23
 
 
@@ -460,8 +435,7 @@ def test_voting_that_closed_is_told_once_and_where_votes_are_missing_alone() -> 
     late_bob = build_decision(by="bob", at=NOON + 13 * MINUTE)
     missing = build_status(None, LATE_VOTE, now=841)
     given = build_status(None, LATE_VOTE, late_bob, now=841)
-    assert plain_text(voting_closed_lines(missing, since=NOON)[0]) == (
-        "12:14: Voting closed, with 1 of 2 votes."
-    )
+    (line,) = voting_closed_lines(missing, since=NOON)
+    assert plain_text(line) == "12:14: Voting closed, with 1 of 2 votes."
     assert voting_closed_lines(missing, since=NOON + 15 * MINUTE) == ()
     assert voting_closed_lines(given, since=NOON) == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from tests.chat import pinboard_platform
 from tests.chat.running_relay import rule, stage
-from tests.cli.command import ROOT
+from tests.cli.command import ROOT, run_program
 from tests.eventually import eventually
 from tests.relay_in_process import RelayInProcess
 from tests.test_plugins import install
@@ -29,16 +28,9 @@ def test_people_answer_in_a_chat_that_a_package_installs(tmp_path: Path) -> None
     code = "from tests.chat.pinboard_platform import Settings, connect"
     install(tmp_path, "pinboard", "pinboard", code, "chat.platforms")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    run = subprocess.run(  # our own module
-        [sys.executable, "-m", "tests.chat.test_installed_platform", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    module = "tests.chat.test_installed_platform"
+    run = run_program(sys.executable, "-m", module, str(tmp_path), cwd=ROOT, PYTHONPATH=path)
+    assert run.code == 0, run.err
 
 
 def test_its_principals_are_unknown_where_it_is_not_installed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from playwright.async_api import Page, expect
 
@@ -96,15 +97,8 @@ async def test_names_that_objects_of_javascript_have_hide_no_event(
 
 async def test_text_of_agents_is_never_markup(page: Page, tmp_path: Path) -> None:
     async with run_page_relay(tmp_path, is_hub=True) as relay:
-        agent = Agent(
-            scope="s-1",
-            relay="web_1",
-            name=SPELL,
-            user=SPELL,
-            first_heard=relay.clock.now(),
-            version=SPELL,
-            zone=SPELL,
-        )
+        said: dict[str, Any] = dict.fromkeys(("name", "user", "version", "zone"), SPELL)
+        agent = Agent(scope="s-1", relay="web_1", first_heard=relay.clock.now(), **said)
         attach_parts(relay, roster=Roster([agent]))
         await show(page, relay, "fleet")
         await expect(page.locator("#scopes")).to_contain_text("<img src=x onerror=")
