@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from yarl import URL
 
 from relay.net.http import basic_authorization
+from tests.cli.command import serve_handler
 
 TOKEN = "t0ken-in-path"
 PASSWORD = "t0ken-as-password"
@@ -65,15 +67,8 @@ def apprise_url(port: int) -> str:
 @asynccontextmanager
 async def running_service() -> AsyncIterator[AppriseService]:
     service = AppriseService()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", service.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    service.port = runner.addresses[0][1]
-    try:
+    async with serve_handler(service.handle) as url:
+        service.port = URL(url).port or 0
         yield service
-    finally:
         if service.release is not None:
             service.release.set()
-        await runner.cleanup()

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from tests.chat.slack_block_kit import (
     elements,
@@ -25,6 +26,7 @@ from tests.chat.slack_block_kit import (
     rich_text_elements,
     text_of_blocks,
 )
+from tests.cli.command import serve_handler
 
 TOKEN = "xoxb-1234567890-abcdefghijkl"  # of nothing
 APP_TOKEN = "xapp-1-A0APP-1234567890"  # of nothing
@@ -156,8 +158,12 @@ class SlackServer:
 
     # --- the Web API
 
-    async def handle_api_call(self, request: web.Request) -> web.StreamResponse:
-        method = request.match_info["method"]
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/link/":
+            return await self._handle_socket(request)
+        return await self._handle_api_call(request, request.path.removeprefix("/api/"))
+
+    async def _handle_api_call(self, request: web.Request, method: str) -> web.StreamResponse:
         if method.endswith(".info"):  # these methods take no JSON
             arguments: dict[str, Any] = dict(request.query)
         else:
@@ -280,7 +286,7 @@ class SlackServer:
 
     # --- Socket Mode
 
-    async def handle_socket(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_socket(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(timeout=0.5)
         await socket.prepare(request)
         self.sockets.append(socket)
@@ -336,16 +342,7 @@ class SlackServer:
 @asynccontextmanager
 async def running_slack() -> AsyncIterator[SlackServer]:
     server = SlackServer()
-    app = web.Application(client_max_size=1024**2)
-    app.router.add_route("*", "/api/{method}", server.handle_api_call)
-    app.router.add_get("/link/", server.handle_socket)
-    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.2)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        server.port = runner.addresses[0][1]
+    async with serve_handler(server.handle) as url:
+        server.port = URL(url).port or 0
         yield server
-    finally:
         await server.close_sockets()
-        await runner.cleanup()

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from markdown_it import MarkdownIt
+from yarl import URL
+
+from tests.cli.command import serve_handler
 
 SIGNATURE = "t0ken-9xYwVutsRqPoNmLkJiHgFeDcBa-1234567890_ab"
 PATH = (
@@ -145,13 +147,9 @@ def _error(
 @asynccontextmanager
 async def running_workflow() -> AsyncIterator[TeamsWorkflow]:
     workflow = TeamsWorkflow()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", workflow.handle_request)
-    server = TestServer(app)
-    await server.start_server(access_log=None)  # it has the secrets of the URL
-    workflow.port = server.port or 0
-    yield workflow
-    await server.close()
+    async with serve_handler(workflow.handle_request) as url:
+        workflow.port = URL(url).port or 0
+        yield workflow
 
 
 # --- how a client of Teams shows a card

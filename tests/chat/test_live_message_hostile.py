@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from relay.chat.message_planner import MessagePlanner
 from relay.errors import Deferred
@@ -21,6 +20,7 @@ from tests.chat.mattermost_server import SECRET, MattermostServer
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import CHANNEL, running_slack
 from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
+from tests.cli.command import serve_handler
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 
@@ -94,11 +94,8 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
         sent = await request.read()  # what opens something, first: of an answer, a KiB is kept
         return web.Response(status=500, body=sent[max(sent.find(b"proof"), 400) - 400 :])
 
-    app = web.Application(client_max_size=1 << 20)
-    app.router.add_route("*", "/{path:.*}", echo)
-    async with TestServer(app) as server:
-        bot = MattermostServer(port=server.port or 0)
-        sink = bot.sink_section(approve_in_chat=True, secret=SECRET)
+    async with serve_handler(echo) as url:
+        sink = MattermostServer().sink_section(api_url=url, approve_in_chat=True, secret=SECRET)
         async with stage(tmp_path, [sink], approvals=APPROVALS) as relay:
             relay.reboot("vm-0")
             store = relay.running.relay.store
