@@ -151,9 +151,7 @@ async def test_a_relay_in_trouble_fires_every_alert_that_it_can(tmp_path: Path) 
 
 
 @NEEDS_PROMTOOL
-async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_both_alerts(
-    tmp_path: Path,
-) -> None:
+async def test_a_hub_with_a_silent_scope_and_a_wrong_clock_fires_two_alerts(tmp_path: Path) -> None:
     agents = (
         AuthorizedSender("scope-a", "vm-0", "user-a"),
         AuthorizedSender("scope-b", "vm-1", "user-b"),

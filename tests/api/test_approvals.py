@@ -28,9 +28,7 @@ async def test_a_vote_is_recorded_and_the_last_one_needed_grants(relay: RunningR
 
 
 @pytest.mark.parametrize("header", ["Idempotency-Key", "webhook-id"])
-async def test_a_repeat_gets_its_first_answer_again_and_does_nothing(
-    relay: RunningRelay, header: str
-) -> None:
+async def test_a_repeat_only_gets_its_first_answer(relay: RunningRelay, header: str) -> None:
     first = await relay.decide(headers={header: "one"})
     await relay.observe()  # the event has ended: a request of its own would get a 409
     again = await relay.decide(headers={header: "one"})

@@ -53,9 +53,7 @@ async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[RunningRelay]:
         yield running_relay
 
 
-async def test_a_platform_call_reaches_its_sink_which_answers_it(
-    relay: RunningRelay, wall: Wall
-) -> None:
+async def test_a_platform_call_is_answered_by_its_sink(relay: RunningRelay, wall: Wall) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
     assert (answer.status, answer.json, wall.heard) == (200, {"text": "done"}, [b"payload=%7B%7D"])
     assert relay.server.state.rejection_log.count == 0

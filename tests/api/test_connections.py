@@ -113,9 +113,7 @@ async def crowded(tmp_path: Path) -> AsyncIterator[Crowd]:
         yield crowded
 
 
-async def test_at_the_maximum_the_oldest_without_a_good_call_gives_way_to_newcomers(
-    crowded: Crowd,
-) -> None:
+async def test_at_the_maximum_the_oldest_without_a_good_call_gives_way(crowded: Crowd) -> None:
     stream = await crowded.connect()
     await stream.send("/v1/stream", "alice")
     assert await stream.read_status() == 200
@@ -159,9 +157,7 @@ async def test_one_key_leaves_streams_to_others(crowded: Crowd) -> None:
 
 
 @pytest.mark.parametrize("pipelined", [b"", b"GET /", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "])
-async def test_requests_that_never_end_give_way_to_newcomers(
-    pipelined: bytes, crowded: Crowd
-) -> None:
+async def test_endless_requests_give_way_to_newcomers(pipelined: bytes, crowded: Crowd) -> None:
     for number in range(MAXIMUM * 2):
         connection = await crowded.connect()
         if number % 2:

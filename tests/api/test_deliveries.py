@@ -42,9 +42,7 @@ async def test_deliveries_are_listed_newest_first_with_their_outcome(tmp_path: P
         assert bad["nextAttempt"] is not None
 
 
-async def test_a_dead_letter_is_listed_with_its_reason_and_goes_out_again(
-    relay: RunningRelay,
-) -> None:
+async def test_a_dead_letter_is_listed_with_its_reason_and_goes_again(relay: RunningRelay) -> None:
     await eventually(lambda: bool(relay.sinks["box"].delivered))
     relay.sinks["box"].failure = Rejected("it is not wanted", status=400)
     await relay.observe(make_event(resources=("WestNO_0",)))
@@ -93,9 +91,7 @@ async def test_a_delivery_about_no_event_has_no_event_id(relay: RunningRelay) ->
     ]
 
 
-async def test_a_paused_sink_gets_nothing_until_it_is_resumed_also_over_a_restart(
-    tmp_path: Path,
-) -> None:
+async def test_a_paused_sink_gets_nothing_until_resumed_also_over_a_restart(tmp_path: Path) -> None:
     async with run_relay(tmp_path) as relay:
         paused = (await relay.call("POST", "/v1/sinks/box/pause")).json
         box = {"name": "box", "kind": "box", "state": "paused", "failing": False, "waiting": 0}
@@ -129,9 +125,7 @@ async def test_while_the_store_cannot_be_written_operations_are_503(relay: Runni
 # --- the log of attempts, and dead letters that go out again
 
 
-async def test_a_delivery_shows_every_try_with_outcome_time_status_and_answer(
-    tmp_path: Path,
-) -> None:
+async def test_a_delivery_has_every_try_with_outcome_time_status_and_answer(tmp_path: Path) -> None:
     async with run_relay(tmp_path) as relay:
         relay.sinks["box"].failure = Deferred("it is down", status=503, answer="come back later")
         await relay.observe(make_event())

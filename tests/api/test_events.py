@@ -87,9 +87,7 @@ async def test_holds_and_releases_are_among_the_votes(relay: RunningRelay) -> No
     assert counts == [("hold", False), ("release", False)]
 
 
-async def test_the_id_in_the_path_is_quoted_has_no_case_and_may_hold_anything(
-    relay: RunningRelay,
-) -> None:
+async def test_the_quoted_id_in_a_path_has_no_case_and_can_be_any_text(relay: RunningRelay) -> None:
     odd = "a/b?c#d é%"
     await relay.observe(make_event(), make_event(event_id=odd))
     for path, event_id in (
@@ -102,9 +100,7 @@ async def test_the_id_in_the_path_is_quoted_has_no_case_and_may_hold_anything(
         assert (await relay.call("GET", f"/v1/events/{path}")).status == 404, path
 
 
-async def test_an_ended_event_keeps_its_last_data_and_a_new_occurrence_starts_afresh(
-    relay: RunningRelay,
-) -> None:
+async def test_an_ended_event_keeps_its_data_and_the_next_one_is_fresh(relay: RunningRelay) -> None:
     await relay.decide()
     await relay.observe()
     ended = (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json

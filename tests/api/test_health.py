@@ -48,9 +48,7 @@ CALLERS = {None: 401, "nobody": 401, "drain": 403, "mute": 403, "reader": 200, "
 """What callers get of /metrics: those without good credentials, without `read`, and others."""
 
 
-async def test_readiness_gives_reasons_to_the_callers_that_metrics_answers(
-    relay: RunningRelay,
-) -> None:
+async def test_readiness_gives_reasons_to_callers_that_metrics_answers(relay: RunningRelay) -> None:
     await relay.call("POST", "/v1/sinks/box/pause")
     for header in PROXY_HEADERS:
         for by, status in CALLERS.items():

@@ -141,9 +141,7 @@ def _chunked(*chunks: bytes) -> bytes:
 
 
 @_with_limits(replace(PATIENT, linger_timeout=0.2))
-async def test_a_length_over_the_limit_is_refused_before_any_byte_of_the_body(
-    relay: RunningRelay,
-) -> None:
+async def test_a_length_over_the_limit_is_refused_before_the_body(relay: RunningRelay) -> None:
     began = time.monotonic()
     refused(await send(relay, POST + b"Content-Length: 65537\r\n\r\n"), 413)
     refused(await send(relay, POST + b"Content-Length: 99999999999999999\r\n\r\n"), 413)
@@ -218,9 +216,7 @@ async def test_a_body_that_breaks_off_decides_nothing(relay: RunningRelay) -> No
         writer.close() if cut else writer.transport.abort()
 
 
-async def test_a_body_that_is_no_decision_is_400_or_422_and_the_field_is_named(
-    relay: RunningRelay,
-) -> None:
+async def test_a_body_that_is_no_decision_is_400_or_422_with_its_field(relay: RunningRelay) -> None:
     for body in (*hostile.NO_OBJECTS, *hostile.REPEATED_KEYS):
         head = POST + b"Connection: close\r\n" + _length(body)
         refused(await send(relay, head + body), 400)

@@ -194,9 +194,7 @@ async def test_keys_are_fetched_once_and_for_an_unknown_kid_at_most_every_five_m
     assert entra.fetches() == 2
 
 
-async def test_old_keys_hold_while_none_can_be_fetched_but_no_longer_than_a_day(
-    entra: Bearers,
-) -> None:
+async def test_old_keys_hold_while_none_can_be_fetched_for_a_day_at_most(entra: Bearers) -> None:
     assert await entra.status(entra.token()) == 200
     entra.issuer.keys_status = 302  # not followed
     entra.relay.clock.offset = MAX_AGE
@@ -210,9 +208,7 @@ async def test_old_keys_hold_while_none_can_be_fetched_but_no_longer_than_a_day(
     assert await entra.status(entra.token(kid="k2", key=OTHER)) == 200
 
 
-async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
-    entra: Bearers,
-) -> None:
+async def test_a_key_server_that_hangs_delays_nobody_whose_key_is_at_hand(entra: Bearers) -> None:
     """Anybody can make the relay ask for keys, with a token that names an unknown one."""
     assert await entra.status(entra.token()) == 200
     entra.issuer.may_give_keys.clear()
@@ -228,9 +224,7 @@ async def test_a_server_of_keys_that_hangs_delays_nobody_whose_key_is_at_hand(
         entra.issuer.may_give_keys.clear()
 
 
-async def test_a_token_that_waited_for_keys_over_a_reload_has_the_rights_of_the_newer_settings(
-    entra: Bearers,
-) -> None:
+async def test_a_token_that_waited_over_a_reload_has_the_newer_rights(entra: Bearers) -> None:
     entra.issuer.may_give_keys.clear()
     reading = asyncio.create_task(entra.status(entra.token()))
     await eventually(entra.fetches, bool)
@@ -414,9 +408,7 @@ async def test_a_certificate_that_the_ca_gave_to_no_client_ends_the_handshake(
             await session.get("/v1/events")
 
 
-async def test_a_certificate_that_expires_on_an_open_connection_is_401(
-    certified: Certified,
-) -> None:
+async def test_a_certificate_that_ends_on_an_open_connection_is_401(certified: Certified) -> None:
     ends = timedelta(seconds=3)
     names = (x509.DNSName("drain.internal"),)
     async with certified.session(certified.authority.issue("drain", names, ends=ends)) as session:
@@ -425,9 +417,7 @@ async def test_a_certificate_that_expires_on_an_open_connection_is_401(
         assert (await session.get("/v1/events")).status == 401
 
 
-async def test_readiness_gives_reasons_to_certificates_of_clients_and_refuses_none(
-    certified: Certified,
-) -> None:
+async def test_readiness_refuses_no_certificate_and_tells_clients_why(certified: Certified) -> None:
     await certified.relay.dispatcher.set_state("box", "paused", "paused by client:job")
     for name, reasons in (
         ("drain.internal", {"box": "paused by client:job"}),

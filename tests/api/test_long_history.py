@@ -145,9 +145,7 @@ async def _slow_readers(relay: RunningRelay, count: int, path: str) -> AsyncIter
         yield
 
 
-async def test_slow_readers_of_one_key_hold_few_answers_and_delay_nobody_else(
-    tmp_path: Path,
-) -> None:
+async def test_slow_readers_of_one_key_hold_few_answers_and_delay_no_other(tmp_path: Path) -> None:
     limits = ServerLimits(max_large_answers=2, send_timeout=60)
     async with run_relay(tmp_path, limits=limits) as relay:
         await relay.observe(make_event())

@@ -63,9 +63,7 @@ def test_a_bucket_of_a_histogram_includes_its_bound_and_all_below() -> None:
     assert samples == [("0.5", 2.0), ("1.0", 4.0), ("+Inf", 5.0), (None, 5.0), (None, 9.25)]
 
 
-async def test_an_approval_is_followed_from_the_missing_votes_to_its_start(
-    relay: RunningRelay,
-) -> None:
+async def test_an_approval_is_followed_from_missing_votes_to_its_start(relay: RunningRelay) -> None:
     before = await values(relay)
     assert before["imds_relay_events_total", "scheduled", "Reboot"] == 1
     assert before["imds_relay_live_events", "Reboot", "Scheduled"] == 1
@@ -111,9 +109,7 @@ async def test_the_next_event_is_the_first_whose_not_before_is_to_come(relay: Ru
     assert ("imds_relay_next_event_seconds", "none") not in found
 
 
-async def test_deliveries_dead_letters_and_the_circuit_of_each_sink_are_told(
-    tmp_path: Path,
-) -> None:
+async def test_deliveries_dead_letters_and_circuits_of_each_sink_are_told(tmp_path: Path) -> None:
     async with run_relay(tmp_path, sinks=("well", "sick")) as relay:
         relay.sinks["sick"].failure = Rejected("it never wants this", status=777)
         await relay.observe(make_event())
@@ -179,9 +175,7 @@ async def test_a_state_file_that_cannot_be_written_leaves_every_metric(relay: Ru
     assert before.keys() <= found.keys()
 
 
-async def test_a_state_file_that_cannot_be_read_leaves_the_other_metrics(
-    relay: RunningRelay,
-) -> None:
+async def test_a_state_file_that_cannot_be_read_leaves_other_metrics(relay: RunningRelay) -> None:
     # The thread of the store closes it: SQLite crashes if another one does so during a statement.
     connection = relay.store._state_file.connection  # noqa: SLF001  # no other way to break the disk
     with pytest.raises(StoreUnavailable):

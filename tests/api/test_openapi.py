@@ -29,9 +29,7 @@ def test_the_description_is_valid_openapi(document: dict[str, Any]) -> None:
         assert field.get("description"), key
 
 
-async def test_every_described_route_is_served(
-    relay: RunningRelay, document: dict[str, Any]
-) -> None:
+async def test_each_described_path_is_served(relay: RunningRelay, document: dict[str, Any]) -> None:
     """Each described path exists: it gives 401, a response, or an error about the request."""
     for path, item in document["paths"].items():
         for method in item:
@@ -40,9 +38,7 @@ async def test_every_described_route_is_served(
             assert b"no such path" not in answer.body, (method, path)
 
 
-def test_every_operation_has_an_id_its_parameters_and_what_is_answered_before_a_handler(
-    document: dict[str, Any],
-) -> None:
+def test_every_operation_has_an_id_parameters_and_common_answers(document: dict[str, Any]) -> None:
     before = {"400", "405", "408", "413", "415", "417", "500"}
     names = []
     for path, item in document["paths"].items():
@@ -95,9 +91,7 @@ def test_every_route_with_a_body_is_tested_here() -> None:
     }
 
 
-async def test_every_body_is_read_as_one_object_with_unique_and_known_keys(
-    relay: RunningRelay,
-) -> None:
+async def test_every_body_is_one_object_with_unique_and_known_keys(relay: RunningRelay) -> None:
     """Readers of JSON disagree on which of two values counts (RFC 8259, section 4)."""
     for call, valid in BODIES.items():
         body = orjson.dumps(valid)

@@ -119,7 +119,7 @@ async def test_cookies_are_for_this_host_over_https_and_no_script_reads_them(ann
     assert not ann.has_pending_cookie
 
 
-async def test_answers_of_a_sign_in_are_kept_by_nobody_and_send_no_referrer(
+async def test_answers_of_sign_ins_are_kept_by_nobody_and_send_no_referrer(
     browser: Browser,
 ) -> None:
     chosen = await browser.begin_and_choose()
@@ -159,9 +159,7 @@ async def test_an_answer_in_another_browser_signs_nobody_in(desk: Desk) -> None:
     assert desk.entra.calls_of("token") == []
 
 
-async def test_a_cookie_that_another_host_of_the_domain_can_set_counts_for_nothing(
-    desk: Desk,
-) -> None:
+async def test_a_cookie_that_a_sibling_host_can_set_counts_for_nothing(desk: Desk) -> None:
     """Browsers keep the prefix from other hosts, but not what a lenient parser takes for it."""
     for tossed in ("x=1 {}", "x=1\t{}", "x {}", "\u2000{}", "\xa0{}", "{0}; {0}", "x=a,{}"):
         attacker, victim = desk.browser(), desk.browser()
@@ -385,9 +383,7 @@ async def test_an_access_token_is_no_id_token(tmp_path: Path) -> None:
 # --- the session
 
 
-async def test_a_call_that_the_relay_s_own_page_does_not_make_is_403(
-    desk: Desk, ann: Browser
-) -> None:
+async def test_a_call_that_no_page_of_the_relay_makes_is_403(desk: Desk, ann: Browser) -> None:
     for headers in (
         {},
         {"X-Requested-With": "imds-relay"},
@@ -407,9 +403,7 @@ async def test_a_call_that_the_relay_s_own_page_does_not_make_is_403(
         assert (await ann.session())["principal"] == principal(ANN)
 
 
-async def test_a_call_of_the_relay_s_own_page_counts_in_every_browser(
-    desk: Desk, ann: Browser
-) -> None:
+async def test_a_call_of_the_relay_s_page_counts_in_every_browser(desk: Desk, ann: Browser) -> None:
     """Older ones send no Sec-Fetch-Site, and some proxies take it away."""
     for headers in (
         OWN_PAGE,
@@ -527,9 +521,7 @@ async def test_a_new_sign_in_ends_the_session_that_the_browser_had(desk: Desk) -
     assert len(planted.cookies[SESSION_COOKIE]) == 43
 
 
-async def test_sign_ins_and_guessed_cookies_count_as_calls_without_credentials(
-    desk: Desk, ann: Browser
-) -> None:
+async def test_sign_ins_and_guessed_cookies_count_as_bad_calls(desk: Desk, ann: Browser) -> None:
     """And whoever is signed in is let through."""
     desk.relay.use_up_rate()
     guess = desk.browser()

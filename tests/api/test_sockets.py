@@ -38,9 +38,7 @@ async def _listening(
 # --- the local socket
 
 
-async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name(
-    tmp_path: Path,
-) -> None:
+async def test_a_user_of_the_local_socket_may_do_all_under_their_own_name(tmp_path: Path) -> None:
     """Without rate limits. A callback must be signed there too."""
     user = f"local:{getpass.getuser()}"
     rule = {"name": "person", "approve": {"votes": 1, "from": [user]}}
@@ -65,9 +63,7 @@ async def test_a_user_of_the_local_socket_may_do_everything_under_their_own_name
         assert (recorded["data"]["principal"], recorded["data"]["channel"]) == (user, "local")
 
 
-async def test_the_local_socket_is_for_its_user_and_group_and_removed_at_the_end(
-    tmp_path: Path,
-) -> None:
+async def test_the_local_socket_is_for_user_and_group_and_goes_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
     before = os.umask(0)
     try:
@@ -130,9 +126,7 @@ async def test_null_and_a_system_without_local_sockets_make_none_and_say_nothing
     assert not caplog.records
 
 
-async def test_a_stale_socket_is_replaced_and_at_the_end_that_of_the_next_relay_stays(
-    tmp_path: Path,
-) -> None:
+async def test_a_stale_socket_is_replaced_and_that_of_the_next_relay_stays(tmp_path: Path) -> None:
     path = tmp_path / "relay.sock"
     with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as other:
         left.bind(str(path))
@@ -158,9 +152,7 @@ async def test_a_socket_with_a_listener_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["file", "folder", "no folder", "link"])
-async def test_a_path_that_cannot_be_a_socket_is_a_wrong_configuration(
-    tmp_path: Path, obstacle: str
-) -> None:
+async def test_a_path_that_cannot_be_a_socket_is_an_error(tmp_path: Path, obstacle: str) -> None:
     path = tmp_path / "relay.sock"
     match obstacle:
         case "file":
@@ -244,9 +236,7 @@ async def test_callers_need_a_certificate_of_the_configured_ca() -> None:
                 await _status(server, _client(wrong))
 
 
-async def test_a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not(
-    tmp_path: Path,
-) -> None:
+async def test_a_renewed_certificate_is_used_at_once_and_a_broken_one_not(tmp_path: Path) -> None:
     certificate = tmp_path / "server.pem"
     shutil.copy(SERVER, certificate)
     async with _listening(tls={"cert_file": certificate, "key_file": certificate}) as server:

@@ -74,9 +74,7 @@ async def test_a_standing_hold_from_its_making_to_its_end(relay: RunningRelay) -
     await eventually(lambda: "standing-hold.ended" in relay.sinks["box"].delivered_names())
 
 
-async def test_the_list_has_those_that_are_not_over_unless_it_is_asked_for_all(
-    relay: RunningRelay,
-) -> None:
+async def test_the_list_has_what_is_not_over_unless_asked_for_all(relay: RunningRelay) -> None:
     first = (await _hold(relay)).json["holdId"]
     later = format_rfc3339(relay.clock.now() + timedelta(seconds=300))
     second = (await _hold(relay, starts=later)).json["holdId"]
@@ -99,9 +97,7 @@ async def test_a_duration_that_could_not_be_read_again_turns_no_approvals_off(
     assert (await relay.decide()).status == 202
 
 
-async def test_only_who_may_operate_makes_or_ends_one_and_is_told_before_anything_is_read(
-    relay: RunningRelay,
-) -> None:
+async def test_only_operators_make_or_end_one_and_rights_come_first(relay: RunningRelay) -> None:
     hold_id = (await _hold(relay)).json["holdId"]
     for by in ("bob", "reader"):
         for path in ("/v1/standing-holds", f"/v1/standing-holds/{hold_id}/end"):

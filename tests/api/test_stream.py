@@ -132,9 +132,7 @@ async def test_journal_rows_that_are_no_cloudevents_are_skipped(relay: RunningRe
 
 
 @pytest.mark.parametrize("last", ["999999", f"1:{'a' * 64}", f"999999:{'a' * 64}"])
-async def test_what_is_not_of_this_journal_starts_at_its_beginning(
-    relay: RunningRelay, last: str
-) -> None:
+async def test_an_id_of_another_journal_begins_anew(relay: RunningRelay, last: str) -> None:
     """The state file was set aside: to send again is better than to leave out."""
     async with following(relay, last) as messages:
         assert (await anext(messages)).fields == {"id": "0", "journalhead": f"0:{'0' * 64}"}

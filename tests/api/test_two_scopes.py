@@ -46,9 +46,7 @@ WAYS = pytest.mark.parametrize("way", ["http", "callback"])
 
 
 @WAYS
-async def test_an_event_id_that_only_begins_like_another_is_not_that_event(
-    tmp_path: Path, way: str
-) -> None:
+async def test_an_event_id_that_begins_like_another_is_not_it(tmp_path: Path, way: str) -> None:
     async with run_relay(tmp_path, is_hub=True, approvals={"rules": [ONE_VOTE]}) as hub:
         await hub.observe_in(B, make_event(event_id=f"{EVENT_ID}@x"))
         assert (await hub.call("GET", f"/v1/events/{EVENT_ID}")).status == 404
@@ -82,9 +80,7 @@ async def test_a_link_of_a_message_is_about_the_scope_of_the_message(hub: Runnin
 
 
 @pytest.mark.parametrize("scope", [A, B])
-async def test_a_button_in_a_chat_is_about_the_scope_of_its_message(
-    hub: RunningRelay, scope: str
-) -> None:
+async def test_a_button_is_about_the_scope_of_its_message(hub: RunningRelay, scope: str) -> None:
     card = await shown_card(hub, f"{EVENT_ID}@{scope}", in_chat=True)
     approve = next(button for button in card.buttons if button.decision == "approve")
     answer = await chat_of(hub).decisions.decide(

@@ -162,9 +162,7 @@ async def test_a_permanent_failure_does_not_slow_the_retry_of_a_transient_failur
         assert "503" in error.reason
 
 
-async def test_the_recipients_of_old_partial_messages_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_old_partial_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apprise, "MAX_PARTIAL_MESSAGES", 2)
     async with running_service() as healthy, running_service() as failing:
         platform = services(healthy.url, failing.url)
@@ -176,9 +174,7 @@ async def test_the_recipients_of_old_partial_messages_are_forgotten(
         assert received == ["one", "two", "three", "one"]
 
 
-async def test_a_hanging_service_is_abandoned_and_threads_do_not_pile_up(
-    service: AppriseService,
-) -> None:
+async def test_a_hanging_service_is_left_and_no_threads_pile_up(service: AppriseService) -> None:
     release = service.release = asyncio.Event()
     platform = services(service.url, timeout="1s")
     for _ in range(3):

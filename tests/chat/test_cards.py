@@ -235,9 +235,7 @@ STATUSES = st.builds(
 
 
 @given(STATUSES)
-def test_no_button_is_shown_that_the_gate_would_refuse_to_one_who_may(
-    status: ApprovalStatus,
-) -> None:
+def test_no_button_is_shown_that_the_gate_refuses_to_one_who_may(status: ApprovalStatus) -> None:
     """And one that the gate would take is shown, unless it would change nothing."""
     operator = build_caller("alice", "approve", "hold", "operate")
     changes_nothing = {
@@ -321,9 +319,7 @@ def test_a_message_changes_by_time_alone_when_it_says_that_it_will(status: Appro
 
 
 @given(STATUSES, st.sampled_from([1.0, 30.0, 600.0, 841.0, 901.0]))
-def test_nothing_that_a_card_says_changes_before_its_refresh_time(
-    status: ApprovalStatus, seconds: float
-) -> None:
+def test_a_card_is_the_same_until_its_refresh_time(status: ApprovalStatus, seconds: float) -> None:
     """Votes and holds that expire are events of their own, but not every sink wants those."""
     later = replace(status, now=status.now + timedelta(seconds=seconds))
     refresh_at = next_refresh_time([status])
@@ -396,9 +392,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
     book.close()
 
 
-def test_the_thread_says_that_votes_do_not_count_only_if_the_revision_changed(
-    tmp_path: Path,
-) -> None:
+def test_the_thread_says_that_votes_are_void_only_if_the_revision_changed(tmp_path: Path) -> None:
     """The description is not part of the revision, so votes on the old text still count."""
     book = ApprovalFile(tmp_path / "relay.db")
     book.record_document(build_event(description="Host maintenance"))

@@ -177,9 +177,7 @@ def test_two_clients_with_other_patterns_limit_the_person_to_what_both_cover() -
 
 
 @pytest.mark.parametrize(("in_chat", "labels"), [(True, ["Hold"]), (False, ["Approve", "Hold"])])
-def test_a_chat_shows_only_the_buttons_that_its_can_allows(
-    *, in_chat: bool, labels: list[str]
-) -> None:
+def test_a_chat_shows_only_buttons_that_its_can_allows(*, in_chat: bool, labels: list[str]) -> None:
     """A link stays: the page knows the rights of its callers."""
     section = Sink.model_validate({"name": "ops", "can": ["hold"]})
     buttons_of = Buttons.of_sink(section, "https://relay.example.com", in_chat=in_chat)

@@ -75,9 +75,7 @@ async def test_a_message_that_somebody_deleted_is_posted_anew(relay: WallRelay) 
     assert relay.wall.threads == {"m2": ["12:00: client:alice voted to approve, 1 of 2."]}
 
 
-async def test_a_platform_that_cannot_edit_gets_new_buttons_when_the_old_ones_are_void(
-    tmp_path: Path,
-) -> None:
+async def test_a_platform_that_cannot_edit_gets_new_buttons_for_void_ones(tmp_path: Path) -> None:
     """An approval is bound to the revision that its message showed."""
     changed = build_event(due=1800)
     async with relay_with_wall(tmp_path, Wall(can_edit=False)) as relay:
@@ -103,9 +101,7 @@ def card_text(relay: WallRelay) -> str:
     return "\n".join(map(plain_text, (dict(card.facts)["Votes"], *card.notes)))
 
 
-async def test_a_vote_that_expires_vanishes_from_the_message_though_nothing_happened(
-    tmp_path: Path,
-) -> None:
+async def test_a_vote_that_expires_vanishes_though_nothing_happened(tmp_path: Path) -> None:
     """Also from that of a sink that is not told of approvals."""
     async with relay_with_wall(tmp_path, Wall(), events=["event.*"]) as relay:
         await relay.record_document(build_event())
@@ -116,9 +112,7 @@ async def test_a_vote_that_expires_vanishes_from_the_message_though_nothing_happ
         await eventually(lambda: card_text(relay).startswith("0 of 2; 2 missing"))
 
 
-async def test_a_platform_that_cannot_edit_is_told_once_that_voting_has_closed(
-    tmp_path: Path,
-) -> None:
+async def test_a_platform_that_cannot_edit_is_told_once_that_voting_closed(tmp_path: Path) -> None:
     """Also after a restart, and whatever else time changes."""
     clock = ManualClock()
     wall = Wall(can_edit=False)
@@ -144,9 +138,7 @@ async def test_a_platform_that_cannot_edit_is_told_once_that_voting_has_closed(
     assert wall.calls.count("post") == 1
 
 
-async def test_a_platform_that_takes_nothing_when_voting_closes_is_told_later(
-    tmp_path: Path,
-) -> None:
+async def test_a_platform_that_fails_when_voting_closes_is_told_later(tmp_path: Path) -> None:
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(can_edit=False), clock=clock) as relay:
         await relay.deliver_document(build_event())
@@ -179,9 +171,7 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(relay: Wal
     assert relay.wall.calls == ["post", "edit", "edit"]
 
 
-async def test_a_button_leads_to_the_page_with_its_decision_about_what_is_shown(
-    relay: WallRelay,
-) -> None:
+async def test_a_button_leads_to_its_decision_about_what_is_shown(relay: WallRelay) -> None:
     event = build_event("a/b@1")
     await relay.deliver_document(event)
     for button in relay.wall.cards["m1"].buttons:

@@ -28,9 +28,7 @@ SECRET_IN_MESSAGE = r'"proof":"[\w-]'
 APPROVALS = {"rules": [rule(1, "client:alice")]}
 
 
-async def test_a_clock_that_is_set_back_keeps_no_message_from_being_current(
-    relay: WallRelay,
-) -> None:
+async def test_a_clock_set_back_keeps_no_message_from_being_current(relay: WallRelay) -> None:
     await relay.deliver_document(build_event())
     relay.clock.set_wall_clock(NOON - timedelta(seconds=30))
     await relay.submit("approve", "alice")
@@ -85,9 +83,7 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
         )
 
 
-async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats_the_message(
-    tmp_path: Path,
-) -> None:
+async def test_no_log_holds_a_proof_though_the_platform_repeats_it(tmp_path: Path) -> None:
     """A reader of deliveries must not be able to act as the button of a message."""
 
     async def echo(request: web.Request) -> web.Response:
@@ -113,9 +109,7 @@ async def test_what_opens_something_gets_into_no_log_though_the_platform_repeats
             assert re.search(SECRET_IN_MESSAGE, answer) is None
 
 
-async def test_a_message_ends_though_its_event_came_again_before_the_platform_heard_of_the_end(
-    relay: WallRelay,
-) -> None:
+async def test_a_message_ends_though_its_event_came_back_meanwhile(relay: WallRelay) -> None:
     """Azure's document can be empty for a moment: the second event does not supersede that end."""
     await relay.deliver_document(build_event(due=86400))
     relay.wall.error = Deferred("down")

@@ -115,9 +115,7 @@ async def test_two_sinks_with_the_same_content_have_a_post_each(api: MattermostA
     assert first_ref != second_ref
 
 
-async def test_edit_and_reply_report_a_deleted_post(
-    server: MattermostServer, channel: Channel
-) -> None:
+async def test_a_deleted_post_is_reported(server: MattermostServer, channel: Channel) -> None:
     ref = await channel.post(CARD)
     server.delete_post(server.posts[ref])
     with pytest.raises(MessageGone):
@@ -135,9 +133,7 @@ async def test_a_bot_that_left_the_channel_does_not_take_its_post_for_deleted(
         await channel.edit(ref, CARD)
 
 
-async def test_an_edit_does_not_change_the_message_field(
-    server: MattermostServer, channel: Channel
-) -> None:
+async def test_an_edit_leaves_the_message_field(server: MattermostServer, channel: Channel) -> None:
     """So no time limit for edits applies. The stand-in allows edits of the message for 0 s."""
     ref = await channel.post(CARD)
     await channel.edit(ref, Card(title="Reboot of vm-0", tone="over", summary=("It is over.",)))

@@ -90,9 +90,7 @@ def documented_text(server: MattermostServer, post: Mapping[str, Any], event: Ev
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "2026-11-20 15:04:05 UTC", text)
 
 
-async def test_a_click_decides_nothing_and_opens_a_dialog_for_the_person_who_clicked(
-    ops: MattermostRelay,
-) -> None:
+async def test_a_click_only_opens_a_dialog_for_the_person_who_clicked(ops: MattermostRelay) -> None:
     event, post = await ops.announce_reboot()
     assert await ops.server.click(post, "Approve", ops.ann) == (200, {})
     (opened,) = ops.server.dialogs
@@ -107,9 +105,7 @@ async def test_a_click_decides_nothing_and_opens_a_dialog_for_the_person_who_cli
     assert await ops.votes(event) == []
 
 
-async def test_in_a_shared_post_each_button_decides_about_its_own_event(
-    ops: MattermostRelay,
-) -> None:
+async def test_in_a_shared_post_each_button_decides_about_its_event(ops: MattermostRelay) -> None:
     events = [ops.relay.reboot(f"db-{number}") for number in range(8)]
     await eventually(lambda: bool(ops.server.channel_posts))
     post = ops.server.channel_posts[0]
@@ -176,9 +172,7 @@ def test_only_an_active_person_of_the_channel_is_eligible(
     assert (found is None) == (problem is None)
 
 
-async def test_a_person_of_whom_the_server_knows_nothing_good_is_refused(
-    ops: MattermostRelay,
-) -> None:
+async def test_a_person_of_whom_nothing_good_is_known_is_refused(ops: MattermostRelay) -> None:
     """A guest, one who left the channel, and one who does not exist."""
     event, post = await ops.announce_reboot()
     ops.server.users[ops.ann]["roles"] = "system_guest"
@@ -226,9 +220,7 @@ async def test_nothing_is_decided_if_the_server_does_not_identify_the_person(
 # --- what and where
 
 
-async def test_no_call_decides_that_lacks_a_proof_of_what_where_and_who(
-    ops: MattermostRelay,
-) -> None:
+async def test_no_call_decides_without_a_proof_of_what_where_and_who(ops: MattermostRelay) -> None:
     """A click needs a trigger id that the server signed for the person whom it names."""
     event, post = await ops.announce_reboot()
     server, ann = ops.server, ops.ann
@@ -294,9 +286,7 @@ async def test_what_is_expired_or_elsewhere_is_refused_politely(ops: MattermostR
     assert await ops.votes(event) == []
 
 
-async def test_old_buttons_and_dialogs_do_not_decide_about_a_changed_event(
-    ops: MattermostRelay,
-) -> None:
+async def test_no_old_button_or_dialog_decides_about_a_changed_event(ops: MattermostRelay) -> None:
     event, post = await ops.announce_reboot()
     click = ops.server.click_payload(post, ops.ben)
     await ops.server.click(post, "Approve", ops.ann)

@@ -99,9 +99,7 @@ async def _hold(relay: WallRelay) -> str:
     return str(answer.body["holdId"])
 
 
-async def test_messages_say_whose_standing_hold_it_is_from_its_making_to_its_end(
-    relay: WallRelay,
-) -> None:
+async def test_messages_say_whose_standing_hold_it_is_from_start_to_end(relay: WallRelay) -> None:
     await relay.deliver_document(build_event(), build_event("E-2", resources=("web-1",)))
     hold_id = await _hold(relay)
     await relay.clock.advance_until(

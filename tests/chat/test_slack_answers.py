@@ -154,9 +154,7 @@ async def test_a_person_whom_no_rule_names_is_refused_without_asking_slack(
     assert caplog.text.count(f"{principal} was refused") == 1
 
 
-async def test_a_click_that_is_not_of_this_workspace_decides_nothing(
-    slack: SlackServer, tmp_path: Path
-) -> None:
+async def test_no_click_of_another_workspace_decides(slack: SlackServer, tmp_path: Path) -> None:
     """Though a rule names that principal. Slack's user ids are unique in a workspace only."""
     voters = {"rules": [rule(1, f"slack:T0OTHER/{ALICE}")]}
     async with announced_reboot(slack, tmp_path, approvals=voters) as reboot:
@@ -177,9 +175,7 @@ async def test_fifty_clicks_at_once_of_two_people_are_two_votes_and_one_start(
 # --- which button
 
 
-async def test_a_replayed_click_has_no_effect_even_after_a_restart(
-    slack: SlackServer, tmp_path: Path
-) -> None:
+async def test_a_replayed_click_never_counts_again(slack: SlackServer, tmp_path: Path) -> None:
     """A released hold stays released, although the click on Hold comes again."""
     async with simulated() as azure:
         async with announced_reboot(slack, tmp_path, azure=azure) as reboot:
@@ -220,9 +216,7 @@ async def test_a_button_works_only_in_the_message_that_it_was_posted_with(
     assert await reboot.recorded() == ["event.scheduled"]
 
 
-async def test_without_approve_in_chat_a_click_decides_nothing(
-    slack: SlackServer, tmp_path: Path
-) -> None:
+async def test_without_approve_in_chat_no_click_decides(slack: SlackServer, tmp_path: Path) -> None:
     """Neither one on a button that opens a page, nor one on a button from before."""
     async with announced_reboot(slack, tmp_path, approve_in_chat=False) as reboot:
         assert reboot.message.buttons()["Approve"]["url"].startswith("https://relay.example.com/")

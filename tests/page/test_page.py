@@ -35,9 +35,7 @@ async def decisions(relay: RunningRelay) -> list[tuple[str, str, str | None, str
 # --- what is scheduled
 
 
-async def test_a_card_says_what_will_happen_when_and_who_must_vote(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_card_says_what_happens_when_and_who_votes(page: Page, relay: RunningRelay) -> None:
     relay.clock.offset += relay.seconds_to_not_before() - 5000
     await relay.decide(by="bob")
     await show(page, relay)
@@ -51,9 +49,7 @@ async def test_a_card_says_what_will_happen_when_and_who_must_vote(
     await expect(missing.get_by_role("listitem")).to_have_text(["client:alice", "client:drain"])
 
 
-async def test_events_appear_change_and_end_without_a_reload(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_events_come_change_and_end_without_a_reload(page: Page, relay: RunningRelay) -> None:
     await show(page, relay)
     cards = page.locator(".event")
     await expect(cards).to_have_count(1)
@@ -101,9 +97,7 @@ async def test_a_card_names_the_limit_and_leads_to_the_runbook(page: Page, tmp_p
 # --- decisions
 
 
-async def test_a_vote_from_the_page_counts_for_the_revision_that_was_seen(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_vote_counts_for_the_revision_shown(page: Page, relay: RunningRelay) -> None:
     await show(page, relay)
     await page.get_by_role("button", name="Approve").click()
     dialog = page.get_by_role("dialog")
@@ -128,9 +122,7 @@ async def test_a_vote_from_the_page_counts_for_the_revision_that_was_seen(
     ]
 
 
-async def test_a_hold_and_its_release_say_what_they_cannot_do(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_hold_and_release_say_what_they_cannot_do(page: Page, relay: RunningRelay) -> None:
     await show(page, relay, by="bob")
     for button, outcome in (
         ("Hold", "It is on hold. A"),
@@ -167,9 +159,7 @@ async def test_only_who_may_decide_gets_buttons(page: Page, relay: RunningRelay)
     await expect(page.locator(".event").get_by_role("button")).to_have_count(0)
 
 
-async def test_a_standing_hold_is_shown_and_ended_by_an_operator(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_an_operator_sees_and_ends_a_standing_hold(page: Page, relay: RunningRelay) -> None:
     body = {
         "match": {"resources": ["WestNO*"], "event_type": ["Reboot"]},
         "ends": format_rfc3339(relay.clock.now() + timedelta(hours=3)),
@@ -208,9 +198,7 @@ async def test_a_standing_hold_is_shown_and_ended_by_an_operator(
     )
 
 
-async def test_an_event_that_changes_while_somebody_decides_is_not_approved(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_no_event_that_changes_meanwhile_is_approved(page: Page, relay: RunningRelay) -> None:
     await show(page, relay)
     await page.get_by_role("button", name="Approve").click()
     dialog = page.get_by_role("dialog")
@@ -229,9 +217,7 @@ async def test_an_event_that_changes_while_somebody_decides_is_not_approved(
     assert [made[3] for made in await decisions(relay)] == [changed.revision]
 
 
-async def test_a_link_counts_for_the_revision_of_its_message_alone(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_link_counts_for_its_revision_alone(page: Page, relay: RunningRelay) -> None:
     """With the keyboard, on a small screen in the dark; reading it decides nothing."""
     await page.emulate_media(color_scheme="dark")
     await page.set_viewport_size({"width": 375, "height": 667})
@@ -272,9 +258,7 @@ async def test_what_is_no_link_of_a_message_leads_to_the_event_and_an_old_one_to
     assert page.url == page_url(relay)
 
 
-async def test_a_second_try_after_a_lost_answer_counts_once(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_new_try_after_a_lost_answer_counts_once(page: Page, relay: RunningRelay) -> None:
     ids: list[str | None] = []
 
     async def lose_first_answer(route: Route) -> None:
@@ -299,9 +283,7 @@ async def test_a_second_try_after_a_lost_answer_counts_once(
     assert len(await decisions(relay)) == 1
 
 
-async def test_a_decision_works_with_the_keyboard_and_escape_leaves_it(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_the_keyboard_decides_and_escape_leaves_it(page: Page, relay: RunningRelay) -> None:
     await show(page, relay)
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
@@ -359,9 +341,7 @@ async def test_an_events_view_tells_its_story(page: Page, quiet: RunningRelay) -
     await expect(story).to_have_count(5)
 
 
-async def test_an_event_of_which_nothing_is_known_has_a_view_too(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_an_unknown_event_has_a_view_too(page: Page, relay: RunningRelay) -> None:
     await show(page, relay, f"event/{SCOPE}/E-404")
     await expect(page.get_by_role("heading", name="No such event")).to_be_visible()
     await page.goto(page_url(relay, "event/%/%E0%A4%A"))
@@ -457,9 +437,7 @@ async def test_the_console_stays_empty_and_nothing_else_is_called(
     assert {path.removeprefix(origin).split("/")[1] for path in paths} == {"", "page", "v1"}
 
 
-async def test_a_page_that_nobody_looks_at_gives_its_connection_back(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_an_unseen_page_gives_its_connection_back(page: Page, relay: RunningRelay) -> None:
     await page.add_init_script(
         "window.away = false;Object.defineProperty(document, 'hidden', { get: () => window.away })"
     )

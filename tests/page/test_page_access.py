@@ -36,9 +36,7 @@ async def enter(page: Page, key: str) -> None:
     await page.get_by_role("button", name="Continue").click()
 
 
-async def test_a_key_is_asked_for_kept_in_the_tab_and_forgotten(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_key_is_asked_for_kept_and_forgotten(page: Page, relay: RunningRelay) -> None:
     await page.goto(page_url(relay, "log"))
     await expect(page.get_by_label("Your key or token")).to_be_focused()
     await enter(page, "bearer-test-key-of-alice")
@@ -104,9 +102,7 @@ async def test_people_sign_in_with_entra_id_decide_and_sign_out(page: Page, desk
     await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
 
 
-async def test_somebody_who_signs_in_in_another_tab_does_not_decide_unseen(
-    page: Page, desk: Desk
-) -> None:
+async def test_who_signs_in_in_another_tab_does_not_decide_unseen(page: Page, desk: Desk) -> None:
     await page.goto(f"{desk.public_url}/")
     await page.get_by_role("link", name="Sign in with Entra ID").click()
     await page.get_by_role("link", name="Ann Example").click()
@@ -140,9 +136,7 @@ async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, desk: Desk)
     )
 
 
-async def test_a_link_of_a_message_asks_who_decides_and_leads_to_the_prepared_decision(
-    page: Page, desk: Desk
-) -> None:
+async def test_a_link_asks_who_decides_and_leads_to_its_decision(page: Page, desk: Desk) -> None:
     """It survives the way to Entra ID and back, counts for what the message showed, and once."""
     links = await message_links(desk.relay)
     await page.goto(links["approve"])

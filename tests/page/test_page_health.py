@@ -42,7 +42,7 @@ async def test_a_relay_that_is_well_says_so(page: Page, relay: RunningRelay) -> 
     await expect(page.locator("#sinks-badge")).to_be_hidden()
 
 
-async def test_each_part_that_does_not_work_is_named_first_with_its_reason(
+async def test_each_broken_part_comes_first_with_its_reason(
     page: Page, quiet: RunningRelay
 ) -> None:
     link = Link()
@@ -117,9 +117,7 @@ async def test_a_sink_is_paused_tested_and_resumed(page: Page, relay: RunningRel
     assert relay.dispatcher.get_worker("ops").state == "on"
 
 
-async def test_who_may_not_operate_gets_no_buttons_for_sinks(
-    page: Page, quiet: RunningRelay
-) -> None:
+async def test_who_may_not_operate_has_no_buttons_of_sinks(page: Page, quiet: RunningRelay) -> None:
     await break_sinks(quiet)
     await show(page, quiet, "sinks", by="bob")
     await expect(page.locator("#dead tr")).to_have_count(5)
@@ -154,9 +152,7 @@ async def test_a_hub_shows_its_agents_and_one_scope_if_asked(page: Page, tmp_pat
 # --- the connection
 
 
-async def test_a_lost_connection_is_shown_with_the_age_of_the_data_and_comes_back(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_lost_connection_is_shown_and_comes_back(page: Page, relay: RunningRelay) -> None:
     positions: list[str | None] = []
 
     async def note(request: Request) -> None:
@@ -187,9 +183,7 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_data_and_comes_bac
     assert positions in (["0", "1"], ["0", "2"])
 
 
-async def test_a_relay_without_room_for_a_stream_is_asked_again_and_again(
-    page: Page, tmp_path: Path
-) -> None:
+async def test_without_room_for_a_stream_the_page_asks_again(page: Page, tmp_path: Path) -> None:
     async with run_page_relay(tmp_path, limits=ServerLimits(max_streams_per_principal=0)) as relay:
         await relay.observe(make_event())
         await page.clock.install()

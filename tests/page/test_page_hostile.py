@@ -78,9 +78,7 @@ async def test_text_from_azure_and_people_is_never_markup(page: Page, quiet: Run
     assert await page.evaluate(COUNT) == CLEAN
 
 
-async def test_names_that_objects_of_javascript_have_hide_no_event(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_names_of_javascript_objects_hide_no_event(page: Page, relay: RunningRelay) -> None:
     """Azure and, on a hub, each agent can write any type and source."""
     odd = [
         make_event(event_id=f"E-{name}", event_type=name, event_source=name)
@@ -105,9 +103,7 @@ async def test_text_of_agents_is_never_markup(page: Page, tmp_path: Path) -> Non
         assert await page.evaluate(COUNT) == CLEAN
 
 
-async def test_an_answer_that_holds_markup_is_shown_as_text(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_an_answer_that_has_markup_is_shown_as_text(page: Page, relay: RunningRelay) -> None:
     """A proxy can answer anything."""
     await page.route(
         "**/v1/approvals",
@@ -140,9 +136,7 @@ async def test_a_page_without_a_key_shows_nothing(page: Page, relay: RunningRela
     assert "a-secret-machine" not in await page.content()
 
 
-async def test_every_file_has_the_policy_and_other_files_are_not_served(
-    relay: RunningRelay,
-) -> None:
+async def test_every_file_has_the_policy_and_no_other_file_is_served(relay: RunningRelay) -> None:
     index = await relay.call("GET", "/", by=None)
     text = index.body.decode()
     files = {part.split('"')[0] for part in text.split("page/")[1:]}
