@@ -56,9 +56,11 @@ async def test_an_event_id_that_begins_like_another_is_not_it(tmp_path: Path, wa
 
 
 async def test_without_a_scope_an_event_id_of_two_scopes_is_refused(hub: RunningRelay) -> None:
-    for answer in (await send(hub, "http"), await hub.call("GET", f"/v1/events/{EVENT_ID}")):
+    answers = [await send(hub, "http"), await send(hub, "callback")]
+    for answer in (*answers, await hub.call("GET", f"/v1/events/{EVENT_ID}")):
         assert (answer.status, answer.json["field"]) == (422, "scope")
         assert answer.json["detail"].endswith(f"known in several: {A}, {B}")
+    assert await hub.recorded_events("approval.recorded") == []
 
 
 @WAYS
