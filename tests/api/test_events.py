@@ -10,8 +10,10 @@ from relay.events.timestamps import format_rfc3339, parse_timestamp
 from tests.api.running_relay import EVENT_ID, SCOPE, Response, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
-DELIVERY = {"id", "sink", "eventId", "type", "state", "attempts", "nextAttempt", "reason"}
-DELIVERY |= {"lastStatus", "recorded", "settled"}
+DELIVERY = {
+    *("id", "sink", "eventId", "type", "state", "attempts", "nextAttempt", "reason"),
+    *("lastStatus", "recorded", "settled"),
+}
 
 
 async def test_an_event_has_its_data_and_the_state_of_its_approval(relay: RunningRelay) -> None:

@@ -191,7 +191,8 @@ async def _deliver_with_failures(relay: RunningRelay) -> None:
 
 
 async def _read_all(relay: RunningRelay) -> None:
-    event, lists = f"events/{EVENT_ID}", ("events", "events?live=true", "sinks", "dead-letters")
-    reads = *lists, event, f"{event}/rule", "deliveries", "deliveries/1", "status"
-    for path in ("/healthz", "/readyz", "/metrics", *(f"/v1/{read}" for read in reads)):
+    lists = "/v1/events", "/v1/events?live=true", "/v1/sinks", "/v1/deliveries", "/v1/dead-letters"
+    event = f"/v1/events/{EVENT_ID}", f"/v1/events/{EVENT_ID}/rule"
+    health = "/healthz", "/readyz", "/metrics", "/v1/status"
+    for path in (*health, *lists, *event, "/v1/deliveries/1"):
         assert (await relay.call("GET", path)).status == 200, path

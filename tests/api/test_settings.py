@@ -13,8 +13,13 @@ from relay.api.settings import ApiSettings, Client
 
 SHA256 = "a" * 64
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo="
-GOOD_KEYS = ["Z" * 22, "imdsr_" + "Z" * 22, "0123456789abcdef" * 2, "an-everyday-pass-phrase"]
-GOOD_KEYS += ["ключ-ключ-ключ-ключ-ключ"]
+GOOD_KEYS = [
+    "Z" * 22,
+    "imdsr_" + "Z" * 22,
+    "0123456789abcdef" * 2,
+    "an-everyday-pass-phrase",
+    "ключ-ключ-ключ-ключ-ключ",
+]
 KEY_SHA256 = hashlib.sha256(GOOD_KEYS[2].encode()).hexdigest()
 TLS = {"cert_file": "cert.pem", "key_file": "key.pem"}
 
@@ -73,9 +78,16 @@ def test_every_configuration_error_names_its_cause(wrong: dict[str, Any], words:
         ApiSettings.model_validate(wrong)
 
 
-WEAK_KEYS = ["", "x", "hunter2", "Z" * 21, " " * 8 + "Z" * 21 + " " * 8]
-WEAK_KEYS += ["0123456789ABCDEF0123456789abcde"]
-WEAK_KEYS += ["Z" * 20 + "==", "imdsr_" + "Z" * 21]  # padding and the prefix say nothing
+WEAK_KEYS = [
+    "",
+    "x",
+    "hunter2",
+    "Z" * 21,
+    " " * 8 + "Z" * 21 + " " * 8,
+    "Z" * 20 + "==",  # padding says nothing
+    "imdsr_" + "Z" * 21,  # nor does the prefix
+    "0123456789ABCDEF0123456789abcde",
+]
 
 
 def test_a_key_has_at_least_128_bits_also_in_a_file(tmp_path: Path) -> None:

@@ -180,9 +180,16 @@ class MattermostServer:
 
     def sink_section(self, **settings: Any) -> Json:
         """Return the YAML section of a sink that posts here."""
-        section = {"kind": "mattermost", "name": "ops", "api_url": self.url, "allow_http": True}
-        section |= {"token": TOKEN, "channel": self.channel_id, "timeout": "30s"}
-        return section | settings
+        return {
+            "kind": "mattermost",
+            "name": "ops",
+            "api_url": self.url,
+            "allow_http": True,
+            "token": TOKEN,
+            "channel": self.channel_id,
+            "timeout": "30s",
+            **settings,
+        }
 
     # --- what the channel shows
 

@@ -10,8 +10,16 @@ from typing import Any
 
 Block = Mapping[str, Any]
 
-_MAX_LENGTHS = {"section": 3000, "header": 150, "button": 75, "value": 2000, "url": 3000}
-_MAX_LENGTHS |= {"confirm title": 100, "confirm text": 300, "confirm label": 30}
+_MAX_LENGTHS = {
+    "section": 3000,
+    "header": 150,
+    "button": 75,
+    "value": 2000,
+    "url": 3000,
+    "confirm title": 100,
+    "confirm text": 300,
+    "confirm label": 30,
+}
 _STYLES = {"bold", "italic", "strike", "code"}
 
 
