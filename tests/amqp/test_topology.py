@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,30 +25,22 @@ from relay.amqp.topology import (
     log_suffix_for_unchecked_parts,
 )
 from relay.errors import Deferred
+from relay.fleet.routing import (
+    AGENT_QUEUE_ARGUMENTS,
+    command_key,
+    fleet_topology,
+    hub_approvals_queue,
+    scope_key,
+)
+from tests.documented import ROOT
 from tests.rabbitmq import Broker, Reachable
 
 SCOPE = "prod-vmss-a-1f0c33ab"
 QUORUM = {"x-queue-type": "quorum"}
 
-DOCUMENTED: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "exchange {}": ("topic", {"alternate-exchange": "{}.unrouted"}),
-    "exchange {}.unrouted": ("fanout", {}),
-    "queue {}.unrouted": ("quorum", {"x-max-length": 10_000}),
-    "exchange {}.approvals": ("topic", {}),
-    f"queue {{}}.approvals.{SCOPE}": (
-        "quorum",
-        {
-            "x-single-active-consumer": True,
-            "x-dead-letter-exchange": "{}.dlx",
-            "x-max-length": 1_000,
-            "x-max-length-bytes": 8_388_608,
-            "x-overflow": "reject-publish",
-        },
-    ),
-    "exchange {}.dlx": ("topic", {}),
-    "queue {}.dead": ("quorum", {"x-max-length": 10_000}),
-}
-"""Section 7, by name: the type and the arguments, `{}` being the exchange of the configuration."""
+MAIN = "azure.scheduledevents"
+PAGE = (ROOT / "docs" / "rabbitmq.md").read_text(encoding="utf-8")
+ARGUMENT = re.compile(r"`(x-[a-z-]+|alternate-exchange)(?:: (\S+))?`(?: (\d+))?")
 
 
 def parts_of(exchange: str) -> tuple[Exchange | Queue, ...]:
@@ -83,29 +75,55 @@ async def exists(connection: GuardedConnection, part: Exchange | Queue) -> bool:
         return True
 
 
-def test_the_parts_are_those_of_the_documentation_with_these_arguments_and_no_others() -> None:
-    parts = {
-        part.title: (part.type if isinstance(part, Exchange) else "quorum", part.arguments)
-        for part in parts_of("x")
-    }
-    assert parts == {
-        title.format("x"): (
-            kind,
-            {
-                name: value.format("x") if isinstance(value, str) else value
-                for name, value in arguments.items()
-            },
-        )
-        for title, (kind, arguments) in DOCUMENTED.items()
-    }
-    bound = {
-        part.name: (part.source, *part.keys) for part in parts_of("x") if isinstance(part, Queue)
-    }
-    assert bound == {
-        "x.unrouted": ("x.unrouted", ""),
-        f"x.approvals.{SCOPE}": ("x.approvals", f"approve.{SCOPE}"),
-        "x.dead": ("x.dlx", "#"),
-    }
+# --- docs/rabbitmq.md
+
+
+def line_of(title: str) -> str:
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {title}"))
+    return line
+
+
+def arguments_in(line: str) -> dict[str, Any]:
+    """Return what a line of the page says: a word, a number or, of what needs no value, True."""
+    found = ARGUMENT.findall(line)
+    return {name: int(number) if number else word or True for name, word, number in found}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *events_topology(MAIN),
+        *approvals_queue(MAIN, "<scope>").topology,
+        *fleet_topology(MAIN),
+        *hub_approvals_queue(MAIN).topology,
+    ],
+    ids=lambda part: part.title,
+)
+def test_a_part_has_the_arguments_of_the_page_and_no_others(part: Exchange | Queue) -> None:
+    line = line_of(f"{part.title.replace(' ', ' `', 1)}`")
+    if isinstance(part, Queue):
+        assert all(f"`{key}`" in line for key in part.keys if key)
+    if "as the [approvals queue](#approvals-in) of a scope" in line:
+        line = line_of(f"queue `{MAIN}.approvals.<scope>`")
+    assert part.type in line
+    assert arguments_in(line) == part.arguments
+
+
+def test_a_queue_of_an_agent_has_the_arguments_and_bindings_of_the_page() -> None:
+    line = line_of("one queue for each agent")
+    assert arguments_in(line) == AGENT_QUEUE_ARGUMENTS
+    for key in (command_key("<scope>", "<relay>"), scope_key("<scope>")):
+        assert f"`{key}`" in line
+
+
+@pytest.mark.parametrize("topology", [approvals_queue(MAIN, SCOPE).topology, fleet_topology(MAIN)])
+def test_dead_letters_have_their_place_before_there_are_any(
+    topology: tuple[Exchange | Queue, ...],
+) -> None:
+    assert [part.name for part in topology][:2] == [f"{MAIN}.dlx", f"{MAIN}.dead"]
+
+
+# --- what declare does
 
 
 async def test_true_makes_all_of_them_and_finds_nothing_to_differ_the_next_time(
@@ -131,9 +149,12 @@ async def _other(channel: AbstractChannel, part: Exchange | Queue, argument: str
 
 
 _DIFFERENCES = [
-    (title, argument)
-    for title, (kind, arguments) in DOCUMENTED.items()
-    for argument in (*arguments, *(("x-queue-type",) if kind == "quorum" else ("type", "durable")))
+    (part.title, argument)
+    for part in parts_of("{}")
+    for argument in (
+        *part.arguments,
+        *(("x-queue-type",) if isinstance(part, Queue) else ("type", "durable")),
+    )
 ]
 
 

@@ -1,27 +1,21 @@
-"""An agent with a real RabbitMQ and the simulator: what it reports, and whom it obeys."""
+"""An agent with a real RabbitMQ and the simulator: what it reports."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import aio_pika
 import pytest
 
 from relay.delivery.worker import Worker
 from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import start_orders
-from relay.fleet.messages import ChangeData, Pulse, PulseRequest, StartOrder
-from relay.fleet.routing import command_exchange_name, command_key
+from relay.fleet.messages import ChangeData, Pulse, PulseRequest
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
-    HUB,
     SCOPE,
-    STRANGER,
     HubSide,
     hub_side,
     make_order,
@@ -30,7 +24,6 @@ from tests.fleet.hub_side import (
 from tests.rabbitmq import Broker
 
 VMS = (VM("vm-0"), VM("vm-1"))
-KEY = command_key(SCOPE, "vm-0")
 
 
 @pytest.fixture
@@ -170,75 +163,3 @@ async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
         assert hub.results == []
     await eventually(lambda: len(hub.results) == 1)
     assert hub.results[0].result == "accepted"
-
-
-# --- orders of anybody but the hub
-
-
-@dataclass
-class Target:
-    """An agent that would carry out an order of the hub for the event that it sees."""
-
-    hub: HubSide
-    azure: Simulator
-    revision: str
-    event_id: str
-
-    def order(self) -> StartOrder:
-        return make_order(self.event_id, self.revision)
-
-    def body(self) -> bytes:
-        return self.order().to_event(HUB, datetime.now(UTC)).body
-
-    async def assert_unmoved(self, orders: int = 0) -> None:
-        """Assert that nothing that was sent so far was obeyed, and that the hub still is.
-
-        Messages to the agent arrive in order, so a result shows what became of those before it.
-        """
-        assert len(self.hub.results) == orders
-        order = self.order()
-        await self.hub.send(order)
-        await eventually(lambda: len(self.hub.results) > orders)
-        (result,) = self.hub.results[orders:]
-        assert (result.grant, result.result) == (order.grant, "accepted")
-        assert len(self.azure.start_requests) == orders + 1
-
-
-@pytest.fixture
-async def target(
-    hub: HubSide, azure: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Target]:
-    # Nothing here restarts an agent, so it need not wait before it obeys.
-    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
-    event = azure.schedule(Plan(resources=("vm-0",)))
-    async with running_agent(hub, azure.urls["vm-0"], tmp_path):
-        (reported,) = await hub.wait_for(ChangeData)
-        await hub.wait_for_listener()
-        yield Target(hub, azure, reported.revision, event.event_id)
-
-
-async def test_a_user_with_every_right_is_not_the_hub(target: Target) -> None:
-    await target.hub.publish(target.body(), KEY, user=STRANGER)
-    await target.assert_unmoved()
-
-
-async def test_an_order_of_the_hub_that_somebody_replays_as_a_dead_letter_is_refused(
-    target: Target,
-) -> None:
-    """A dead letter keeps the ``user_id`` of its first sender."""
-    commands = command_exchange_name(target.hub.exchange)
-    connection = await aio_pika.connect(target.hub.broker.amqp_url(STRANGER))
-    async with connection, connection.channel() as channel:
-        trap = await channel.declare_queue(
-            exclusive=True,
-            arguments={
-                "x-dead-letter-exchange": commands,
-                "x-dead-letter-routing-key": KEY,
-                "x-message-ttl": 0,
-            },
-        )
-        await trap.bind(commands, command_key(SCOPE, "vm-1"))
-        # An order of the hub to another agent is copied to this one.
-        await target.hub.publish(target.body(), command_key(SCOPE, "vm-1"))
-        await eventually(lambda: len(target.hub.reports) >= 1)
-    await target.assert_unmoved()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import aio_pika
 import pytest
 
 from relay.clock import SystemClock
@@ -26,6 +27,7 @@ from relay.fleet.messages import Content, PulseRequest, StartOrder, VoteAnswer
 from relay.fleet.routing import (
     agent_publish_exchange_name,
     command_exchange_name,
+    command_key,
     report_queue_name,
     scope_key,
 )
@@ -36,6 +38,7 @@ from tests.fleet.hub_side import (
     AGENT_USER,
     HUB,
     SCOPE,
+    STRANGER,
     define_users,
     hub_side,
     make_order,
@@ -162,6 +165,34 @@ async def test_everything_of_the_hub_reaches_the_handler_and_a_bug_stops_nothing
         await eventually(lambda: handler.pulse_requests == 2)
         assert handler.orders == [order]
         assert [answer.request_id for answer in handler.answers] == ["id"]
+
+
+async def test_no_order_of_anybody_but_the_hub_reaches_the_handler(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not that of a user with every right, and no dead letter: it keeps the ``user_id`` it had."""
+    async with (
+        hub_side(own_broker) as hub,
+        linked(own_broker, hub.exchange) as (_, handler),
+        await aio_pika.connect(own_broker.amqp_url(STRANGER)) as connection,
+        connection.channel() as channel,
+    ):
+        await eventually(lambda: handler.listens == 1)
+        order = make_order("A", "r").to_event(HUB, datetime.now(UTC)).body
+        ours, neighbors = command_key(SCOPE, "vm-0"), command_key(SCOPE, "vm-1")
+        await hub.publish(order, ours, user=STRANGER)
+        await eventually(lambda: "is not the hub's" in caplog.text)
+        commands = command_exchange_name(hub.exchange)
+        dead_letters = {"x-dead-letter-exchange": commands, "x-dead-letter-routing-key": ours}
+        trap = await channel.declare_queue(
+            exclusive=True, arguments={**dead_letters, "x-message-ttl": 0}
+        )
+        await trap.bind(commands, neighbors)
+        await hub.publish(order, neighbors)  # the hub's own, to another agent
+        await eventually(lambda: "dead letter" in caplog.text)
+        await hub.send(PulseRequest(event_ids=("A",)))
+        await eventually(lambda: handler.pulse_requests == 1)
+        assert handler.orders == []
 
 
 async def test_an_agent_waits_for_the_exchanges_and_says_so(

@@ -1,9 +1,8 @@
-"""Routing keys of a fleet, who may be their sender, and the parts that docs/rabbitmq.md names."""
+"""Routing keys of a fleet, and who may be their sender."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,21 +11,17 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from relay.amqp.message_verification import UnusableMessage
-from relay.amqp.topology import Queue
 from relay.events.build import Origin
 from relay.events.match import matches_any_pattern
 from relay.events.model import relay_word
 from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
-    AGENT_QUEUE_ARGUMENTS,
     AuthorizedSender,
     agent_binding_keys,
     agent_key,
     agent_publish_exchange_name,
     command_exchange_name,
     command_key,
-    fleet_topology,
-    hub_approvals_queue,
     parse_agent_routing_key,
     report_key,
     scope_key,
@@ -46,8 +41,6 @@ DOMAINS = (
 )
 _scopes = st.from_regex(r"[a-z0-9-]{1,80}", fullmatch=True)
 _relays = st.text(min_size=1, max_size=100)
-PAGE = (Path(__file__).parents[2] / "docs" / "rabbitmq.md").read_text(encoding="utf-8")
-MAIN = "azure.scheduledevents"
 
 
 def test_the_keys_are_those_of_the_documentation() -> None:
@@ -206,34 +199,3 @@ def test_no_other_command_is_obeyed(
     message = delivered(exchange, key, **{"user_id": "imds-hub"} | properties)
     with pytest.raises(UnusableMessage, match=reason):
         verify_command_from_hub(message, COMMANDS, agent_binding_keys(ORIGIN), "imds-hub")
-
-
-# --- docs/rabbitmq.md
-
-
-def line_of(title: str) -> str:
-    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {title}"))
-    return line
-
-
-def test_the_page_names_every_part_with_its_arguments_and_bindings() -> None:
-    dead_letters_first = [f"{MAIN}.dlx", f"{MAIN}.dead"]  # so none is lost
-    assert [part.name for part in fleet_topology(MAIN)][:2] == dead_letters_first
-    for part in (*fleet_topology(MAIN), *hub_approvals_queue(MAIN).topology):
-        line = line_of(f"{part.title.replace(' ', ' `', 1)}`")
-        assert part.type in line or part.name == f"{MAIN}.approvals.hub"
-        if part.name == f"{MAIN}.approvals.hub":
-            continue
-        for name, value in part.arguments.items():
-            assert name in line
-            assert value is True or str(value) in line
-        if isinstance(part, Queue):
-            assert all(f"`{key}`" in line for key in part.keys)
-
-
-def test_the_page_names_the_arguments_and_bindings_of_an_agents_queue() -> None:
-    line = line_of("one queue for each agent")
-    for name, value in AGENT_QUEUE_ARGUMENTS.items():
-        assert f"`{name}` {value}" in line
-    for key in (command_key("<scope>", "<relay>"), scope_key("<scope>")):
-        assert f"`{key}`" in line
