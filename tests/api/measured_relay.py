@@ -28,9 +28,6 @@ from tests.eventually import eventually
 from tests.fleet.test_hub_counts import SETTINGS as HUB_SETTINGS
 from tests.imds.scripted_server import run_server
 
-Values = dict[tuple[str, ...], float]
-"""By name and then the values of the labels in the order of their names."""
-
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRelay:
@@ -107,11 +104,3 @@ async def scrape(relay: RunningRelay) -> list[Family]:
     scraped = await relay.call("GET", "/metrics", by=None)
     assert scraped.status == 200
     return list(text_string_to_metric_families(scraped.body.decode()))
-
-
-def values_of(families: list[Family]) -> Values:
-    return {
-        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
-        for family in families
-        for sample in family.samples
-    }

@@ -212,6 +212,22 @@ class RunningRelay:
         } | changes
         return {name: value for name, value in body.items() if value is not None}
 
+    async def hold_ahead(
+        self, *, seconds: float = 600.0, headers: Mapping[str, str] | None = None, **changes: Any
+    ) -> Response:
+        """POST /v1/standing-holds: alice holds every event for so long."""
+        ends = format_rfc3339(self.clock.now() + timedelta(seconds=seconds))
+        body = {"match": {}, "ends": ends, "reason": "sale"} | changes
+        return await self.call("POST", "/v1/standing-holds", body, headers=headers)
+
+    def signed(self, body: bytes, secret: str = SECRET) -> dict[str, str]:
+        """Return the headers with which the reference library signs a callback now."""
+        now, signature = datetime.now(UTC), "v1,"
+        if body.isascii():  # the library signs text only
+            signature = Webhook(secret).sign("msg_1", now, body.decode())
+        timestamp = {"webhook-timestamp": str(int(now.timestamp()))}
+        return {"webhook-id": "msg_1", **timestamp, "webhook-signature": signature}
+
     async def post_callback(
         self, body: bytes, *, client: str = "drain", secret: str = SECRET, **headers: str | None
     ) -> Response:
@@ -219,14 +235,7 @@ class RunningRelay:
 
         `headers` (with _ for -) replace a header or, with None, remove it.
         """
-        now = datetime.now(UTC)
-        signed: dict[str, str | None] = {
-            "webhook-id": "msg_1",
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(secret).sign("msg_1", now, body.decode("latin-1"))
-            if body.isascii()
-            else "v1,",
-        }
+        signed: dict[str, str | None] = {**self.signed(body, secret)}
         signed |= {name.replace("_", "-"): value for name, value in headers.items()}
         kept = {name: value for name, value in signed.items() if value is not None}
         return await self.call("POST", f"/v1/callbacks/{client}", body, by=None, headers=kept)

@@ -10,19 +10,18 @@ import pytest
 from relay.api.metrics import Metrics
 from relay.clock import Histogram
 from relay.errors import Deferred, Rejected, StoreUnavailable
-from tests.api.measured_relay import (
-    Values,
-    documented_metrics,
-    run_measured_relay,
-    scrape,
-    values_of,
-)
+from tests.api.measured_relay import documented_metrics, run_measured_relay, scrape
 from tests.api.running_relay import RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
 
-async def values(relay: RunningRelay) -> Values:
-    return values_of(await scrape(relay))
+async def values(relay: RunningRelay) -> dict[tuple[str, ...], float]:
+    """By name and then the values of the labels in the order of their names."""
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in await scrape(relay)
+        for sample in family.samples
+    }
 
 
 async def test_every_metric_of_the_page_is_served_as_it_says(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from relay.delivery.dispatcher import Dispatcher
 from relay.errors import Deferred, Rejected
-from relay.events.timestamps import format_rfc3339
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from relay.store.sqlite import Store
@@ -129,11 +128,8 @@ async def _decide(relay: RunningRelay) -> None:
 
 async def _hold_ahead(relay: RunningRelay) -> None:
     """Make two standing holds, end one and let the other expire."""
-    made = []
-    for seconds in (0.5, 3600.0):
-        ends = format_rfc3339(relay.clock.now() + timedelta(seconds=seconds))
-        body = {"match": {"resources": ["none"]}, "ends": ends, "reason": "r"}
-        made.append(await relay.call("POST", "/v1/standing-holds", body))
+    match = {"resources": ["none"]}
+    made = [await relay.hold_ahead(seconds=seconds, match=match) for seconds in (0.5, 3600.0)]
     assert [answer.status for answer in made] == [201, 201]
     path = f"/v1/standing-holds/{made[1].json['holdId']}"
     assert (await relay.call("POST", f"{path}/end", {})).status == 200

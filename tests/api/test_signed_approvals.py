@@ -6,14 +6,12 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 
 import orjson
 import pytest
-from standardwebhooks import Webhook
 
 from tests import hostile
-from tests.api.running_relay import OTHER_SECRET, SECRET, Response, RunningRelay
+from tests.api.running_relay import OTHER_SECRET, Response, RunningRelay
 
 
 def _body(relay: RunningRelay, **changes: str) -> bytes:
@@ -91,12 +89,7 @@ async def test_a_signed_malformed_body_is_400_and_a_wrong_field_422(relay: Runni
 
 def _capture(relay: RunningRelay, body: bytes) -> Callable[[], Awaitable[Response]]:
     """Return a function that sends the same signed callback each time."""
-    signed_at = datetime.now(UTC)
-    headers = {
-        "webhook-id": "msg_1",
-        "webhook-timestamp": str(int(signed_at.timestamp())),
-        "webhook-signature": Webhook(SECRET).sign("msg_1", signed_at, body.decode()),
-    }
+    headers = relay.signed(body)
     return lambda: relay.call("POST", "/v1/callbacks/drain", body, by=None, headers=headers)
 
 

@@ -14,14 +14,7 @@ from relay.approvals.request import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
 from relay.fleet.messages import VoteMessage
 from relay.fleet.votes import VoteForwarder
-from tests.api.running_relay import (
-    AUTOMATIC,
-    EVENT_ID,
-    Response,
-    RunningRelay,
-    make_event,
-    run_relay,
-)
+from tests.api.running_relay import AUTOMATIC, EVENT_ID, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
 FREEZE = make_event(event_type="Freeze")
@@ -36,21 +29,8 @@ async def relay(tmp_path: Path) -> AsyncIterator[RunningRelay]:
         yield relay
 
 
-async def _hold(
-    relay: RunningRelay,
-    *,
-    by: str = "alice",
-    headers: dict[str, str] | None = None,
-    seconds: float = 600.0,
-    **changes: Any,
-) -> Response:
-    ends = format_rfc3339(relay.clock.now() + timedelta(seconds=seconds))
-    body = {"match": {}, "ends": ends, "reason": "sale"} | changes
-    return await relay.call("POST", "/v1/standing-holds", body, by=by, headers=headers)
-
-
 async def test_a_standing_hold_from_its_making_to_its_end(relay: RunningRelay) -> None:
-    made = await _hold(relay, match={"event_type": ["Freeze"]})
+    made = await relay.hold_ahead(match={"event_type": ["Freeze"]})
     assert (made.status, made.json["notice"]) == (201, HOLD_NOTICE)
     path = f"/v1/standing-holds/{made.json['holdId']}"
     await relay.observe(FREEZE)
@@ -75,9 +55,9 @@ async def test_a_standing_hold_from_its_making_to_its_end(relay: RunningRelay) -
 
 
 async def test_the_list_has_what_is_not_over_unless_asked_for_all(relay: RunningRelay) -> None:
-    first = (await _hold(relay)).json["holdId"]
+    first = (await relay.hold_ahead()).json["holdId"]
     later = format_rfc3339(relay.clock.now() + timedelta(seconds=300))
-    second = (await _hold(relay, starts=later)).json["holdId"]
+    second = (await relay.hold_ahead(starts=later)).json["holdId"]
     await relay.call("POST", f"/v1/standing-holds/{first}/end", {})
     listed = (await relay.call("GET", "/v1/standing-holds", by="reader")).json["items"]
     assert [(hold["holdId"], hold["state"]) for hold in listed] == [(second, "upcoming")]
@@ -91,14 +71,14 @@ async def test_the_list_has_what_is_not_over_unless_asked_for_all(relay: Running
 async def test_a_duration_that_could_not_be_read_again_turns_no_approvals_off(
     relay: RunningRelay, bound: dict[str, Any]
 ) -> None:
-    assert (await _hold(relay, match={"duration": bound})).status == 422
+    assert (await relay.hold_ahead(match={"duration": bound})).status == 422
     assert (await relay.call("GET", "/v1/standing-holds")).json["items"] == []
     await relay.observe(make_event())
     assert (await relay.decide()).status == 202
 
 
 async def test_only_operators_make_or_end_one_and_rights_come_first(relay: RunningRelay) -> None:
-    hold_id = (await _hold(relay)).json["holdId"]
+    hold_id = (await relay.hold_ahead()).json["holdId"]
     for by in ("bob", "reader"):
         for path in ("/v1/standing-holds", f"/v1/standing-holds/{hold_id}/end"):
             answer = await relay.call("POST", path, {"match": "wrong"}, by=by)
@@ -110,18 +90,18 @@ async def test_only_operators_make_or_end_one_and_rights_come_first(relay: Runni
 async def test_a_repeat_gets_the_first_answer(relay: RunningRelay) -> None:
     headers = {"Idempotency-Key": "k"}
     body: dict[str, Any] = {"ends": format_rfc3339(relay.clock.now() + timedelta(seconds=600))}
-    first = await _hold(relay, headers=headers, **body)
-    second = await _hold(relay, headers=headers, **body)
+    first = await relay.hold_ahead(headers=headers, **body)
+    second = await relay.hold_ahead(headers=headers, **body)
     assert (second.status, second.json) == (201, first.json)
     assert len(await relay.recorded_events("standing-hold.created")) == 1
-    assert (await _hold(relay, headers=headers, **body, reason="other")).status == 409
+    assert (await relay.hold_ahead(headers=headers, **body, reason="other")).status == 409
     end = f"/v1/standing-holds/{first.json['holdId']}/end"
     # The same key for another call is another request.
     assert (await relay.call("POST", end, {}, headers=headers)).status == 409
     headers = {"Idempotency-Key": "e"}
     ended = [await relay.call("POST", end, {}, headers=headers) for _ in range(2)]
     assert [answer.status for answer in ended] == [200, 200]
-    other = f"/v1/standing-holds/{(await _hold(relay)).json['holdId']}/end"
+    other = f"/v1/standing-holds/{(await relay.hold_ahead()).json['holdId']}/end"
     assert (await relay.call("POST", other, {}, headers=headers)).status == 409  # with that body
     assert (await relay.call("POST", end, {})).status == 409
 
@@ -134,7 +114,7 @@ async def test_an_agent_says_that_the_hub_has_the_standing_holds(relay: RunningR
     relay.server.state.relay = replace(relay.relay, gate=agent)
     path = "/v1/standing-holds"
     answers = [
-        await _hold(relay),
+        await relay.hold_ahead(),
         await relay.call("GET", path),
         await relay.call("GET", f"{path}/h"),
         await relay.call("POST", f"{path}/h/end", {}),

@@ -130,32 +130,20 @@ async def test_a_click_that_slack_cannot_identify_yet_delays_no_other(
 async def test_socket_mode_ends_within_a_second(slack: SlackServer, *, ignores_close: bool) -> None:
     """It does not wait for Slack's closing handshake."""
     slack.ignores_close = ignores_close
-    async with socket_mode_for(slack.settings()) as (socket_mode, _):
-        task = asyncio.create_task(socket_mode.run())
+    async with running_socket_mode(slack.settings()):
         await eventually(lambda: len(slack.sockets) == 1)
         began = time.monotonic()
-        task.cancel()
-        await asyncio.wait([task])
-        assert time.monotonic() - began < 1 + 7  # for a machine that stands still
-
-
-@asynccontextmanager
-async def socket_mode_for(
-    section: Mapping[str, Any],
-) -> AsyncIterator[tuple[SocketMode, FastClock]]:
-    """Yield Socket Mode for a sink's section, which gets no envelopes, and its clock."""
-    settings, clock = Settings.model_validate(section), FastClock()
-    async with open_session() as session:
-        api = WebApi(session, settings, clock)
-        answers: Any = None
-        yield SocketMode(session, api, answers, clock, sink_name="ops"), clock
+    assert time.monotonic() - began < 1 + 7  # for a machine that stands still
 
 
 @asynccontextmanager
 async def running_socket_mode(section: Mapping[str, Any]) -> AsyncIterator[FastClock]:
-    """Run Socket Mode, which must not end by itself, and yield its clock."""
-    async with socket_mode_for(section) as (socket_mode, clock):
-        task = asyncio.create_task(socket_mode.run())
+    """Run Socket Mode, which gets no envelopes and must not end by itself; yield its clock."""
+    settings, clock = Settings.model_validate(section), FastClock()
+    answers: Any = None
+    async with open_session() as session:
+        api = WebApi(session, settings, clock)
+        task = asyncio.create_task(SocketMode(session, api, answers, clock, sink_name="ops").run())
         try:
             yield clock
             assert not task.done()

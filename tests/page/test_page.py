@@ -160,12 +160,8 @@ async def test_only_who_may_decide_gets_buttons(page: Page, relay: RunningRelay)
 
 
 async def test_an_operator_sees_and_ends_a_standing_hold(page: Page, relay: RunningRelay) -> None:
-    body = {
-        "match": {"resources": ["WestNO*"], "event_type": ["Reboot"]},
-        "ends": format_rfc3339(relay.clock.now() + timedelta(hours=3)),
-        "reason": "the sale runs",
-    }
-    assert (await relay.call("POST", "/v1/standing-holds", body)).status == 201
+    match = {"resources": ["WestNO*"], "event_type": ["Reboot"]}
+    assert (await relay.hold_ahead(match=match, reason="the sale runs")).status == 201
     await show(page, relay, by="bob")
     listed = page.get_by_role("region", name="Standing holds")
     await expect(listed).to_contain_text("resources WestNO*")
