@@ -96,9 +96,7 @@ async def test_while_the_relay_stops_or_cannot_write_it_says_so(relay: RunningRe
     assert (await relay.call("POST", "/v1/chat/ops", b"x", by=None, headers=GOOD)).status == 503
 
 
-async def test_a_good_proof_is_let_through_where_strangers_have_used_up_the_address(
-    relay: RunningRelay, wall: Wall
-) -> None:
+async def test_a_good_proof_passes_a_used_up_address(relay: RunningRelay, wall: Wall) -> None:
     relay.use_up_rate()
     for headers, status in ((GOOD, 200), (GOOD | {"X-Proof": "bad"}, 429), (GOOD, 200)):
         answer = await relay.call("POST", "/v1/chat/ops", b"click", by=None, headers=headers)

@@ -386,9 +386,7 @@ async def test_a_name_that_only_resembles_a_clients_is_401(certified: Certified)
 
 
 @pytest.mark.parametrize("kind", ["another CA", "for servers", "expired", "signed by no CA"])
-async def test_a_certificate_that_the_ca_gave_to_no_client_ends_the_handshake(
-    certified: Certified, kind: str
-) -> None:
+async def test_a_foreign_certificate_ends_the_handshake(certified: Certified, kind: str) -> None:
     """The other CA has the same name, and each certificate has the name of a client."""
     names = (x509.DNSName("drain.internal"),)
     issuer = certified.authority

@@ -89,9 +89,7 @@ async def test_the_call_for_authorization_has_what_protects_it(desk: Desk) -> No
     assert all(len(query[name]) == 43 for name in ("state", "nonce", "code_challenge"))
 
 
-async def test_the_code_is_exchanged_with_verifier_and_secret_and_no_refresh_is_asked_for(
-    desk: Desk, browser: Browser
-) -> None:
+async def test_the_code_is_exchanged_with_verifier_and_secret(desk: Desk, browser: Browser) -> None:
     query = await browser.begin()
     code = desk.entra.issue_code(query)
     await browser.come_back(code=code, state=query["state"])
@@ -119,9 +117,7 @@ async def test_cookies_are_for_this_host_over_https_and_no_script_reads_them(ann
     assert not ann.has_pending_cookie
 
 
-async def test_answers_of_sign_ins_are_kept_by_nobody_and_send_no_referrer(
-    browser: Browser,
-) -> None:
+async def test_answers_of_sign_ins_are_not_stored_and_send_no_referrer(browser: Browser) -> None:
     chosen = await browser.begin_and_choose()
     for answer in (
         await browser.call("GET", "/sign-in"),

@@ -50,9 +50,7 @@ async def test_the_webhook_id_identifies_a_repeat_over_http_too(relay: RunningRe
     ],
     ids=str,
 )
-async def test_any_fault_of_the_signature_is_401_without_a_reason(
-    relay: RunningRelay, wrong: dict[str, str]
-) -> None:
+async def test_a_wrong_signature_is_a_bare_401(relay: RunningRelay, wrong: dict[str, str]) -> None:
     answer = await relay.post_callback(_body(relay), **wrong)
     assert answer.status == 401
     assert (

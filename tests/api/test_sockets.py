@@ -75,9 +75,7 @@ async def test_the_local_socket_is_for_user_and_group_and_goes_at_the_end(tmp_pa
     assert not path.exists()
 
 
-async def test_the_automatic_socket_is_beside_the_state_file_for_the_user_of_the_relay_alone(
-    tmp_path: Path,
-) -> None:
+async def test_the_automatic_socket_is_beside_the_state_file_for_its_user(tmp_path: Path) -> None:
     """A group of a user may have many members, and who reaches the socket has every right."""
     path = tmp_path / "new" / "relay.sock"
     async with _listening(state_file=tmp_path / "new" / "relay.db") as server:

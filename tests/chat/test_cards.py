@@ -253,9 +253,7 @@ def test_no_button_is_shown_that_the_gate_refuses_to_one_who_may(status: Approva
 
 
 @given(st.floats(-10.0, 900.0), st.sampled_from([None, 0.0, 59.0, 60.0, 600.0, 90000.0]))
-def test_the_time_that_a_message_says_is_left_is_true_until_it_changes(
-    now: float, close_before: float | None
-) -> None:
+def test_the_time_left_is_true_until_it_changes(now: float, close_before: float | None) -> None:
     """Between two edits nobody has more time than the message says."""
     approve = {"votes": 1, "from": ["client:alice"], "close_before": f"{close_before or 0:g}s"}
     rule = {"name": "all", "approve": approve if close_before is not None else "automatic"}
@@ -328,9 +326,7 @@ def test_a_card_is_the_same_until_its_refresh_time(status: ApprovalStatus, secon
 
 
 @given(st.lists(STATUSES, min_size=2, max_size=60))
-def test_many_events_of_one_document_are_one_message_of_a_few_lines(
-    statuses: Sequence[ApprovalStatus],
-) -> None:
+def test_many_events_at_once_are_a_message_of_few_lines(statuses: Sequence[ApprovalStatus]) -> None:
     card = grouped_card(statuses, Buttons(public_url="https://relay.example.com"))
     assert len(card.lines) <= MAX_LISTED_EVENTS
     assert card.title == f"{len(statuses)} maintenance events at once"

@@ -74,9 +74,7 @@ async def test_a_permanent_refusal_names_a_remedy(
     assert TOKEN not in f"{error.reason}{error.answer}"
 
 
-async def test_an_answer_that_is_not_of_the_api_is_explained(
-    server: MattermostServer, channel: Channel
-) -> None:
+async def test_an_answer_of_no_api_is_explained(server: MattermostServer, channel: Channel) -> None:
     for status, failure, reason in (
         (503, "transient", "503"),
         (429, "transient", "429"),

@@ -46,10 +46,8 @@ GUEST = "guests cannot decide"
 OTHER_WORKSPACE = "people of other workspaces cannot decide"
 
 
-async def test_two_people_approve_in_the_channel_and_the_message_shows_everything(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
-    relay, event, message = reboot.relay, reboot.event, reboot.message
+async def test_two_people_approve_and_the_message_shows_everything(reboot: AnnouncedReboot) -> None:
+    relay, slack, event, message = reboot.relay, reboot.slack, reboot.event, reboot.message
     assert message.text_of_blocks().splitlines()[0] == "🟡 Reboot of vm-0"
     assert f"Votes: 0 of 2; 2 missing, from @{ALICE}, @{BOB}" in message.text_of_blocks()
     assert set(message.buttons()) == {"Approve", "Hold"}
@@ -116,9 +114,7 @@ def test_only_a_full_member_can_decide(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_click_decides_nothing_until_slack_says_that_a_full_member_clicked(
-    slack: SlackServer, tmp_path: Path
-) -> None:
+async def test_a_click_counts_once_slack_vouches_for_it(slack: SlackServer, tmp_path: Path) -> None:
     """The refused click is not used up: the same click counts afterwards, and once."""
     bot = responds(200, {"ok": True, "user": member(ALICE, is_bot=True)})
     async with announced_reboot(slack, tmp_path) as reboot:
@@ -163,9 +159,7 @@ async def test_no_click_of_another_workspace_decides(slack: SlackServer, tmp_pat
         assert await reboot.recorded() == ["event.scheduled"]
 
 
-async def test_fifty_clicks_at_once_of_two_people_are_two_votes_and_one_start(
-    reboot: AnnouncedReboot,
-) -> None:
+async def test_50_clicks_of_two_people_are_two_votes_and_one_start(reboot: AnnouncedReboot) -> None:
     await asyncio.gather(*(reboot.click("Approve", user) for user in [ALICE, BOB] * 25))
     assert sorted(await reboot.voters()) == [ALICE, BOB]
     await eventually(lambda: reboot.message.buttons() == {})
@@ -192,26 +186,22 @@ async def test_a_replayed_click_never_counts_again(slack: SlackServer, tmp_path:
             assert (await reboot.relay.event(reboot.event))["approval"]["state"] != "held"
 
 
-async def test_a_click_on_an_outdated_state_decides_nothing(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
-    click = slack.click_payload(reboot.message, "Approve")
+async def test_a_click_on_an_outdated_state_decides_nothing(reboot: AnnouncedReboot) -> None:
+    click = reboot.slack.click_payload(reboot.message, "Approve")
     old_value = reboot.message.buttons()["Approve"]["value"]
     reboot.relay.azure.update_event(reboot.event, notice=3600)
     await eventually(lambda: reboot.message.buttons()["Approve"]["value"] != old_value)
-    await slack.send_envelope(click)
+    await reboot.slack.send_envelope(click)
     assert "changed" in await reboot.told()
     assert await reboot.voters() == []
     await reboot.click("Approve")
     assert await reboot.voters() == [ALICE]
 
 
-async def test_a_button_works_only_in_the_message_that_it_was_posted_with(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
+async def test_a_button_works_only_in_its_own_message(reboot: AnnouncedReboot) -> None:
     button = reboot.message.buttons()["Approve"]
     other = PostedMessage("1700000000.999999", "", [])
-    await slack.send_envelope(slack.button_payload(other, button))
+    await reboot.slack.send_envelope(reboot.slack.button_payload(other, button))
     assert "no longer valid" in await reboot.told()
     assert await reboot.recorded() == ["event.scheduled"]
 
@@ -237,9 +227,7 @@ async def test_without_approve_in_chat_no_click_decides(slack: SlackServer, tmp_
 # --- the command
 
 
-async def test_the_command_lists_events_with_links_to_the_page_and_decides_nothing(
-    slack: SlackServer, tmp_path: Path
-) -> None:
+async def test_the_command_only_lists_events_with_links(slack: SlackServer, tmp_path: Path) -> None:
     async with announced_reboot(slack, tmp_path, approve_in_chat=False) as reboot:
         event_id = reboot.event.event_id
         for text in ("", "list", event_id[:8].lower()):
@@ -253,9 +241,7 @@ async def test_the_command_lists_events_with_links_to_the_page_and_decides_nothi
         assert await reboot.recorded() == ["event.scheduled"]
 
 
-async def test_the_command_names_fifteen_events_of_the_sink_and_counts_the_others(
-    slack: SlackServer, tmp_path: Path
-) -> None:
+async def test_the_command_lists_fifteen_events_at_most(slack: SlackServer, tmp_path: Path) -> None:
     sink = slack.settings(match={"resources": ["db-*"]})
     async with stage(tmp_path, [sink], approvals=VOTERS, public_url=None) as relay:
         await eventually(lambda: len(slack.sockets) == 1)
@@ -277,13 +263,11 @@ async def test_the_command_names_fifteen_events_of_the_sink_and_counts_the_other
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_the_command_tells_nothing_to_guests_and_in_other_channels(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
+async def test_guests_and_other_channels_are_told_nothing(reboot: AnnouncedReboot) -> None:
     assert "the channel in which" in (await reboot.command("", channel_id="C0OTHER")).text
-    slack.users[EVE] = member(EVE, is_restricted=True)
+    reboot.slack.users[EVE] = member(EVE, is_restricted=True)
     assert (await reboot.command("", EVE)).text == f"Nothing was decided: {GUEST}."
-    slack.failures["users.info"] = never_answers
+    reboot.slack.failures["users.info"] = never_answers
     assert "Try again in a moment" in (await reboot.command("", BOB)).text
 
 

@@ -54,9 +54,7 @@ cards = st.builds(
 
 @settings(max_examples=depth(200, 15))
 @given(cards, st.booleans())
-def test_every_card_is_within_every_limit_and_mentions_only_principals(
-    card: Card, has_clicks: bool
-) -> None:
+def test_a_card_is_within_limits_and_mentions_only_principals(card: Card, has_clicks: bool) -> None:
     message = card_message(card, TEAM, has_clicks=has_clicks)
     assert is_valid_block_kit(message["blocks"])
     assert 0 < len(message["text"]) <= 10_000

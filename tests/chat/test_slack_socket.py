@@ -52,10 +52,9 @@ def _no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", lambda: 0.0)
 
 
-async def test_an_unknown_or_malformed_envelope_is_acknowledged_and_has_no_effect(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
+async def test_an_unknown_or_malformed_envelope_has_no_effect(reboot: AnnouncedReboot) -> None:
     """Slack repeats an envelope that is not acknowledged."""
+    slack = reboot.slack
     good = slack.click_payload(reboot.message, "Approve")
     await slack.send_envelope({"type": "event_callback"}, "events_api")
     for payload in ({}, {**good, "actions": []}, {**good, "user": None}):
@@ -70,10 +69,9 @@ async def test_an_unknown_or_malformed_envelope_is_acknowledged_and_has_no_effec
     assert await reboot.voters() == [ALICE]
 
 
-async def test_the_relay_connects_again_whenever_a_connection_ends(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
+async def test_the_relay_connects_again_whenever_a_connection_ends(reboot: AnnouncedReboot) -> None:
     """Slack replaces a connection every few hours."""
+    slack = reboot.slack
     for end in (
         slack.close_sockets,
         lambda: slack.sockets[-1].send_str("{"),
@@ -87,9 +85,7 @@ async def test_the_relay_connects_again_whenever_a_connection_ends(
     assert await reboot.voters() == [ALICE]
 
 
-async def test_what_came_before_a_connection_is_replaced_is_answered_over_it(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
+async def test_an_old_connection_still_gets_its_answers(reboot: AnnouncedReboot) -> None:
     is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
     async def answer_later(_: web.Request) -> web.StreamResponse:
@@ -97,18 +93,16 @@ async def test_what_came_before_a_connection_is_replaced_is_answered_over_it(
         await may_answer.wait()
         return web.json_response({"ok": True, "user": member(ALICE)})
 
-    slack.failures["users.info"] = answer_later
+    reboot.slack.failures["users.info"] = answer_later
     click = asyncio.create_task(reboot.click("Approve"))
     await is_asked.wait()
-    await slack.send_disconnect()
+    await reboot.slack.send_disconnect()
     may_answer.set()
     await click
     assert await reboot.voters() == [ALICE]
 
 
-async def test_a_click_that_slack_cannot_identify_yet_delays_no_other(
-    slack: SlackServer, reboot: AnnouncedReboot
-) -> None:
+async def test_a_click_not_yet_identified_delays_no_other(reboot: AnnouncedReboot) -> None:
     is_asked = asyncio.Event()
 
     async def know_bob_only(request: web.Request) -> web.StreamResponse:
@@ -117,7 +111,7 @@ async def test_a_click_that_slack_cannot_identify_yet_delays_no_other(
             await never_answers(request)
         return web.json_response({"ok": True, "user": member(BOB)})
 
-    slack.failures["users.info"] = know_bob_only
+    reboot.slack.failures["users.info"] = know_bob_only
     waiting = asyncio.create_task(reboot.click("Approve"))
     await is_asked.wait()
     await reboot.click("Approve", BOB)
@@ -239,9 +233,7 @@ async def test_a_connection_without_hello_is_closed(slack: SlackServer) -> None:
     await eventually(lambda: not slack.sockets)
 
 
-async def test_messages_are_posted_while_socket_mode_cannot_connect(
-    slack: SlackServer, tmp_path: Path
-) -> None:
+async def test_messages_are_posted_without_socket_mode(slack: SlackServer, tmp_path: Path) -> None:
     """The relay also stops when it is asked to."""
     slack.failures["apps.connections.open"] = never_answers
     async with stage(tmp_path, [slack.settings()], approvals=VOTERS) as relay:

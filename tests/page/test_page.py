@@ -239,9 +239,7 @@ async def test_a_link_counts_for_its_revision_alone(page: Page, relay: RunningRe
     assert [made[::3] for made in await decisions(relay)] == [("hold", changed.revision)]
 
 
-async def test_what_is_no_link_of_a_message_leads_to_the_event_and_an_old_one_to_the_page(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_a_wrong_or_old_link_prepares_no_decision(page: Page, relay: RunningRelay) -> None:
     await give_key(page, "alice")
     event = f"event/{SCOPE}/{EVENT_ID}"
     for view in (f"{event}/constructor/x", f"{event}/approve", f"{event}/approve/%E0%A4%A"):
@@ -415,9 +413,7 @@ async def test_long_names_fit_on_a_phone_in_every_view(page: Page, tmp_path: Pat
         assert await page.evaluate("() => document.getAnimations().length") == 0
 
 
-async def test_the_console_stays_empty_and_nothing_else_is_called(
-    page: Page, relay: RunningRelay
-) -> None:
+async def test_the_console_is_empty_and_nobody_else_called(page: Page, relay: RunningRelay) -> None:
     messages: list[str] = []
     paths: set[str] = set()
     page.on("console", lambda message: messages.append(message.text))

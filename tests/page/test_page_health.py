@@ -42,9 +42,7 @@ async def test_a_relay_that_is_well_says_so(page: Page, relay: RunningRelay) -> 
     await expect(page.locator("#sinks-badge")).to_be_hidden()
 
 
-async def test_each_broken_part_comes_first_with_its_reason(
-    page: Page, quiet: RunningRelay
-) -> None:
+async def test_what_is_broken_comes_first_with_its_reason(page: Page, quiet: RunningRelay) -> None:
     link = Link()
     attach_parts(quiet, approvals_link=link)
     await break_sinks(quiet)
