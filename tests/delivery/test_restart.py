@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
-
-import pytest
 
 from relay.clock import SystemClock
 from relay.delivery.dispatcher import Dispatcher
@@ -207,37 +203,6 @@ async def test_an_event_that_cannot_be_read_from_the_journal_is_parked_and_the_o
         assert [each["state"] for each in deliveries] == ["delivered", "parked", "delivered"]
         reason = deliveries[1]["reason"] or ""
         assert reason.startswith("its event could not be read from the journal")
-
-
-@pytest.mark.parametrize("lines", [1, 200])
-async def test_killed_in_the_middle_the_next_start_delivers_what_is_left(
-    tmp_path: Path, lines: int
-) -> None:
-    """Delivery is at least once, in order per event. Only unrecorded deliveries come again."""
-    with subprocess.Popen(  # noqa: ASYNC220  # nothing else goes on here meanwhile
-        [sys.executable, "-m", "tests.delivery.deliver_until_killed", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as sending:
-        assert sending.stdout is not None
-        lines_read = [sending.stdout.readline() for _ in range(lines)]
-        sending.kill()
-        lines_read += sending.stdout.readlines()
-    taken = [line.split() for line in lines_read if line.endswith("\n")]
-    far = ScriptedSink()
-    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
-        await relay.settle()
-        everything = await relay.store.read(lambda tx: tx.journal.events_after(0, 10_000))
-        assert {delivery["state"] for delivery in await relay.deliveries("bus")} == {"delivered"}
-    assert everything
-    for subject in {str(event.subject) for _, event in everything}:
-        recorded = [event.id for _, event in everything if event.subject == subject]
-        again = far.ids(subject)
-        got = [id_ for about, id_ in taken if about == subject] + again
-        assert list(dict.fromkeys(got)) == recorded
-        assert again == recorded[len(recorded) - len(again) :]
-    assert lines < 200 or len(far.delivered) < len(everything)
 
 
 async def test_what_is_recorded_while_it_starts_is_neither_missed_nor_sent_twice(

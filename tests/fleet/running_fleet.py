@@ -18,7 +18,7 @@ from relay.config import Config
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.roster import Roster
 from relay.fleet.routing import agent_publish_exchange_name, report_queue_name
-from relay.simulator import VM, Setup, Simulator
+from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
     AGENT_USER,
@@ -27,11 +27,18 @@ from tests.fleet.hub_side import (
     publish_as,
     unused_exchange,
 )
-from tests.journey.relay_process import KEY, Inbox, inbox, webhook
+from tests.journey.relay_process import KEY, Inbox, client, inbox, webhook
 from tests.rabbitmq import Broker
 
 DOMAINS = ({"user": AGENT_USER, "scopes": ["vmss-a-*"]},)
 """The trust domains of the hub, unless a test names others."""
+AUTOMATIC = {"approvals": {"tell_first": "0s", "rules": [{"name": "all", "approve": "automatic"}]}}
+
+
+def one_vote(*voters: str) -> dict[str, Any]:
+    """Return the section of a hub for which one vote is enough, at once."""
+    rule = {"name": "one", "approve": {"votes": 1, "from": list(voters)}}
+    return {"approvals": {"tell_first": "0s", "rules": [rule]}}
 
 
 @dataclass(slots=True)
@@ -49,12 +56,22 @@ class RunningFleet:
     hub: RunningRelay | None = None
     hub_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     hub_settings: Mapping[str, Any] = field(default_factory=dict)
-    agent_settings: Mapping[str, Any] = field(default_factory=dict)
     domains: Sequence[Mapping[str, Any]] = DOMAINS
     interval: str = "500ms"
     """Between two polls of an agent."""
     hub_file: Path | None = None
     """The state file of the hub, if it is not in the directory of the fleet."""
+
+    @property
+    def azure(self) -> Simulator:
+        """That of the first scope."""
+        return next(iter(self.azures.values()))
+
+    async def scheduled(self, vm: str, **plan: Any) -> Event:
+        """Let the first scope schedule an event for a VM, and wait until the hub has told it."""
+        event = self.azure.schedule(Plan(resources=(vm,), **plan))
+        await eventually(lambda: self.told(event.event_id) == ["event.scheduled"])
+        return event
 
     @property
     def running_hub(self) -> RunningRelay:
@@ -96,12 +113,7 @@ class RunningFleet:
                     "exchange": self.exchange,
                 },
             ],
-            "api": {
-                "listen": "127.0.0.1:0",
-                "clients": [
-                    {"name": "ops", "key": KEY, "can": ["read", "approve", "hold", "operate"]}
-                ],
-            },
+            "api": {"listen": "127.0.0.1:0", "clients": [client("ops")]},
             **self.hub_settings,
         }
 
@@ -130,24 +142,15 @@ class RunningFleet:
             "source": {"url": self.azures[scope].urls[relay], "interval": self.interval},
             "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
             "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
-            **self.agent_settings,
         }
 
     async def start_plain_relay(
-        self, stack: AsyncExitStack, scope: str, vm: str, url: str, *, store: str = "plain.db"
+        self, stack: AsyncExitStack, scope: str, vm: str, url: str
     ) -> RunningRelay:
-        """Start a relay without a fleet on a VM; it tells a webhook."""
-        config = Config.model_validate(
-            {
-                "scope": scope,
-                "relay": vm,
-                "source": {"url": self.azures[scope].urls[vm], "interval": "500ms"},
-                "store": {"path": str(self.directory / store)},
-                "sinks": [webhook(url)],
-                "approvals": {"enabled": False},
-                "api": {"listen": "127.0.0.1:0"},
-            }
-        )
+        """Start a relay without a fleet on the state file of a VM's agent; it tells a webhook."""
+        document = self.agent_document(scope, vm)
+        document |= {"fleet": None, "sinks": [webhook(url)], "approvals": {"enabled": False}}
+        config = Config.model_validate(document)
         return await stack.enter_async_context(start_relay(config, SystemClock()))
 
     async def wait_until_reported(self) -> None:
@@ -252,7 +255,6 @@ async def running_fleet(
     scopes: Mapping[str, Sequence[str]],
     *,
     hub: Mapping[str, Any] | None = None,
-    agents: Mapping[str, Any] | None = None,
     domains: Sequence[Mapping[str, Any]] = DOMAINS,
     setup: Setup | None = None,
     without_agents: Collection[str] = (),
@@ -260,8 +262,8 @@ async def running_fleet(
 ) -> AsyncIterator[RunningFleet]:
     """Run a hub, and an agent for each VM of each scope.
 
-    ``hub`` and ``agents`` hold further sections of their configurations. ``setup`` says how each
-    simulated Azure behaves; its VMs are replaced. ``without_agents`` names VMs that get no agent.
+    ``hub`` holds further sections of its configuration. ``setup`` says how each simulated Azure
+    behaves; its VMs are replaced. ``without_agents`` names VMs that get no agent.
     """
     await asyncio.to_thread(broker.start)
     exchange = unused_exchange()
@@ -274,7 +276,6 @@ async def running_fleet(
             directory,
             box,
             hub_settings=hub or {},
-            agent_settings=agents or {},
             domains=domains,
             interval=interval,
         )

@@ -22,14 +22,13 @@ from relay.simulator import Plan, Setup, Simulator
 from relay.simulator.setup import Fault
 from tests.depth import CHAOS
 from tests.eventually import eventually
-from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.fleet.running_fleet import AUTOMATIC, RunningFleet, running_fleet
 from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
 ROUNDS = 20
 SCOPE = "vmss-a-1f0c33ab"
 VMS = ("vm-0", "vm-1", "vm-2")
-AUTOMATIC = {"approvals": {"tell_first": "0s", "rules": [{"name": "all", "approve": "automatic"}]}}
 TOLERANCE = 0.1
 """Seconds between a log line and the step that it is about, on a machine that stalls."""
 
@@ -84,7 +83,7 @@ async def test_frozen_and_killed_agents_never_leave_two_start_requests_in_flight
                 setup=Setup(rate_limit=None),
             )
         )
-        azure = fleet.azures[SCOPE]
+        azure = fleet.azure
         agents = [await start_process(stack, fleet, vm) for vm in VMS]
         await eventually(lambda: {agent.relay for agent in fleet.roster} == set(VMS))
         chance = random.Random(11)  # noqa: S311  # moments and victims

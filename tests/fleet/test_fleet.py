@@ -13,7 +13,7 @@ from relay.fleet.agent import start_orders
 from relay.fleet.hub import merge
 from relay.simulator import Plan, Setup
 from tests.eventually import eventually
-from tests.fleet.running_fleet import running_fleet
+from tests.fleet.running_fleet import one_vote, running_fleet
 from tests.journey.relay_process import inbox
 from tests.rabbitmq import Broker
 
@@ -30,7 +30,7 @@ async def test_an_event_that_one_vm_alone_sees_is_told_from_beginning_to_end(
     async with running_fleet(
         own_broker, tmp_path, {SCOPE: vms}, setup=Setup(broadcast=False)
     ) as fleet:
-        azure = fleet.azures[SCOPE]
+        azure = fleet.azure
         events = [azure.schedule(Plan(resources=(vm,))) for vm in vms]
         await eventually(lambda: all(len(fleet.told(each.event_id)) == 1 for each in events))
         for event in events:
@@ -51,12 +51,10 @@ async def test_an_agent_that_becomes_a_plain_relay_and_back_loses_nothing(
         running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet,
         inbox() as alone,
     ):
-        azure = fleet.azures[SCOPE]
-        event = azure.schedule(Plan(resources=("vm-0",)))
-        await eventually(lambda: fleet.told(event.event_id) == WHOLE_STORY[:1])
+        azure, event = fleet.azure, await fleet.scheduled("vm-0")
         await fleet.stop_agent(SCOPE, "vm-0")
         async with AsyncExitStack() as stack:
-            await fleet.start_plain_relay(stack, SCOPE, "vm-0", alone.url, store=f"{SCOPE}-vm-0.db")
+            await fleet.start_plain_relay(stack, SCOPE, "vm-0", alone.url)
             azure.start(event)
             await eventually(lambda: "event.started" in alone.types_of(event.event_id))
         await fleet.start_agent(SCOPE, "vm-0")
@@ -74,9 +72,7 @@ async def test_an_agent_whose_vm_azure_deleted_is_forgotten(
     monkeypatch.setattr(merge, "END_WAIT", timedelta(seconds=1))
     vms = ["vm-0", "vm-1"]
     async with running_fleet(own_broker, tmp_path, {SCOPE: vms}) as fleet:
-        azure = fleet.azures[SCOPE]
-        event = azure.schedule(Plan(type="Terminate", resources=("vm-0",)))
-        await eventually(lambda: len(fleet.told(event.event_id)) == 1)
+        azure, event = fleet.azure, await fleet.scheduled("vm-0", type="Terminate")
         azure.start(event)
         await eventually(lambda: len(fleet.told(event.event_id)) == 2)
         await fleet.stop_agent(SCOPE, "vm-0")
@@ -87,12 +83,6 @@ async def test_an_agent_whose_vm_azure_deleted_is_forgotten(
 
 # --- orders
 
-RULE = {
-    "approvals": {
-        "rules": [{"name": "ops", "approve": {"votes": 1, "from": ["client:ops"]}}],
-    }
-}
-
 
 async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once(
     own_broker: Broker,
@@ -102,8 +92,10 @@ async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once
 ) -> None:
     monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)  # no agent is restarted here
     vms = ("vm-0", "vm-1")
-    async with running_fleet(own_broker, tmp_path, {SCOPE: vms}, hub=RULE) as fleet:
-        azure, hub = fleet.azures[SCOPE], fleet.running_hub.relay
+    async with running_fleet(
+        own_broker, tmp_path, {SCOPE: vms}, hub=one_vote("client:ops")
+    ) as fleet:
+        azure, hub = fleet.azure, fleet.running_hub.relay
         event = azure.schedule(Plan(resources=vms))  # both report it, as it names both
         await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
         key = f"{event.event_id.lower()}@{SCOPE}"

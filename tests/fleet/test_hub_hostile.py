@@ -17,17 +17,13 @@ from relay.simulator.event import Event
 from relay.store import TrackedEvent
 from tests.eventually import eventually
 from tests.fleet.hub_side import AGENT_USER, STRANGER
-from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.fleet.running_fleet import RunningFleet, one_vote, running_fleet
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RefusedError
 
 SCOPE = "vmss-a-1f0c33ab"
 OTHER = "vmss-b-2e1d44bc"
-RULE = {
-    "approvals": {
-        "rules": [{"name": "ops", "approve": {"votes": 1, "from": ["client:ops", "vm:*/*"]}}]
-    }
-}
+RULE = one_vote("client:ops", "vm:*/*")
 DOMAINS = (
     {"user": AGENT_USER, "scopes": ["vmss-a-*"]},
     {"user": STRANGER, "scopes": ["vmss-b-*"]},
@@ -61,12 +57,6 @@ def body_of(message: Message, scope: str = SCOPE, relay: str = "vm-0") -> bytes:
 PULSE = Pulse(version="1", names=(), live=(), poll_age=0.0, clock_offset=0.0)
 
 
-async def scheduled(fleet: RunningFleet) -> Event:
-    event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
-    await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
-    return event
-
-
 UNUSABLE = [
     ("event.scheduled.reboot.{scope}.vm-0", b"{"),
     ("start.{scope}.vm-1", body_of(PULSE)),  # another relay than its key
@@ -75,7 +65,7 @@ UNUSABLE = [
 
 
 async def test_what_cannot_be_used_is_dead_lettered_counted_and_told(fleet: RunningFleet) -> None:
-    event = await scheduled(fleet)
+    event = await fleet.scheduled("vm-0")
     for number, (key, body) in enumerate(UNUSABLE, start=1):
         user = STRANGER if "more" in key else AGENT_USER
         await fleet.publish(key.format(scope=SCOPE), body, user=user)
@@ -83,7 +73,7 @@ async def test_what_cannot_be_used_is_dead_lettered_counted_and_told(fleet: Runn
     for relay in ("vm-0", "vm-1"):
         await eventually(lambda relay=relay: complaints(fleet, relay) == 1)
     assert fleet.told(event.event_id) == ["event.scheduled"]
-    fleet.azures[SCOPE].cancel(event)
+    fleet.azure.cancel(event)
     await eventually(lambda: fleet.told(event.event_id)[-1] == "event.ended")
 
 
@@ -105,7 +95,7 @@ def vote_for(event: Event, scope: str = SCOPE, relay: str = "vm-0", revision: st
 
 
 async def test_no_vote_of_anybody_else_has_an_effect(fleet: RunningFleet) -> None:
-    event = await scheduled(fleet)
+    event = await fleet.scheduled("vm-0")
     key, vote = f"vote.{SCOPE}.vm-0", vote_for(event)
     # The broker lets the stranger do everything.
     await fleet.publish(key, vote, user=STRANGER)
@@ -125,14 +115,14 @@ async def test_no_vote_of_anybody_else_has_an_effect(fleet: RunningFleet) -> Non
         dead += 1
     await eventually(lambda: has_dead(fleet, dead))
     assert fleet.told(event.event_id) == ["event.scheduled"]
-    assert fleet.azures[SCOPE].start_requests == ()
+    assert fleet.azure.start_requests == ()
     assert {agent.scope for agent in fleet.roster} == {SCOPE}
 
 
 async def test_a_vote_right_after_the_report_finds_the_event(fleet: RunningFleet) -> None:
     """Both wait for a hub that is down, and arrive together."""
     await fleet.stop_hub()
-    event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
+    event = fleet.azure.schedule(Plan(resources=("vm-0",)))
     known: list[TrackedEvent] = []
 
     async def is_reported() -> bool:

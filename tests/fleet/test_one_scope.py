@@ -99,7 +99,7 @@ async def test_agents_tell_each_change_once_with_the_ids_of_a_relay_alone(
         fleet = await stack.enter_async_context(running)
         alone = await stack.enter_async_context(inbox())
         await fleet.start_plain_relay(stack, SCOPE, PLAIN, alone.url)
-        story = Story(fleet.azures[SCOPE])
+        story = Story(fleet.azure)
         for step in (story.begin, story.change, story.return_to_before, story.end):
             step()
             await eventually(lambda: len(changes(alone)) >= story.expected)

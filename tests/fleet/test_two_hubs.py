@@ -17,13 +17,12 @@ from relay.fleet.hub import link
 from relay.fleet.routing import report_queue_name
 from relay.simulator import Plan
 from tests.eventually import eventually
-from tests.fleet.running_fleet import RunningFleet, running_fleet
+from tests.fleet.running_fleet import AUTOMATIC, RunningFleet, one_vote, running_fleet
 from tests.ports import reserve
 from tests.rabbitmq import Broker
 from tests.store.conftest import SmallDisk
 
 SCOPE = "vmss-a-1f0c33ab"
-AUTOMATIC = {"approvals": {"tell_first": "0s", "rules": [{"name": "all", "approve": "automatic"}]}}
 
 
 async def test_a_second_hub_tells_nothing_and_starts_nothing_until_the_first_is_gone(
@@ -42,11 +41,11 @@ async def test_a_second_hub_tells_nothing_and_starts_nothing_until_the_first_is_
             await eventually(lambda: "another hub reads" in caplog.text)
             await eventually(lambda: other.relay.source.lost)
             await eventually(lambda: "relay.source-lost" in names(fleet))
-            event = fleet.azures[SCOPE].schedule(Plan(resources=("vm-0",)))
+            event = fleet.azure.schedule(Plan(resources=("vm-0",)))
             await eventually(lambda: "event.started" in fleet.told(event.event_id))
             ids = [each["id"] for each in fleet.inbox.events]
             assert len(set(ids)) == len(ids)
-            assert len(fleet.azures[SCOPE].start_requests) == 1
+            assert len(fleet.azure.start_requests) == 1
             assert await other.relay.store.read(lambda tx: tx.occurrences.live_occurrences()) == []
             await fleet.stop_hub()
             await eventually(lambda: not other.relay.source.lost)
@@ -79,13 +78,6 @@ async def test_a_hub_counts_each_failed_connection_in_a_row(tmp_path: Path) -> N
 
 # --- a full disk
 
-RULE = {
-    "approvals": {
-        "tell_first": "0s",
-        "rules": [{"name": "ops", "approve": {"votes": 1, "from": ["client:ops"]}}],
-    }
-}
-
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
@@ -104,13 +96,12 @@ async def test_a_hub_with_a_full_disk_tells_from_memory_and_approves_nothing(
     own_broker: Broker, tmp_path: Path, disk: SmallDisk
 ) -> None:
     """Reports are acknowledged when they are on disk. The next start of the hub has the others."""
-    async with running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0", "vm-1"]}, hub=RULE) as fleet:
+    scopes = {SCOPE: ["vm-0", "vm-1"]}
+    async with running_fleet(own_broker, tmp_path, scopes, hub=one_vote("client:ops")) as fleet:
         await fleet.stop_hub()
         fleet.hub_file = disk.folder / "hub.db"
         await fleet.start_hub()
-        azure = fleet.azures[SCOPE]
-        first = azure.schedule(Plan(resources=("vm-0",)))
-        await eventually(lambda: fleet.told(first.event_id) == ["event.scheduled"])
+        azure, first = fleet.azure, await fleet.scheduled("vm-0")
         await fleet.wait_until_reported()
         disk.fill()
         second = azure.schedule(Plan(resources=("vm-1",)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import aio_pika
 import aiohttp
@@ -14,8 +15,8 @@ from relay.fleet.agent import start_orders
 from relay.simulator import Plan
 from tests.eventually import eventually
 from tests.fleet.hub_side import HUB_USER, STRANGER
-from tests.fleet.running_fleet import RunningFleet, running_fleet
-from tests.journey.relay_process import CLIENT_SECRET, KEY
+from tests.fleet.running_fleet import RunningFleet, one_vote, running_fleet
+from tests.journey.relay_process import CLIENT_SECRET, client
 from tests.rabbitmq import Broker
 
 SCOPE = "vmss-a-1f0c33ab"
@@ -23,33 +24,12 @@ OTHER = "vmss-a-2e1d44bc"
 VMS = ("vm-0", "vm-1", "vm-2")
 
 
-@pytest.fixture(autouse=True)
-def agents_obey_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No agent is restarted here, so none needs to wait for what it may have done before."""
-    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
-
-
-def hub_with(fleet_broker: Broker, rule: dict[str, object]) -> dict[str, object]:
-    """Return the sections of a hub that takes votes in every way."""
-    return {
-        "approvals": {
-            "tell_first": "0s",
-            "rules": [{"name": "one", "approve": rule}],
-            "amqp": {"url": f"amqp://{HUB_USER}:{HUB_USER}@127.0.0.1:{fleet_broker.port}/"},
-        },
-        "api": {
-            "listen": "127.0.0.1:0",
-            "clients": [
-                {
-                    "name": "ops",
-                    "key": KEY,
-                    "secrets": [CLIENT_SECRET],
-                    "amqp_user": STRANGER,
-                    "can": ["read", "approve", "hold", "operate"],
-                }
-            ],
-        },
-    }
+def hub_with_all_ways(port: int) -> dict[str, Any]:
+    """Return the sections of a hub that takes votes in every way, and of RabbitMQ at this port."""
+    sections = one_vote("client:ops", "vm:*/*")
+    sections["approvals"]["amqp"] = {"url": f"amqp://{HUB_USER}:{HUB_USER}@127.0.0.1:{port}/"}
+    ops = client("ops", secrets=[CLIENT_SECRET], amqp_user=STRANGER)
+    return sections | {"api": {"listen": "127.0.0.1:0", "clients": [ops]}}
 
 
 async def vote_by_callback(fleet: RunningFleet, vote: dict[str, str]) -> None:
@@ -89,15 +69,14 @@ async def vote_on_vm(fleet: RunningFleet, vote: dict[str, str]) -> None:
 
 
 async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
-    own_broker: Broker, tmp_path: Path
+    own_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same EventIds are in another scope, where nobody votes."""
-    rule = {"votes": 1, "from": ["client:ops", "vm:*/*"]}
-    scopes = {SCOPE: VMS, OTHER: ["vm-0"]}
-    async with running_fleet(own_broker, tmp_path, scopes, hub=hub_with(own_broker, rule)) as fleet:
+    monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)  # no agent is restarted here
+    scopes, hub = {SCOPE: VMS, OTHER: ["vm-0"]}, hub_with_all_ways(own_broker.port)
+    async with running_fleet(own_broker, tmp_path, scopes, hub=hub) as fleet:
         ways = ("http", "callback", "amqp", "vm")
-        azure = fleet.azures[SCOPE]
-        for scope in (azure, fleet.azures[OTHER]):
+        for scope in fleet.azures.values():
             for way in ways:
                 scope.schedule(Plan(id=f"E-{way}", resources=("vm-0",)))
         await eventually(
@@ -111,7 +90,7 @@ async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
         await eventually(
             lambda: all("startrequest.accepted" in fleet.told(f"E-{way}") for way in ways)
         )
-        posts = sorted(call.event_ids for call in azure.start_requests)
+        posts = sorted(call.event_ids for call in fleet.azure.start_requests)
         assert posts == sorted((f"E-{way}",) for way in ways)
-        assert {call.vm for call in azure.start_requests} <= {"vm-1", "vm-2"}
+        assert {call.vm for call in fleet.azure.start_requests} <= {"vm-1", "vm-2"}
         assert fleet.azures[OTHER].start_requests == ()

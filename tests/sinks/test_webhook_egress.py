@@ -18,8 +18,8 @@ from relay.net.egress import (
     parse_address_literal,
 )
 from tests.namespace import run_in_namespace
-from tests.sinks.http_receiver import Names, good, listening
-from tests.sinks.webhook_sink import deliver, failure
+from tests.sinks.http_receiver import Names
+from tests.sinks.webhook_sink import failure
 
 REFUSED_ADDRESSES = """
 169.254.0.0 169.254.169.254 169.254.255.255 168.63.129.16
@@ -137,19 +137,6 @@ async def test_a_name_of_a_refused_address_is_a_failure_that_somebody_must_mend(
                 error.reason == "expected a receiver's address, the name in the URL stands for "
                 "a metadata or host address, which no sink may reach"
             )
-
-
-@pytest.mark.parametrize(
-    "others",
-    [["169.254.169.254"], ["fd00:ec2::254", "169.254.169.254"], ["fe80::1%lo", "168.63.129.16"]],
-)
-async def test_of_several_addresses_of_a_name_only_allowed_ones_are_dialled(
-    others: list[str],
-) -> None:
-    async with listening(good) as receiver:
-        addresses = [*others, "127.0.0.1"]
-        url = f"http://drain.test:{receiver.port}/"
-        assert (await deliver(url, resolver=Names({"drain.test": addresses}))).status == 204
 
 
 def test_no_packet_reaches_a_refused_address_that_is_there_and_listens() -> None:
