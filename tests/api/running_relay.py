@@ -185,9 +185,8 @@ class RunningRelay:
 
     async def _description(self) -> Description:
         if not _DESCRIPTION:
-            async with self.session.get(
-                f"http://127.0.0.1:{self.server.port}/openapi.json"
-            ) as described:
+            url = f"http://127.0.0.1:{self.server.port}/openapi.json"
+            async with self.session.get(url) as described:
                 _DESCRIPTION.append(Description(await described.json()))
         return _DESCRIPTION[0]
 
@@ -331,9 +330,8 @@ async def run_relay(
     rules = ApprovalsSettings.model_validate({**APPROVALS, **(approvals or {})})
     clock, azure = ShiftedClock(), ScriptedAzure()
     recording_sinks = {name: RecordingSink() for name in sinks}
-    sink_settings = [
-        RecordingSinkSettings(name=name, kind=kinds.get(name, "box")) for name in sinks
-    ]
+    kinds = dict.fromkeys(sinks, "box") | dict(kinds)
+    sink_settings = [RecordingSinkSettings(name=name, kind=kinds[name]) for name in sinks]
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(Server(settings, clock, limits))
         session = await stack.enter_async_context(aiohttp.ClientSession())

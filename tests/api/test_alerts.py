@@ -104,9 +104,8 @@ async def refused_reloader() -> Reloader:
         raise ConfigError("relay.yaml:1: it is wrong")
 
     parts: Any = None
-    reloader = Reloader(
-        parts, LoadedConfig(Config(), None), load, SystemClock(), contextlib.nullcontext
-    )
+    config, alone = LoadedConfig(Config(), None), contextlib.nullcontext
+    reloader = Reloader(parts, config, load, SystemClock(), alone)
     with pytest.raises(ReloadRefused):
         await reloader.reload("a test")
     return reloader

@@ -188,9 +188,7 @@ PAUSES = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=80)
 
 
 @given(PAUSES, st.integers(1, 20), st.floats(0.1, 50))
-def test_no_period_has_more_calls_than_allowed(
-    pauses: list[float], burst: int, rate: float
-) -> None:
+def test_no_period_has_too_many_calls(pauses: list[float], burst: int, rate: float) -> None:
     buckets, now, passed = TokenBuckets(rate, burst), 0.0, []
     for pause in pauses:
         now += pause

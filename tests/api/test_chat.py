@@ -82,9 +82,8 @@ async def test_a_refused_platform_call_learns_no_reason_and_is_counted(
 ) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", body, by=None, headers=headers)
     assert answer.status == status
-    assert answer.json["detail"] == (
-        "the call proves nothing, or cannot be read; the relay's log says more"
-    )
+    said = "the call proves nothing, or cannot be read; the relay's log says more"
+    assert answer.json["detail"] == said
     assert relay.server.state.rejection_log.count == 1
     assert "chat ops: the " in caplog.text
 

@@ -206,9 +206,8 @@ async def test_a_peer_that_never_reads_does_not_keep_its_closed_connection(tmp_p
     """The rest of its last response is small, so the relay does not have to wait to write it."""
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        async with run_relay(
-            tmp_path, limits=ServerLimits(idle_timeout=0.5, send_timeout=2.0)
-        ) as relay:
+        limits = ServerLimits(idle_timeout=0.5, send_timeout=2.0)
+        async with run_relay(tmp_path, limits=limits) as relay:
             files_before = _open_files()
             deaf.connect(("127.0.0.1", relay.server.port))
             responses = relay.server.state.responses_by_status

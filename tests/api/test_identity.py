@@ -35,6 +35,7 @@ from tests.eventually import eventually
 
 APPLICATION = "22222222-2222-2222-2222-22222222222a"
 OTHER_APPLICATION = "33333333-3333-3333-3333-333333333333"
+ISSUER = Entra(origin="https://login.example.com")
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 VOTE = {"name": "all", "approve": {"votes": 1, "from": [principal(ANN), "mtls:drain.internal"]}}
 
@@ -290,9 +291,7 @@ async def test_only_rsa_keys_for_signatures_verify_tokens(entra: Bearers, keys: 
 )
 def test_an_unsafe_oidc_section_is_an_error(words: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=words):
-        ApiSettings.model_validate(
-            {"oidc": section(Entra(origin="https://login.example.com"), **changes)}
-        )
+        ApiSettings.model_validate({"oidc": section(ISSUER, **changes)})
 
 
 # --- certificates
@@ -421,9 +420,8 @@ async def test_readiness_refuses_no_certificate_and_tells_clients_why(certified:
         ("drain.internal", {"box": "paused by client:job"}),
         ("probe.internal", None),
     ):
-        status, answer = await certified.call(
-            "GET", "/readyz", x509.DNSName(name), X_Forwarded_For="x"
-        )
+        san = x509.DNSName(name)
+        status, answer = await certified.call("GET", "/readyz", san, X_Forwarded_For="x")
         assert (status, answer["sinks"]["paused"], answer.get("reasons")) == (200, ["box"], reasons)
     assert certified.relay.server.state.rejection_log.count == 0
 
@@ -444,7 +442,7 @@ def test_a_san_without_a_client_ca_is_an_error() -> None:
 CERTIFIED: dict[str, Any] = {
     "clients": [{"name": "alice", "san": "alice.internal", "can": ["read"]}],
     "tls": {"cert_file": "a", "key_file": "b", "client_ca_file": "c"},
-    "oidc": section(Entra(origin="https://login.example.com")),
+    "oidc": section(ISSUER),
 }
 
 

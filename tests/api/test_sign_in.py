@@ -558,6 +558,7 @@ async def test_bearer_tokens_alone_let_nobody_sign_in(tmp_path: Path) -> None:
 
 SECTION = Entra(origin="https://login.microsoftonline.com").section()
 URL = "https://relay.example.com"
+USABLE = {"client_secret": CLIENT_SECRET}
 
 
 def api_settings(
@@ -589,15 +590,12 @@ def test_a_sign_in_that_cannot_work_is_an_error_at_start(
     words: str, sign_in: dict[str, Any] | None, public_url: str | None, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(ValidationError, match=words):
-        api_settings(
-            {"client_secret": CLIENT_SECRET} if sign_in is None else sign_in, public_url, **changes
-        )
+        api_settings(USABLE if sign_in is None else sign_in, public_url, **changes)
 
 
 def test_a_sign_in_needs_no_applications_and_no_https_on_this_machine_and_shows_no_secret() -> None:
-    sign_in = {"client_secret": CLIENT_SECRET}
     for url in ("http://localhost:8080", "http://127.0.0.1:8080", "https://relay.example.com/r"):
-        settings = api_settings(sign_in, url)
+        settings = api_settings(USABLE, url)
         assert settings.public_url == url
         assert CLIENT_SECRET not in repr(settings) + settings.model_dump_json()
     with pytest.raises(ValidationError, match="applications: expected at least 1"):

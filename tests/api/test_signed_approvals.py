@@ -31,9 +31,8 @@ async def test_the_webhook_id_identifies_a_repeat_over_http_too(relay: RunningRe
     body = _body(relay)
     first = await relay.post_callback(body)
     later = await relay.post_callback(body)
-    over_http = await relay.call(
-        "POST", "/v1/approvals", body, by="drain", headers={"webhook-id": "msg_1"}
-    )
+    headers = {"webhook-id": "msg_1"}
+    over_http = await relay.call("POST", "/v1/approvals", body, by="drain", headers=headers)
     assert first.json == later.json == over_http.json
     assert len(await relay.recorded_events("approval.recorded")) == 1
 
@@ -53,10 +52,8 @@ async def test_the_webhook_id_identifies_a_repeat_over_http_too(relay: RunningRe
 async def test_a_wrong_signature_is_a_bare_401(relay: RunningRelay, wrong: dict[str, str]) -> None:
     answer = await relay.post_callback(_body(relay), **wrong)
     assert answer.status == 401
-    assert (
-        answer.json["detail"]
-        == "expected a body signed as Standard Webhooks with this client's secret"
-    )
+    said = "expected a body signed as Standard Webhooks with this client's secret"
+    assert answer.json["detail"] == said
     assert await relay.recorded_events("approval.recorded") == []
     assert await relay.recorded_events("approval.refused") == []
 

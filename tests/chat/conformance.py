@@ -154,14 +154,12 @@ async def relay_with_chat(
         clock,
         lambda event: tuple(matching_sinks(event, [settings])),
     ) as store:
-        context = ChatContext(
-            store, approvals, clock, "https://relay.example.com", decide_nothing, {}
-        )
+        url = "https://relay.example.com"
+        context = ChatContext(store, approvals, clock, url, decide_nothing, {})
         async with member.connect(settings, clock, context) as chat:
             observed = Watched(chat)
-            dispatcher = Dispatcher(
-                {"chat": (settings, observed)}, store, clock, lambda *_, **__: None
-            )
+            sinks = {"chat": (settings, observed)}
+            dispatcher = Dispatcher(sinks, store, clock, lambda *_, **__: None)
             await dispatcher.begin()
             async with BackgroundTasks(dispatcher.run()):
                 yield ChatRelay(
@@ -394,9 +392,8 @@ async def shows_no_secret_in_any_error(trial: Trial) -> None:
         texts += traceback.format_exception(error)
         texts.append(str(getattr(error, "response", "")))
     assert trial.receiver.secrets_in_settings
-    assert [
-        secret for secret in trial.receiver.secrets_in_settings if secret in "\n".join(texts)
-    ] == []
+    secrets, text = trial.receiver.secrets_in_settings, "\n".join(texts)
+    assert [secret for secret in secrets if secret in text] == []
 
 
 async def refuses_calls_that_prove_nothing(trial: Trial) -> None:

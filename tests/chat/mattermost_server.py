@@ -196,9 +196,8 @@ class MattermostServer:
     @property
     def channel_posts(self) -> list[Json]:
         """The posts in the channel now, without replies in threads, oldest first."""
-        return [
-            post for post in self.posts.values() if not post["root_id"] and not post["delete_at"]
-        ]
+        posts = self.posts.values()
+        return [post for post in posts if not post["root_id"] and not post["delete_at"]]
 
     @property
     def replies(self) -> list[Json]:
@@ -334,9 +333,8 @@ class MattermostServer:
         if self.scripted_responses and path.startswith(self.scripted_responses[0][0]):
             return self.scripted_responses.popleft()[1]
         if self.rejects_tokens:
-            return error_response(
-                401, "api.context.session_expired.app_error", str(dict(request.headers))
-            )
+            repeated = str(dict(request.headers))
+            return error_response(401, "api.context.session_expired.app_error", repeated)
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return error_response(401, "api.context.session_expired.app_error")
         return await handler(request)
@@ -398,9 +396,8 @@ class MattermostServer:
 
     async def _get_users(self, request: web.Request) -> web.Response:
         user_ids = await request.json()
-        return web.json_response(
-            [self.users[user_id] for user_id in user_ids if user_id in self.users]
-        )
+        users = [self.users[user_id] for user_id in user_ids if user_id in self.users]
+        return web.json_response(users)
 
     async def _get_user(self, request: web.Request) -> web.Response:
         user = self.users.get(request.match_info["user"])

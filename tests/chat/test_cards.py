@@ -31,6 +31,8 @@ from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import MAX_NAMES, RELAY_EVENTS, impact_text, join_names
 from tests.approvals.builders import (
+    REBOOT,
+    VOTES,
     ApprovalFile,
     build_caller,
     build_decision,
@@ -39,6 +41,7 @@ from tests.approvals.builders import (
     build_occurrence,
     build_request,
     build_status,
+    started,
 )
 from tests.chat.wall_platform import plain_text
 from tests.clocks import NOON
@@ -99,14 +102,12 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
 
 
 LIMIT = WaitingFor(limit="databases", slots=1, machines=("db-2",), behind=None, until=NOON + MINUTE)
-WAITING = replace(
-    build_status(None, build_decision(), build_decision(by="bob")), waiting_for=(LIMIT,)
-)
+WAITING = replace(build_status(None, *VOTES), waiting_for=(LIMIT,))
 ENDED = {
     outcome: replace(build_status(), occurrence=build_occurrence(live=False, outcome=outcome))
     for outcome in ("completed", "canceled", "unknown")
 }
-STARTED = build_status(build_event(event_status="Started", due=None))
+STARTED = build_status(started(REBOOT))
 
 
 MACHINES = tuple(f"db-{number:02d}" for number in range(12))
@@ -117,9 +118,7 @@ EACH = ApprovalsSettings.model_validate({"rules": [{"name": "each", "approve": Q
 TWO = build_event(resources=("db-1", "web-1"))
 DB_VOTE, LATE_VOTE = build_decision(by="db", of=TWO), build_decision(at=NOON + 13 * MINUTE)
 MOVED = build_status(build_event(due=1800), ALICE, BOB, grants=[ACCEPTED])
-ACCEPTED_STARTED = build_status(
-    build_event(event_status="Started", due=None), ALICE, grants=[ACCEPTED]
-)
+ACCEPTED_STARTED = build_status(started(REBOOT), ALICE, grants=[ACCEPTED])
 IS_ACCEPTED = "It is approved: Azure has accepted the StartRequest."
 
 
@@ -210,7 +209,7 @@ def test_what_happens_is_said_for_every_type() -> None:
 
 EVENTS = [
     *(build_event(), build_event(event_type="Freeze"), build_event(event_source="User")),
-    *(build_event(event_status="Started", due=None), build_event(event_status="Paused")),
+    *(started(REBOOT), build_event(event_status="Paused")),
     build_event(due=None),
 ]
 CAST = [
@@ -370,7 +369,7 @@ def test_the_thread_tells_who_did_what_when(tmp_path: Path) -> None:
     book.submit("approve", "alice")
     book.submit("approve", build_caller("eve"))
     book.submit("approve", "bob")
-    book.record_document(build_event(event_status="Started", due=None))
+    book.record_document(started(REBOOT))
     book.record_document()
     assert thread_lines(book) == [
         "12:00: Azure announced a Reboot of db-1.",

@@ -78,9 +78,8 @@ async def test_messages_change_with_time_again_after_an_error_that_nobody_foresa
         monkeypatch.setattr(MessagePlanner, "enqueue_due_refreshes", fail_once)
         await relay.deliver_document(build_event())
         await eventually(lambda: "internal error" in caplog.text)
-        await clock.advance_until(
-            lambda: relay.wall.cards["m1"].buttons == (), step=30, within=10**6
-        )
+        cards = relay.wall.cards
+        await clock.advance_until(lambda: cards["m1"].buttons == (), step=30, within=10**6)
 
 
 async def test_no_log_holds_a_proof_though_the_platform_repeats_it(tmp_path: Path) -> None:

@@ -165,9 +165,8 @@ def test_only_an_active_person_of_the_channel_is_eligible(
     server = MattermostServer()
     ann = server.add_user("ann", **user_changes)
     member = {**server.members[ann], **member_changes}
-    found = eligibility_problem(
-        server.users[ann], member, user_id=ann, channel_id=server.channel_id
-    )
+    user, channel = server.users[ann], server.channel_id
+    found = eligibility_problem(user, member, user_id=ann, channel_id=channel)
     assert (found or "").find(problem or "") >= 0
     assert (found is None) == (problem is None)
 

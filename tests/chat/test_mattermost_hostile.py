@@ -19,13 +19,11 @@ from tests.depth import depth
 from tests.relay_in_process import RelayInProcess, simulated
 
 
-async def genuine_calls(
-    stack: AsyncExitStack, directory: Path
-) -> tuple[RelayInProcess, Json, Json]:
+async def genuine_calls(stack: AsyncExitStack, folder: Path) -> tuple[RelayInProcess, Json, Json]:
     """Return a running relay, a click and the submission after it, which was not sent yet."""
     server = await stack.enter_async_context(running_mattermost())
     azure = await stack.enter_async_context(simulated())
-    ops = await stack.enter_async_context(running_mattermost_relay(directory, server, azure))
+    ops = await stack.enter_async_context(running_mattermost_relay(folder, server, azure))
     _, post = await ops.announce_reboot()
     await server.click(post, "Approve", server.ann)
     click, (opened,) = server.click_payload(post, server.ann), server.dialogs
@@ -44,10 +42,8 @@ _SUBMISSION_PROOF = ("user_id", "state", "type")
 @st.composite
 def changed_calls(draw: st.DrawFn, call: Json, required_changes: tuple[str, ...]) -> bytes:
     """Return a genuine call with another value in a required field, and in any others."""
-    changed_fields = {
-        draw(st.sampled_from(required_changes)),
-        *draw(st.sets(st.sampled_from(sorted(call)))),
-    }
+    others = st.sets(st.sampled_from(sorted(call)))
+    changed_fields = {draw(st.sampled_from(required_changes)), *draw(others)}
     text = st.text() | st.just(new_id()) | st.just("e30=.00") | st.just("button")
     changed = {**call, **{field: draw(_JSON | text) for field in sorted(changed_fields)}}
     required = changed_fields & set(required_changes)

@@ -65,9 +65,8 @@ def test_times_are_in_utc_and_people_have_names_where_they_are_known() -> None:
         PrincipalRef("client:a`b"),
     )
     rendered = render_markdown(text, {"mattermost:t/u": "ann_b. @here *x*"})
-    assert rendered == (
-        rf"At 2026-11-20 15:04:05 UTC by **ann_b. @{GAP}here \*x\*** and `client:a'b`"
-    )
+    time = "2026-11-20 15:04:05 UTC"
+    assert rendered == rf"At {time} by **ann_b. @{GAP}here \*x\*** and `client:a'b`"
 
 
 def card(**fields: object) -> Card:
@@ -84,9 +83,7 @@ def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None
         question=("Really?",),
         url="https://relay.example.com/#/event/s/E-1/approve/r",
     )
-    button = Button(
-        decision="hold", label="Hold", event_id="E", revision="r", question=("Really?",)
-    )
+    button = Button(decision="hold", label="Hold", event_id="E", revision="r", question=("So?",))
     grouped = card(
         buttons=(link,), lines=(EventLine(("One",), (button,)), EventLine(("Two",), (button,)))
     )
@@ -96,10 +93,8 @@ def test_links_are_in_the_text_and_the_ids_of_other_buttons_are_unique() -> None
     )
     assert main["actions"] == []
     action = {"type": "button", "name": "Hold", "style": "default", "integration": {"url": "Hold"}}
-    assert [line["actions"] for line in lines] == [
-        [{"id": "hold1", **action}],
-        [{"id": "hold2", **action}],
-    ]
+    ids = [[{"id": f"hold{number}", **action}] for number in (1, 2)]
+    assert [line["actions"] for line in lines] == ids
 
 
 def test_long_texts_are_cut_and_keep_their_end() -> None:

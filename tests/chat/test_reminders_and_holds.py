@@ -102,9 +102,7 @@ async def _hold(relay: WallRelay) -> str:
 async def test_messages_say_whose_standing_hold_it_is_from_start_to_end(relay: WallRelay) -> None:
     await relay.deliver_document(build_event(), build_event("E-2", resources=("web-1",)))
     hold_id = await _hold(relay)
-    await relay.clock.advance_until(
-        lambda: relay.wall.cards["m1"].tone == "held", step=5, within=240
-    )
+    await relay.wait_for_tone("held")
     held = dict(relay.wall.cards["m1"].facts)["Held by"]
     assert plain_text(held) == ("client:eve until 12:10 by a standing hold (“@all <b>sale</b>”)")
     assert HOLD_NOTICE[1:] in plain_text(relay.wall.cards["m1"].notes[-1])
@@ -112,9 +110,7 @@ async def test_messages_say_whose_standing_hold_it_is_from_start_to_end(relay: W
     assert relay.wall.cards["m2"].tone == "waiting"
     end = build_end(hold_id, at=relay.clock.now())
     await relay.store.transact(lambda tx: relay.approvals.decide(tx, end))
-    await relay.clock.advance_until(
-        lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=240
-    )
+    await relay.wait_for_tone("waiting")
     await relay.settle()
     made, ended = (line.partition(": ")[2] for line in relay.wall.threads[None])
     assert made == (
@@ -128,6 +124,4 @@ async def test_a_message_says_when_a_standing_hold_is_over_by_time(relay: WallRe
     await _hold(relay)
     await relay.deliver_document(build_event())
     assert "Held by" in dict(relay.wall.cards["m1"].facts)
-    await relay.clock.advance_until(
-        lambda: relay.wall.cards["m1"].tone == "waiting", step=5, within=900
-    )
+    await relay.wait_for_tone("waiting", within=900)

@@ -54,9 +54,8 @@ async def test_two_people_approve_and_the_message_shows_everything(reboot: Annou
     await reboot.click("Approve")
     (vote,) = (await relay.event(event))["votes"]  # on disk before it was acknowledged
     assert (vote["principal"], vote["channel"], vote["counts"]) == (ANN, "slack", True)
-    await eventually(
-        lambda: f"Votes: 1 of 2: @{ALICE}; 1 missing, from @{BOB}" in message.text_of_blocks()
-    )
+    votes = f"Votes: 1 of 2: @{ALICE}; 1 missing, from @{BOB}"
+    await eventually(lambda: votes in message.text_of_blocks())
     assert relay.starts(event) == 0
     await reboot.click("Approve", BOB)
     await eventually(lambda: relay.starts(event) == 1)

@@ -156,6 +156,11 @@ class WallRelay(RecordingRelay):
         await eventually(lambda: bool(self.clock.remaining_sleeps))
         self.clock.advance(seconds)
 
+    async def wait_for_tone(self, tone: str, *, within: float = 240.0) -> None:
+        """Let time pass until the first message has this tone."""
+        cards = self.wall.cards
+        await self.clock.advance_until(lambda: cards["m1"].tone == tone, step=5, within=within)
+
     async def calls_by_time(self, seconds: int, *, step: int) -> list[int]:
         """Let time pass in steps. Return after how many seconds the wall was called, each time."""
         moments = []

@@ -151,9 +151,8 @@ async def live_through(relay: RunningRelay) -> None:
 
 async def break_sinks(relay: RunningRelay) -> None:
     relay.sinks["drain"].failure = Rejected("the receiver answered 404: no such path", status=404)
-    await relay.observe(
-        make_event(event_id="DEAD-1"), make_event(event_id="DEAD-2", resources=("db-9",))
-    )
+    other = make_event(event_id="DEAD-2", resources=("db-9",))
+    await relay.observe(make_event(event_id="DEAD-1"), other)
     await eventually(lambda: not relay.dispatcher.get_worker("drain").waiting)
     relay.sinks["bus"].failure = Deferred(
         "the broker does not answer: 10.0.0.4:5671, connection refused", after=0.01

@@ -17,7 +17,7 @@ from tests.api.message_links import message_links
 from tests.api.running_relay import EVENT_ID, SCOPE, TWO_VOTES, RunningRelay, make_event, run_relay
 from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
-from tests.page.scenes import give_key, make_busy, page_url, run_page_relay, show
+from tests.page.scenes import give_key, look_again, make_busy, page_url, run_page_relay, show
 
 pytestmark = IN_SESSION_LOOP
 
@@ -441,9 +441,8 @@ async def test_an_unseen_page_gives_its_connection_back(page: Page, relay: Runni
     await expect(page.locator("#live")).to_have_text("Paused")
     await eventually(lambda: not relay.server.state.stream_wakeups)
     await relay.observe(make_event(), make_event(event_id="E-2"))
-    await page.evaluate(
-        "window.away = false; document.dispatchEvent(new Event('visibilitychange'))"
-    )
+    await page.evaluate("window.away = false")
+    await look_again(page)
     await page.clock.run_for(3000)
     await expect(page.locator(".event")).to_have_count(2)
     await expect(page.locator("#live")).to_have_text("Live")

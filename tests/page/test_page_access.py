@@ -131,9 +131,8 @@ async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, desk: Desk)
     await page.get_by_role("link", name="Ann Example").click()
     await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
     desk.relay.clock.offset += SESSION_LIFETIME + 1
-    await expect(page.get_by_role("alert").first).to_have_text(
-        "Your session has ended. Sign in again."
-    )
+    alert = page.get_by_role("alert").first
+    await expect(alert).to_have_text("Your session has ended. Sign in again.")
 
 
 async def test_a_link_asks_who_decides_and_leads_to_its_decision(page: Page, desk: Desk) -> None:

@@ -88,9 +88,8 @@ async def test_the_page_works_in_firefox(relay: RunningRelay, tmp_path: Path) ->
             await wait_for(f"document.querySelector(`{selector}`)")
             await run(f"document.querySelector(`{selector}`).click()")
 
-        await send(
-            "browsingContext.navigate", context=context, url=page_url(relay), wait="complete"
-        )
+        url = page_url(relay)
+        await send("browsingContext.navigate", context=context, url=url, wait="complete")
         await wait_for("document.activeElement.id === 'key'")
         await run("document.getElementById('key').value = 'bearer-test-key-of-alice'")
         await click("#enter [type=submit]")

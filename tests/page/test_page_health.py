@@ -16,6 +16,7 @@ from tests.page.scenes import (
     Link,
     attach_parts,
     break_sinks,
+    give_key,
     look_again,
     make_roster,
     make_scopes,
@@ -185,9 +186,7 @@ async def test_without_room_for_a_stream_the_page_asks_again(page: Page, tmp_pat
     async with run_page_relay(tmp_path, limits=ServerLimits(max_streams_per_principal=0)) as relay:
         await relay.observe(make_event())
         await page.clock.install()
-        await page.add_init_script(
-            "sessionStorage.setItem('imds-relay key', 'bearer-test-key-of-alice')"
-        )
+        await give_key(page, "alice")
         await page.goto(page_url(relay))
         await expect(page.locator("#live")).to_have_text("Every 10 s")
         await expect(page.get_by_role("region", name="Connection")).to_contain_text(
