@@ -85,8 +85,7 @@ def test_a_metadata_address_is_refused_before_it_is_dialled(hosts: str) -> None:
     See docs/guarantees.md#metadata-addresses-are-never-dialed.
     """
     with pytest.raises(
-        ValueError,
-        match="expected a broker's address, got a metadata or host address",
+        ValueError, match="expected a broker's address, got a metadata or host address"
     ):
         parse_urls(f"amqp://user:hunter2@{hosts}/")
     with pytest.raises(ValidationError, match="url: expected a broker's address"):

@@ -17,10 +17,7 @@ from yarl import URL
 from relay.amqp import connection
 from relay.amqp.broker_url import host_port, parse_urls
 from relay.amqp.connection import GuardedConnection, keep_connected
-from relay.amqp.failures import (
-    explain_failure,
-    raise_if_cancelled,
-)
+from relay.amqp.failures import explain_failure, raise_if_cancelled
 from relay.amqp.topology import Exchange, declare_topology
 from relay.clock import SystemClock
 from relay.errors import Deferred
@@ -208,9 +205,7 @@ async def test_the_next_host_is_tried_at_once_and_a_pause_made_after_the_last(
     assert await failure_reasons(urls[::-1]) == [arrived, both]
 
 
-async def test_a_host_that_goes_is_left_for_the_next_within_seconds(
-    broker: Reachable,
-) -> None:
+async def test_a_host_that_goes_is_left_for_the_next_within_seconds(broker: Reachable) -> None:
     """The first is gone while it is used."""
     other = URL(broker.amqp_url())
     used: asyncio.Queue[str] = asyncio.Queue()

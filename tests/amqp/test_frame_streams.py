@@ -14,11 +14,7 @@ from pamqp.base import Frame
 from pamqp.body import ContentBody
 from pamqp.commands import Basic
 
-from relay.amqp.connection import (
-    MAX_BODY_BYTES,
-    SanitizingReader,
-    sanitize_content_header,
-)
+from relay.amqp.connection import MAX_BODY_BYTES, SanitizingReader, sanitize_content_header
 from tests.raw_amqp import property_bytes, table
 
 _NESTED: bytes = functools.reduce(lambda inner, _: b"\x01nF" + table(inner), range(1500), b"")

@@ -60,11 +60,7 @@ def test_a_valid_message_is_a_decision_of_its_client() -> None:
     request = request_in(delivery())
     assert (request.caller.principal, request.caller.channel) == ("client:db-drain", "amqp")
     assert (request.request_id, request.message_id, request.at) == ("m", "m", NOW)
-    assert (request.event_id, request.decision, request.revision) == (
-        "C7061BAC",
-        "approve",
-        "9f2c",
-    )
+    assert (request.event_id, request.decision, request.revision) == ("C7061BAC", "approve", "9f2c")
 
 
 @pytest.mark.parametrize(

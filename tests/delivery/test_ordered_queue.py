@@ -92,13 +92,7 @@ class LanesLaw(RuleBasedStateMachine):
     ) -> Entry:
         self.next_id += 1
         return entry(
-            self.next_id,
-            lane,
-            type_,
-            attempts,
-            older,
-            in_memory=in_memory,
-            not_before=not_before,
+            self.next_id, lane, type_, attempts, older, in_memory=in_memory, not_before=not_before
         )
 
     def of(self, state: str) -> dict[str, Modelled]:

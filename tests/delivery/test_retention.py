@@ -11,11 +11,7 @@ from relay.store import StoreSettings
 from relay.store.retention import PRUNE_INTERVAL, prune_forever
 from relay.store.transaction import Transaction
 from tests.clocks import ManualClock
-from tests.delivery.running_dispatcher import (
-    RunningDispatcher,
-    ScriptedSink,
-    running_dispatcher,
-)
+from tests.delivery.running_dispatcher import RunningDispatcher, ScriptedSink, running_dispatcher
 
 MAX_DEAD_LETTERS = 20
 
@@ -61,10 +57,7 @@ async def test_a_flood_of_refusals_pushes_no_event_out_of_the_dead_letters(tmp_p
         assert (await relay.deliveries("bus", "parked"))[-5:] == newest
         await record_dead_letters(relay, "event.started", 12)
         await clock.forward(PRUNE_INTERVAL, relay.settle)
-        assert await dead_letter_types(relay) == [
-            *["event.scheduled"] * 8,
-            *["event.started"] * 12,
-        ]
+        assert await dead_letter_types(relay) == [*["event.scheduled"] * 8, *["event.started"] * 12]
         await clock.forward(PRUNE_INTERVAL, relay.settle)
         task.cancel()
     reason = (

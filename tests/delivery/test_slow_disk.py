@@ -18,11 +18,7 @@ from relay.store import Attempt, StoreSettings
 from relay.store.sqlite import Store, Work, open_store
 from relay.store.transaction import Transaction
 from tests.clocks import ManualClock
-from tests.delivery.running_dispatcher import (
-    ScriptedSink,
-    hangs,
-    running_dispatcher,
-)
+from tests.delivery.running_dispatcher import ScriptedSink, hangs, running_dispatcher
 from tests.eventually import eventually
 from tests.store.open_store import IDENTITY, NOW, connection_of, numbered_event, read_column
 

@@ -313,21 +313,9 @@ class Hub:
         self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
         self.roster.note_listening(clock.now())
         self.merger = EventMerger(
-            HUB,
-            store,
-            clock,
-            Roster(),
-            has_read_all=_nothing_waits,
-            ask=_ask_nobody,
+            HUB, store, clock, Roster(), has_read_all=_nothing_waits, ask=_ask_nobody
         )
-        self.port = OrderPort(
-            store,
-            self.roster,
-            fleet,
-            HUB,
-            clock,
-            self.agents_showing,
-        )
+        self.port = OrderPort(store, self.roster, fleet, HUB, clock, self.agents_showing)
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub, fleet.connected_at = self, clock.monotonic()
 
@@ -359,11 +347,7 @@ class Hub:
         events = [event.to_scheduled_event() for event in sent.pulse.live or ()]
         words = {event.lowercase_event_id: event for event in events}
         document = Heard(
-            scope=agent.scope,
-            relay=agent.relay,
-            seen=sent.sent_at,
-            words=words,
-            is_document=True,
+            scope=agent.scope, relay=agent.relay, seen=sent.sent_at, words=words, is_document=True
         )
         await self.merger.merge([document])
 

@@ -20,13 +20,7 @@ from relay.fleet.hub.roster import Roster
 from relay.fleet.routing import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.eventually import eventually
-from tests.fleet.hub_side import (
-    AGENT_USER,
-    HUB_USER,
-    define_users,
-    publish_as,
-    unused_exchange,
-)
+from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, publish_as, unused_exchange
 from tests.journey.relay_process import KEY, Inbox, client, inbox, webhook
 from tests.rabbitmq import Broker
 

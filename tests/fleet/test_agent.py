@@ -13,14 +13,7 @@ from relay.fleet.agent import start_orders
 from relay.fleet.messages import ChangeData, Pulse, PulseRequest
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.eventually import eventually
-from tests.fleet.hub_side import (
-    AGENT_USER,
-    SCOPE,
-    HubSide,
-    hub_side,
-    make_order,
-    running_agent,
-)
+from tests.fleet.hub_side import AGENT_USER, SCOPE, HubSide, hub_side, make_order, running_agent
 from tests.rabbitmq import Broker
 
 VMS = (VM("vm-0"), VM("vm-1"))

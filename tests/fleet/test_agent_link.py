@@ -32,6 +32,7 @@ from relay.fleet.routing import (
     scope_key,
 )
 from relay.fleet.settings import AgentSettings
+from tests.background_tasks import BackgroundTasks
 from tests.builders import cloudevent
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
@@ -85,13 +86,8 @@ async def linked(
     handler = Handler()
     link = AgentLink(settings, ORIGIN, SystemClock(), chance=lambda: 0.01)
     link.on_message, link.on_listening = handler.take, handler.on_listening
-    task = asyncio.create_task(link.run())
-    try:
+    async with BackgroundTasks(link.run()):
         yield link, handler
-        assert not task.done(), task.exception()
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def published(link: AgentLink, *, times: int = 1) -> None:

@@ -47,10 +47,7 @@ async def test_an_agent_that_becomes_a_plain_relay_and_back_loses_nothing(
     own_broker: Broker, tmp_path: Path
 ) -> None:
     """Both use the same state file. The hub hears of what happened meanwhile from the pulse."""
-    async with (
-        running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet,
-        inbox() as alone,
-    ):
+    async with running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet, inbox() as alone:
         azure, event = fleet.azure, await fleet.scheduled("vm-0")
         await fleet.stop_agent(SCOPE, "vm-0")
         async with AsyncExitStack() as stack:

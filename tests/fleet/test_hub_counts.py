@@ -50,11 +50,7 @@ def published(event: CloudEvent, key: str) -> DeliveredMessage:
     return delivered("azure.scheduledevents.fleet", key, event.body, user_id="vmss-a")
 
 
-def pulse(
-    *events: ScheduledEvent,
-    seconds: float,
-    origin: Origin = AGENT,
-) -> DeliveredMessage:
+def pulse(*events: ScheduledEvent, seconds: float, origin: Origin = AGENT) -> DeliveredMessage:
     """A pulse of the agent, sent so many seconds after noon."""
     live = tuple(ChangeData(**common_event_data(event, 1)) for event in events)
     content = Pulse(version="1.0.0", names=("vm-0",), live=live, poll_age=0.0, clock_offset=0.0)

@@ -15,6 +15,7 @@ from relay.fleet.hub import link as link_module
 from relay.fleet.hub.link import HubLink
 from relay.fleet.routing import agent_publish_exchange_name
 from relay.fleet.settings import HubSettings
+from tests.background_tasks import BackgroundTasks
 from tests.eventually import eventually
 from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, unused_exchange
 from tests.rabbitmq import Broker
@@ -68,13 +69,9 @@ async def connected(
         is_saved=lambda: saved[0],
         on_lost=lambda: None,
     )
-    task = asyncio.create_task(link.run())
-    try:
+    async with BackgroundTasks(link.run()):
         await link.wait_for_first_connection()
         yield link
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture
@@ -93,8 +90,7 @@ async def publish(broker: Broker, exchange: str, *bodies: bytes) -> None:
 
 
 async def test_a_message_that_meets_a_bug_loses_neither_the_others_nor_the_connection(
-    own_broker: Broker,
-    exchange: str,
+    own_broker: Broker, exchange: str
 ) -> None:
     async with connected(own_broker, exchange, Handler()):
         pass  # the queues are there
@@ -136,8 +132,7 @@ async def test_a_hub_has_not_read_all_while_messages_wait_in_the_broker(
 
 
 async def test_a_hub_that_lost_its_channel_meanwhile_acknowledges_nothing_and_goes_on(
-    own_broker: Broker,
-    exchange: str,
+    own_broker: Broker, exchange: str
 ) -> None:
     """The broker closes the channel while the store is slow, as after its consumer_timeout."""
     handler, saved = Handler(), [False]

@@ -19,14 +19,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merge import EventHistory, GoneFromDocument, LastWord, Word
 from tests.depth import depth
-from tests.fleet.azure_model import (
-    START,
-    Fleet,
-    Vm,
-    make_state,
-    told_in_shape,
-    told_truly,
-)
+from tests.fleet.azure_model import START, Fleet, Vm, make_state, told_in_shape, told_truly
 
 _CHANGE_INTERVAL = 12.0
 """Seconds between two changes of Azure: more than polls are late and clocks are wrong."""

@@ -16,9 +16,7 @@ from typing import Any
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
-from aio_pika.exceptions import (
-    ChannelPreconditionFailed,
-)
+from aio_pika.exceptions import ChannelPreconditionFailed
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 from pydantic import SecretStr

@@ -32,12 +32,7 @@ def at(seconds: float) -> datetime:
 
 
 def make_pulse(**fields: Any) -> Pulse:
-    usual: dict[str, Any] = {
-        "vm_id": "b1c8",
-        "version": "2.0.0",
-        "zone": "1",
-        "names": (),
-    }
+    usual: dict[str, Any] = {"vm_id": "b1c8", "version": "2.0.0", "zone": "1", "names": ()}
     return Pulse(**usual | {"live": (), "poll_age": 0.5, "clock_offset": 0.1} | fields)
 
 

@@ -5,7 +5,6 @@ The server's clock is the real one. That of the VM is moved by the tests.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -25,13 +24,12 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.poller import Poller
-from relay.ingest import FreshReadResult, Recorder
-from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.sqlite import open_store
-from tests.approvals.builders import BOOT_ID, ORIGIN
+from relay.ingest import FreshReadResult
+from tests.background_tasks import BackgroundTasks
 from tests.clocks import ShiftedClock
 from tests.eventually import eventually
 from tests.fleet.hub_side import make_order
+from tests.imds.running_poller import running_poller
 from tests.imds.scripted_server import EVENT, Answer, ReceivedRequest, ScriptedServer, run_server
 
 EVENT_ID = str(EVENT["EventId"])
@@ -124,37 +122,13 @@ async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
 
     async with run_server(imds.answer) as server:
         source = SourceSettings(url=server.url, interval=0.5)
-        async with (
-            open_store(
-                StoreSettings(path=folder / "relay.db"),
-                StateFileScopeAndVm(ORIGIN.scope, VM_ID),
-                clock,
-                lambda _: (),
-            ) as store,
-            ImdsClient(source, clock) as client,
-        ):
-            poller = Poller(
-                source,
-                client,
-                Recorder(ORIGIN, BOOT_ID, frozenset({"vm-0"})),
-                store,
-                clock,
-                report=lambda *_, **__: None,
-                last_read_at=None,
-            )
+        async with running_poller(folder, source, clock) as (_, client, poller):
             orders = StartOrders(poller, client, publish, VM_ID, clock)
             if is_old:
                 clock.monotonic_ahead += 60
-            tasks = [asyncio.create_task(poller.run()), asyncio.create_task(orders.run())]
-            try:
+            async with BackgroundTasks(orders.run()):
                 await eventually(lambda: poller.last_document is not None)
                 yield Rig(imds, server, clock, orders, results)
-                for task in tasks:
-                    assert not task.done(), task.exception()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
 
 
 async def test_an_order_for_the_event_as_it_is_is_carried_out(tmp_path: Path) -> None:

@@ -11,11 +11,7 @@ from relay.events.match import Match
 from relay.events.model import ScheduledEvent
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
-from relay.imds.document import (
-    API_VERSIONS,
-    find_impossible_conditions,
-    parse_document,
-)
+from relay.imds.document import API_VERSIONS, find_impossible_conditions, parse_document
 from relay.simulator import VM, Plan, Setup, Simulator
 from relay.simulator.event import EventType
 

@@ -219,10 +219,7 @@ async def test_an_answer_that_goes_on_and_on_is_cut_off() -> None:
                 sent += 0x10000
         ended.set()
 
-    async with (
-        listening(pour) as server,
-        client_of(f"http://127.0.0.1:{server.port}") as client,
-    ):
+    async with listening(pour) as server, client_of(f"http://127.0.0.1:{server.port}") as client:
         with pytest.raises(DocumentTooLarge):
             await client.read_document()
         await asyncio.wait_for(ended.wait(), 60)

@@ -118,11 +118,7 @@ def test_a_document_that_cannot_be_recorded_whole_changes_nothing(relay: Approva
 
 
 def add_grant(
-    relay: ApprovalFile,
-    state: GrantState,
-    *,
-    attempts: int = 1,
-    status: int | None = None,
+    relay: ApprovalFile, state: GrantState, *, attempts: int = 1, status: int | None = None
 ) -> None:
     """Add a grant for the event and bring it to a state."""
 
@@ -219,9 +215,7 @@ def test_a_cancellation_is_told_only_where_no_start_request_can_have_been_taken(
 
 
 def boot(
-    relay: ApprovalFile,
-    boot_id: str | None,
-    known: frozenset[str] | None = frozenset({"db-1"}),
+    relay: ApprovalFile, boot_id: str | None, known: frozenset[str] | None = frozenset({"db-1"})
 ) -> None:
     relay.crash()
     relay.recorder = Recorder(ORIGIN, boot_id, known)

@@ -130,10 +130,7 @@ async def test_a_reload_waits_for_the_answer_to_a_start_request(
     """No second one is sent while the first can be executed, however long sinks may still send."""
     monkeypatch.setattr("relay.roles.deciding.DRAIN_TIMEOUT", 0.2)
     rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
-    async with (
-        inbox() as drain,
-        reloadable_relay(tmp_path, approvals=rules) as relay,
-    ):
+    async with inbox() as drain, reloadable_relay(tmp_path, approvals=rules) as relay:
         relay.azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
         event = relay.reboot()
         await eventually(lambda: _has(relay.told("approval.granted"), 1))
