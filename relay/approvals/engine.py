@@ -85,7 +85,7 @@ class ApprovalEngine:
         self.origin = origin
         self.in_flight: set[tuple[int, int]] = set()
         """The StartRequests that are being sent now, as `ApprovalStatus` has them. The sender adds
-        them, and their answers take them away."""
+        them before the claim, and takes them away once the answer is recorded."""
         self.next_change: datetime | None = None
         """When a transition can be due by time alone, or earlier; None: never. What is rolled back
         can leave it too early, which costs one check."""
@@ -409,7 +409,6 @@ class ApprovalEngine:
         A 400 is final: IMDS would refuse the next StartRequest too. After any other error the claim
         remains, and the gate sends it again after another fresh read.
         """
-        self.in_flight.discard((claim.grant.id, claim.attempt_number))
         state: GrantState = "accepted"
         if error is not None:
             state = "refused" if isinstance(error, SourceRefused) else "sent"

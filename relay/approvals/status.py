@@ -252,7 +252,7 @@ class ApprovalStatus:
 
     def is_grant_in_flight(self, grant: Grant) -> bool:
         """Whether a StartRequest for this grant was claimed and is being sent now."""
-        return (grant.id, grant.attempts) in self.in_flight
+        return not grant.is_answered and (grant.id, grant.attempts) in self.in_flight
 
     @property
     def is_being_sent(self) -> bool:

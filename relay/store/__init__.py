@@ -187,7 +187,7 @@ class Grant:
 
     ``id`` is the position of its ``approval.granted`` in the journal. ``attempts`` counts the
     StartRequests that were sent, ``status`` is the HTTP status of the last answer, and ``cause``
-    is the causationid of its events.
+    is the causationid of its events. ``is_answered``: what came of the last StartRequest is known.
     """
 
     id: int
@@ -199,6 +199,7 @@ class Grant:
     attempts: int
     status: int | None
     cause: str
+    is_answered: bool = False
 
     @property
     def is_open(self) -> bool:

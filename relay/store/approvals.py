@@ -74,12 +74,15 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
             before,
             lambda grant: grant.id == note["granted"],
             lambda grant: (
-                replace(grant, state="sent", attempts=note["attempt"], status=None)
+                replace(
+                    grant, state="sent", attempts=note["attempt"], status=None, is_answered=False
+                )
                 if row.kind == "claim"
                 else replace(
                     grant,
                     state=note["state"],
                     status=grant.status if note["status"] is None else note["status"],
+                    is_answered=True,
                 )
             ),
         )
@@ -106,6 +109,7 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
 
 
 def _answered(grant: Grant, kind: str, status: int | None) -> Grant:
+    grant = replace(grant, is_answered=True)
     if kind == "startrequest.accepted":
         return replace(grant, state="accepted", status=status)
     if status == 400 and grant.state == "sent":  # HTTP

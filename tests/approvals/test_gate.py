@@ -221,7 +221,12 @@ async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_
 
 async def test_a_stop_waits_until_the_answer_is_on_disk(tmp_path: Path) -> None:
     """Otherwise the relay could end before anybody is told of it."""
-    before, after = threading.Event(), threading.Event()
+    before, recorded, after = threading.Event(), threading.Event(), threading.Event()
+
+    def hold_up_commit(_: object) -> None:
+        recorded.set()
+        after.wait(30)
+
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_answer.clear()
         await eventually(lambda: bool(harness.azure.sent))
@@ -229,9 +234,9 @@ async def test_a_stop_waits_until_the_answer_is_on_disk(tmp_path: Path) -> None:
         answered = await harness.block_store(before)
         harness.azure.may_answer.set()
         await answered.wait()
-        harness.store.submit(lambda _: after.wait(30))  # in the same transaction
+        harness.store.submit(hold_up_commit)  # in the same transaction
         before.set()
-        await eventually(lambda: not harness.gate.engine.in_flight)
+        await eventually(recorded.is_set)
         for _ in range(10):  # turns of the loop for who would stop now
             harness.clock.advance(1)
             await asyncio.sleep(0)

@@ -9,11 +9,13 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from relay.store import StoreSettings
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
-from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event
+from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event, one_rule
 from tests.approvals.running_gate import GateHarness, running_gate
 from tests.eventually import eventually
 
@@ -77,6 +79,38 @@ async def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
             harness.clock.advance(1)
         assert len(harness.azure.sent) == 1
         assert harness.kinds().count("approval.granted") == 1
+
+
+async def test_a_start_request_is_in_flight_until_its_answer_though_an_error_repeats_a_commit(
+    tmp_path: Path,
+) -> None:
+    """What comes before the answer in a commit runs again, too, if work behind the answer fails."""
+
+    def fail(_: Transaction) -> None:
+        raise KeyError("what is read is not there")
+
+    settings = one_rule({"votes": 1, "from": ["client:alice"], "expires": "60s"})
+    may_go_on = threading.Event()
+    async with running_gate(tmp_path, REDEPLOY, settings=settings) as harness:
+        engine = harness.gate.engine
+        harness.azure.may_answer.clear()
+        assert (await harness.submit("approve", "alice", REDEPLOY)).accepted
+        await eventually(lambda: len(harness.azure.sent) == 1)
+        await harness.settle()
+        harness.clock.advance(61)  # its vote is over
+        answered = await harness.block_store(may_go_on)
+        hold = asyncio.create_task(harness.submit("hold", "bob", REDEPLOY))
+        await asyncio.sleep(0)
+        harness.store.submit(lambda tx: engine.check_all(tx, harness.clock.now()))
+        harness.azure.may_answer.set()
+        await answered.wait()
+        error = harness.store.submit(fail)
+        may_go_on.set()
+        with pytest.raises(KeyError):
+            await error
+        assert (await hold).status == 409
+        await harness.settle()
+        assert harness.kinds()[-2:] == ["approval.refused", "startrequest.accepted"]
 
 
 async def test_a_claim_that_shares_a_commit_with_pruning_obeys_a_standing_hold(
