@@ -95,10 +95,6 @@ class Browser:
     def has_session_cookie(self) -> bool:
         return SESSION_COOKIE in self.cookies
 
-    @property
-    def has_pending_cookie(self) -> bool:
-        return PENDING_COOKIE in self.cookies
-
 
 @asynccontextmanager
 async def run_desk(

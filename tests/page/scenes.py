@@ -168,20 +168,16 @@ async def break_sinks(relay: RunningRelay) -> None:
 def make_roster(relay: RunningRelay) -> Roster:
     """Return the roster of a hub: one scope is heard, one is silent."""
     now = relay.clock.now()
-
-    heard_of = now - timedelta(hours=30)
+    facts: dict[str, Any] = {"user": "vmss", "version": "0.1.0", "zone": "2", "poll_age": 0.7}
     silent = [
         Agent(
             scope=scope,
             relay=name,
             name=name,
-            user="vmss",
-            first_heard=heard_of,
+            first_heard=now - timedelta(hours=30),
             last_pulse=now - timedelta(minutes=minutes),
-            version="0.1.0",
-            zone="2",
-            poll_age=0.7,
             clock_offset=offset,
+            **facts,
         )
         for scope, name, minutes, offset in (
             (WEB, "web_4", 34, 0.1),
