@@ -105,15 +105,13 @@ class RecordingRelay:
     approvals: ApprovalEngine
     clock: Clock
 
-    async def record_document(self, *events: ScheduledEvent, fail_open: bool = False) -> None:
+    async def record_document(self, *events: ScheduledEvent) -> None:
         """Record a document with these events, and what follows from it."""
         recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
         now = self.clock.now()
         poll = SuccessfulPoll(Document(1, events), now, gap=False)
-        await self.store.transact(lambda tx: recorder.record(tx, poll), fail_open=fail_open)
-        await self.store.transact(
-            lambda tx: self.approvals.apply_due_transitions(tx, now), fail_open=fail_open
-        )
+        await self.store.transact(lambda tx: recorder.record(tx, poll))
+        await self.store.transact(lambda tx: self.approvals.apply_due_transitions(tx, now))
 
     async def deliver_document(self, *events: ScheduledEvent) -> None:
         """Record a document with these events, and return when all about it is delivered."""
