@@ -23,6 +23,7 @@ from relay.approvals.principals import (
     is_chat_principal,
     is_machine,
     is_pattern,
+    machine_principal,
     own_resources,
 )
 from relay.approvals.rules import (
@@ -35,7 +36,7 @@ from relay.approvals.rules import (
 )
 from relay.approvals.standing_holds import hold_summaries, is_in_force
 from relay.events.match import covers_all_resources
-from relay.events.model import ScheduledEvent
+from relay.events.model import ScheduledEvent, relay_word
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Grant, Mode, StandingHold, TrackedEvent
 
@@ -290,7 +291,13 @@ class ApprovalStatus:
         return expiry is not None and expiry <= self.now
 
     def person_of_voter(self, principal: str) -> str:
-        return person_of(principal, self.people)
+        """Return whose vote it is. A machine that has several names votes once, as its resource."""
+        person = person_of(principal, self.people)
+        own = min(self.resources_of_machine(person), default=None)
+        if own is None:
+            return person
+        machine = machine_principal(self.occurrence.scope, relay_word(own))
+        return person_of(machine, self.people)
 
     def _is_counted(self, vote: Decision, eligible: EligibleVoters) -> bool:
         if vote.revision != self.occurrence.revision or self.is_decision_expired(vote):

@@ -11,6 +11,7 @@ import pytest
 from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.approvals.transitions import FailGrant, can_claim_grant, due_transitions
+from relay.events.model import relay_word
 from tests.approvals.builders import (
     CLIENT_RESOURCES,
     FREEZE,
@@ -183,6 +184,20 @@ def test_a_machine_votes_for_a_whole_event_only_if_that_names_it_and_nobody_else
     vote = build_decision(of=about, principal="vm:prod/db-1")
     settings = one_rule({"votes": 1, "from": ["vm:prod/*"]})
     assert build_status(about, vote, settings=settings).vote_count == counts
+
+
+@pytest.mark.parametrize("resource", ["web_18", "_web_18", "web00000i", "WEB_18"])
+def test_a_machine_votes_once_by_whatever_names_it_calls_itself(resource: str) -> None:
+    about = build_event(resources=(resource,))
+    names = ("web_18", "_web_18", "web00000i", "_web00000i")
+    votes = [build_decision(of=about, principal=f"vm:prod/{name}") for name in names]
+    settings = one_rule({"votes": 2, "from": ["client:alice", "vm:prod/*"]})
+    status = build_status(about, *votes, settings=settings)
+    assert (status.vote_count, status.votes_missing) == (1, 1)
+    people = {"ann": ["client:alice", f"vm:prod/{relay_word(resource)}"]}
+    settings = one_rule({"votes": 2, "from": ["client:alice", "vm:prod/*"]}, people=people)
+    votes.append(build_decision(of=about, principal="client:alice"))
+    assert build_status(about, *votes, settings=settings).vote_count == 1
 
 
 @pytest.mark.parametrize(
