@@ -156,6 +156,13 @@ def test_a_share_of_the_machines_is_for_a_hub(file: Path) -> None:
         load_text(file, text)
 
 
+def test_a_machine_rests_no_longer_than_its_event_is_remembered(file: Path) -> None:
+    text = "store: {audit_retain: 1h}\napprovals: {limits: [{name: one, max: 1, rest: %s}]}"
+    assert load_text(file, text % "1h").approvals.limits[0].rest == 3600
+    with pytest.raises(ConfigError, match="limits.one.rest: expected no more than"):
+        load_text(file, text % "61m")
+
+
 def test_a_source_of_a_variable_is_an_error_on_a_hub_that_names_the_variable(file: Path) -> None:
     assert error_of(file, HUB, {"IMDS_RELAY_SOURCE__INTERVAL": "2s"}).startswith(
         "environment variable IMDS_RELAY_SOURCE__INTERVAL: source: expected no such key on a hub"

@@ -146,6 +146,11 @@ class Config(Section):
                     f"approvals.limits.{limit.name}.max: a share such as {limit.max} needs a hub, "
                     "which knows how many machines there are; here give a number of machines"
                 )
+            if limit.rest > self.store.audit_retain:
+                raise ValueError(
+                    f"approvals.limits.{limit.name}.rest: expected no more than "
+                    "store.audit_retain: a relay forgets an event that ended before that"
+                )
         _refuse_shared_secrets(self.sinks, self.api.clients)
         return self
 
