@@ -187,6 +187,8 @@ class VoteMessage(_Message):
     """A decision that a local program gave its agent."""
 
     kind = routed_as = "vote"
+    nonce: Name
+    """The answer to this message has the same."""
     request_id: Name
     """A repeat of the request has the same."""
     user: Name
@@ -225,7 +227,7 @@ class StartResult(_Message):
 
 class VoteAnswer(_Message):
     kind = "vote-answer"
-    request_id: Name
+    nonce: Name
     status: _Status
     """The HTTP status for the local program."""
     body: _SmallJson

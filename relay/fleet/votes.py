@@ -64,11 +64,11 @@ class VoteForwarder:
     ) -> None:
         self.engine = engine
         self._publish = publish
-        self._answers: dict[str, asyncio.Future[VoteAnswer]] = {}  # by the id of the request
+        self._answers: dict[str, asyncio.Future[VoteAnswer]] = {}  # by the nonce of the vote
 
     def handle_vote_answer(self, answer: VoteAnswer) -> None:
         """Give an answer of the hub to the program that waits for it, if it still does."""
-        future = self._answers.get(answer.request_id)
+        future = self._answers.get(answer.nonce)
         if future is not None and not future.done():
             future.set_result(answer)
 
@@ -76,27 +76,27 @@ class VoteForwarder:
         """Return the hub's answer; 503 if it is late. Raises NotDecidedHere for standing holds."""
         if not isinstance(request, DecisionRequest):
             raise NotDecidedHere(_STANDING_HOLDS)
-        request_id = request.request_id or secrets.token_hex(16)
-        if request_id in self._answers:
-            return _hub_unavailable_answer("another request with this id waits for the hub")
         if len(self._answers) >= MAX_WAITING:
             return _hub_unavailable_answer(f"{MAX_WAITING} requests wait for the hub already")
+        # A late answer to an earlier request with this id is none to another body.
+        nonce = secrets.token_hex(16)
         vote = VoteMessage(
-            request_id=request_id,
+            nonce=nonce,
+            request_id=request.request_id or nonce,
             user=request.caller.principal,
             body=_approvals_request_body(request),
         )
-        self._answers[request_id] = asyncio.get_running_loop().create_future()
+        answered = self._answers[nonce] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 await self._publish(vote)
-                answer = await self._answers[request_id]
+                answer = await answered
         except TimeoutError:
             return _hub_unavailable_answer(f"the hub did not answer within {ANSWER_TIMEOUT:g} s")
         except DeliveryError as error:
             return _hub_unavailable_answer(f"the hub could not be asked: {error.reason}")
         finally:
-            del self._answers[request_id]
+            del self._answers[nonce]
         return _read_answer(answer)
 
     async def read_standing_holds(self, _read: Callable[[StandingHolds], T]) -> T:
@@ -191,7 +191,7 @@ class MachineVotes:
             answer = _refusal(429, f"too many votes of {exceeded}: wait, and try again")
         else:
             answer = await self._submit_vote(sender, vote)
-        return VoteAnswer(request_id=vote.request_id, status=answer.status, body=dict(answer.body))
+        return VoteAnswer(nonce=vote.nonce, status=answer.status, body=dict(answer.body))
 
     async def _submit_vote(self, sender: AuthorizedSender, vote: VoteMessage) -> DecisionAnswer:
         principal = machine_principal(sender.scope, sender.relay)

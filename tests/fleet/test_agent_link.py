@@ -152,7 +152,7 @@ async def test_everything_of_the_hub_reaches_the_handler_and_a_bug_stops_nothing
         handler.fails = False
         order = make_order("A", "r", vm_id="vm", journalhead=f"1:{'0' * 64}")
         await hub.send(order)
-        await hub.send(VoteAnswer(request_id="id", status=202, body={"a": 1}))
+        await hub.send(VoteAnswer(nonce="id", status=202, body={"a": 1}))
         misplaced = make_order("A", "r").to_event(HUB, datetime.now(UTC))
         await hub.publish(misplaced.body, scope_key(SCOPE))
         await hub.send(make_order("A", "r"), relay="vm-1")
@@ -160,7 +160,7 @@ async def test_everything_of_the_hub_reaches_the_handler_and_a_bug_stops_nothing
         await hub.send(PulseRequest(event_ids=("A",)))
         await eventually(lambda: handler.pulse_requests == 2)
         assert handler.orders == [order]
-        assert [answer.request_id for answer in handler.answers] == ["id"]
+        assert [answer.nonce for answer in handler.answers] == ["id"]
 
 
 async def test_no_order_of_anybody_but_the_hub_reaches_the_handler(

@@ -44,8 +44,9 @@ class Agent:
         await eventually(lambda: len(self.published) >= count)
         return self.published[-1]
 
-    def answer(self, request_id: str, status: int, body: dict[str, Any]) -> None:
-        answer = VoteAnswer(request_id=request_id, status=status, body=body)
+    def answer(self, status: int, body: dict[str, Any], to: int = -1) -> None:
+        """Answer the vote with this index."""
+        answer = VoteAnswer(nonce=self.published[to].nonce, status=status, body=body)
         self.forwarder.handle_vote_answer(answer)
 
 
@@ -55,7 +56,7 @@ async def test_a_local_program_gets_the_answer_of_the_hub() -> None:
     vote = await agent.asked()
     assert (vote.request_id, vote.user) == ("id-1", "local:ada")
     assert vote.body == {**BODY, "reason": "drained", "ticket": "CHG-7"}
-    agent.answer("id-1", 202, RECORDED)
+    agent.answer(202, RECORDED)
     assert await call == DecisionAnswer(202, RECORDED)
 
 
@@ -80,7 +81,7 @@ async def test_an_answer_that_does_not_say_recorded_is_a_refusal_with_its_reason
     agent = Agent()
     call = agent.vote()
     await agent.asked()
-    agent.answer("id-1", status, told)
+    agent.answer(status, told)
     assert await call == DecisionAnswer(expected, body)
 
 
@@ -92,20 +93,21 @@ async def test_silence_is_no_answer_and_the_same_id_may_be_tried_again(
     answer = await agent.vote()
     assert (answer.status, "the same id" in answer.body["detail"]) == (503, True)
     monkeypatch.setattr(votes, "ANSWER_TIMEOUT", 60.0)
-    agent.answer("id-1", 202, RECORDED)  # nobody waits for it any more
     call = agent.vote()
-    assert await agent.asked(2) == agent.published[0]
-    agent.answer("id-1", 202, RECORDED)
+    assert (await agent.asked(2)).request_id == agent.published[0].request_id
+    agent.answer(202, RECORDED)
     assert (await call).status == 202
 
 
-async def test_an_answer_to_another_request_is_not_taken() -> None:
+@pytest.mark.parametrize("request_id", ["id-1", "id-2"])
+async def test_an_answer_to_another_request_is_not_taken(request_id: str) -> None:
+    """An id can be used again with another body: the answer to the first says nothing of that."""
     agent = Agent()
-    first, second = agent.vote("id-1"), agent.vote("id-2")
+    first, second = agent.vote("id-1"), agent.vote(request_id, decision="hold")
     await agent.asked(2)
-    agent.answer("id-2", 403, {"detail": "not yours"})
-    agent.answer("id-1", 202, RECORDED)
-    assert ((await first).status, (await second).status) == (202, 403)
+    agent.answer(409, {"detail": "another body"}, to=1)
+    agent.answer(202, RECORDED, to=0)
+    assert ((await first).status, (await second).status) == (202, 409)
 
 
 async def test_without_the_broker_the_answer_is_503_at_once() -> None:
@@ -120,16 +122,15 @@ async def test_the_mode_is_set_on_the_hub() -> None:
         await Agent().forwarder.set_approval_mode("on", "local:ada")
 
 
-async def test_a_request_that_waits_twice_or_behind_too_many_is_503_at_once(
+async def test_a_request_that_waits_behind_too_many_is_503_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(votes, "MAX_WAITING", 2)
     agent = Agent()
     waiting = [agent.vote("id-1"), agent.vote("id-2")]
     await agent.asked(2)
-    for request_id, reason in (("id-1", "another request with this id"), ("id-3", "2 requests")):
-        answer = await agent.vote(request_id)
-        assert (answer.status, reason in answer.body["detail"]) == (503, True)
-    agent.answer("id-1", 202, RECORDED)
-    agent.answer("id-2", 202, RECORDED)
+    answer = await agent.vote("id-3")
+    assert (answer.status, "2 requests" in answer.body["detail"]) == (503, True)
+    for index in range(2):
+        agent.answer(202, RECORDED, to=index)
     assert [(await each).status for each in waiting] == [202, 202]

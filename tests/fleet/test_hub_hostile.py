@@ -90,7 +90,7 @@ async def has_dead(fleet: RunningFleet, number: int) -> bool:
 
 def vote_for(event: Event, scope: str = SCOPE, relay: str = "vm-0", revision: str = "r") -> bytes:
     body = {"eventId": event.event_id, "decision": "approve", "revision": revision, "scope": SCOPE}
-    vote = VoteMessage(request_id=secrets.token_hex(8), user="local:root", body=body)
+    vote = VoteMessage(nonce="n", request_id=secrets.token_hex(8), user="local:root", body=body)
     return body_of(vote, scope, relay)
 
 

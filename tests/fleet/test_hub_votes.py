@@ -60,7 +60,9 @@ class VotingHub:
         **changes: Any,
     ) -> VoteAnswer:
         fields = {"eventId": event.event_id, "decision": decision, "revision": event.revision}
-        vote = VoteMessage(request_id=request_id, user="local:root", body=fields | changes)
+        vote = VoteMessage(
+            nonce="n", request_id=request_id, user="local:root", body=fields | changes
+        )
         answer = await self.votes.answer(AuthorizedSender(sender_scope, relay, user), vote)
         assert answer is not None, "the vote was dropped"
         return answer
@@ -135,7 +137,7 @@ async def test_a_malformed_vote_gets_the_problem_of_the_api_and_is_not_recorded(
     for field, value in hostile.WRONG_FIELDS:
         hub.clock.advance(60)
         body = hostile.with_wrong_field(whole, field, value)
-        vote = VoteMessage(request_id="one", user="local:root", body=body)
+        vote = VoteMessage(nonce="n", request_id="one", user="local:root", body=body)
         answer = await hub.votes.answer(AuthorizedSender(A, "vmss_0", "vmss"), vote)
         assert answer is not None
         assert (answer.status, answer.body["field"]) == (422, field), value
@@ -170,7 +172,7 @@ async def test_a_flood_gets_no_answer_in_the_end_and_then_one_a_second(hub: Voti
     event = reboot("vmss_0", "vmss_1")
     await hub.observe(A, event)
     body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
-    vote = VoteMessage(request_id="one", user="local:root", body=body)
+    vote = VoteMessage(nonce="n", request_id="one", user="local:root", body=body)
     flooding, quiet = AuthorizedSender(A, "vmss_0", "vmss"), AuthorizedSender(A, "vmss_1", "vmss")
 
     async def flood(count: int) -> list[int | None]:

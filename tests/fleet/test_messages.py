@@ -72,12 +72,17 @@ ORDER = StartOrder(
 MESSAGES: list[Message] = [
     PULSE,
     Pulse(version="0.1.0", names=(), live=None),
-    VoteMessage(request_id="r-1", user="local:root", body={"eventId": "C7", "decision": "approve"}),
+    VoteMessage(
+        nonce="n-1",
+        request_id="r-1",
+        user="local:root",
+        body={"eventId": "C7", "decision": "approve"},
+    ),
     ORDER,
     ORDER.model_copy(update={"journalhead": None, "vm_id": None}),
     StartResult(grant=7, attempt=2, result="refused", status=400, reason="IMDS answered 400"),
     StartResult(grant=7, attempt=2, result="stale", status=None, reason=None),
-    VoteAnswer(request_id="r-1", status=202, body={"approvalId": "5f0c", "state": "waiting"}),
+    VoteAnswer(nonce="n-1", status=202, body={"approvalId": "5f0c", "state": "waiting"}),
     PulseRequest(event_ids=("C7061BAC",)),
 ]
 BODIES = [

@@ -184,7 +184,7 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
     async with channel_of(node, user) as agent, channel_of(node, HUB_USER) as hub:
         queue = await agent_queue(agent, *keys)
         assert queue.name.startswith("amq.gen-")
-        messages = (VoteAnswer(request_id="r", status=202, body={}), PulseRequest(event_ids=("E",)))
+        messages = (VoteAnswer(nonce="n", status=202, body={}), PulseRequest(event_ids=("E",)))
         for key, content in zip(keys, messages, strict=True):
             body = content.to_event(Origin("hub", "h"), NOW).body
             await publish(hub, COMMANDS, key, user=HUB_USER, body=body)
