@@ -124,10 +124,8 @@ def test_a_url_in_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     section = BrokerSettings.model_validate({"url_file": file})
     assert section.broker_urls()[0].user == "old"
     file.write_text("amqps://newer@a,b/\n")
-    assert [(url.user, url.host) for url in section.broker_urls()] == [
-        ("newer", "a"),
-        ("newer", "b"),
-    ]
+    urls = [(url.user, url.host) for url in section.broker_urls()]
+    assert urls == [("newer", "a"), ("newer", "b")]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from relay.config import Config
+from tests.journey.relay_process import webhook
 
 AMQP = {"url": "amqp://h/"}
 
@@ -20,14 +21,7 @@ def sink(name: str = "bus", **fields: Any) -> dict[str, Any]:
     "sinks",
     [
         [],
-        [
-            {
-                "kind": "webhook",
-                "name": "drain",
-                "url": "https://drain.example.com/",
-                "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
-            }
-        ],
+        [webhook("https://drain.example.com/")],
         [sink(events=["event.*"])],
         [sink(events=["approval.recorded", "approval.granted", "startrequest.*"])],
         [
@@ -62,16 +56,3 @@ def test_queues_are_named_after_the_exchange_that_the_answers_go_to(events: list
     ]
     config = Config.model_validate({"sinks": sinks, "approvals": {"amqp": AMQP}})
     assert config.approval_answers_exchange == "answers"
-
-
-def test_declare_is_true_unless_it_is_said() -> None:
-    for fields, declare in (
-        ({}, True),
-        ({"declare": "passive"}, "passive"),
-        ({"declare": False}, False),
-    ):
-        config = Config.model_validate(
-            {"sinks": [sink()], "approvals": {"amqp": {**AMQP, **fields}}}
-        )
-        assert config.approvals.amqp is not None
-        assert config.approvals.amqp.declare == declare

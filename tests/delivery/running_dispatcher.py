@@ -99,6 +99,10 @@ class ScriptedSink:
         """The ids of what was taken, of one event or of all."""
         return [event.id for event in self.delivered if subject is None or event.subject == subject]
 
+    def subjects(self, name: str) -> list[str]:
+        """What the events of a name were about that were taken."""
+        return [str(event.subject) for event in self.delivered if event.name == name]
+
     def times(self, subject: str) -> list[float]:
         return [moment for moment, event in self.attempts if event.subject == subject]
 
@@ -122,15 +126,9 @@ class RunningDispatcher:
         """Record an event, with its NotBefore so many seconds ahead; returns its id."""
         self.made += 1
         now = self.clock.now()
-        due = (
-            format_rfc3339(now + timedelta(seconds=not_before)) if not_before is not None else None
-        )
-        event = cloudevent(
-            name,
-            subject,
-            {"eventId": subject, "notBefore": due, "resources": [], **data},
-            id=f"{self.made:032x}",
-        )
+        due = None if not_before is None else format_rfc3339(now + timedelta(seconds=not_before))
+        data = {"eventId": subject, "notBefore": due, "resources": [], **data}
+        event = cloudevent(name, subject, data, id=f"{self.made:032x}")
         await self.store.transact(lambda tx: tx.record(event, now), fail_open=True)
         return event.id
 
@@ -160,9 +158,8 @@ class RunningDispatcher:
         for _ in range(4):
             self.dispatcher.submit()
             await self.store.read(_nothing)
-            for _ in range(
-                20
-            ):  # a store that is fast answers in fewer turns of the loop than a worker needs
+            # A store that is fast answers in fewer turns of the loop than a worker needs.
+            for _ in range(20):
                 await asyncio.sleep(0)
 
     async def forward(self, seconds: float) -> None:
@@ -202,9 +199,8 @@ async def running_dispatcher(
             make_relay_event_recorder(store, ORIGIN, clock),
         )
         await dispatcher.begin()
-        task = asyncio.create_task(
-            dispatcher.run() if run else asyncio.sleep(3600), name="dispatcher"
-        )
+        work = dispatcher.run() if run else asyncio.sleep(3600)
+        task = asyncio.create_task(work, name="dispatcher")
         made = await store.read(lambda tx: tx.head().position)
         yield RunningDispatcher(store, dispatcher, clock, task, made)
         task.cancel()

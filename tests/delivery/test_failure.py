@@ -167,9 +167,8 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
         await eventually(lambda: bool(far.delivered))
         began = asyncio.get_running_loop().time()
         await eventually(lambda: len(far.delivered) == 301)
-        assert (
-            asyncio.get_running_loop().time() - began < 0.1 * 300
-        )  # a third of what the pauses would take
+        took = asyncio.get_running_loop().time() - began
+        assert took < 0.1 * 300  # a third of what the pauses would take
         assert {subject: far.ids(subject) for subject in expected} == expected
 
 
@@ -219,10 +218,8 @@ async def test_a_paused_sink_keeps_what_comes_and_sends_it_in_order_when_it_is_r
         await relay.dispatcher.set_state("bus", "paused", "by local:ada")
         ids = [await relay.record_event(f"E-{number}") for number in range(5)]
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        assert (relay.dispatcher.workers[0].state, relay.dispatcher.workers[0].reason) == (
-            "paused",
-            "by local:ada",
-        )
+        (worker,) = relay.dispatcher.workers
+        assert (worker.state, worker.reason) == ("paused", "by local:ada")
         await relay.settle()
         assert not far.attempts
         await relay.dispatcher.drain()
@@ -319,11 +316,7 @@ async def test_what_the_destination_does_not_need_any_more_is_superseded_and_no_
         await eventually(lambda: "event.started" in far.names())
         await eventually(lambda: "relay.sink-recovered" in other.names())
         await relay.settle()
-        first, second = (
-            each
-            for each in await relay.deliveries("bus")
-            if event_name(each["type"]).startswith("event.")
-        )
+        first, second = await relay.deliveries("bus")
         assert (first["state"], first["reason"]) == ("superseded", "it has it")
         assert second["state"] == "delivered"
         (status, _) = relay.dispatcher.workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -26,6 +27,10 @@ TYPES = st.sampled_from(list(PRIORITIES))
 
 OLDER = st.sampled_from([0, 0, 1, 4])
 NOT_BEFORES = st.none() | st.integers(-3, 3).map(lambda minutes: NOW + timedelta(minutes=minutes))
+NEW = st.fixed_dictionaries(
+    {"lane": LANES, "type_": TYPES, "older": OLDER, "not_before": NOT_BEFORES}
+)
+"""What differs between new entries."""
 
 
 def entry(
@@ -80,20 +85,9 @@ class LanesLaw(RuleBasedStateMachine):
         self.next_id = 1
         self.now = 0.0
 
-    def fresh(
-        self,
-        lane: str,
-        type_: str,
-        attempts: int = 0,
-        older: int = 0,
-        *,
-        in_memory: bool = True,
-        not_before: datetime | None = None,
-    ) -> Entry:
+    def fresh(self, **given: Any) -> Entry:
         self.next_id += 1
-        return entry(
-            self.next_id, lane, type_, attempts, older, in_memory=in_memory, not_before=not_before
-        )
+        return entry(self.next_id, **given)
 
     def of(self, state: str) -> dict[str, Modelled]:
         """The lanes in which something waits, in that state."""
@@ -101,36 +95,19 @@ class LanesLaw(RuleBasedStateMachine):
             name: lane for name, lane in self.model.items() if lane.waiting and lane.state == state
         }
 
-    @rule(
-        lane=LANES,
-        type_=TYPES,
-        attempts=st.integers(0, 3),
-        older=OLDER,
-        in_memory=st.booleans(),
-        not_before=NOT_BEFORES,
-    )
-    def push(
-        self,
-        lane: str,
-        type_: str,
-        attempts: int,
-        older: int,
-        in_memory: bool,
-        not_before: datetime | None,
-    ) -> None:
-        new = self.fresh(lane, type_, attempts, older, in_memory=in_memory, not_before=not_before)
+    @rule(given=NEW, attempts=st.integers(0, 3), in_memory=st.booleans())
+    def push(self, given: dict[str, Any], attempts: int, in_memory: bool) -> None:
+        new = self.fresh(**given, attempts=attempts, in_memory=in_memory)
         self.lanes.push(new)
-        self.model.setdefault(lane, Modelled()).waiting.append(new)
+        self.model.setdefault(new.ordering_key, Modelled()).waiting.append(new)
 
-    @rule(lane=LANES, type_=TYPES, older=OLDER, not_before=NOT_BEFORES)
-    def push_in_the_place_of_older_ones(
-        self, lane: str, type_: str, older: int, not_before: datetime | None
-    ) -> None:
+    @rule(given=NEW)
+    def push_in_the_place_of_older_ones(self, given: dict[str, Any]) -> None:
         """A new entry replaces the waiting entries, but no entry in flight and no newer entry."""
-        new = self.fresh(lane, type_, older=older, not_before=not_before)
-        modelled = self.model.setdefault(lane, Modelled())
+        new = self.fresh(**given)
+        modelled = self.model.setdefault(new.ordering_key, Modelled())
         head = modelled.waiting[0] if modelled.waiting else None
-        family = type_.split(".", maxsplit=1)[0]
+        family = new.type.split(".", maxsplit=1)[0]
         replaced = [
             old
             for old in modelled.waiting

@@ -95,11 +95,9 @@ async def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped
     bus.answer = accepts
     async with running_dispatcher(tmp_path, {"chat": chat}) as relay:
         reason = "the sink bus is not in the configuration any more"
-        left = [
-            (event_name(each["type"]), each["state"], each["reason"])
-            for each in await relay.deliveries("bus")
-        ]
-        assert left == [("event.scheduled", "parked", reason)] * 2
+        left = await relay.deliveries("bus")
+        assert {event_name(each["type"]) for each in left} == {"event.scheduled"}
+        assert [(each["state"], each["reason"]) for each in left] == [("parked", reason)] * 2
         assert not await relay.redeliver(1, NOW)
     async with running_dispatcher(tmp_path, {"bus": bus, "chat": chat}) as relay:
         await relay.settle()
@@ -119,11 +117,8 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         told = await relay.record_event("E-1")
         await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
-        await relay.store.transact(
-            lambda tx: connection_of(tx).execute(
-                "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
-            )
-        )
+        long_ago = "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
+        await relay.store.transact(lambda tx: connection_of(tx).execute(long_ago))
         assert await relay.redeliver(1, relay.clock.now())
         await eventually(lambda: len(far.attempts) == 2)
         assert not await relay.redeliver(1, relay.clock.now()), "it waits already"
@@ -133,9 +128,8 @@ async def test_a_dead_letter_goes_out_again_with_the_same_id_and_a_life_of_its_o
         await eventually(lambda: len(far.delivered) == 1)
         assert far.ids() == [told]
         await relay.settle()
-        assert [
-            (delivery["state"], delivery["attempts"]) for delivery in await relay.deliveries("bus")
-        ] == [("delivered", 4)]
+        (delivery,) = await relay.deliveries("bus")
+        assert (delivery["state"], delivery["attempts"]) == ("delivered", 4)
 
 
 async def test_a_ping_goes_to_the_pinged_sink_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -104,12 +104,9 @@ class SentPulse:
 
 @dataclass(frozen=True)
 class Post:
-    at: float
     scope: str
     agent: str
     event_id: str
-    revision: str
-    status: int
 
 
 class Fleet:
@@ -206,12 +203,8 @@ class Fleet:
         is_new = known.last_pulse is not None and hub_now - known.last_pulse <= timedelta(seconds=1)
         assert abs(known.clock_offset) <= 2 or is_new, "its clock is wrong"
         assert order.vm_id == known.vm_id
-        (note,) = (
-            note
-            for note in self.hub.claim_notes()
-            if (note["granted"], note["attempt"]) == (order.grant, order.attempt)
-        )
-        assert note["agent"] == sent.agent
+        claims = {(note["granted"], note["attempt"]): note for note in self.hub.claim_notes()}
+        assert claims[order.grant, order.attempt]["agent"] == sent.agent
 
     # --- agents
 
@@ -246,16 +239,7 @@ class Fleet:
             return build_result(order, "changed")
         for other in self._others(sent):
             assert not self.is_executable(other), "two orders at the same time"
-        self.posts.append(
-            Post(
-                self.clock.monotonic(),
-                agent.scope,
-                agent.relay,
-                event.event_id,
-                event.revision,
-                self.status,
-            )
-        )
+        self.posts.append(Post(agent.scope, agent.relay, event.event_id))
         if self.status == 200 and self.starts_events:
             self.start_event(agent.scope, event.event_id)
         outcomes: dict[int, StartOutcome] = {200: "accepted", 400: "refused"}
@@ -399,15 +383,8 @@ async def _ask_nobody(_scope: str, _event_ids: Sequence[str]) -> None:
 @asynccontextmanager
 async def running_hub(path: Path, fleet: Fleet, earlier: Hub | None = None) -> AsyncIterator[Hub]:
     """Run a hub. Leaving the context kills it; another one can begin with its file."""
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(
-            open_store(
-                StoreSettings(path=path),
-                StateFileScopeAndVm(HUB.scope, None, is_hub=True),
-                fleet.clock,
-                lambda _: (),
-            )
-        )
+    owner, settings = StateFileScopeAndVm(HUB.scope, None, is_hub=True), StoreSettings(path=path)
+    async with open_store(settings, owner, fleet.clock, lambda _: ()) as store:
         hub = Hub(path, fleet, store, earlier)
         await hub.merger.load()
         hub.task = task = asyncio.create_task(hub.run())

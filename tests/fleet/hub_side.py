@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.commands import Basic
-from pydantic import SecretStr
 
 from relay.amqp.topology import declare_topology
 from relay.app import RunningRelay, start_relay
@@ -35,7 +34,7 @@ from relay.fleet.routing import (
     report_queue_name,
     scope_key,
 )
-from relay.fleet.settings import HubSettings, TrustDomain
+from relay.fleet.settings import HubSettings
 from tests.eventually import eventually
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
@@ -56,17 +55,19 @@ def unused_exchange() -> str:
     return f"fleet.test.{next(_exchanges)}"
 
 
+def hub_settings(url: str, exchange: str) -> HubSettings:
+    domains = [{"user": AGENT_USER, "scopes": ["vmss-a-*"]}]
+    return HubSettings.model_validate(
+        {"role": "hub", "url": url, "exchange": exchange, "domains": domains}
+    )
+
+
 def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) -> None:
     """Make the users: the hub's, and that of the agents with no more than its rights.
 
     Without its exchanges nobody has rights on topics: RabbitMQ 4.3 takes none on what is missing.
     """
-    settings = HubSettings(
-        role="hub",
-        url=SecretStr("amqp://127.0.0.1/"),
-        exchange=exchange,
-        domains=(TrustDomain(user=AGENT_USER, scopes=("vmss-a-*",)),),
-    )
+    settings = hub_settings("amqp://127.0.0.1/", exchange)
     made = fleet_definitions(settings, HubAccount(user=HUB_USER), "/", {})
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
     names = agent_publish_exchange_name(exchange), command_exchange_name(exchange)
@@ -107,14 +108,9 @@ async def running_agent(
 ) -> AsyncIterator[RunningRelay]:
     """Run an agent that reads the document at a URL. Its state file is in the folder."""
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
-    document = agent_document(
-        hub.broker,
-        hub.exchange,
-        relay=relay,
-        source={"url": url, "interval": "500ms"},
-        store={"path": str(folder / f"{relay}.db")},
-        **more,
-    )
+    more |= {"relay": relay, "store": {"path": str(folder / f"{relay}.db")}}
+    source = {"url": url, "interval": "500ms"}
+    document = agent_document(hub.broker, hub.exchange, source=source, **more)
     async with start_relay(Config.model_validate(document), SystemClock()) as running:
         yield running
 
@@ -173,14 +169,10 @@ class HubSide:
         """Send a message of the hub to one agent; a request for pulses to its scope."""
         event = message.to_event(HUB, datetime.now(UTC))
         key = scope_key(scope) if isinstance(message, PulseRequest) else command_key(scope, relay)
-        exchange = await self.channel.get_exchange(
-            command_exchange_name(self.exchange), ensure=False
-        )
-        await exchange.publish(
-            aio_pika.Message(event.body, message_id=event.id, user_id=HUB_USER),
-            key,
-            mandatory=False,
-        )
+        name = command_exchange_name(self.exchange)
+        exchange = await self.channel.get_exchange(name, ensure=False)
+        sent = aio_pika.Message(event.body, message_id=event.id, user_id=HUB_USER)
+        await exchange.publish(sent, key, mandatory=False)
 
     async def publish(self, body: bytes, key: str, *, user: str = HUB_USER) -> None:
         exchange = command_exchange_name(self.exchange)
@@ -201,18 +193,11 @@ def make_order(event_id: str, revision: str, *, seconds: float = 5.0, **changes:
 
 async def carry_out(hub: HubSide, order: StartOrder, relay: str = "vm-0") -> StartResult:
     await hub.send(order, relay=relay)
-    results: list[StartResult] = []
 
-    def has_result() -> bool:
-        results[:] = [
-            each
-            for each in hub.results
-            if (each.grant, each.attempt) == (order.grant, order.attempt)
-        ]
-        return bool(results)
+    def results() -> list[StartResult]:
+        return [each for each in hub.results if each.grant == order.grant]
 
-    await eventually(has_result)
-    return results[0]
+    return (await eventually(results))[0]
 
 
 async def wait_until_old_enough(hub: HubSide, relay: str = "vm-0") -> None:

@@ -265,10 +265,7 @@ async def running_fleet(
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(inbox())
         fleet = RunningFleet(
-            broker,
-            exchange,
-            directory,
-            box,
+            *(broker, exchange, directory, box),
             hub_settings=hub or {},
             domains=domains,
             interval=interval,

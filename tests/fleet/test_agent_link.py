@@ -201,10 +201,8 @@ async def test_an_agent_waits_for_the_exchanges_and_says_so(
     await asyncio.to_thread(own_broker.start)
     await asyncio.to_thread(define_users, own_broker, exchange, with_exchanges=False)
     async with linked(own_broker, exchange) as (link, handler):
-        assert (
-            agent_publish_exchange_name(exchange)
-            in (await failure_of(link, "the hub makes it")).reason
-        )
+        missing = await failure_of(link, "the hub makes it")
+        assert agent_publish_exchange_name(exchange) in missing.reason
         await eventually(lambda: command_exchange_name(exchange) in caplog.text)
         queues = await asyncio.to_thread(own_broker.ctl, "list_queues", "name")
         assert sum(line.startswith("amq.gen-") for line in queues.splitlines()) == 1

@@ -35,15 +35,10 @@ from tests.amqp.delivered import delivered
 from tests.approvals.builders import build_event
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
+from tests.fleet.hub_side import hub_settings
 
 AGENT = Origin("vmss-a-1", "vm-0")
-SETTINGS = HubSettings.model_validate(
-    {
-        "role": "hub",
-        "url": "amqp://imds-hub:x@127.0.0.1",
-        "domains": [{"user": "vmss-a", "scopes": ["vmss-a-*"]}],
-    }
-)
+SETTINGS = hub_settings("amqp://imds-hub:x@127.0.0.1", "azure.scheduledevents")
 
 
 def published(event: CloudEvent, key: str) -> DeliveredMessage:

@@ -14,10 +14,10 @@ from relay.clock import SystemClock
 from relay.fleet.hub import link as link_module
 from relay.fleet.hub.link import HubLink
 from relay.fleet.routing import agent_publish_exchange_name
-from relay.fleet.settings import HubSettings
 from tests.background_tasks import BackgroundTasks
 from tests.eventually import eventually
-from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, unused_exchange
+from tests.fleet.hub_side import HUB, HUB_USER, SCOPE, define_users, hub_settings, unused_exchange
+from tests.ports import reserve
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 
@@ -47,21 +47,11 @@ def ignore(name: str, reason: str, *, sink: str | None = None, count: int = 1) -
     """Take any event of the relay."""
 
 
-@asynccontextmanager
-async def connected(
-    broker: Broker, exchange: str, handler: Handler, *, saved: Sequence[bool] = (True,)
-) -> AsyncIterator[HubLink]:
-    """Run a link until the end of the block, from when it is connected."""
-    settings = HubSettings.model_validate(
-        {
-            "role": "hub",
-            "url": broker.amqp_url(HUB_USER),
-            "exchange": exchange,
-            "domains": [{"user": "vmss-a", "scopes": ["vmss-a-*"]}],
-        }
-    )
-    link = HubLink(
-        settings,
+def make_link(
+    url: str, exchange: str, handler: Handler, saved: Sequence[bool] = (True,)
+) -> HubLink:
+    return HubLink(
+        hub_settings(url, exchange),
         HUB,
         SystemClock(),
         ignore,
@@ -69,6 +59,14 @@ async def connected(
         is_saved=lambda: saved[0],
         on_lost=lambda: None,
     )
+
+
+@asynccontextmanager
+async def connected(
+    broker: Broker, exchange: str, handler: Handler, *, saved: Sequence[bool] = (True,)
+) -> AsyncIterator[HubLink]:
+    """Run a link until the end of the block, from when it is connected."""
+    link = make_link(broker.amqp_url(HUB_USER), exchange, handler, saved)
     async with BackgroundTasks(link.run()):
         await link.wait_for_first_connection()
         yield link
@@ -150,3 +148,10 @@ async def test_a_hub_that_lost_its_channel_meanwhile_acknowledges_nothing_and_go
         handler.may_take.set()
         await eventually(link.has_read_all)
         assert handler.taken[:2] == [b"1", b"2"]
+
+
+async def test_a_hub_counts_each_failed_connection_in_a_row() -> None:
+    """As docs/metrics.md says; it was never connected."""
+    link = make_link(f"amqp://hub:hub@127.0.0.1:{reserve(1)[0]}/", "nowhere", Handler())
+    async with BackgroundTasks(link.run()):
+        await eventually(lambda: link.failures >= 2)

@@ -156,10 +156,8 @@ async def test_a_machine_over_its_rate_gets_429_and_delays_no_other(hub: VotingH
     recorded = len(hub.recorded("approval.refused"))
     for number in range(CALLER_BURST):
         answer = await hub.vote("vmss_0", event, request_id=f"more-{number}")
-        assert (answer.status, dict(answer.body)) == (
-            429,
-            {"detail": f"too many votes of vm:{A}/vmss_0: wait, and try again"},
-        )
+        problem = {"detail": f"too many votes of vm:{A}/vmss_0: wait, and try again"}
+        assert (answer.status, dict(answer.body)) == (429, problem)
     assert len(hub.recorded("approval.refused")) == recorded
     assert hub.recorded("approval.recorded") == []
     assert (await hub.vote("vmss_1", event)).status == 202
@@ -199,8 +197,6 @@ async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_us
     ]
     assert statuses == [422] * USER_BURST + [429] * (CALLER_BURST - 1)
     answer = await hub.vote("vmss_0", event)
-    assert (answer.status, answer.body["detail"]) == (
-        429,
-        "too many votes of user vmss: wait, and try again",
-    )
+    detail = "too many votes of user vmss: wait, and try again"
+    assert (answer.status, answer.body["detail"]) == (429, detail)
     assert (await hub.vote("vmss_0", event, user="another")).status == 202

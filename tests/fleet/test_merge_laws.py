@@ -282,11 +282,8 @@ class DistinctStates(Network):
     @override
     def choose_state(self) -> ScheduledEvent:
         current = self.fleet.current
-        name = (
-            "S"
-            if current is not None and current.is_started
-            else super().choose_state().description
-        )
+        is_started = current is not None and current.is_started
+        name = "S" if is_started else super().choose_state().description
         return make_state(f"{name}{len(self.fleet.truth)}")
 
     @override

@@ -22,6 +22,7 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.amqp.broker_url import Declare
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
@@ -68,17 +69,6 @@ DOMAINS = (
     TrustDomain(user="single", scopes=("single-1",), relays=("one",)),
 )
 USERS = {"vmss-a": A, "vmss-b": B, "single": SINGLE}
-SETTINGS = HubSettings(
-    role="hub",
-    url=SecretStr(f"amqp://{HUB_USER}@127.0.0.1/{VHOST}"),
-    declare="passive",
-    domains=DOMAINS,
-)
-ACCOUNT = HubAccount(
-    user=HUB_USER,
-    sinks=(HubExchange(exchange=MAIN, declare="passive"),),
-    approvals=HubExchange(exchange=MAIN, declare="passive"),
-)
 PASSWORD = "p"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 WITHIN = 30.0
@@ -88,14 +78,24 @@ TOPOLOGY = (*events_topology(MAIN), *fleet_topology(MAIN), *hub_approvals_queue(
 Attempt = Callable[[AbstractChannel], Awaitable[object]]
 
 
-def hashes() -> dict[str, str]:
-    return dict.fromkeys((HUB_USER, *USERS), hash_password(PASSWORD, b"salt"))
+def define(node: Broker, declare: Declare) -> None:
+    """Give the node the definitions for a hub that may declare, or not."""
+    settings = HubSettings(
+        role="hub",
+        url=SecretStr(f"amqp://{HUB_USER}@127.0.0.1/{VHOST}"),
+        declare=declare,
+        domains=DOMAINS,
+    )
+    main = HubExchange(exchange=MAIN, declare=declare)
+    account = HubAccount(user=HUB_USER, sinks=(main,), approvals=main)
+    hashes = dict.fromkeys((HUB_USER, *USERS), hash_password(PASSWORD, b"salt"))
+    node.define(fleet_definitions(settings, account, VHOST, hashes))
 
 
 @pytest.fixture
 def node(own_broker: Broker) -> Iterator[Broker]:
     """A node with the definitions of the fleet, and with empty queues."""
-    own_broker.define(fleet_definitions(SETTINGS, ACCOUNT, VHOST, hashes()))
+    define(own_broker, "passive")
     yield own_broker
     if not all(is_empty(own_broker, queue) for queue in (REPORTS, DEAD)):
         own_broker.evaluate(f'rabbit_vhost:delete(<<"{VHOST}">>, <<"test">>).')
@@ -112,21 +112,11 @@ def url_of(node: Broker, user: str) -> URL:
 
 
 async def publish(
-    channel: AbstractChannel,
-    exchange: str,
-    key: str,
-    *,
-    user: str | None = None,
-    body: bytes = b"{}",
-    headers: dict[str, Any] | None = None,
+    channel: AbstractChannel, exchange: str, key: str, *, user: str, body: bytes = b"{}"
 ) -> None:
     there = await channel.get_exchange(exchange, ensure=False)
-    await there.publish(
-        aio_pika.Message(body, user_id=user, message_id="m", headers=headers),
-        key,
-        mandatory=True,
-        timeout=WITHIN,
-    )
+    message = aio_pika.Message(body, user_id=user, message_id="m")
+    await there.publish(message, key, mandatory=True, timeout=WITHIN)
 
 
 async def next_messages(channel: AbstractChannel, queue: str, count: int) -> list[DeliveredMessage]:
@@ -194,24 +184,22 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
             assert read_message(message.body).content == content
 
 
-async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: Broker) -> None:
+@asynccontextmanager
+async def connection_of_hub(node: Broker) -> AsyncIterator[GuardedConnection]:
     connection = GuardedConnection(url_of(node, HUB_USER), "test")
     await connection.connect()
     async with connection:
+        yield connection
+
+
+async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: Broker) -> None:
+    async with connection_of_hub(node) as connection:
         await declare_topology(connection, TOPOLOGY, "passive")
 
 
 async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: Broker) -> None:
-    settings = SETTINGS.model_copy(update={"declare": True})
-    account = HubAccount(
-        user=HUB_USER,
-        sinks=(HubExchange(exchange=MAIN, declare=True),),
-        approvals=HubExchange(exchange=MAIN, declare=True),
-    )
-    node.define(fleet_definitions(settings, account, VHOST, hashes()))
-    connection = GuardedConnection(url_of(node, HUB_USER), "test")
-    await connection.connect()
-    async with connection:
+    define(node, True)
+    async with connection_of_hub(node) as connection:
         assert await declare_topology(connection, TOPOLOGY, True) == ()  # nothing differs
         async with connection.channel() as channel:
             for part in reversed(TOPOLOGY):
@@ -408,28 +396,24 @@ def refused_attempts() -> Iterator[tuple[str, str, Attempt]]:
 
 def attempts_of_an_agent() -> Iterator[tuple[str, Attempt]]:
     for name in (FLEET, COMMANDS, MAIN, f"{MAIN}.approvals", "mine", "amq.gen-x"):
-        yield f"make exchange {name}", partial(_declare_exchange, name)
-        if name.startswith(MAIN):
-            yield f"remove exchange {name}", partial(_delete_exchange, name)
+        yield f"make exchange {name}", on_exchange(name)["make"]
+    for name in (FLEET, COMMANDS, MAIN, f"{MAIN}.approvals"):
+        yield f"remove exchange {name}", on_exchange(name)["remove"]
+    for name in ("", COMMANDS, MAIN, f"{MAIN}.approvals"):
+        yield f"dead-letter to {name!r}", on_exchange(name)["dead-letter"]
     for name in ("mine", LOCK, f"{MAIN}.fleet.in2", "amq.gen-mine", "amq.gen-", "amq.x"):
         for exclusive in (True, False):
             yield f"choose {name}, exclusive={exclusive}", declaring(name, exclusive)
-    for exchange in ("", COMMANDS, MAIN, f"{MAIN}.approvals"):
-        yield f"dead-letter to {exchange!r}", partial(_dead_letter, exchange)
     for key in ("#", "*.*", agent_key("vote", A), agent_binding_keys(B)[0]):
         yield f"lead {key} to the fleet", partial(bind_fleet_exchange, key)
 
 
-async def _declare_exchange(name: str, channel: AbstractChannel) -> None:
-    await channel.declare_exchange(name, "topic")
-
-
-async def _delete_exchange(name: str, channel: AbstractChannel) -> None:
-    await channel.exchange_delete(name)
-
-
-async def _dead_letter(exchange: str, channel: AbstractChannel) -> None:
-    await agent_queue(channel, **{"x-dead-letter-exchange": exchange})
+def on_exchange(name: str) -> dict[str, Attempt]:
+    return {
+        "make": lambda channel: channel.declare_exchange(name, "topic"),
+        "remove": lambda channel: channel.exchange_delete(name),
+        "dead-letter": lambda channel: agent_queue(channel, **{"x-dead-letter-exchange": name}),
+    }
 
 
 async def ignore(_: object) -> None:

@@ -95,11 +95,8 @@ def test_silence_counts_only_while_the_hub_listens() -> None:
     assert roster.freshness(agent, at(150.001)) == "unknown"
     roster.note_listening(at(10_151))
     assert roster.freshness(agent, at(10_151)) == "silent"
-    assert [roster.has_listened(at(10_151 + more)) for more in (60, 60.001, -1)] == [
-        True,
-        False,
-        False,
-    ]
+    assert roster.has_listened(at(10_151 + 60))
+    assert not any(roster.has_listened(at(10_151 + more)) for more in (60.001, -1))
     roster.note_connection_lost()
     assert roster.freshness(agent, at(10_151)) != "silent"
     assert not roster.has_listened(at(10_151))
@@ -165,10 +162,8 @@ def test_the_end_of_a_terminate_event_names_the_agents_to_forget() -> None:
     event = make_event(event_type="Terminate", resources=("WEB_1", "web000002"))
     assert roster.agents_terminated_by(SCOPE, event) == agents[1:]
     assert roster.agents_terminated_by("other", event) == []
-    assert (
-        roster.agents_terminated_by(SCOPE, make_event(event_type="Reboot", resources=("WEB_1",)))
-        == []
-    )
+    reboot = make_event(event_type="Reboot", resources=("WEB_1",))
+    assert roster.agents_terminated_by(SCOPE, reboot) == []
 
 
 @pytest.mark.parametrize(

@@ -322,10 +322,8 @@ async def test_orders_that_are_not_begun_when_the_agent_stops_send_nothing(tmp_p
         await eventually(lambda: bool(running.imds.posts))
         running.orders.take(second)
         await running.orders.stop(60.0)
-        assert [(each.grant, each.result) for each in running.results] == [
-            (first.grant, "accepted"),
-            (second.grant, "stale"),
-        ]
+        results = [(each.grant, each.result) for each in running.results]
+        assert results == [(first.grant, "accepted"), (second.grant, "stale")]
         assert len(running.imds.posts) == 1
 
 

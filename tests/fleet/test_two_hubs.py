@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +9,14 @@ import pytest
 
 from relay.app import start_relay
 from relay.clock import SystemClock
-from relay.config import Config
 from relay.fleet.agent import start_orders
 from relay.fleet.hub import link
 from relay.fleet.routing import report_queue_name
 from relay.simulator import Plan
 from tests.eventually import eventually
 from tests.fleet.running_fleet import AUTOMATIC, RunningFleet, one_vote, running_fleet
-from tests.ports import reserve
 from tests.rabbitmq import Broker
-from tests.store.conftest import SmallDisk
+from tests.store.conftest import SmallDisk, small_disk
 
 SCOPE = "vmss-a-1f0c33ab"
 
@@ -56,40 +52,13 @@ def names(fleet: RunningFleet) -> list[str]:
     return [each["type"].split(".", 2)[2][:-3] for each in fleet.inbox.events]
 
 
-def hub_without_broker(folder: Path) -> Config:
-    return Config.model_validate(
-        {
-            "fleet": {
-                "role": "hub",
-                "url": f"amqp://hub:hub@127.0.0.1:{reserve(1)[0]}/",
-                "domains": [{"user": "vmss-a", "scopes": ["*"]}],
-            },
-            "store": {"path": str(folder / "relay.db")},
-            "api": {"listen": "127.0.0.1:0"},
-        }
-    )
-
-
-async def test_a_hub_counts_each_failed_connection_in_a_row(tmp_path: Path) -> None:
-    """As docs/metrics.md says; it was never connected."""
-    async with start_relay(hub_without_broker(tmp_path), SystemClock()) as hub:
-        await eventually(lambda: hub.relay.source.failures >= 2)
-
-
 # --- a full disk
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", folder], check=True)
-    try:
-        yield SmallDisk(folder)
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+    with small_disk(tmp_path / "disk") as made:
+        yield made
 
 
 async def test_a_hub_with_a_full_disk_tells_from_memory_and_approves_nothing(

@@ -30,8 +30,6 @@ from tests.imds.scripted_server import (
     EMPTY,
     Answer,
     ReceivedRequest,
-    Script,
-    ScriptedServer,
     answers_in_order,
     run_server,
 )
@@ -88,10 +86,8 @@ async def test_a_start_request_names_the_event_in_the_case_it_came_in() -> None:
     async with run_server(Answer(b"")) as server, client_of(server.url) as client:
         await client.send_start_request(event_id)
     (request,) = server.requests
-    assert (request.method, request.target) == (
-        "POST",
-        "/metadata/scheduledevents?api-version=2020-07-01",
-    )
+    target = "/metadata/scheduledevents?api-version=2020-07-01"
+    assert (request.method, request.target) == ("POST", target)
     assert request.headers.getall("Content-Type") == ["application/json"]
     assert orjson.loads(request.body) == {"StartRequests": [{"EventId": event_id}]}
 
@@ -258,9 +254,7 @@ async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
     assert isinstance(failure, SourceUnavailable)
     assert "within 0.4s" in failure.reason
     assert failure.status is None
-    assert (
-        0.39 <= time.monotonic() - began < 20
-    )  # not that of a client that waits for an end that never comes
+    assert 0.39 <= time.monotonic() - began < 20  # it waits for no end that never comes
 
 
 async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
@@ -274,19 +268,6 @@ async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
 # --- the budget of calls
 
 
-@contextlib.asynccontextmanager
-async def run_client_and_server(
-    answer: Answer | Script | None = None,
-) -> AsyncIterator[tuple[ScriptedServer, ImdsClient]]:
-    clock = ManualClock()
-    async with (
-        run_server(answer, clock) as server,
-        ImdsClient(SourceSettings(url=server.url), clock) as client,
-        clock.ticking(0.01),
-    ):
-        yield server, client
-
-
 def spans_of_three(requests: list[ReceivedRequest]) -> list[float]:
     """Return the seconds between the arrivals of a call and of the second call after it."""
     arrived = sorted(request.at for request in requests)
@@ -294,7 +275,13 @@ def spans_of_three(requests: list[ReceivedRequest]) -> list[float]:
 
 
 async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None:
-    async with run_client_and_server() as (server, client), asyncio.TaskGroup() as calls:
+    clock = ManualClock()
+    async with (
+        run_server(clock=clock) as server,
+        ImdsClient(SourceSettings(url=server.url), clock) as client,
+        clock.ticking(0.01),
+        asyncio.TaskGroup() as calls,
+    ):
         calls.create_task(client.read_document())
         calls.create_task(client.send_start_request("A"))
         calls.create_task(client.read_instance_metadata_body())

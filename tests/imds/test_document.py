@@ -142,19 +142,10 @@ def test_what_azure_left_blank_or_out_is_none(name: str, attribute: str, blank: 
 
 
 def test_what_azure_adds_in_future_passes_as_it_came() -> None:
-    parsed = parse_one_event(
-        EventType="Quake",
-        EventStatus="Paused",
-        ResourceType="Rack",
-        EventSource="Martian",
-        Novelty={"a": [1]},
-    )
-    assert (parsed.event_type, parsed.event_status, parsed.resource_type, parsed.event_source) == (
-        "Quake",
-        "Paused",
-        "Rack",
-        "Martian",
-    )
+    event = {"EventType": "Quake", "EventStatus": "Paused", "Novelty": {"a": [1]}}
+    parsed = parse_one_event(**event, ResourceType="Rack", EventSource="Martian")
+    assert (parsed.event_type, parsed.event_status) == ("Quake", "Paused")
+    assert (parsed.resource_type, parsed.event_source) == ("Rack", "Martian")
     assert not parsed.is_started
 
 
@@ -198,10 +189,8 @@ def test_a_duration_is_whole_seconds_or_unknown(written: Any, seconds: int | Non
     ("written", "expected"),
     [
         ("Mon, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"),
-        (
-            "Fri, 11 Apr 2022 22:26:58 GMT",
-            "2022-04-11T22:26:58Z",
-        ),  # a Monday: Azure gets it wrong at times
+        # It is a Monday: Azure gets it wrong at times.
+        ("Fri, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"),
         ("Mon, 11 Apr 2022 22:26:58", "2022-04-11T22:26:58Z"),
         ("2022-04-11T22:26:58Z", "2022-04-11T22:26:58Z"),
         ("2022-04-11T22:26:58", "2022-04-11T22:26:58Z"),
@@ -252,22 +241,12 @@ def test_the_incarnation_is_a_hint_that_is_never_an_error(
 
 
 def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> None:
-    entries = [
-        azure_event(Resources=["b"]),
-        azure_event(
-            EventId=azure_event()["EventId"].lower(),
-            EventStatus="Started",
-            NotBefore="",
-            Resources=["c", "a"],
-        ),
-    ]
+    lower = azure_event()["EventId"].lower()
+    started = {"EventId": lower, "EventStatus": "Started", "NotBefore": ""}
+    entries = azure_event(Resources=["b"]), azure_event(**started, Resources=["c", "a"])
     (parsed,) = parse_document(document_body(*entries)).events
-    assert (parsed.event_status, parsed.not_before, parsed.resources) == (
-        "Started",
-        None,
-        ("a", "b", "c"),
-    )
-    assert parsed.event_id == azure_event()["EventId"].lower()
+    assert (parsed.event_id, parsed.event_status, parsed.not_before) == (lower, "Started", None)
+    assert parsed.resources == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(

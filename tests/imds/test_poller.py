@@ -93,15 +93,8 @@ async def rig(
 
     Only the tests of a hanging call wait for that.
     """
-    source = SourceSettings.model_validate(
-        {
-            "url": url,
-            "api_version": api_version,
-            "interval": interval,
-            "timeout": timeout,
-            "first_timeout": timeout,
-        }
-    )
+    times = {"interval": interval, "timeout": timeout, "first_timeout": timeout}
+    source = SourceSettings.model_validate({"url": url, "api_version": api_version, **times})
     reports: list[tuple[str, str]] = []
 
     def report(name: str, reason: str, **_: Any) -> None:
@@ -344,10 +337,8 @@ async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing
         assert await running.names() == ["event.scheduled"]
         sim.update_event(event, description="x")
         await running.until(lambda: not running.poller.lost)
-        assert [report[0] for report in running.reports] == [
-            "relay.source-lost",
-            "relay.source-recovered",
-        ]
+        told = [name for name, _ in running.reports]
+        assert told == ["relay.source-lost", "relay.source-recovered"]
         sim.end(sim.start(event))
         await running.until(lambda: "event.ended" in running.recorded_names)
 

@@ -15,6 +15,7 @@ from relay.config import Config, LoadedConfig
 from relay.errors import ReloadRefused
 from relay.roles.reload import Reloader
 from relay.simulator import Event
+from relay.sinks import SinkSettings
 from tests.journey.relay_process import client
 from tests.relay_in_process import RelayInProcess, document_of, relay_in_process, simulated
 
@@ -49,6 +50,10 @@ class ReloadableRelay(RelayInProcess):
         self.document.update(before)
         assert self.reloader.problem == refused.value.reason
         return refused.value.reason
+
+    def with_sinks(self, *sinks: SinkSettings) -> Config:
+        """Return the configuration that is in force with these sinks instead."""
+        return self.running.config.model_copy(update={"sinks": sinks})
 
     async def state(self, event: Event) -> str:
         return str((await self.event(event)).get("approval", {}).get("state", "unknown"))

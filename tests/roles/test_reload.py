@@ -33,10 +33,8 @@ def api(*clients: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def by_votes(votes: int, *names: str) -> dict[str, Any]:
-    return {
-        "name": "votes",
-        "approve": {"votes": votes, "from": [f"client:{name}" for name in names]},
-    }
+    voters = [f"client:{name}" for name in names]
+    return {"name": "votes", "approve": {"votes": votes, "from": voters}}
 
 
 class BreakingSettings(SinkSettings):
@@ -63,13 +61,10 @@ class Box:
 
 
 async def test_a_grant_of_a_rule_that_is_gone_is_not_sent(tmp_path: Path) -> None:
+    rules = {"tell_first": "100s", "rules": [AUTOMATIC]}
     async with (
         inbox() as drain,
-        reloadable_relay(
-            tmp_path,
-            sinks=[webhook(drain.url)],
-            approvals={"tell_first": "100s", "rules": [AUTOMATIC]},
-        ) as relay,
+        reloadable_relay(tmp_path, sinks=[webhook(drain.url)], approvals=rules) as relay,
     ):
         drain.status = 503  # so the StartRequest waits for the notice
         event = relay.reboot()
@@ -97,9 +92,8 @@ async def test_a_new_rule_grants_what_waits_for_it_once_new_sinks_know_of_it(
         late.status = 503
         event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "none"))
-        await relay.reload(
-            sinks=[webhook(late.url)], approvals={"tell_first": "100s", "rules": [AUTOMATIC]}
-        )
+        rules = {"tell_first": "100s", "rules": [AUTOMATIC]}
+        await relay.reload(sinks=[webhook(late.url)], approvals=rules)
         await eventually(lambda: _is(relay.state(event), "granted"))
         await after_polls(relay.azure)
         assert relay.starts(event) == 0, "the new sink was not told first"
@@ -157,25 +151,16 @@ async def test_a_decision_during_a_reload_waits_for_the_new_configuration(
     async with reloadable_relay(
         tmp_path, approvals=rules, api=api(voter("alice"), voter("bob"))
     ) as relay:
-        config = relay.running.config
-        slow = config.model_copy(update={"sinks": (BreakingSettings(name="slow"),)})
-        await relay.running.change(slow)
+        await relay.running.change(relay.with_sinks(BreakingSettings(name="slow")))
         event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "pending"))
         earlier = relay.running.relay
-        reload = asyncio.create_task(
-            relay.reload(
-                api=api(voter("bob")),
-                approvals={"tell_first": "0s", "rules": [by_votes(2, "bob", "operator")]},
-            )
-        )
+        rules = {"tell_first": "0s", "rules": [by_votes(2, "bob", "operator")]}
+        reload = asyncio.create_task(relay.reload(api=api(voter("bob")), approvals=rules))
         await eventually(lambda: not relay.running.server.state.settled.is_set())
         votes = [asyncio.create_task(relay.vote(event, name)) for name in ("alice", "bob")]
-        body = DecisionBody(
-            eventId=event.event_id,
-            decision="approve",
-            revision=(await relay.event(event))["revision"],
-        )
+        revision = (await relay.event(event))["revision"]
+        body = DecisionBody(eventId=event.event_id, decision="approve", revision=revision)
         caller = Caller("client:alice", "http", Rights(frozenset({"approve"})))
         late = body.to_request(caller, SystemClock().now(), b"")
         assert (await earlier.gate.submit(late)).status == 503
@@ -270,12 +255,9 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
         config = relay.running.config
         good = BreakingSettings(name="good")
-        for name, error in (
-            ("broken", LookupError),
-            ("hanging", TimeoutError),
-            ("canceling", RuntimeError),
-        ):
-            bad = config.model_copy(update={"sinks": (good, BreakingSettings(name=name))})
+        errors = {"broken": LookupError, "hanging": TimeoutError, "canceling": RuntimeError}
+        for name, error in errors.items():
+            bad = relay.with_sinks(good, BreakingSettings(name=name))
             with pytest.raises(error):
                 await relay.running.change(bad)
             assert Box.open_boxes == 0
@@ -286,7 +268,7 @@ async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
         event = relay.reboot()
         await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
-        await relay.running.change(config.model_copy(update={"sinks": (*config.sinks, good)}))
+        await relay.running.change(relay.with_sinks(*config.sinks, good))
         assert Box.open_boxes == 1
         await relay.running.change(config)
         assert Box.open_boxes == 0
@@ -297,8 +279,7 @@ async def test_a_sink_that_raises_while_it_disconnects_ends_nothing_else(
 ) -> None:
     add_kind(monkeypatch, connect)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
-        bad = (BreakingSettings(name="ending-badly"),)
-        config = relay.running.config.model_copy(update={"sinks": bad})
+        config = relay.with_sinks(BreakingSettings(name="ending-badly"))
         await relay.running.change(config)
         await relay.reload(sinks=[webhook(drain.url)])
         assert "it cannot be ended" in caplog.text
@@ -334,8 +315,7 @@ async def test_a_sink_that_refuses_to_be_canceled_does_not_hold_up_reloads(
     monkeypatch.setattr("relay.roles.inner_half.LEAVE_TIMEOUT", 1.0)
     async with inbox() as drain, reloadable_relay(tmp_path) as relay:
         config = relay.running.config
-        stubborn = (BreakingSettings(name="drain"),)
-        await relay.running.change(config.model_copy(update={"sinks": stubborn}))
+        await relay.running.change(relay.with_sinks(BreakingSettings(name="drain")))
         event = relay.reboot()
         try:
             await eventually(lambda: tries == 1)
@@ -424,8 +404,7 @@ async def test_a_relay_that_can_enter_neither_half_ends(
     has_ended = False
     with pytest.RaisesGroup(TimeoutError, flatten_subgroups=True, allow_unwrapped=True):
         async with reloadable_relay(tmp_path) as relay:
-            sinks = (BreakingSettings(name="once"),)
-            config = relay.running.config.model_copy(update={"sinks": sinks})
+            config = relay.with_sinks(BreakingSettings(name="once"))
             await relay.running.change(config)
             is_broken = True
             try:

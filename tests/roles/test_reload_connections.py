@@ -34,12 +34,8 @@ async def test_approvals_from_rabbitmq_follow_the_clients(
 ) -> None:
     define_users(own_broker)
     bus = Bus(own_broker, unused_exchange("reload"))
-    sink = {
-        "kind": "rabbitmq",
-        "name": "bus",
-        "url": own_broker.amqp_url(),
-        "exchange": bus.exchange,
-    }
+    sink = {"kind": "rabbitmq", "name": "bus", "exchange": bus.exchange}
+    sink["url"] = own_broker.amqp_url()
     rule = {"name": "reboots", "approve": {"votes": 1, "from": ["client:drain"]}}
 
     def api(user: str) -> dict[str, Any]:
@@ -61,11 +57,8 @@ async def test_approvals_from_rabbitmq_follow_the_clients(
             await eventually(is_consuming, every=0.1)
             event = relay.reboot()
             await eventually(lambda: _is_known(relay, event), every=0.1)
-            decision = {
-                "eventId": event.event_id,
-                "decision": "approve",
-                "revision": (await relay.event(event))["revision"],
-            }
+            decision = {"eventId": event.event_id, "decision": "approve"}
+            decision["revision"] = (await relay.event(event))["revision"]
             await relay.reload(api=api("holder"))
             await bus.send(decision, "old user", user="drain")
             rejections = relay.running.server.state.rejection_log

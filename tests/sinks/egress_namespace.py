@@ -55,10 +55,8 @@ def prepare() -> None:
     """Give loopback the addresses, and names to them."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     for address in ADDRESSES:
-        subprocess.run(
-            ["ip", "address", "add", address, "dev", "lo", *(["nodad"] if ":" in address else [])],
-            check=True,
-        )
+        options = ["nodad"] if ":" in address else []
+        subprocess.run(["ip", "address", "add", address, "dev", "lo", *options], check=True)
     with tempfile.NamedTemporaryFile("w", suffix=".hosts", delete=False) as hosts:
         hosts.write(HOSTS)
     subprocess.run(["mount", "--bind", hosts.name, "/etc/hosts"], check=True)
@@ -67,11 +65,8 @@ def prepare() -> None:
 
 def opened() -> int:
     """How many TCP connections were started in this namespace, counted before the first packet."""
-    names, values = (
-        line.split()
-        for line in Path("/proc/self/net/snmp").read_text().splitlines()
-        if line.startswith("Tcp:")
-    )
+    lines = Path("/proc/self/net/snmp").read_text().splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Tcp:"))
     return int(dict(zip(names, values, strict=True))["ActiveOpens"])
 
 
@@ -89,15 +84,8 @@ async def tried(host: str) -> str:
     """What came of a guarded POST straight to that host."""
     async with open_session() as session:
         try:
-            return str(
-                (
-                    await post(
-                        session,
-                        Request(url=URL(f"http://{host}:{PORT}/"), headers={}, body=b""),
-                        seconds=30,
-                    )
-                ).status
-            )
+            request = Request(url=URL(f"http://{host}:{PORT}/"), headers={}, body=b"")
+            return str((await post(session, request, seconds=30)).status)
         except Deferred as deferred:
             return deferred.failure
 

@@ -57,9 +57,8 @@ class Connection:
     ) -> None:
         """A proper answer, after which the connection stays open."""
         length = {} if status in {204, 304} or status < 200 else {"Content-Length": str(len(body))}
-        fields = "".join(
-            f"{name}: {value}\r\n" for name, value in {**length, **(headers or {})}.items()
-        )
+        everything = {**length, **(headers or {})}
+        fields = "".join(f"{name}: {value}\r\n" for name, value in everything.items())
         await self.send(f"HTTP/1.1 {status} Said\r\n{fields}\r\n".encode("latin-1"), body)
 
 

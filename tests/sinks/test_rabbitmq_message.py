@@ -140,10 +140,8 @@ def test_a_message_of_a_fleet_names_its_user_and_can_expire(
     raw = content_header(event, user_id=user, expiration=expiration)
     properties = ContentHeader()
     properties.unmarshal(raw)
-    assert (properties.properties.user_id, properties.properties.expiration) == (
-        user,
-        None if expiration is None else str(expiration),
-    )
+    expires = None if expiration is None else str(expiration)
+    assert (properties.properties.user_id, properties.properties.expiration) == (user, expires)
     properties.properties.user_id = properties.properties.expiration = None
     assert properties.marshal() == content_header(event)
 
@@ -175,9 +173,7 @@ def test_the_longest_header_fits_the_smallest_frame() -> None:
 
 def _returned() -> amqp.PublishError:
     frame = Basic.Return(reply_code=312, reply_text="NO_ROUTE", exchange="x", routing_key=KEY)
-    error = amqp.PublishError.__new__(
-        amqp.PublishError
-    )  # its own constructor wants a whole message
+    error = amqp.PublishError.__new__(amqp.PublishError)  # its constructor wants a message
     error.frame = frame
     return error
 

@@ -66,9 +66,8 @@ async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: B
             await asyncio.to_thread(own_broker.start)
         assert {error.failure for error in errors} == {"transient"}
         assert any("sent again with the same id" in error.reason for error in errors)
-        assert set(await stored(own_broker.amqp_url(), "killed")) == {
-            event.body for event in events
-        }
+        wanted = {event.body for event in events}
+        assert set(await stored(own_broker.amqp_url(), "killed")) == wanted
 
 
 async def test_what_is_sent_while_the_connection_ends_is_sent_again(

@@ -63,10 +63,8 @@ async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine
 async def test_the_standardwebhooks_library_verifies_it_with_each_secret_of_a_rotation() -> None:
     received = await received_request(secrets=[SECRET, OTHER_SECRET])
     for secret in (SECRET, OTHER_SECRET):
-        assert (
-            StandardWebhook(secret).verify(received.body, dict(received.headers))["id"]
-            == cloudevent().id
-        )
+        verified = StandardWebhook(secret).verify(received.body, dict(received.headers))
+        assert verified["id"] == cloudevent().id
 
 
 async def test_the_cloudevents_sdk_reads_it() -> None:
@@ -89,9 +87,8 @@ async def test_a_2xx_is_delivered_and_its_first_words_are_kept_for_the_log() -> 
         await connection.answer(202, {}, "  drained: dør\x1b[31m\n".encode())
 
     async with listening(thankful) as receiver:
-        assert await deliver(receiver.url) == Receipt(
-            202, "drained: dør\N{REPLACEMENT CHARACTER}[31m"
-        )
+        words = "drained: dør\N{REPLACEMENT CHARACTER}[31m"
+        assert await deliver(receiver.url) == Receipt(202, words)
 
 
 async def test_an_answer_that_repeats_the_url_is_kept_without_it() -> None:
@@ -199,15 +196,11 @@ async def test_a_proxy_is_asked_for_the_receiver_and_knows_nothing_of_tls_within
 
         async with listening(tunnel) as proxy:
             trusting = ssl.create_default_context(cafile=LOOPBACK)
-            receipt = await deliver(
-                receiver.url.replace("127.0.0.1", "localhost"),
-                tls=trusting,
-                proxy=f"http://127.0.0.1:{proxy.port}",
-            )
+            url, by = receiver.url.replace("127.0.0.1", "localhost"), proxy.port
+            receipt = await deliver(url, tls=trusting, proxy=f"http://127.0.0.1:{by}")
     assert receipt.status == 204
-    assert [asked.line for asked in proxy.requests] == [
-        f"CONNECT localhost:{receiver.port} HTTP/1.1"
-    ]
+    (asked,) = proxy.requests
+    assert asked.line == f"CONNECT localhost:{receiver.port} HTTP/1.1"
     assert receiver.requests[0].line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
 
 

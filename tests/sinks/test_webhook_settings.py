@@ -49,10 +49,6 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
             "secrets: number 2: expected whsec_ and then 24 to 64 random bytes",
         ),
         (
-            {"url": "http://drain.example.com/t0ken"},
-            "url: expected https, got http: set allow_http: true",
-        ),
-        (
             {"url": "https://u:t0ken@drain.example.com/"},
             "url: expected a URL without user and password",
         ),
@@ -103,7 +99,6 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
             {"tls": {"ca_file": "/dev/null"}},
             "ca_file: expected a readable file: it is no regular file",
         ),
-        ({"timeout": "0s"}, "Input should be greater than 0"),
         ({"timeout": 15}, "expected a duration such as"),
         (
             {"secrets_file": "/no/such/file", "secrets": []},

@@ -30,16 +30,8 @@ NOW = datetime(2026, 4, 11, 22, 26, 58, 900_000, UTC)
 
 def settings(**fields: Any) -> Settings:
     """The sink's section, as YAML would give it."""
-    return Settings.model_validate(
-        {
-            "kind": "webhook",
-            "name": "drain",
-            "secrets": [SECRET],
-            "allow_http": True,
-            "timeout": "30s",
-            **fields,
-        }
-    )
+    usual = {"kind": "webhook", "name": "drain", "secrets": [SECRET], "allow_http": True}
+    return Settings.model_validate({**usual, "timeout": "30s", **fields})
 
 
 @asynccontextmanager
@@ -51,25 +43,15 @@ async def sink(
         yield Webhook(settings(**fields), ManualClock(NOW), session)
 
 
-async def deliver(
-    url: str,
-    resolver: AbstractResolver | None = None,
-    tls: ssl.SSLContext | None = None,
-    **fields: Any,
-) -> Receipt:
-    async with sink(resolver, tls, url=url, **fields) as webhook:
+async def deliver(url: str, **fields: Any) -> Receipt:
+    async with sink(url=url, **fields) as webhook:
         return await webhook.deliver(cloudevent())
 
 
-async def failure(
-    url: str,
-    resolver: AbstractResolver | None = None,
-    tls: ssl.SSLContext | None = None,
-    **fields: Any,
-) -> Deferred:
+async def failure(url: str, **fields: Any) -> Deferred:
     """The Deferred of one delivery, after a look that no text of it shows a secret or the URL."""
     with pytest.raises(Deferred) as caught:
-        await deliver(url, resolver, tls, **fields)
+        await deliver(url, **fields)
     shown = "".join(traceback.format_exception(caught.value)) + str(caught.value.answer)
     assert not [telltale for telltale in TELLTALES if telltale in shown]
     assert caught.value.reason.startswith(("expected ", "the url, secrets or credentials"))

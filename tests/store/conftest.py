@@ -48,6 +48,19 @@ class LimitedDisk:
 Disk = SmallDisk | LimitedDisk
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[SmallDisk]:
+    """Mount one at a new folder, with room for a small state file."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root; others limit the size of files")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", folder], check=True)
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 @pytest.fixture(params=["full disk", "limit"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     """A disk with room for a small state file; freed and gone afterwards."""
@@ -56,14 +69,5 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         yield limited
         limited.free()
         return
-    if os.geteuid() != 0:
-        pytest.skip(
-            "mounting a small disk needs root; a limit on the size of files is tried in any case"
-        )
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", folder], check=True)
-    try:
-        yield SmallDisk(folder)
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+    with small_disk(tmp_path / "disk") as small:
+        yield small
