@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from typing_extensions import override
@@ -60,6 +60,13 @@ async def failure_reasons(urls: Sequence[URL], attempts: int = 1) -> list[str]:
             lambda: urls, "test", CountingClock(attempts), _arrived, failures.append
         )
     return [failure.reason for failure in failures]
+
+
+def keep(
+    urls: Sequence[URL], serve: Callable[[GuardedConnection], Coroutine[Any, Any, NoReturn]]
+) -> asyncio.Task[NoReturn]:
+    work = keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None)
+    return asyncio.create_task(work)
 
 
 @pytest.fixture
@@ -154,9 +161,7 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
         raise AssertionError
 
     for step in range(80):
-        keeping = asyncio.create_task(
-            keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None)
-        )
+        keeping = keep(urls, serve)
         await asyncio.sleep(step * 0.0007)
         keeping.cancel()
         assert await asyncio.wait({keeping}, timeout=60) == ({keeping}, set())
@@ -177,9 +182,7 @@ async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_
             raise Deferred("what a library made of it") from None
         raise AssertionError
 
-    keeping = asyncio.create_task(
-        keep_connected(lambda: urls, "test", SystemClock(), swallow, lambda _: None)
-    )
+    keeping = keep(urls, swallow)
     await serving.wait()
     keeping.cancel()
     done, _ = await asyncio.wait({keeping}, timeout=20)
@@ -216,9 +219,7 @@ async def test_a_host_that_goes_is_left_for_the_next_within_seconds(broker: Reac
 
     async with counting_proxy(str(other)) as (proxy, first):
         urls = parse_urls(f"amqp://guest:guest@{host_port(URL(first))},{host_port(other)}/")
-        keeping = asyncio.create_task(
-            keep_connected(lambda: urls, "test", SystemClock(), serve, lambda _: None)
-        )
+        keeping = keep(urls, serve)
         assert await used.get() == host_port(URL(first))
         proxy.go_away()
         async with asyncio.timeout(20):

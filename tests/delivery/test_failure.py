@@ -271,8 +271,8 @@ async def test_draining_waits_for_what_can_be_sent_and_for_nothing_else(tmp_path
 
 
 def of(relay: RunningDispatcher, sink: str) -> tuple[bool, str | None]:
-    (status,) = (delivery for delivery in relay.dispatcher.workers if delivery.name == sink)
-    return status.failing, status.reason
+    worker = relay.dispatcher.get_worker(sink)
+    return worker.failing, worker.reason
 
 
 @pytest.mark.parametrize(
@@ -349,3 +349,43 @@ async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_charact
         is_rejected = isinstance(reported, Rejected)
         assert attempt[1:] == (("parked", None, "?") if is_rejected else ("delivered", None, None))
         assert {delivery["state"] for delivery in await relay.deliveries("chat")} == {"delivered"}
+
+
+@pytest.mark.parametrize("how", ["delivered", "deferred", "rejected"])
+async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_does_again(
+    tmp_path: Path, how: str
+) -> None:
+    skew = 31.0
+
+    async def drifted(event: CloudEvent) -> Receipt:
+        if event.name.startswith("event.") and how == "deferred" and event.id not in tried:
+            tried.add(event.id)
+            raise Deferred("401", status=401, skew=skew)
+        if event.name.startswith("event.") and how == "rejected":
+            raise Rejected("no", skew=skew)
+        return Receipt(204, skew=skew)
+
+    tried: set[str] = set()
+    far, other = ScriptedSink(drifted), ScriptedSink()
+
+    def told() -> list[str]:
+        return [
+            event.data["reason"] for event in other.delivered if event.name == "relay.clock-skewed"
+        ]
+
+    async with running_dispatcher(tmp_path, {"drain": far, "chat": other}) as relay:
+        for number in range(3):
+            await relay.record_event(f"E-{number}")
+        await eventually(lambda: bool(told()))
+        skew = -29.0
+        await relay.record_event("E-3")
+        await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
+        remedy = "check both, because signatures contain the time"
+        assert told() == [f"its clock is 31 s ahead of ours: {remedy}"]
+        skew = -3600.0
+        await relay.record_event("E-4")
+        await eventually(lambda: len(told()) == 2)
+        assert told()[1] == f"its clock is 3600 s behind ours: {remedy}"
+        skewed = [event for event in other.delivered if event.name == "relay.clock-skewed"]
+        assert [event.subject for event in skewed] == ["drain", "drain"]
+        assert "relay.clock-skewed" not in far.names()

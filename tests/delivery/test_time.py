@@ -184,3 +184,22 @@ async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
         await relay.forward(500)
         assert min(gaps(drain.times("E-0"))) >= 45
         assert len(drain.attempts) < 200
+
+
+async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    slow, other = ScriptedSink(clock=clock), ScriptedSink(clock=clock)
+    async with running_dispatcher(
+        tmp_path, {"slow": slow, "other": other}, clock=clock, slow={"rate": 4}
+    ) as relay:
+        for number in range(20):
+            await relay.record_event(f"E-{number}")
+        await relay.forward(0)
+        assert (len(slow.delivered), len(other.delivered)) == (1, 20)
+        await relay.forward(10)
+    moments = [moment for moment, _ in slow.attempts]
+    assert len(moments) == 20
+    assert min(gaps(moments)) >= 0.25
+    assert moments[-1] == pytest.approx(19 * 0.25)

@@ -1,4 +1,4 @@
-"""A fleet whose hub is killed again and again, or stopped in the middle of its work.
+"""A fleet whose hub is killed again and again.
 
 `make chaos-tests` kills it 50 times, `make test` once.
 """
@@ -16,7 +16,6 @@ import pytest
 
 from relay.approvals.request import Caller, DecisionRequest, Rights
 from relay.fleet.agent import link, start_orders
-from relay.fleet.hub.link import HubLink
 from relay.simulator import Plan
 from relay.simulator.event import Event
 from relay.store.chain import verify_journal
@@ -24,7 +23,6 @@ from relay.store.file import open_for_reading
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, one_vote, running_fleet
-from tests.fleet.test_merger import held
 from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
 
@@ -139,25 +137,3 @@ async def settle(fleet: RunningFleet, hub: RelayProcess, events: list[Event]) ->
     # another one after the first can no longer be sent.
     assert max(posts.values()) <= 2
     assert "Traceback" not in hub.log
-
-
-async def test_a_hub_that_stops_while_it_records_an_end_tells_it_once(
-    own_broker: Broker, tmp_path: Path
-) -> None:
-    async with running_fleet(own_broker, tmp_path, {SCOPE: VMS[:1]}) as fleet:
-        event = await fleet.scheduled("vm-0")
-        hub = fleet.running_hub.relay
-        source = hub.source
-        assert isinstance(source, HubLink)
-        async with held(hub.store):
-            heard = source.polls
-            fleet.azure.cancel(event)
-            await eventually(lambda: source.polls > heard)
-            stopping = asyncio.ensure_future(fleet.hub_stack.aclose())
-            await eventually(lambda: not source.is_connected)
-        await stopping
-        await fleet.start_hub()
-        await fleet.wait_until_connected()
-        await fleet.wait_until_reported()
-        await eventually(lambda: len(fleet.told(event.event_id)) == 2)
-        assert fleet.told(event.event_id) == ["event.scheduled", "event.ended"]

@@ -53,6 +53,7 @@ from relay.fleet.routing import (
 )
 from relay.fleet.settings import HubSettings, TrustDomain
 from tests.builders import cloudevent
+from tests.eventually import eventually
 from tests.rabbitmq import Broker
 
 VHOST, MAIN, HUB_USER = "fleet", "azure.scheduledevents", "imds-hub"
@@ -241,9 +242,9 @@ async def test_a_pulse_that_nobody_reads_expires_and_is_no_dead_letter(node: Bro
 
 
 async def until(node: Broker, queue: str, length: int) -> None:
-    async with asyncio.timeout(WITHIN):
-        while length != await asyncio.to_thread(length_of, node, queue):  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.1)
+    await eventually(
+        lambda: asyncio.to_thread(length_of, node, queue), lambda found: found == length, every=0.1
+    )
 
 
 def length_of(node: Broker, queue: str) -> int:

@@ -70,15 +70,9 @@ async def bound(
 
 async def take(queue: AbstractQueue) -> AbstractIncomingMessage:
     """The next message, waited for."""
-    messages: list[AbstractIncomingMessage] = []
-
-    async def taken() -> bool:
-        message = await queue.get(fail=False, no_ack=True)
-        messages.extend([message] if message else [])
-        return bool(messages)
-
-    await eventually(taken)
-    return messages[0]
+    message = await eventually(lambda: queue.get(fail=False, no_ack=True))
+    assert message is not None
+    return message
 
 
 async def waiting(queue: AbstractQueue) -> list[bytes]:
@@ -90,30 +84,26 @@ async def waiting(queue: AbstractQueue) -> list[bytes]:
 
 async def delivered(bus: RabbitMQ, event: CloudEvent) -> Receipt:
     """Deliver as the dispatcher does: again and again, until it works."""
-    receipts: list[Receipt] = []
 
-    async def tried() -> bool:
+    async def tried() -> Receipt | None:
         try:
-            receipts.append(await bus.deliver(event))
+            return await bus.deliver(event)
         except Deferred:
-            return False
-        return True
+            return None
 
-    await eventually(tried)
-    return receipts[0]
+    receipt = await eventually(tried, lambda tried: tried is not None)
+    assert isinstance(receipt, Receipt)
+    return receipt
 
 
 async def deferred(bus: RabbitMQ, event: CloudEvent, reason_part: str = "") -> Deferred:
     """Deliver until the failure has these words in its reason, and return the failure."""
-    errors: list[Deferred] = []
 
-    async def is_deferred() -> bool:
+    async def failure() -> Deferred:
         try:
             receipt = await bus.deliver(event)
         except Deferred as error:
-            errors.append(error)
-            return reason_part in error.reason
+            return error
         raise AssertionError(f"expected it to be deferred, got {receipt}")
 
-    await eventually(is_deferred)
-    return errors[-1]
+    return await eventually(failure, lambda error: reason_part in error.reason)
