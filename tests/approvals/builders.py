@@ -108,16 +108,16 @@ async def decide_nothing(_request: object) -> DecisionAnswer:
 
 
 def build_event(
-    event_id: str = "E-1", *, due: float | None = 900.0, **changes: Any
+    event_id: str = "E-1", *, due: float | None = 900.0, at: datetime = NOON, **changes: Any
 ) -> ScheduledEvent:
-    """A Reboot of db-1 by the platform, with NotBefore ``due`` seconds after noon."""
+    """A Reboot of db-1 by the platform, with NotBefore ``due`` seconds after noon or ``at``."""
     fields: dict[str, Any] = {
         "event_id": event_id,
         "event_type": "Reboot",
         "event_status": "Scheduled",
         "resource_type": "VirtualMachine",
         "resources": ("db-1",),
-        "not_before": format_rfc3339(NOON + timedelta(seconds=due)) if due is not None else None,
+        "not_before": format_rfc3339(at + timedelta(seconds=due)) if due is not None else None,
         "description": None,
         "event_source": "Platform",
         "duration": None,

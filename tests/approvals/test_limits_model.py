@@ -6,24 +6,20 @@ this relay, and remembers who waits since when.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from typing_extensions import override
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from relay.approvals import ClaimedGrant
 from relay.approvals.status import approval_state
-from relay.errors import SourceRefused, SourceUnavailable
 from relay.events.model import ScheduledEvent
-from relay.events.timestamps import format_rfc3339
 from relay.store import TrackedEvent
 from tests.approvals.builders import ApprovalFile, build_event, one_rule, open_grants, started
+from tests.approvals.machine_on_file import ANSWERS, MachineOnFile
 from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
@@ -42,7 +38,6 @@ _APPROVE: dict[str, Any] = {
     "votes": {"votes": 1, "from": ["client:alice", "client:bob"]},
     "automatic": "automatic",
 }
-_MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
 
 
 @dataclass
@@ -69,17 +64,17 @@ def _is_repeat(claim: ClaimedGrant) -> bool:
     return claim.grant.state == "sent"
 
 
-class Limits(RuleBasedStateMachine):
+class Limits(MachineOnFile):
     """What can happen, in any order."""
 
     @initialize(limits=st.sampled_from(sorted(_LIMITS)), approve=st.sampled_from(sorted(_APPROVE)))
     def begin(self, limits: str, approve: str) -> None:
-        self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.limits = _LIMITS[limits]
         self.clock = ManualClock()
         section = one_rule(_APPROVE[approve], limits=self.limits, hold_expires="90s")
-        path = Path(self.folder.name) / "relay.db"
-        self.approvals = ApprovalFile(path, section, clock=self.clock)
+        self.approvals = ApprovalFile(self.folder / "relay.db", section, clock=self.clock)
+        self.closing.callback(self.approvals.close)
+        self.closing.callback(self._run_dry)
         self.azure: dict[str, AzureEvent] = {}
         self.rests: list[tuple[datetime, frozenset[str]]] = []
         """When events ended that may have happened, and their machines."""
@@ -87,16 +82,6 @@ class Limits(RuleBasedStateMachine):
         for event_id in _IDS[:2]:
             self.appears(event_id, ("db-1",) if event_id == "A" else ("db-2",), 400.0)
         self.poll()
-
-    @override
-    def teardown(self) -> None:
-        """Everything that may go has gone in the end: nobody starves, and nothing is stuck."""
-        if hasattr(self, "approvals"):
-            try:
-                self._run_dry()
-            finally:
-                self.approvals.close()
-                self.folder.cleanup()
 
     # --- Azure
 
@@ -110,10 +95,8 @@ class Limits(RuleBasedStateMachine):
         known = self.azure.get(of)
         if known is not None and (known.seen.is_started or known.may_be_started):
             return
-        not_before = (
-            format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
-        )
-        self.azure[of] = AzureEvent(build_event(of, resources=machines, not_before=not_before))
+        event = build_event(of, due=due, at=self.clock.now(), resources=machines)
+        self.azure[of] = AzureEvent(event)
 
     @precondition(lambda self: self.azure)
     @rule(of=st.sampled_from(_IDS))
@@ -268,16 +251,11 @@ class Limits(RuleBasedStateMachine):
         return facts
 
     @precondition(lambda self: self.claims)
-    @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
+    @rule(answer=st.sampled_from([*ANSWERS, "200"]))
     def imds_answers(self, answer: str) -> None:
-        error = {
-            "200": None,
-            "400": SourceRefused("400", status=400),
-            "503": SourceUnavailable("503", status=503),
-            "timeout, but processed": SourceUnavailable("timeout"),
-        }[answer]
-        self.approvals.answer(self.claims, error)
-        if answer in ("200", "timeout, but processed"):
+        """IMDS accepts or refuses, or fails; with a timeout, Azure has started the events."""
+        self.approvals.answer(self.claims, ANSWERS[answer])
+        if answer in ("200", "timeout"):
             for claim in self.claims:
                 if claim.event_id in self.azure:
                     self._start(claim.event_id)
@@ -353,6 +331,7 @@ class Limits(RuleBasedStateMachine):
     # --- the end
 
     def _run_dry(self) -> None:
+        """Everything that may go has gone in the end: nobody starves, and nothing is stuck."""
         self.approvals.crash()
         self.claims = []
         for one in list(self.azure):

@@ -6,32 +6,27 @@ The gate and its store are real. A model of a few lines knows what the port may 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ClaimedGrant
 from relay.approvals.request import DecisionKind
 from relay.errors import SourceError
 from relay.events.model import ScheduledEvent
-from relay.events.timestamps import format_rfc3339
 from relay.store import Mode
 from tests.approvals.builders import build_event
+from tests.approvals.machine_on_file import ANSWERS, MachineOnFile
 from tests.approvals.running_gate import (
     NOBODY,
     REFUSED,
     RETURNED,
-    TIMEOUT,
-    UNAVAILABLE,
     GateHarness,
     ScopeOfFleet,
     running_hub,
@@ -42,7 +37,6 @@ from tests.conftest import DebugLoop
 from tests.depth import depth
 
 T = TypeVar("T")
-_MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
 _SCOPES = ("a", "b", "c")
 _EVENTS: dict[str, dict[str, Any]] = {
     "user": {"event_source": "User"},
@@ -52,13 +46,7 @@ _EVENTS: dict[str, dict[str, Any]] = {
     "started": {"event_source": "User", "event_status": "Started", "not_before": None},
     "gone": {},
 }
-_ANSWERS: dict[str, SourceError | None] = {
-    "200": None,
-    "400": REFUSED,
-    "503": UNAVAILABLE,
-    "timeout": TIMEOUT,
-    "returned": RETURNED,
-}
+_ANSWERS = ANSWERS | {"returned": RETURNED}
 _scopes = st.sampled_from(_SCOPES)
 _ids = st.sampled_from(["E-1", "E-2"])
 
@@ -102,27 +90,21 @@ class _CheckedScope(ScopeOfFleet):
             raise answer
 
 
-class Scopes(RuleBasedStateMachine):
+class Scopes(MachineOnFile):
     """What can happen in three scopes, in any order."""
 
     @initialize()
     def begin(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
-        self.runner = asyncio.Runner(debug=True, loop_factory=DebugLoop)
+        runner = asyncio.Runner(debug=True, loop_factory=DebugLoop)
+        self.runner = self.closing.enter_context(runner)
         self.clock = ManualClock()
         self.mode: Mode = "on"
         self.held: set[tuple[str, str]] = set()
         self.scopes = {name: self._run(self._make_scope(name)) for name in _SCOPES}
         self._run(self._open())
+        self.closing.callback(lambda: self._run(self.stack.aclose()))
         for name in _SCOPES:
             self.azure_says(name, "E-1", "user", is_read=True)
-
-    @override
-    def teardown(self) -> None:
-        if hasattr(self, "harness"):
-            self._run(self.stack.aclose())
-            self.runner.close()
-            self.folder.cleanup()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -132,7 +114,7 @@ class Scopes(RuleBasedStateMachine):
 
     async def _open(self) -> None:
         self.stack = AsyncExitStack()
-        hub = running_hub(Path(self.folder.name), self.clock, *self.scopes.values())
+        hub = running_hub(self.folder, self.clock, *self.scopes.values())
         self.harness: GateHarness = await self.stack.enter_async_context(hub)
         await self.harness.settle()
 
@@ -176,9 +158,8 @@ class Scopes(RuleBasedStateMachine):
         self, scope: _CheckedScope, event_id: str, kind: str, is_read: bool
     ) -> None:
         others = [event for event in scope.document if event.event_id != event_id]
-        not_before = format_rfc3339(self.clock.now() + timedelta(minutes=15))
-        fields = {"not_before": not_before, **_EVENTS[kind]}
-        new = [] if kind == "gone" else [build_event(event_id, **fields)]
+        event = build_event(event_id, at=self.clock.now(), **_EVENTS[kind])
+        new = [] if kind == "gone" else [event]
         scope.document = (*others, *new)
         if is_read:
             await scope.poll()

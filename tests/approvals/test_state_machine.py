@@ -6,27 +6,22 @@ them. It checks the journal, and every StartRequest that would be sent.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from typing_extensions import override  # in typing from Python 3.12
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
 from relay.approvals.transitions import due_transitions, next_change_at
-from relay.errors import SourceError, SourceRefused, SourceUnavailable
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
-from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Mode
 from relay.store.approvals import Memory
 from relay.store.chain import read_all_rows, verify_journal
@@ -40,6 +35,7 @@ from tests.approvals.builders import (
     build_request,
     open_grants,
 )
+from tests.approvals.machine_on_file import ANSWERS, MachineOnFile
 from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
@@ -94,7 +90,6 @@ _KINDS: dict[str, dict[str, Any]] = {
     "started": {"event_status": "Started", "not_before": None},
     "odd": {"event_source": "User", "event_status": "Paused"},
 }
-_MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
 _PEOPLE = st.sampled_from(["alice", "bob", "carol", "eve"])
 
 
@@ -203,7 +198,7 @@ class Post:
     answer: str | None = None
 
 
-class Approvals(RuleBasedStateMachine):
+class Approvals(MachineOnFile):
     @initialize(
         rules=st.sampled_from(["usual", "timed"]),
         now=st.sampled_from([NOON, _OPENS]),
@@ -211,12 +206,11 @@ class Approvals(RuleBasedStateMachine):
     )
     def begin(self, rules: str, now: datetime, opening: tuple[str, float] | None) -> None:
         """Begin with two events and an empty file, sometimes with a rare sequence."""
-        self.folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
         self.ruleset, self.mode = rules, "on"
         self.clock = ManualClock(now)
-        self.approvals = ApprovalFile(
-            Path(self.folder.name) / "relay.db", _RULES[rules], clock=self.clock
-        )
+        self.approvals = ApprovalFile(self.folder / "relay.db", _RULES[rules], clock=self.clock)
+        self.closing.callback(self.approvals.close)
+        self.closing.callback(lambda: verify_journal(self.approvals.connection))
         self.journaled: list[CloudEvent] = []
         self.read_to = 0
         """The position in the journal up to which it holds them."""
@@ -233,13 +227,6 @@ class Approvals(RuleBasedStateMachine):
         if opening is not None:
             self.vote_wait_and_claim(*opening, late=False)
 
-    @override
-    def teardown(self) -> None:
-        if hasattr(self, "approvals"):
-            verify_journal(self.approvals.connection)
-            self.approvals.close()
-            self.folder.cleanup()
-
     # --- Azure
 
     @rule(
@@ -249,10 +236,7 @@ class Approvals(RuleBasedStateMachine):
     )
     def azure_says(self, of: str, kind: str, due: float | None) -> None:
         """Azure's document changes; the relay has not read it yet."""
-        not_before = (
-            format_rfc3339(self.clock.now() + timedelta(seconds=due)) if due is not None else None
-        )
-        self.azure[of] = build_event(of, **{"not_before": not_before} | _KINDS[kind])
+        self.azure[of] = build_event(of, due=due, at=self.clock.now(), **_KINDS[kind])
 
     @rule(of=_IDS)
     def azure_forgets(self, of: str) -> None:
@@ -589,18 +573,13 @@ class Approvals(RuleBasedStateMachine):
         assert len(people(voters)) >= required.people
 
     @precondition(lambda self: self.claims_in_flight)
-    @rule(answer=st.sampled_from(["200", "200", "400", "503", "timeout, but processed"]))
-    def imds_answers(self, answer: Literal["200", "400", "503", "timeout, but processed"]) -> None:
+    @rule(answer=st.sampled_from([*ANSWERS, "200"]))
+    def imds_answers(self, answer: str) -> None:
+        """IMDS accepts or refuses, or fails; with a timeout, Azure has started the events."""
         claims = self.claims_in_flight
         for post in self.posts[-len(claims) :]:
             post.answer = answer
-        errors: dict[str, SourceError | None] = {
-            "200": None,
-            "400": SourceRefused("400", status=400),
-            "503": SourceUnavailable("503", status=503),
-            "timeout, but processed": SourceUnavailable("timeout"),
-        }
-        self.approvals.answer(claims, errors[answer])
+        self.approvals.answer(claims, ANSWERS[answer])
         for claim in claims if answer == "400" else ():
             # An event that came back meanwhile is another occurrence, which nobody refused.
             if (
@@ -608,7 +587,7 @@ class Approvals(RuleBasedStateMachine):
                 and self.approvals.status(claim.event_id).occurrence.id == claim.grant.occurrence
             ):
                 self.model[claim.event_id].refused.add(claim.grant.revision)
-        if answer == "timeout, but processed":
+        if answer == "timeout":
             for claim in claims:
                 if claim.event_id in self.azure:
                     self.azure_says(claim.event_id, "started", None)
