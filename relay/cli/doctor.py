@@ -169,17 +169,23 @@ _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
 
 def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     files: dict[Path, str] = {}
-    holds_secrets = False
+    secrets: list[str] = []
     for path, value in values_in(loaded.config):
         key = str(path[-1]) if path else ""
-        holds_secrets |= isinstance(value, SecretStr) and bool(value)
+        if isinstance(value, SecretStr) and value:
+            secrets.append(".".join(map(str, path)))
         if isinstance(value, Path) and key.endswith("_file") and key not in _PUBLIC_FILES:
             files[value] = ".".join(map(str, path))
-    if loaded.file is not None and holds_secrets:
-        files[loaded.file] = "the configuration, which holds secrets itself"
+    writable: list[Finding] = []
+    if loaded.file is not None and secrets:
+        files[loaded.file] = f"the configuration, which holds the secret {secrets[0]} itself"
+    elif loaded.file is not None and loaded.file.stat().st_mode & stat.S_IWOTH:
+        problem = f"everybody on this machine can write {loaded.file}, and so control the relay"
+        writable = [failure("configuration", problem, f"chmod o-w {loaded.file}")]
     findings = [_diagnose_file(file, label) for file, label in files.items()]
     good = f"nobody else can read their files ({len(files)})" if files else "no secret is in a file"
-    return [each for each in findings if each is not None] or [ok("secrets", good)]
+    found = [each for each in findings if each is not None] or [ok("secrets", good)]
+    return writable + found
 
 
 def _diagnose_file(file: Path, label: str) -> Finding | None:

@@ -314,7 +314,20 @@ async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_c
     (folder / "relay.yaml").chmod(0o644)
     _, findings = await examined(folder)
     assert [finding["state"] for finding in findings["secrets"]] == ["warning"]
-    assert "the configuration, which holds secrets itself" in findings["secrets"][0]["said"]
+    said = findings["secrets"][0]["said"]
+    assert "the configuration, which holds the secret api.clients.0.key itself" in said
+
+
+async def test_a_configuration_that_everybody_can_write_failed_though_it_holds_no_secret(
+    azure: Simulator, tmp_path: Path
+) -> None:
+    file = configured(tmp_path, azure.url) / "relay.yaml"
+    file.chmod(0o646)
+    code, findings = await examined(tmp_path)
+    assert (code, findings["configuration"][1]["state"]) == (1, "failed")
+    expected = f"everybody on this machine can write {file}, and so control the relay"
+    assert findings["configuration"][1]["said"] == expected
+    assert findings["configuration"][1]["remedy"] == f"chmod o-w {file}"
 
 
 @pytest.mark.parametrize(
