@@ -55,8 +55,12 @@ async def diagnose(
                     findings += await examine(connection)
                 checked = True
         except Deferred as error:
-            remedy = "correct the url, or check that the broker runs and lets this VM through"
-            findings.append(failure(subject, error.reason, remedy))
+            problem, _, remedy = error.reason.rpartition(": ")
+            # Of these `explain_failure` says the remedy itself.
+            if error.status is None and "not one that we trust" not in problem:
+                problem = error.reason
+                remedy = "correct the url, or check that the broker runs and lets this VM through"
+            findings.append(failure(subject, problem, remedy))
         except (Exception, asyncio.CancelledError) as error:  # see `failures`
             if is_current_task_cancelled_by_caller():
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import stat
 from pathlib import Path
@@ -59,6 +60,8 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     configuration, 1 if anything failed.
     """
     loaded = load(config)
+    for library in ("aiormq", "asyncio"):  # they log on standard error what the findings say
+        logging.getLogger(library).addHandler(logging.NullHandler())
     findings = asyncio.run(_diagnose(loaded, SystemClock(), poll=poll))
     failures = sum(finding.state == "failed" for finding in findings)
     if as_json:

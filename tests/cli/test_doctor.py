@@ -30,7 +30,7 @@ from relay.store.file import SCHEMA_VERSION
 from tests.api.entra import Entra, run_entra
 from tests.certificates import LOOPBACK
 from tests.cli import test_run
-from tests.cli.command import file_names, run_async, serve_handler
+from tests.cli.command import file_names, run_async, run_process, serve_handler
 from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
 from tests.journey.relay_process import SECRET
@@ -293,9 +293,23 @@ async def test_a_broker_whose_user_may_not_publish_or_that_is_gone_failed(
     assert any("may not publish" in message for message in messages)
     assert any(f"the broker has no exchange {exchange}.unrouted" in message for message in messages)
     assert "secret-of-reader" not in orjson.dumps(findings).decode()
-    sinks[0]["url"] = "amqp://guest:guest@127.0.0.1:1/"
+    sinks[0]["url"] = url.replace("secret-of-reader", "wrong")
     _, findings = await examined(configured(tmp_path, azure.url, sinks=sinks))
-    assert [finding["state"] for finding in findings["sink bus"]] == ["failed"]
+    (finding,) = findings["sink bus"]
+    assert "the broker refused user, password or certificate (" in finding["said"]
+    assert finding["said"].endswith(")")
+    assert finding["remedy"] == "correct the url"
+
+
+def test_what_a_library_says_about_a_broker_that_is_gone_is_not_shown(tmp_path: Path) -> None:
+    url = "amqp://guest:guest@127.0.0.1:1/"
+    sinks = [{"kind": "rabbitmq", "name": "bus", "url": url}]
+    configured(tmp_path, "http://127.0.0.1:1", sinks=sinks)
+    result = run_process("doctor", "--json", cwd=tmp_path)
+    (finding,) = (each for each in result.json if each["about"] == "sink bus")
+    assert finding["said"] == "no connection to 127.0.0.1:1: Connection refused"
+    assert finding["remedy"].startswith("correct the url, or check that the broker runs")
+    assert result.err == ""
 
 
 async def test_a_secret_that_everybody_can_read_is_a_warning_and_one_that_they_can_write_failed(
