@@ -125,23 +125,11 @@ def test_a_body_that_is_not_a_decision_is_unusable(body: bytes) -> None:
         {"content_type": "application/octet-stream"},
         {"content_type": "application/xml"},
         {"content_type": None},
-        {
-            "reply_to": "azure.scheduledevents",
-            "correlation_id": "x",
-            "message_type": "y",
-            "app_id": "z",
-            "priority": 9,
-            "expiration": "1",
-        },
+        {"reply_to": "azure.scheduledevents", "correlation_id": "x", "message_type": "y"},
+        {"app_id": "z", "priority": 9, "expiration": "1"},
         {"timestamp": datetime(1970, 1, 1, tzinfo=UTC), "delivery_mode": 1},
-        {
-            "headers": {
-                "ce-type": "io.imdsrelay.approval.granted.v1",
-                "user_id": "operator",
-                "CC": ["x"],
-                "x-delivery-count": 3,
-            }
-        },
+        {"headers": {"ce-type": "io.imdsrelay.approval.granted.v1", "user_id": "operator"}},
+        {"headers": {"CC": ["x"], "x-delivery-count": 3}},
     ],
 )
 def test_other_properties_and_headers_do_not_matter(properties: dict[str, Any]) -> None:

@@ -278,19 +278,10 @@ PUBLISHED = [
     *(
         ("vmss-a", FLEET, key)
         for key in (
-            "",
-            "#",
-            "vote.#",
-            "vote.*.*",
-            f"vote.{A.scope}.a.b",
-            f"vote.{A.scope}",
-            f"vote.x.{A.scope}.a",
-            f"event.scheduled.{A.scope}.a",
-            f"event.x.y.{B.scope}.{A.scope}.a",
-            f"start.accepted.{A.scope}.a",
-            f"approve.{A.scope}",
-            f"to.{A.scope}.a",
-            f"scope.{A.scope}",
+            *("", "#", "vote.#", "vote.*.*", f"approve.{A.scope}", f"to.{A.scope}.a"),
+            *(f"vote.{A.scope}.a.b", f"vote.{A.scope}", f"vote.x.{A.scope}.a"),
+            *(f"event.scheduled.{A.scope}.a", f"event.x.y.{B.scope}.{A.scope}.a"),
+            *(f"start.accepted.{A.scope}.a", f"scope.{A.scope}"),
         )
     ),
     # It gives no order and tells no state, approves nothing, and reaches no queue directly.
@@ -319,19 +310,9 @@ BOUND = [
     *(
         ("vmss-a", COMMANDS, key)
         for key in (
-            command_key(B.scope, "vmss-b_0"),
-            scope_key(B.scope),
-            "#",
-            "*.*",
-            "*.*.*",
-            "to.#",
-            "to.*.*",
-            f"to.{A.scope}.*",
-            f"to.{A.scope}.#",
-            "scope.*",
-            "scope.#",
-            f"*.{A.scope}",
-            f"#.{A.scope}",
+            *(command_key(B.scope, "vmss-b_0"), scope_key(B.scope)),
+            *("#", "*.*", "*.*.*", "to.#", "to.*.*", "scope.*", "scope.#"),
+            *(f"to.{A.scope}.*", f"to.{A.scope}.#", f"*.{A.scope}", f"#.{A.scope}"),
         )
     ),
     ("single", COMMANDS, command_key(SINGLE.scope, "two")),

@@ -93,16 +93,8 @@ def test_only_the_vm_id_is_required(compute: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        b"",
-        b"{",
-        b"[]",
-        b"{}",
-        b"null",
-        b'{"compute":[]}',
-        b'{"compute":{}}',
-        b'{"compute":{"vmId":""}}',
-        b'{"compute":{"vmId":7}}',
-        b"\xff",
+        *(b"", b"{", b"[]", b"{}", b"null", b"\xff", b'{"compute":[]}', b'{"compute":{}}'),
+        *(b'{"compute":{"vmId":""}}', b'{"compute":{"vmId":7}}'),
     ],
 )
 def test_what_has_no_vm_id_is_no_instance_metadata(wrong: bytes) -> None:
@@ -126,9 +118,8 @@ def test_the_scope_of_a_scale_set_is_its_name_and_a_digest_of_what_tells_it_from
 
 
 def test_all_vms_of_a_placement_group_have_one_scope_and_no_other_group_has_it() -> None:
-    assert derive_scope(
-        dataclasses.replace(IN_SET, vm_id="OTHER", name="Prod_VMSS_19", computer_name="x")
-    ) == derive_scope(IN_SET)
+    other = dataclasses.replace(IN_SET, vm_id="OTHER", name="Prod_VMSS_19", computer_name="x")
+    assert derive_scope(other) == derive_scope(IN_SET)
     for field in ("subscription_id", "resource_group", "scale_set", "placement_group"):
         assert derive_scope(dataclasses.replace(IN_SET, **{field: "else"})) != derive_scope(IN_SET)
 
@@ -138,21 +129,16 @@ def test_a_scope_is_always_what_is_documented_and_knows_no_case(instance: Instan
     scope = derive_scope(instance)
     assert re.fullmatch(r"[a-z0-9-]{1,80}", scope)
     ascii_only = all(value.isascii() for value in dataclasses.astuple(instance))
-    upper = Instance(
-        **{name: value.upper() for name, value in dataclasses.asdict(instance).items()}
-    )
+    fields = dataclasses.asdict(instance).items()
+    upper = Instance(**{name: value.upper() for name, value in fields})
     assert not ascii_only or derive_scope(upper) == scope
 
 
 @pytest.mark.parametrize(
     "resource",
     [
-        "Prod_VMSS_18",
-        "prod_vmss_18",
-        "_Prod_VMSS_18",
-        "prodvmss00000i",
-        "prod_vmss00000I",
-        "prodvmss_18",
+        *("Prod_VMSS_18", "prod_vmss_18", "_Prod_VMSS_18", "prodvmss_18"),
+        *("prodvmss00000i", "prod_vmss00000I"),
     ],
 )
 def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(resource: str) -> None:
@@ -166,14 +152,8 @@ def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(reso
 @pytest.mark.parametrize(
     "resource",
     [
-        "Prod_VMSS_1",
-        "Prod_VMSS_180",
-        "prodvmss00000j",
-        "prodvmss000018",
-        "",
-        "_",
-        "Prod_VMSS",
-        "18",
+        *("Prod_VMSS_1", "Prod_VMSS_180", "prodvmss00000j", "prodvmss000018"),
+        *("", "_", "Prod_VMSS", "18"),
     ],
 )
 def test_a_neighbour_is_not_meant(resource: str) -> None:
@@ -230,9 +210,8 @@ async def discover_from(server: ScriptedServer, *, required: bool) -> Instance |
 )
 @pytest.mark.parametrize("required", [True, False])
 async def test_every_failure_is_waited_out(failure: Answer, required: bool) -> None:
-    async with run_server(
-        answers_in_order(failure, failure, Answer(body())), ManualClock()
-    ) as server:
+    answers = answers_in_order(failure, failure, Answer(body()))
+    async with run_server(answers, ManualClock()) as server:
         assert await discover_from(server, required=required) == VM
     assert len(server.requests) == 3
 
