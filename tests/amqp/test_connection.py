@@ -17,7 +17,7 @@ from yarl import URL
 from relay.amqp import connection
 from relay.amqp.broker_url import host_port, parse_urls
 from relay.amqp.connection import GuardedConnection, keep_connected
-from relay.amqp.failures import explain_failure, raise_if_cancelled
+from relay.amqp.failures import raise_if_cancelled
 from relay.amqp.topology import Exchange, declare_topology
 from relay.clock import SystemClock
 from relay.errors import Deferred
@@ -285,12 +285,9 @@ async def test_a_client_certificate_stands_for_the_user(
 
 async def test_what_the_broker_does_not_take_is_named(own_broker: Broker) -> None:
     """A broker without the plugin for EXTERNAL, here one whose plain listener is asked for it."""
-    broker_connection = GuardedConnection(URL(f"{own_broker.amqp_url()}?auth=gssapi"), "test")
-    with pytest.raises(Exception, match="PLAIN") as refused:
-        await broker_connection.connect()
-    await broker_connection.close_gracefully()
-    assert "the broker accepts only PLAIN" in explain_failure(refused.value).reason
-    assert "rabbitmq_auth_mechanism_ssl" in explain_failure(refused.value).reason
+    (reason,) = await failure_reasons([URL(f"{own_broker.amqp_url()}?auth=gssapi")])
+    assert "the broker accepts only PLAIN" in reason
+    assert "rabbitmq_auth_mechanism_ssl" in reason
 
 
 async def test_tls_with_a_listener_that_has_none_is_told_as_that(own_broker: Broker) -> None:

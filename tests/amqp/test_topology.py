@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from relay.amqp.broker_url import Declare
-from relay.amqp.connection import GuardedConnection
+from relay.amqp.connection import GuardedConnection, open_connection
 from relay.amqp.topology import (
     Exchange,
     Queue,
@@ -48,19 +47,10 @@ def parts_of(exchange: str) -> tuple[Exchange | Queue, ...]:
     return (*events_topology(exchange), *approvals_queue(exchange, SCOPE).topology)
 
 
-@asynccontextmanager
-async def connected(broker: Reachable) -> AsyncIterator[GuardedConnection]:
-    """A connection such as the relay's."""
-    connection = GuardedConnection(URL(broker.amqp_url()), "test")
-    await connection.connect()
-    async with connection:
-        yield connection
-
-
 @pytest.fixture
 async def broker_connection(broker: Reachable, exchange: str) -> AsyncIterator[GuardedConnection]:
     """A connection to the broker, on which nothing of the exchange's name is left behind."""
-    async with connected(broker) as connection:
+    async with open_connection(URL(broker.amqp_url()), "test") as connection:
         yield connection
         async with connection.channel() as channel:
             await channel.queue_delete(f"{exchange}.approvals.{SCOPE}")
@@ -234,9 +224,10 @@ async def test_what_the_user_may_not_look_at_is_unknown_and_not_missing(own_brok
         own_broker.add_user, "looker", "looker", configure="^$", write="^looked$", read="^$"
     )
     seen, *others = parts = (Exchange("looked", "topic"), *parts_of("hidden"))
-    connection = GuardedConnection(URL(own_broker.amqp_url("looker")), "test")
-    await connection.connect()
-    async with connected(own_broker) as maker, connection:
+    async with (
+        open_connection(URL(own_broker.amqp_url()), "test") as maker,
+        open_connection(URL(own_broker.amqp_url("looker")), "test") as connection,
+    ):
         await declare_topology(maker, parts, True)
         refused = tuple([part for part in parts if await _refused(connection, part)])
         assert seen not in refused

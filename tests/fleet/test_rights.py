@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.amqp.broker_url import Declare
-from relay.amqp.connection import GuardedConnection
+from relay.amqp.connection import open_connection
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
 from relay.fleet.message_reader import read_message
@@ -185,22 +185,14 @@ async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
             assert read_message(message.body).content == content
 
 
-@asynccontextmanager
-async def connection_of_hub(node: Broker) -> AsyncIterator[GuardedConnection]:
-    connection = GuardedConnection(url_of(node, HUB_USER), "test")
-    await connection.connect()
-    async with connection:
-        yield connection
-
-
 async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: Broker) -> None:
-    async with connection_of_hub(node) as connection:
+    async with open_connection(url_of(node, HUB_USER), "test") as connection:
         await declare_topology(connection, TOPOLOGY, "passive")
 
 
 async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: Broker) -> None:
     define(node, True)
-    async with connection_of_hub(node) as connection:
+    async with open_connection(url_of(node, HUB_USER), "test") as connection:
         assert await declare_topology(connection, TOPOLOGY, True) == ()  # nothing differs
         async with connection.channel() as channel:
             for part in reversed(TOPOLOGY):

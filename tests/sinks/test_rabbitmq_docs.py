@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from yarl import URL
 
 from docs import generate
-from relay.amqp.connection import GuardedConnection
+from relay.amqp.connection import open_connection
 from relay.amqp.publisher import routing_key
 from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.approvals.request import DecisionBody
@@ -134,17 +134,14 @@ async def _take_the_decision_of_the_page(prod: Broker, folder: Path) -> None:
     """Declare both directions, consume approvals and send one, with the rights for that alone."""
     parts = (*events_topology(EXCHANGE), *approvals_queue(EXCHANGE, SCOPE).topology)
     await run_commands(prod, folder, BOTH_WAYS)
-    connection = GuardedConnection(URL(url_of(prod, "imds-relay")), "test")
-    await connection.connect()
-    async with connection:
+    async with open_connection(URL(url_of(prod, "imds-relay")), "test") as connection:
         await declare_topology(connection, parts, True)
         await run_commands(prod, folder, TAKING, DRAIN_RIGHTS)
         await declare_topology(connection, parts, "passive")
         async with connection.channel() as channel:
             taken: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-            await (await channel.get_queue(f"{EXCHANGE}.approvals.{SCOPE}", ensure=False)).consume(
-                taken.put
-            )
+            name = f"{EXCHANGE}.approvals.{SCOPE}"
+            await (await channel.get_queue(name, ensure=False)).consume(taken.put)
             client = await aio_pika.connect(url_of(prod, "drain"))
             async with client, asyncio.timeout(60):
                 own = await client.channel()
