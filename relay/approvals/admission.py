@@ -20,6 +20,7 @@ from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, TrackedEvent
 
+DRY_RUN_NOTICE = "approvals are a dry run: nothing is sent to Azure"
 SENT_BEFORE_NOTICE = (
     "a StartRequest was sent before, and Azure may have accepted it: "
     "the event can start at any moment; no further StartRequest is sent while it is held"
@@ -294,6 +295,7 @@ def build_accepted_answer(
             "decision": request.decision,
             "state": _answer_state(request, status),
             **status.vote_count_fields,
+            **({"notice": DRY_RUN_NOTICE} if status.mode == "dry-run" else {}),
             **told_of_decision(request.decision, status, status.waiting_for),
         },
     )

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, Rights, refuse
-from relay.events.match import Match, matches
+from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match, matches
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from relay.settings import RequestBody
+from relay.settings import RequestBody, closest
 from relay.store import StandingHold, TrackedEvent
 
 MAX_OPEN = 100
@@ -100,6 +100,13 @@ def refuse_creation(
             "machines only: hold each event as it comes, or ask somebody whose rights are not "
             "limited",
         )
+    for field, known in (("event_type", EVENT_TYPES), ("event_source", EVENT_SOURCES)):
+        for value in getattr(hold.conditions, field) or ():
+            if value.lower() not in map(str.lower, known):
+                close = closest(value, known)
+                meant = f"did you mean {close}? It" if close else "it"
+                text = f"expected {', '.join(known)}, got {value}: {meant} would hold nothing"
+                return refuse(422, f"match.{field}: {text}", f"match.{field}")
     time_problem = _time_problem(hold.starts, hold.ends, request.at)
     if time_problem is not None:
         return refuse(422, f"ends: {time_problem}; it is {format_rfc3339(request.at)}", "ends")

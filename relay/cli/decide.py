@@ -35,6 +35,7 @@ Revision = Annotated[
         "The state that is meant. Default: the current one, which is shown.",
     ),
 ]
+_FOLLOWS = "the StartRequest follows"
 Ticket = Annotated[
     str | None,
     option("--ticket", "TICKET", "The change or ticket that allows it, such as CHG-1234."),
@@ -96,7 +97,7 @@ async def approve(
     votes = vote_count(answer) if answer["required"] else f"rule {answer['rule']}"
     standing = describe_holds_in_force(answer.get("standingHolds", ()))
     sentences = {
-        "granted": f"granted ({votes}): the StartRequest follows",
+        "granted": f"granted ({votes}): {answer.get('notice', _FOLLOWS)}",
         "waiting": f"approved, and waiting ({votes}) for {describe_limit_waits(answer)}",
         "pending": f"recorded, and pending: {votes}",
         "held": f"recorded, and held ({votes}): {standing or 'somebody'} holds this event; "
@@ -159,7 +160,8 @@ async def release(
     call.for_people(answer)
     holders = describe_holds_in_force(answer.get("standingHolds", ())) or "somebody else"
     sentences = {
-        "granted": "released, and granted: rules and votes are satisfied, the StartRequest follows",
+        "granted": "released, and granted: rules and votes are satisfied, "
+        + answer.get("notice", _FOLLOWS),
         "waiting": f"released and approved, and waiting for {describe_limit_waits(answer)}",
         "pending": f"released; pending: {answer['votes']} of {answer['required']} votes",
         "released": "released; nobody has voted",

@@ -130,26 +130,31 @@ class Config(Section):
         for sink in self.sinks:
             needs_public_url = isinstance(sink, ChatSettings) and sink.needs_public_url
             if needs_public_url and self.api.public_url is None:
-                raise ValueError(
-                    f"api.public_url: expected the URL at which the platform of sink {sink.name} "
-                    "reaches this relay, got none; its approve_in_chat needs it"
+                raise WrongValue(
+                    ("api", "public_url"),
+                    f"expected the URL at which the platform of sink {sink.name} "
+                    "reaches this relay, got none; its approve_in_chat needs it",
                 )
         if self.approvals.amqp is not None and not any(map(_delivers_approval_answers, self.sinks)):
-            raise ValueError(
-                "approvals.amqp: expected a rabbitmq sink whose events include approval.*, "
-                "because that sink sends the answers"
+            raise WrongValue(
+                ("approvals", "amqp"),
+                "expected a rabbitmq sink whose events include approval.*, "
+                "because that sink sends the answers",
             )
-        for limit in self.approvals.limits:
+        for index, limit in enumerate(self.approvals.limits):
+            path = "approvals", "limits", index
             # A hub knows all machines; other relays know those of current events only.
             if limit.is_share and not isinstance(self.fleet, HubSettings):
-                raise ValueError(
-                    f"approvals.limits.{limit.name}.max: a share such as {limit.max} needs a hub, "
-                    "which knows how many machines there are; here give a number of machines"
+                raise WrongValue(
+                    (*path, "max"),
+                    f"a share such as {limit.max} needs a hub, "
+                    "which knows how many machines there are; here give a number of machines",
                 )
             if limit.rest > self.store.audit_retain:
-                raise ValueError(
-                    f"approvals.limits.{limit.name}.rest: expected no more than "
-                    "store.audit_retain: a relay forgets an event that ended before that"
+                raise WrongValue(
+                    (*path, "rest"),
+                    "expected no more than store.audit_retain: "
+                    "a relay forgets an event that ended before that",
                 )
         _refuse_shared_secrets(self.sinks, self.api.clients)
         return self

@@ -28,7 +28,8 @@ _ABOUT_EVENT = ("eventId", "scope", "eventType", "resources", "revision")
 _EVENT_FIELDS = (*_ABOUT_EVENT, "eventStatus", "eventSource", "notBefore", "durationSeconds")
 _DECISION_FIELDS = (
     *_ABOUT_EVENT,
-    *("decision", "principal", "channel", "approvalId", "votes", "required", "rule", "reason"),
+    *("decision", "principal", "channel", "approvalId", "votes", "required", "rule"),
+    *("reason", "ticket"),
 )
 _ABOUT_RELAY = ("scope", "relay")
 """Fields of every line about a relay."""

@@ -89,6 +89,15 @@ async def test_holds_and_releases_are_among_the_votes(relay: RunningRelay) -> No
     assert counts == [("hold", False), ("release", False)]
 
 
+async def test_a_vote_of_a_dry_run_counts_in_none_but_a_dry_run(relay: RunningRelay) -> None:
+    await relay.call("PUT", "/v1/approvals/mode", {"mode": "dry-run"})
+    await relay.decide()
+    for mode, counts in (("dry-run", True), ("on", False)):
+        await relay.call("PUT", "/v1/approvals/mode", {"mode": mode})
+        (vote,) = (await relay.call("GET", f"/v1/events/{EVENT_ID}")).json["votes"]
+        assert vote["counts"] is counts
+
+
 async def test_the_quoted_id_in_a_path_has_no_case_and_can_be_any_text(relay: RunningRelay) -> None:
     odd = "a/b?c#d é%"
     await relay.observe(make_event(), make_event(event_id=odd))

@@ -158,6 +158,23 @@ def test_a_standing_hold_is_ended_once(approvals: ApprovalFile) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "meant"),
+    [
+        ("event_type", "Rebot", "did you mean Reboot?"),
+        ("event_type", "restart", "got restart: it would hold nothing"),
+        ("event_source", "Plattform", "did you mean Platform?"),
+    ],
+)
+def test_a_standing_hold_on_what_azure_does_not_send_is_refused(
+    approvals: ApprovalFile, field: str, value: str, meant: str
+) -> None:
+    """A freeze with a typing error would be confirmed and hold nothing."""
+    answer = approvals.hold_ahead(match={field: [value]})
+    assert (answer.status, answer.body["field"]) == (422, f"match.{field}")
+    assert meant in answer.body["detail"]
+
+
+@pytest.mark.parametrize(
     ("starts", "ends", "problem"),
     [
         (None, -1.0, "in the future"),

@@ -81,7 +81,7 @@ class DecisionRecorded(TypedDict):
     required: int
     rule: str | None
     notice: NotRequired[str]
-    """Only of a hold after an earlier StartRequest, which Azure may have accepted."""
+    """Only in a dry run, and of a hold after a StartRequest that Azure may have accepted."""
     waitingFor: NotRequired[list[LimitWait]]
     """The limits that alone keep this relay from starting the event."""
     standingHolds: NotRequired[list[StandingHoldInForce]]

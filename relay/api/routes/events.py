@@ -198,7 +198,12 @@ async def show_event(call: Call, reference: str, cursor: Cursor, scope: Scope) -
         )
         bodies = [row.body for row in reversed(rows)]
         told = map(CloudEvent.parse, bodies)
-        in_force = {each.approval_id for each in tx.approvals.of_occurrence(occurrence).decisions}
+        is_dry_run = call.relay.gate.engine.effective_approval_mode(tx) == "dry-run"
+        in_force = {
+            each.approval_id
+            for each in tx.approvals.of_occurrence(occurrence).decisions
+            if is_dry_run or each.decision == "hold" or not each.dry_run
+        }
         return EventDetails(
             **_event_summary(tx, call, occurrence),
             # The stored JSON is sent unchanged.
