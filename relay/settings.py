@@ -254,6 +254,8 @@ def first_error_path_and_message(error: ValidationError) -> tuple[str, str]:
     path = ".".join(str(part) for part in details["loc"])
     if details["type"] in ("model_type", "dict_type"):
         return path, "expected a JSON object"  # pydantic's text names a class
+    if details["type"] == "extra_forbidden":
+        return path, "expected no field of this name: /openapi.json has those of this body"
     return path, details["msg"].removeprefix("Value error, ")
 
 

@@ -9,12 +9,13 @@ limited to resources makes none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, Rights, refuse
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match, matches
@@ -36,12 +37,16 @@ TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 
 
 def _check_timestamp_syntax(text: str) -> str:
-    if parse_timestamp(text) is None:
+    if re.fullmatch(TIMESTAMP, text, re.ASCII) is None or parse_timestamp(text) is None:
         raise ValueError("expected a time such as 2022-04-11T22:26:58Z")
     return text
 
 
-Timestamp = Annotated[str, Field(pattern=TIMESTAMP), AfterValidator(_check_timestamp_syntax)]
+Timestamp = Annotated[
+    str,
+    AfterValidator(_check_timestamp_syntax),
+    WithJsonSchema({"type": "string", "pattern": TIMESTAMP}),
+]
 
 
 class StandingHoldBody(RequestBody):
