@@ -193,17 +193,27 @@ class Client:
         if isinstance(error, TimeoutError):
             return f"no answer came from {self.address} in time"
         if not isinstance(error, aiohttp.ClientConnectorError):
-            return f"the connection to {self.address} broke: {error}"
+            problem = f"the connection to {self.address} broke: {error}"
+            if isinstance(error, aiohttp.ServerDisconnectedError) and "http:" in self.address:
+                problem += f". If it expects TLS, try {self.address.replace('http', 'https', 1)}"
+            return problem
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             problem, remedy = explain_refusal(error.certificate_error, "--ca-file")
             return f"the certificate of {self.address} was refused: {problem}. Remedy: {remedy}"
         if isinstance(error.os_error, PermissionError):
-            return (
-                f"you may not open {self.address}: the rights of its file decide who may. "
-                "Join its group (docs/operations.md), or use --url and a key"
-            )
+            return _forbidden(self.address)
+        if isinstance(error.os_error, ssl.SSLError):
+            problem = f"expected TLS at {self.address}, got {error.os_error.reason}"
+            return f"{problem}. If it speaks no TLS, try {self.address.replace('https', 'http', 1)}"
         reason = error.os_error.strerror or error.os_error
         return f"no relay answers at {self.address}: {reason}. Is the relay running?"
+
+
+def _forbidden(socket: Path | str) -> str:
+    return (
+        f"you may not open {socket}: the rights of its file and folders decide who may. Join its "
+        "group (docs/operations.md), run this as the relay's user, or use --url and a key"
+    )
 
 
 def error_from_response(status: int, body: bytes) -> CommandFailed | RefusedByPolicy:
@@ -272,7 +282,11 @@ def find_socket(named: Path | None, config: Path | None) -> Path:
     path = automatic_socket(state_file)
     # A stranger may have put a socket, or a link to another relay, into a shared folder.
     for place in (state_file.parent, state_file, path):
-        if may_exist(place) and is_planted(place):
+        try:
+            is_used = not may_exist(place) or not is_planted(place)
+        except PermissionError:  # of a folder above it
+            raise CommandFailed(_forbidden(path)) from None
+        if not is_used:
             raise ConfigError(
                 f"{place} is of another user, in a folder that others can write, so it is not "
                 "used; to use a socket all the same: --socket FILE"

@@ -93,6 +93,8 @@ class ClientTlsSettings(Section):
                 load_client_certificate(context, self.cert_file, self.key_file)
         except ssl.SSLError as error:
             problem = error.reason or "it could not be read"
+            if option == "cert_file":
+                problem += "; without key_file, cert_file must hold its key as well"
             raise ValueError(
                 f"{option}: expected PEM that fits together, got something else ({problem})"
             ) from None

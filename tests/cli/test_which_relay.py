@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -171,6 +172,31 @@ def test_of_several_state_files_none_is_guessed_if_a_configuration_was_named(
         location.state_file()
     (tmp_path / "relay.db").unlink()
     assert location.state_file() == Path("other/relay.db")
+
+
+async def test_the_other_scheme_is_proposed_where_only_one_side_speaks_tls() -> None:
+    async def no_relay(_: web.Request) -> web.Response:
+        return web.Response()
+
+    async with listening(good, tls=True) as tls, serve_handler(no_relay) as plain:
+        for right, wrong in (
+            (plain, plain.replace("http", "https")),
+            (f"https://127.0.0.1:{tls.port}", f"http://127.0.0.1:{tls.port}"),
+        ):
+            result = await run_async("events", "--url", wrong)
+            assert (result.code, wrong in result.err, "[SSL" in result.err) == (1, True, False)
+            assert result.err.endswith(f"TLS, try {right}\n")
+
+
+def test_a_socket_that_this_user_may_not_look_at_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "relay.yaml"
+    file.write_text(f"store: {{path: {tmp_path}/relay.db}}")
+    monkeypatch.setattr("relay.cli.client.is_planted", Mock(side_effect=PermissionError(13, "no")))
+    result = run_command("events", "-c", str(file))
+    assert (result.code, f"you may not open {tmp_path}/relay.sock: " in result.err) == (1, True)
+    assert "run this as the relay's user, or use --url and a key" in result.err
 
 
 async def test_a_ca_file_says_which_certificate_is_trusted(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
             "cert_file: expected a certificate for key_file, got none",
         ),
         (
+            {"tls": {"cert_file": __file__}},
+            "(it could not be read; without key_file, cert_file must hold its key as well)",
+        ),
+        (
             {"tls": {"ca_file": "/no/such/file"}},
             "ca_file: expected a readable file: No such file or directory",
         ),
