@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Page, Request, expect
 
 from relay.api.connections import ServerLimits
-from tests.api.running_relay import RunningRelay, make_event
+from tests.api.running_relay import EVENT_ID, SCOPE, RunningRelay, make_event
 from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
 from tests.page.scenes import (
@@ -76,6 +77,33 @@ async def test_approvals_that_are_off_leave_no_buttons(page: Page, relay: Runnin
     await expect(page.locator("#health")).to_contain_text("off: nothing can be decided")
     await expect(page.locator(".event")).to_contain_text("approvals are off")
     await expect(page.locator(".event").get_by_role("button")).to_have_count(0)
+
+
+@pytest.mark.parametrize("view", ["", f"event/{SCOPE}/{EVENT_ID}"])
+async def test_a_new_mode_of_approvals_reaches_an_open_page(
+    page: Page, relay: RunningRelay, view: str
+) -> None:
+    """No CloudEvent tells of the mode: the page reads it with the health, and then its events."""
+    await page.clock.install()
+    await show(page, relay, view)
+    event, dialog = page.locator(".event"), page.get_by_role("dialog")
+    await event.get_by_role("button", name="Approve").click()
+    approve = dialog.get_by_role("button", name="Approve")
+    for mode, state, buttons in (
+        ("off", "approvals are off", []),
+        ("dry-run", "2 votes missing", ["Approve", "Hold"]),
+    ):
+        await page.clock.run_for(3000)  # the page has read all that it wants
+        await relay.call("PUT", "/v1/approvals/mode", {"mode": mode})
+        await page.clock.run_for(6000)  # the next look at the relay's health
+        await page.clock.run_for(2000)
+        # Once a minute the page reads its events anyway: that is too late.
+        await expect(event).to_contain_text(state, timeout=20_000)
+        await expect(event.get_by_role("button")).to_have_text(buttons)
+        await expect(approve).to_be_enabled(enabled=bool(buttons))
+    await expect(dialog).not_to_contain_text("may begin within seconds")
+    await approve.click()
+    await expect(dialog).to_contain_text("1 of 2 votes")
 
 
 # --- sinks

@@ -1,17 +1,21 @@
 // The question before a decision: about the state of an event that somebody sees, or a standing hold.
 
-import { facts, h } from "./dom.js";
+import { facts, h, setText } from "./dom.js";
 import { Failure, get, key, newId, post, session } from "./api.js";
 import { state, want } from "./store.js";
 import { eventTitle, plural, sentence, time } from "./words.js";
 
 /** The labels of the buttons that decide. */
 export const LABELS = { approve: "Approve", hold: "Hold", release: "Release the hold" };
+/** What a decision does: as a rule, while the event stays on hold, and in a dry run. */
 const QUESTIONS = {
-  approve: "It may begin within seconds of the last vote, and cannot be taken back.",
-  hold: "This relay sends no StartRequest for it, whatever rules and votes say, until the hold is released or expires.",
-  release: "Votes and rules are weighed again, and it may begin within seconds.",
+  approve: ["It may begin within seconds of the last vote, and cannot be taken back.",
+    "It is on hold: the vote waits until no hold is in force, and then it may begin within seconds.", "The vote counts in the dry run alone."],
+  hold: ["This relay sends no StartRequest for it, whatever rules and votes say, until the hold is released or expires."],
+  release: ["Votes and rules are weighed again, and it may begin within seconds.",
+    "A standing hold is in force too: the event stays on hold.", "Votes and rules are weighed again."],
 };
+const isDryRun = () => state.status?.mode === "dry-run";
 const HOLD_NOTICE = "a hold stops this relay alone: Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager can approve";
 const MAX_LIVE = 1000;
 const dialog = document.getElementById("decide");
@@ -20,7 +24,7 @@ let open = null;
 /** Ask about a decision. `item` is the event as the reader sees it: the decision is about its revision. */
 export async function openDecision(decision, item) {
   const current = {
-    label: LABELS[decision], question: QUESTIONS[decision], title: eventTitle(item), item, decision, rule: null,
+    label: LABELS[decision], question: () => eventQuestion(item, decision), title: eventTitle(item), item, decision, rule: null,
     facts: [
       ["NotBefore", item.notBefore ? [time(item.notBefore), " (", time(item.notBefore, "in"), ")"] : "not known"],
       ["Machines", item.resources.join(", ") || "none is named"],
@@ -43,8 +47,8 @@ export async function openDecision(decision, item) {
 /** Ask whether a standing hold ends now. */
 export function openEndOfHold(hold, about) {
   show({
-    label: "End the standing hold", question: "Votes and rules of the events that it holds are weighed again, and they may begin within seconds.",
-    title: about,
+    label: "End the standing hold", title: about,
+    question: () => `Votes and rules of the events that it holds are weighed again${isDryRun() ? "" : ", and they may begin within seconds"}.`,
     facts: [["Made by", hold.principal], ["Because", hold.reason], ["It would end", [time(hold.ends), " (", time(hold.ends, "in"), ")"]]],
     notices: () => [sentence(hold.notice ?? HOLD_NOTICE)],
     alarm: () => ({ text: state.link === "lost" ? "The connection is lost: the standing hold may have ended." : "" }),
@@ -59,7 +63,7 @@ function show(question) {
     h("form", { novalidate: true, on: { submit: decide } },
       h("h2", { id: "decide-title", tabindex: "-1" }, `${open.label}?`),
       h("p", {}, h("strong", {}, open.title)),
-      h("p", {}, open.question),
+      h("p", { id: "decide-question" }),
       facts(open.facts),
       h("div", { id: "decide-alarms", role: "alert" }),
       h("div", { id: "decide-notices", class: "note" }),
@@ -78,6 +82,8 @@ function show(question) {
 export function updateNotices() {
   const place = document.getElementById("decide-notices");
   if (!open || !place) return;
+  setText(document.getElementById("decide-question"), open.question());
+  document.getElementById("decide-do").disabled = open.decision && state.status?.mode === "off";
   place.replaceChildren(...open.notices().map(text => h("p", {}, text)));
   const alarms = document.getElementById("decide-alarms"), { text, button } = open.alarm();
   if (alarms.dataset.text === text) return; // a screen reader says it once
@@ -85,18 +91,27 @@ export function updateNotices() {
   alarms.replaceChildren(...(text ? [h("div", { class: "alarm" }, h("p", {}, text), button)] : []));
 }
 
+const newestOf = item => {
+  const isSame = one => one.eventId === item.eventId && one.scope === item.scope;
+  return state.live.find(isSame) ?? [state.detail].find(one => one?.history && isSame(one));
+};
+
+function eventQuestion(item, decision) {
+  const { holds, standingHolds } = (newestOf(item) ?? item).approval, [question, onHold, dryRun] = QUESTIONS[decision];
+  const isHeld = standingHolds.length || (decision === "approve" && holds.length);
+  return (isDryRun() ? dryRun : isHeld ? onHold : null) ?? question;
+}
+
 function eventNotices({ decision, item, rule }) {
   const notices = [sentence(decision === "approve" ? "Azure proceeds at NotBefore regardless, whether or not anybody approves" : rule?.holdMeans ?? HOLD_NOTICE)];
   if (item.approval.waitingFor.length && rule) notices.push(sentence(rule.limitMeans));
-  const mode = rule?.mode ?? state.status?.mode;
-  if (mode === "dry-run") notices.push("Approvals are a dry run: no StartRequest is sent.");
-  if (mode === "off") notices.push("Approvals are off: nothing can be decided now.");
+  if (isDryRun()) notices.push("Approvals are a dry run: no StartRequest is sent.");
+  if (state.status?.mode === "off") notices.push("Approvals are off: nothing can be decided now.");
   return notices;
 }
 
 function eventAlarm(item) {
-  const isSame = one => one.eventId === item.eventId && one.scope === item.scope;
-  const newest = state.live.find(isSame) ?? [state.detail].find(one => one?.history && isSame(one));
+  const newest = newestOf(item);
   if (state.link === "lost") return { text: "The connection is lost: the event may have changed." };
   if (newest && newest.revision !== item.revision) {
     return {
@@ -148,22 +163,23 @@ function showOutcome(answer) {
   const title = h("h2", { id: "decide-title", tabindex: "-1" }, heading);
   dialog.replaceChildren(h("div", { role: "status" }, title, h("p", {}, text),
     answer.notice ? h("p", {}, sentence(answer.notice)) : null,
-    state.status?.mode === "dry-run" ? h("p", {}, "Approvals are a dry run: no StartRequest is sent.") : null,
+    isDryRun() ? h("p", {}, "Approvals are a dry run: no StartRequest is sent.") : null,
     h("p", { class: "actions" }, h("button", { type: "button", on: { click: () => dialog.close() } }, "Close"))));
   title.focus();
 }
 
 function outcomeText(answer, rule) {
   const votes = `${answer.votes} of ${plural(answer.required, "vote")}`;
+  const begins = isDryRun() ? "" : " It may begin within seconds.";
   const notice = sentence(rule?.holdMeans ?? HOLD_NOTICE), limit = sentence(rule?.limitMeans ?? "Azure proceeds at NotBefore regardless");
   const texts = {
-    "approve granted": `It is approved, with ${votes}. It may begin within seconds.`,
+    "approve granted": `It is approved, with ${votes}.${begins}`,
     "approve waiting": `It is approved, with ${votes}, and waits for a limit. ${limit}`,
     "approve held": `Your vote is recorded, and waits while the event is held (${votes}). ${notice}`,
     "approve pending": `Your vote is recorded: ${votes}. More are missing, and until they come nothing is sent.`,
     "hold held": `It is on hold. ${notice}`,
     "release held": `Your hold is released, and the event is still held. ${notice}`,
-    "release granted": "The hold is released, and it is approved: it may begin within seconds.",
+    "release granted": `The hold is released, and it is approved.${begins}`,
     "release waiting": `The hold is released, and it is approved and waits for a limit. ${limit}`,
     "release pending": `The hold is released, and it waits for votes: ${votes}.`,
   };

@@ -69,8 +69,10 @@ async function readShown(kind) {
 
 const READERS = {
   async status() {
+    const before = state.status;
     state.status = await get("v1/status");
     setClock(state.status.now);
+    if (before && before.mode !== state.status.mode) want(); // no CloudEvent tells of it, and it changes every event
   },
   async live() {
     const { items, next } = await readPages(events({ live: "true" }), pages => pages < MAX_PAGES);
