@@ -80,9 +80,7 @@ def nobody() -> Iterator[int]:
 # --- for ever
 
 
-async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_by_chance(
-    nobody: int,
-) -> None:
+async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_more(nobody: int) -> None:
     clock = CountingClock(8)
     urls = parse_urls(f"amqp://127.0.0.1:{nobody}/")
     with pytest.raises(Stop):
@@ -117,9 +115,7 @@ async def _mute(greeted: list[bytes]) -> AsyncIterator[str]:
         yield f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_connecting(
-    broker: Reachable,
-) -> None:
+async def test_a_cancellation_nobody_asked_for_does_not_end_connecting(broker: Reachable) -> None:
     """In a task group, such a task would end without a report.
 
     See docs/protocol.md#a-library-cancels-publishers.
@@ -168,9 +164,7 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
         assert keeping.cancelled()
 
 
-async def test_a_cancellation_that_became_another_error_on_the_way_stops_it_all_the_same(
-    broker: Reachable,
-) -> None:
+async def test_a_cancellation_that_became_another_error_stops_it_too(broker: Reachable) -> None:
     urls = parse_urls(broker.amqp_url())
     serving = asyncio.Event()
 
@@ -308,9 +302,7 @@ async def test_a_limit_of_connections_is_among_what_is_to_be_looked_at(own_broke
 
 
 @pytest.mark.parametrize("option", ["cafile", "certfile", "keyfile"])
-async def test_a_file_that_is_not_there_is_named(
-    own_broker: Broker, secure: str, option: str
-) -> None:
+async def test_a_missing_file_is_named(own_broker: Broker, secure: str, option: str) -> None:
     del own_broker
     files = {"cafile": AUTHORITY, "certfile": CLIENT, "keyfile": CLIENT, option: "/no/such.pem"}
     (reason,) = await failure_reasons(

@@ -107,9 +107,7 @@ def test_a_queue_of_an_agent_has_the_arguments_and_bindings_of_the_page() -> Non
 
 
 @pytest.mark.parametrize("topology", [approvals_queue(MAIN, SCOPE).topology, fleet_topology(MAIN)])
-def test_dead_letters_have_their_place_before_there_are_any(
-    topology: tuple[Exchange | Queue, ...],
-) -> None:
+def test_the_place_for_dead_letters_comes_first(topology: tuple[Exchange | Queue, ...]) -> None:
     assert [part.name for part in topology][:2] == [f"{MAIN}.dlx", f"{MAIN}.dead"]
 
 

@@ -132,6 +132,14 @@ class RunningDispatcher:
         await self.store.transact(lambda tx: tx.record(event, now), fail_open=True)
         return event.id
 
+    async def record_events(self, count: int, *names: str, **given: Any) -> dict[str, list[str]]:
+        """Record ``event.scheduled``, or these, about E-0, E-1 and so on; return ids by subject."""
+        ids: dict[str, list[str]] = {f"E-{number}": [] for number in range(count)}
+        for name in names or ("event.scheduled",):
+            for subject, of_subject in ids.items():
+                of_subject.append(await self.record_event(subject, name, **given))
+        return ids
+
     async def deliveries(self, sink: str, state: str | None = None) -> list[DeliverySummary]:
         """What the store has of a sink, the oldest first."""
         page = await self.store.read(lambda tx: tx.deliveries.page(sink=sink, limit=100_000))
@@ -140,9 +148,8 @@ class RunningDispatcher:
         ]
 
     async def redeliver(self, entry_id: int, at: datetime) -> bool:
-        return await self.store.transact(
-            lambda tx: tx.deliveries.redeliver(at, entry_id=entry_id) == 1
-        )
+        sent = await self.store.transact(lambda tx: tx.deliveries.redeliver(at, entry_id=entry_id))
+        return sent == 1
 
     async def attempts(self, sink: str) -> list[tuple[Any, ...]]:
         """Entry, outcome, status and reason of a sink's attempts, in order."""

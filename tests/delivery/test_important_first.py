@@ -13,7 +13,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Receipt
 from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import (
-    RunningDispatcher,
     ScriptedSink,
     accepts,
     gives,
@@ -23,15 +22,9 @@ from tests.delivery.running_dispatcher import (
 from tests.eventually import eventually
 
 FLOOD = MAX_EVENTS_IN_MEMORY + 100
-CONCURRENCY = pytest.mark.parametrize("concurrency", [1, 16, 64], ids=["chat", "webhook", "bus"])
 
 
-async def record_flood(relay: RunningDispatcher) -> None:
-    for number in range(FLOOD):
-        await relay.record_event(f"E-{number}", "approval.refused")
-
-
-@CONCURRENCY
+@pytest.mark.parametrize("concurrency", [1, 16, 64], ids=["chat", "webhook", "bus"])
 async def test_an_event_waits_for_deliveries_in_flight_and_for_no_refusal_behind_them(
     tmp_path: Path, concurrency: int
 ) -> None:
@@ -43,7 +36,7 @@ async def test_an_event_waits_for_deliveries_in_flight_and_for_no_refusal_behind
 
     sink = ScriptedSink(answers_later, concurrency=concurrency)
     async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
-        await record_flood(relay)
+        await relay.record_events(FLOOD, "approval.refused")
         event = await relay.record_event("E-new")
         answered.set()
         await eventually(lambda: len(sink.delivered) == FLOOD + 1)
@@ -51,9 +44,7 @@ async def test_an_event_waits_for_deliveries_in_flight_and_for_no_refusal_behind
         assert sent.index(event) <= concurrency
 
 
-async def test_events_come_before_decisions_and_those_before_everything_else(
-    tmp_path: Path,
-) -> None:
+async def test_events_come_before_decisions_and_these_before_all_else(tmp_path: Path) -> None:
     """What precedes them in the order of their EventId comes with them."""
     sink = ScriptedSink(concurrency=1)
     async with running_dispatcher(tmp_path, {"bus": sink}) as relay:
@@ -95,8 +86,7 @@ async def test_a_new_event_is_the_next_probe_of_a_failing_sink(tmp_path: Path) -
     clock = ManualClock()
     sink = ScriptedSink(refuses, longest_pause=5.0, clock=clock)
     async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:
-        for number in range(100):
-            await relay.record_event(f"E-{number}", "approval.refused")
+        await relay.record_events(100, "approval.refused")
         await relay.forward(60.0)
         assert relay.dispatcher.workers[0].failing
         before = len(sink.attempts)
@@ -110,9 +100,7 @@ async def test_a_new_event_is_the_next_probe_of_a_failing_sink(tmp_path: Path) -
         assert len(sink.delivered) == 101
 
 
-async def test_new_refusals_that_fail_do_not_keep_an_event_from_being_probed(
-    tmp_path: Path,
-) -> None:
+async def test_new_refusals_that_fail_keep_no_event_from_being_probed(tmp_path: Path) -> None:
     clock = ManualClock()
     sink = ScriptedSink(refuses, clock=clock)
     async with running_dispatcher(tmp_path, {"bus": sink}, clock=clock) as relay:

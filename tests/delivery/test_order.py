@@ -23,9 +23,7 @@ from tests.delivery.running_dispatcher import (
 from tests.eventually import eventually
 
 
-async def test_every_event_arrives_once_in_order_per_event_id_with_many_under_way(
-    tmp_path: Path,
-) -> None:
+async def test_every_event_arrives_once_and_in_order_with_many_under_way(tmp_path: Path) -> None:
     """Whatever takes how long, and whatever fails in between."""
     chance = random.Random(7)  # noqa: S311  # the same in every run
 
@@ -60,9 +58,7 @@ async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
         assert [delivery.waiting for delivery in relay.dispatcher.workers] == [50, 0]
 
 
-async def test_a_newer_state_takes_the_place_of_queued_ones_where_the_sink_has_stale_drop(
-    tmp_path: Path,
-) -> None:
+async def test_a_newer_state_replaces_queued_ones_where_stale_is_drop(tmp_path: Path) -> None:
     """For people; programs get the whole history.
 
     See docs/protocol.md#people-want-the-newest-state.
@@ -113,16 +109,13 @@ async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_whe
         goes.set()
         await eventually(lambda: chat.names() == ["event.ended"])
         await relay.settle()
-        states = [
-            (event_name(each["type"]), each["state"]) for each in await relay.deliveries("chat")
-        ]
-        assert states == [("event.scheduled", "superseded"), ("event.ended", "delivered")]
+        left = await relay.deliveries("chat")
+        assert [event_name(each["type"]) for each in left] == ["event.scheduled", "event.ended"]
+        assert [each["state"] for each in left] == ["superseded", "delivered"]
         assert len(chat.attempts) == 2
 
 
-async def test_of_what_the_relay_says_of_itself_one_waits_for_each_kind_and_sink_meant(
-    tmp_path: Path,
-) -> None:
+async def test_of_news_of_the_relay_one_waits_for_each_kind_and_sink_meant(tmp_path: Path) -> None:
     bus = ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": bus}) as relay:
         await relay.dispatcher.set_state("bus", "paused", None)
@@ -158,23 +151,19 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
     async with running_dispatcher(tmp_path, sinks) as relay:
         for name in sinks:
             await relay.dispatcher.set_state(name, "paused", None)
-        for number in range(100):
-            await relay.record_event(f"E-{number}")
+        await relay.record_events(100)
         for name in sinks:
             relay.dispatcher.get_worker(name).set_sink_state("on", None)
         await eventually(lambda: len(turns) == 200)
     assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * MAX_BATCH
 
 
-async def test_no_more_is_sent_than_a_crash_may_repeat_while_the_disk_is_slow(
-    tmp_path: Path,
-) -> None:
+async def test_while_the_disk_is_slow_no_more_is_sent_than_may_be_repeated(tmp_path: Path) -> None:
     """A crash makes the relay resend at most the 64 deliveries that it did not yet record."""
     free, far = threading.Event(), ScriptedSink(hangs)
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         relay.dispatcher.get_worker("bus").set_sink_state("paused", "until all are there")
-        for number in range(200):
-            await relay.record_event(f"E-{number}")
+        await relay.record_events(200)
         far.answer = accepts
         blocked = relay.store.submit(lambda _: free.wait())
         relay.dispatcher.get_worker("bus").set_sink_state("on", None)

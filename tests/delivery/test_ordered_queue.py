@@ -208,9 +208,8 @@ class LanesLaw(RuleBasedStateMachine):
         """Nothing is lost, doubled or reordered."""
         assert len(self.lanes) == sum(len(lane.waiting) for lane in self.model.values())
         for name, lane in self.model.items():
-            assert [
-                waiting_entry for waiting_entry in self.lanes if waiting_entry.ordering_key == name
-            ] == lane.waiting
+            of_lane = [entry for entry in self.lanes if entry.ordering_key == name]
+            assert of_lane == lane.waiting
         assert self.lanes.has_ready == bool(self.of("free"))
 
     @invariant()
@@ -239,10 +238,8 @@ def test_only_so_many_events_are_kept_at_hand() -> None:
     lanes = OrderedQueue()
     for id_ in range(10_000):
         lanes.push(entry(id_, f"lane-{id_}"))
-    assert sum(waiting_entry.event is not None for waiting_entry in lanes) == MAX_EVENTS_IN_MEMORY
-    assert [waiting_entry.id for waiting_entry in lanes if waiting_entry.event is not None] == list(
-        range(MAX_EVENTS_IN_MEMORY)
-    )
+    at_hand = [waiting_entry.id for waiting_entry in lanes if waiting_entry.event is not None]
+    assert at_hand == list(range(MAX_EVENTS_IN_MEMORY))
 
 
 def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:

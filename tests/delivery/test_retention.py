@@ -17,8 +17,7 @@ MAX_DEAD_LETTERS = 20
 
 
 async def record_dead_letters(relay: RunningDispatcher, name: str, count: int) -> None:
-    for number in range(count):
-        await relay.record_event(f"E-{number}", name)
+    await relay.record_events(count, name)
     now = datetime.now(UTC)
     ids = [delivery["id"] for delivery in await relay.deliveries("bus", "waiting")]
 

@@ -88,9 +88,7 @@ def test_a_try_can_be_the_last(
 
 
 @pytest.mark.parametrize("seconds_left", [0.001, 10 * DAY])
-def test_nothing_is_given_up_before_its_notbefore_unless_the_limit_is_under_a_day(
-    seconds_left: float,
-) -> None:
+def test_nothing_is_given_up_before_notbefore_with_a_limit_of_a_day(seconds_left: float) -> None:
     """Notice of degraded hardware comes days ahead. Who sets less wants to hear of the failure."""
     assert isinstance(decide(seconds_left=seconds_left, age=2 * DAY), RetryAfterDelay)
     decision = decide(seconds_left=seconds_left, age=60.0, give_up_after=60.0)
@@ -145,9 +143,8 @@ def test_retry_after_only_lengthens_is_cut_and_rests_the_whole_sink(
     assert isinstance(decision, RetryAfterDelay)
     wanted = min(retry_after, MAX_RETRY_AFTER)
     assert wanted <= decision.sink_pause <= wanted * MOST
-    assert decision.delay == max(
-        decision.sink_pause, pause(seconds_left=seconds_left, tries=tries, jitter=jitter)
-    )
+    own = pause(seconds_left=seconds_left, tries=tries, jitter=jitter)
+    assert decision.delay == max(decision.sink_pause, own)
 
 
 @given(
@@ -169,9 +166,8 @@ def test_with_no_notbefore_ahead_the_pauses_double_up_to_five_minutes(
     seconds_left: float | None, tries: int, jitter: float
 ) -> None:
     expected = min(0.5 * 2.0 ** min(tries - 1, 20), 300.0)
-    assert (
-        expected <= pause(seconds_left=seconds_left, tries=tries, jitter=jitter) <= expected * MOST
-    )
+    seconds = pause(seconds_left=seconds_left, tries=tries, jitter=jitter)
+    assert expected <= seconds <= expected * MOST
 
 
 @given(
@@ -230,9 +226,8 @@ def calls(
     made, tries = [Call(seconds_left, 0.0)], 1
     while made[-1].seconds_left > 0 and made[-1].seconds_left - elapsed > 0:
         seconds_left = made[-1].seconds_left - elapsed
-        seconds = pause(
-            failure, seconds_left=seconds_left, tries=tries, jitter=jitters.draw(CHANCES)
-        )
+        jitter = jitters.draw(CHANCES)
+        seconds = pause(failure, seconds_left=seconds_left, tries=tries, jitter=jitter)
         made.append(Call(seconds_left - seconds, seconds))
         tries += 1
     return made
@@ -246,9 +241,8 @@ def test_a_receiver_that_is_down_is_called_all_the_way_to_a_last_call(
 
     The last try begins in the last 2 s plus the time of a try.
     """
-    made = [
-        call for call in calls(seconds_left, elapsed=elapsed, jitters=data) if call.seconds_left > 0
-    ]
+    made = calls(seconds_left, elapsed=elapsed, jitters=data)
+    made = [call for call in made if call.seconds_left > 0]
     for before, call in pairwise(made):
         assert call.waited <= (8 if before.seconds_left <= URGENT_WINDOW else 60)
     if len(made) > 1:

@@ -29,9 +29,7 @@ def sinks(**given: dict[str, Any]) -> list[SinkSettings]:
         ("relay.ping", []),
     ],
 )
-def test_events_are_chosen_by_patterns_over_family_and_change(
-    name: str, expected: list[str]
-) -> None:
+def test_events_are_chosen_by_family_and_change(name: str, expected: list[str]) -> None:
     configured = sinks(
         all={},
         events={"events": ["event.*"]},

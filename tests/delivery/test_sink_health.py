@@ -117,9 +117,7 @@ def test_what_is_new_is_tried_at_once_but_not_before_the_far_side_allows_it() ->
 
 
 @pytest.mark.parametrize("is_failing", [True, False])
-def test_an_operator_who_resumes_hastens_everything_but_a_failing_sink_is_probed_first(
-    is_failing: bool,
-) -> None:
+def test_to_resume_hastens_all_but_a_failing_sink_is_probed_first(is_failing: bool) -> None:
     sink = failing() if is_failing else Sink()
     sink.fail(after=600.0)
     sink.health.set_state("on", None)
@@ -135,9 +133,7 @@ def test_a_failing_sink_that_refuses_an_entry_answers_so_the_others_are_tried() 
 
 @pytest.mark.parametrize("how", ["failed", "rejected"])
 @pytest.mark.parametrize("between", ["nothing", "resumed", "unreadable", "delivered", "long idle"])
-def test_two_tries_a_minute_apart_are_enough_where_nothing_got_through_between(
-    how: str, between: str
-) -> None:
+def test_two_tries_a_minute_apart_are_enough_with_no_success(how: str, between: str) -> None:
     """An entry that is rejected for good leaves an empty queue. The next one can come later."""
     sink = Sink()
     sink.queue.mark_next_entry_in_flight()

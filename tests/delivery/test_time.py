@@ -41,8 +41,7 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
     clock = ManualClock()
     down = patient_sink(clock, refuses)
     async with running_dispatcher(tmp_path, {"drain": down}, clock=clock) as relay:
-        for number in range(1 + others):
-            await relay.record_event(f"E-{number}", not_before=600)
+        await relay.record_events(1 + others, not_before=600)
         await relay.forward(599)
         tried = sorted(moment for moment, _ in down.attempts)
         assert tried[0] == 0
@@ -71,9 +70,7 @@ async def test_an_entry_for_a_sink_that_has_long_been_down_is_tried_at_once_and_
         assert tried[-1] >= 56
 
 
-async def test_an_event_that_is_never_taken_holds_back_no_other_however_long(
-    tmp_path: Path,
-) -> None:
+async def test_an_event_that_is_never_taken_holds_back_no_other_ever(tmp_path: Path) -> None:
     """Alone it makes the sink look dead; the next event is tried all the same, and at once."""
     clock = ManualClock()
     error = Deferred("it answered 500", status=500)
@@ -112,9 +109,7 @@ async def test_a_retry_after_rests_the_whole_sink_and_no_other(tmp_path: Path) -
         assert min(moment for moment, _ in drain.attempts[1:]) >= 120
 
 
-async def test_what_was_refused_is_tried_slowly_while_others_go_and_parked_after_notbefore(
-    tmp_path: Path,
-) -> None:
+async def test_what_was_refused_is_tried_slowly_and_parked_after_notbefore(tmp_path: Path) -> None:
     clock = ManualClock()
     refused = Deferred("it answered 401", failure="slow", status=401)
     drain = patient_sink(clock, gives(refused, to=lambda event: event.subject == "E-0"))
@@ -166,9 +161,7 @@ async def test_a_redelivery_goes_out_at_once_to_a_sink_that_is_failing(tmp_path:
         assert [event.subject for event in drain.delivered] == ["E-0", "E-1"]
 
 
-async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
-    tmp_path: Path,
-) -> None:
+async def test_an_event_that_is_refused_rests_alone_while_the_sink_fails(tmp_path: Path) -> None:
     """It is no probe: each refusal would release all other entries to a receiver that is down."""
     clock = ManualClock()
 
@@ -179,23 +172,19 @@ async def test_an_event_that_is_refused_rests_by_itself_while_the_sink_fails(
 
     drain = patient_sink(clock, refused_or_down)
     async with running_dispatcher(tmp_path, {"drain": drain}, clock=clock) as relay:
-        for number in range(6):
-            await relay.record_event(f"E-{number}", not_before=600)
+        await relay.record_events(6, not_before=600)
         await relay.forward(500)
         assert min(gaps(drain.times("E-0"))) >= 45
         assert len(drain.attempts) < 200
 
 
-async def test_a_sink_with_a_rate_gets_no_more_than_that_in_a_second_and_all_in_the_end(
-    tmp_path: Path,
-) -> None:
+async def test_a_sink_gets_no_more_than_its_rate_and_all_in_the_end(tmp_path: Path) -> None:
     clock = ManualClock()
     slow, other = ScriptedSink(clock=clock), ScriptedSink(clock=clock)
     async with running_dispatcher(
         tmp_path, {"slow": slow, "other": other}, clock=clock, slow={"rate": 4}
     ) as relay:
-        for number in range(20):
-            await relay.record_event(f"E-{number}")
+        await relay.record_events(20)
         await relay.forward(0)
         assert (len(slow.delivered), len(other.delivered)) == (1, 20)
         await relay.forward(10)

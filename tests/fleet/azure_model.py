@@ -173,9 +173,8 @@ class Fleet:
         self.heard[vm.name] = self.now
         if message.at is None:
             return
-        histories = (
-            {} if self.history is None else {make_state("A").lowercase_event_id: self.history}
-        )
+        key = make_state("A").lowercase_event_id
+        histories = {} if self.history is None else {key: self.history}
         live = [message.state] if message.state is not None else []
         for _, word in words_of_pulse(vm.name, live, histories):
             self._apply(vm.name, word, message.at)

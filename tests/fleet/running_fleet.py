@@ -170,10 +170,8 @@ class RunningFleet:
 
     async def wait_until_heard(self) -> None:
         def is_heard() -> bool:
-            heard = {
-                (agent.scope, agent.relay) for agent in self.roster if agent.last_pulse is not None
-            }
-            return heard >= set(self.agents)
+            heard = (agent for agent in self.roster if agent.last_pulse is not None)
+            return {(agent.scope, agent.relay) for agent in heard} >= set(self.agents)
 
         await eventually(is_heard, what="a pulse of each agent")
 

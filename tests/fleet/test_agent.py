@@ -58,9 +58,8 @@ async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
         )
     assert [received.message.body for received in hub.reports] == [each.body for each in journal]
     assert {received.user for received in hub.reports} == {AGENT_USER}
-    assert [received.key for received in hub.reports] == [
-        f"event.{change}.reboot.{SCOPE}.vm-0" for change in ("scheduled", "started", "ended")
-    ]
+    for received, change in zip(hub.reports, ("scheduled", "started", "ended"), strict=True):
+        assert received.key == f"event.{change}.reboot.{SCOPE}.vm-0"
     assert hub.reports[0].message.message_id == journal[0].id
     assert hub.reports[0].message.delivery_mode == 2
 

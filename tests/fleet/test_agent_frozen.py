@@ -127,9 +127,7 @@ def results_of(rig: Rig, order: StartOrder) -> list[str]:
     return [result.result for result in rig.hub.results if result.grant == order.grant]
 
 
-async def test_an_agent_that_stands_still_before_it_gets_the_order_sends_nothing(
-    running: Rig,
-) -> None:
+async def test_an_agent_that_stands_still_before_an_order_sends_nothing(running: Rig) -> None:
     """The order waits in the socket or in the queue."""
     running.stop()
     order = running.order()
@@ -153,9 +151,7 @@ async def test_an_agent_that_stands_still_while_it_reads_sends_nothing(running: 
 
 
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.3] if CHAOS else [0.05])
-async def test_an_agent_that_stands_still_after_the_read_sends_nothing_too_late(
-    running: Rig, after: float
-) -> None:
+async def test_who_stands_still_after_a_read_sends_nothing_late(running: Rig, after: float) -> None:
     """After two reads the StartRequest waits about a second for its place in the budget."""
     await asyncio.sleep(CALL_WINDOW)  # the reads before count no longer
     stopped = asyncio.Event()
@@ -197,9 +193,7 @@ async def test_an_agent_that_stands_still_while_its_start_request_is_answered_do
     assert running.imds.starts[0] < order.deadline
 
 
-async def test_an_agent_that_is_killed_does_not_carry_out_the_same_order_after_its_restart(
-    running: Rig,
-) -> None:
+async def test_after_its_restart_a_killed_agent_carries_out_no_order_again(running: Rig) -> None:
     order = running.order()
     running.imds.on_start = lambda: 600.0
     await running.hub.send(order)

@@ -85,9 +85,7 @@ async def test_an_answer_that_does_not_say_recorded_is_a_refusal_with_its_reason
     assert await call == DecisionAnswer(expected, body)
 
 
-async def test_silence_is_no_answer_and_the_same_id_may_be_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_after_silence_the_same_id_may_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(votes, "ANSWER_TIMEOUT", 0.05)
     agent = Agent()
     answer = await agent.vote()
@@ -122,9 +120,7 @@ async def test_the_mode_is_set_on_the_hub() -> None:
         await Agent().forwarder.set_approval_mode("on", "local:ada")
 
 
-async def test_a_request_that_waits_behind_too_many_is_503_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_behind_too_many_is_503_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(votes, "MAX_WAITING", 2)
     agent = Agent()
     waiting = [agent.vote("id-1"), agent.vote("id-2")]

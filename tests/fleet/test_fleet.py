@@ -111,9 +111,6 @@ async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once
         returned = [text for text in caplog.messages if "the order was returned" in text]
         assert [chosen.relay in text for text in returned] == [True]
         metrics = await read_metrics(hub, fleet.running_hub.server.state)
-        ended = {
-            sample.labels["result"]: sample.value
-            for sample in metrics.families["hub_orders_total"].samples
-            if sample.value
-        }
+        samples = metrics.families["hub_orders_total"].samples
+        ended = {each.labels["result"]: each.value for each in samples if each.value}
         assert ended == {"returned": 1, "accepted": 1}

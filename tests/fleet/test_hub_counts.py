@@ -154,9 +154,7 @@ async def test_nobody_reports_in_the_name_of_the_hub(tmp_path: Path) -> None:
         assert [agent.relay for agent in hub.roster] == ["vm-0"]
 
 
-async def test_what_agents_say_counts_though_the_clock_of_the_hub_is_set_back(
-    tmp_path: Path,
-) -> None:
+async def test_what_agents_say_counts_though_the_hubs_clock_is_set_back(tmp_path: Path) -> None:
     async with loaded_hub(tmp_path) as (hub, clock):
         await hub.take([report(build_event(), AGENT)])
         clock.advance(20)
@@ -196,9 +194,7 @@ async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path)
         assert history_of(hub).started
 
 
-async def test_a_hub_that_was_killed_knows_until_when_pulses_showed_an_event(
-    tmp_path: Path,
-) -> None:
+async def test_a_killed_hub_knows_until_when_pulses_showed_an_event(tmp_path: Path) -> None:
     other = Origin(AGENT.scope, "vm-1")
     async with loaded_hub(tmp_path) as (hub, clock):
         await hub.take([report(build_event(), AGENT), report(build_event(), other)])

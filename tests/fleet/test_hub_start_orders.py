@@ -43,9 +43,7 @@ def ordered(hub: Hub) -> list[str]:
 # --- the usual way
 
 
-async def test_one_agent_sends_the_start_request_of_an_order_that_names_vm_and_claim(
-    tmp_path: Path,
-) -> None:
+async def test_one_agent_carries_out_an_order_that_names_vm_and_claim(tmp_path: Path) -> None:
     async with hub_with(tmp_path, "a/vm-1") as hub:
         await show_event(hub)
         assert [post.event_id for post in hub.fleet.posts] == ["E-1"]
@@ -58,9 +56,7 @@ async def test_one_agent_sends_the_start_request_of_an_order_that_names_vm_and_c
         assert (sent.order.deadline - hub.fleet.clock.now()).total_seconds() == 5
 
 
-async def test_an_agent_that_the_event_names_comes_after_one_that_has_not_said_what_it_sees(
-    tmp_path: Path,
-) -> None:
+async def test_an_agent_that_is_named_comes_after_one_that_said_nothing(tmp_path: Path) -> None:
     async with hub_with(tmp_path, "a/vm-9", "a/vm-a", "a/vm-b") as hub:
         hub.fleet.azure_says("a", EVENT)  # about vm-9
         hub.fleet.send_pulse(hub.fleet.agent("a/vm-9"))
@@ -84,9 +80,7 @@ async def test_if_another_agent_does_not_show_the_event_the_one_that_it_names_fo
 # --- orders that fail
 
 
-async def test_an_agent_that_an_order_did_not_reach_gets_the_next_when_it_is_heard_again(
-    tmp_path: Path,
-) -> None:
+async def test_whom_an_order_did_not_reach_gets_the_next_when_heard_again(tmp_path: Path) -> None:
     async with hub_with(tmp_path, "a/vm-1") as hub:
         agent = hub.fleet.agent("a/vm-1")
         agent.is_bound = False
@@ -102,9 +96,7 @@ async def test_an_agent_that_an_order_did_not_reach_gets_the_next_when_it_is_hea
         assert hub.port.results == {"returned": 1, "accepted": 1}
 
 
-async def test_after_two_agents_that_send_nothing_the_third_gets_the_order_after_a_pause(
-    tmp_path: Path,
-) -> None:
+async def test_after_two_that_send_nothing_the_third_is_asked_after_a_pause(tmp_path: Path) -> None:
     """The reason is another than the agents, such as the clock of the hub."""
     async with hub_with(tmp_path, "a/vm-1", "a/vm-2", "a/vm-3") as hub:
         for agent in hub.fleet.agents.values():
@@ -136,9 +128,7 @@ async def test_a_refusal_of_imds_is_final_and_after_a_failure_another_agent_gets
         assert (ordered(hub), hub.event_names()) == (agents, told)
 
 
-async def test_a_frozen_agent_delays_the_order_by_eight_seconds_and_does_nothing_later(
-    tmp_path: Path,
-) -> None:
+async def test_a_frozen_agent_costs_eight_seconds_and_does_nothing_later(tmp_path: Path) -> None:
     async with hub_with(tmp_path) as hub:
         frozen = hub.fleet.agent("a/vm-1")
         frozen.mode = "frozen"
@@ -152,9 +142,7 @@ async def test_a_frozen_agent_delays_the_order_by_eight_seconds_and_does_nothing
         assert [post.agent for post in hub.fleet.posts] == ["vm-2"]
 
 
-async def test_an_agent_that_was_frozen_with_an_order_sends_nothing_after_not_before(
-    tmp_path: Path,
-) -> None:
+async def test_an_agent_frozen_with_an_order_sends_nothing_after_notbefore(tmp_path: Path) -> None:
     async with hub_with(tmp_path) as hub:
         for agent in hub.fleet.agents.values():
             agent.mode = "frozen"
@@ -168,9 +156,7 @@ async def test_an_agent_that_was_frozen_with_an_order_sends_nothing_after_not_be
         assert hub.fleet.posts == []
 
 
-async def test_without_a_connection_or_an_agent_nothing_is_claimed_and_the_grant_waits(
-    tmp_path: Path,
-) -> None:
+async def test_without_link_or_agent_nothing_is_claimed_and_the_grant_waits(tmp_path: Path) -> None:
     async with hub_with(tmp_path) as hub:
         hub.fleet.publish = "down"
         await show_event(hub)
@@ -189,9 +175,7 @@ async def test_without_a_connection_or_an_agent_nothing_is_claimed_and_the_grant
 
 
 @pytest.mark.parametrize("is_delivered", [True, False])
-async def test_an_order_whose_connection_was_lost_counts_as_sent(
-    tmp_path: Path, is_delivered: bool
-) -> None:
+async def test_an_order_whose_link_broke_counts_as_sent(tmp_path: Path, is_delivered: bool) -> None:
     async with hub_with(tmp_path) as hub:
         hub.fleet.publish = "unconfirmed" if is_delivered else "lost"
         await show_event(hub)
@@ -208,9 +192,7 @@ async def test_an_order_whose_connection_was_lost_counts_as_sent(
 # --- results that are late or wrong
 
 
-async def test_an_acceptance_that_comes_too_late_is_repeated_which_changes_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_an_acceptance_that_is_late_is_repeated_and_changes_nothing(tmp_path: Path) -> None:
     """Azure answers 200 to the same StartRequest again (docs/protocol.md)."""
     async with hub_with(tmp_path) as hub:
         mute = hub.fleet.agent("a/vm-1")
@@ -224,9 +206,7 @@ async def test_an_acceptance_that_comes_too_late_is_repeated_which_changes_nothi
         assert hub.port.results == {"unanswered": 1, "accepted": 1}
 
 
-async def test_only_the_agent_that_got_the_order_can_answer_that_and_no_other(
-    tmp_path: Path,
-) -> None:
+async def test_only_the_agent_that_got_an_order_can_answer_it_and_no_other(tmp_path: Path) -> None:
     async with hub_with(tmp_path, "a/vm-1", "a/vm-2", "b/vm-1") as hub:
         hub.fleet.agent("a/vm-1").mode = "frozen"
         await show_event(hub)
@@ -255,9 +235,7 @@ async def test_of_two_results_of_one_order_the_first_counts(tmp_path: Path) -> N
 # --- restarts, disk and scopes
 
 
-async def test_a_hub_that_connects_late_waits_until_an_order_of_another_hub_is_over(
-    tmp_path: Path,
-) -> None:
+async def test_a_hub_that_connects_late_waits_out_an_order_of_another_hub(tmp_path: Path) -> None:
     """A second hub runs for long before the first is gone."""
     async with hub_with(tmp_path, "a/vm-1") as hub:
         hub.fleet.publish = "down"
@@ -270,9 +248,7 @@ async def test_a_hub_that_connects_late_waits_until_an_order_of_another_hub_is_o
         assert len(hub.fleet.orders) == 1
 
 
-async def test_an_order_that_a_reload_gives_up_is_waited_for_by_the_next_gate(
-    tmp_path: Path,
-) -> None:
+async def test_an_order_a_reload_gives_up_is_waited_for_by_the_next_gate(tmp_path: Path) -> None:
     async with hub_with(tmp_path, "a/vm-1") as hub:
         hub.fleet.agent("a/vm-1").mode = "frozen"
         await show_event(hub)
@@ -297,9 +273,7 @@ async def test_no_order_is_sent_while_the_state_file_cannot_be_read(tmp_path: Pa
         hub.task.cancel()
 
 
-async def test_a_scope_whose_agent_is_frozen_delays_no_other_with_the_same_event_id(
-    tmp_path: Path,
-) -> None:
+async def test_a_scope_with_a_frozen_agent_delays_no_other_with_its_event(tmp_path: Path) -> None:
     async with hub_with(tmp_path, "a/vm-1", "b/vm-1") as hub:
         hub.fleet.agent("a/vm-1").mode = "frozen"
         await show_event(hub, "a")

@@ -127,9 +127,7 @@ async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
 # --- what is refused before it is decided
 
 
-async def test_a_malformed_vote_gets_the_problem_of_the_api_and_is_not_recorded(
-    hub: VotingHub,
-) -> None:
+async def test_a_malformed_vote_gets_the_problem_of_the_api_and_no_record(hub: VotingHub) -> None:
     event = reboot("vmss_0")
     await hub.observe(A, event)
     assert (await hub.vote("vmss_0", event, request_id="two words")).status == 400
@@ -186,9 +184,7 @@ async def test_a_flood_gets_no_answer_in_the_end_and_then_one_a_second(hub: Voti
     assert (await flood(20))[10:] == [429] + [None] * 9
 
 
-async def test_a_user_that_makes_up_relays_is_limited_too_and_delays_no_other_user(
-    hub: VotingHub,
-) -> None:
+async def test_a_user_who_makes_up_relays_is_limited_and_delays_nobody_else(hub: VotingHub) -> None:
     event = reboot("vmss_0", "vmss_1")
     await hub.observe(A, event)
     statuses = [

@@ -106,9 +106,7 @@ def test_an_agent_that_moves_back_to_a_state_tells_it_again_and_those_behind_do_
 
 @pytest.mark.parametrize("word", [A, B, GONE], ids=["A", "B", "gone"])
 @pytest.mark.parametrize("seen", [0, 19, 20])
-def test_a_word_that_is_not_later_than_the_last_of_its_agent_changes_nothing(
-    word: Word, seen: float
-) -> None:
+def test_a_word_not_later_than_its_agents_last_changes_nothing(word: Word, seen: float) -> None:
     """An agent never says two things of one time, so it comes again."""
     hub = Hub.of("ab")
     hub.hear("a", B, 20)

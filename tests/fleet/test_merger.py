@@ -191,9 +191,7 @@ async def test_a_merge_that_is_not_in_the_state_file_is_forgotten(
         assert await rig.told() == ["event.scheduled"]
 
 
-async def test_agents_that_disagree_have_their_time_again_when_the_memory_is_read_again(
-    tmp_path: Path,
-) -> None:
+async def test_who_disagrees_has_time_again_when_the_memory_is_read_again(tmp_path: Path) -> None:
     async with merging(tmp_path) as rig:
         await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
         await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
@@ -212,9 +210,7 @@ async def test_a_report_that_says_the_same_again_is_stored_with_its_time(tmp_pat
         assert row.seen == rig.began + timedelta(seconds=9)
 
 
-async def test_an_agent_that_was_forgotten_does_not_keep_an_event_alive_after_a_restart(
-    tmp_path: Path,
-) -> None:
+async def test_a_forgotten_agent_keeps_no_event_alive_after_a_restart(tmp_path: Path) -> None:
     async with merging(tmp_path) as rig:
         await rig.store.transact(lambda tx: tx.fleet.save_agents(map(agent_row, ("vm-0", "vm-1"))))
         await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
@@ -244,9 +240,7 @@ async def test_a_batch_can_name_more_events_than_the_memory_holds(
         assert await rig.told("e-0") == ["event.scheduled", "event.ended", "event.scheduled"]
 
 
-async def test_agents_that_disagree_have_their_time_again_when_the_hub_was_deaf(
-    tmp_path: Path,
-) -> None:
+async def test_who_disagrees_has_time_again_when_the_hub_was_deaf(tmp_path: Path) -> None:
     """The agents are asked at once whether the event is still there."""
     async with merging(tmp_path) as rig:
         await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
@@ -306,9 +300,7 @@ async def test_an_event_ends_only_once_agents_are_heard_and_the_broker_says_that
 
 
 @pytest.mark.usefixtures("quick_ends")
-async def test_what_becomes_due_while_the_broker_is_asked_waits_for_its_next_answer(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_due_during_a_question_waits_for_the_next_answer(tmp_path: Path) -> None:
     other = make_event(event_id="E-2")
     async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
         rig.may_answer.clear()
@@ -327,9 +319,7 @@ async def test_what_becomes_due_while_the_broker_is_asked_waits_for_its_next_ans
         running.cancel()
 
 
-async def test_a_pulse_speaks_of_what_reports_before_it_in_the_same_batch_told(
-    tmp_path: Path,
-) -> None:
+async def test_a_pulse_speaks_of_what_reports_before_it_in_its_batch_told(tmp_path: Path) -> None:
     """Of an event that it does not list, the agent says that it is gone."""
     other = make_event(event_id="E-2")
     async with merging(tmp_path) as rig:

@@ -119,9 +119,7 @@ def test_a_message_is_read_as_it_was_sent(message: Message) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=names)
-def test_a_message_is_a_cloudevent_whose_id_differs_from_that_of_any_other(
-    message: Message,
-) -> None:
+def test_a_message_is_a_cloudevent_whose_id_differs_from_any_other(message: Message) -> None:
     event = message.to_event(ORIGIN, NOW)
     assert event.type == f"io.imdsrelay.fleet.{message.kind}.v1"
     assert event.attributes["source"] == "imds://vmss-a-1f0c33ab/relays/VMSS-A_0"
@@ -162,9 +160,8 @@ def test_whatever_the_reader_of_azure_takes_is_taken_from_an_agent() -> None:
     document = orjson.dumps({"DocumentIncarnation": -(2**63), "Events": [entry]})
     parsed = parse_document(document)
     data = common_event_data(parsed.events[0], parsed.incarnation)
-    pulse = read_message(
-        PULSE.model_copy(update={"live": seen(data)}).to_event(ORIGIN, NOW).body
-    ).content
+    sent = PULSE.model_copy(update={"live": seen(data)}).to_event(ORIGIN, NOW)
+    pulse = read_message(sent.body).content
     assert isinstance(pulse, Pulse)
     assert pulse.live is not None
     assert tuple(event.to_scheduled_event() for event in pulse.live) == parsed.events
@@ -320,9 +317,7 @@ def test_an_agent_chooses_the_id_of_no_relay_event(event: CloudEvent) -> None:
         (PULSE.to_event(HUB, NOW).body, "pulse.hub.hub-0", "the hub itself"),
     ],
 )
-def test_a_body_that_contradicts_its_routing_key_is_unusable(
-    body: bytes, key: str, reason: str
-) -> None:
+def test_a_body_that_contradicts_its_key_is_unusable(body: bytes, key: str, reason: str) -> None:
     kind, scope, relay = parse_agent_routing_key(key)
     with pytest.raises(UnusableMessage, match=reason):
         read_message(body).require_sent_by(AuthorizedSender(scope, relay, "vmss-a"), kind, HUB)

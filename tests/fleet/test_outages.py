@@ -42,9 +42,7 @@ def quick_agents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(depth(1200, 300))
-async def test_a_hub_that_is_killed_loses_no_change_and_no_vote(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_a_killed_hub_loses_no_change_and_no_vote(own_broker: Broker, tmp_path: Path) -> None:
     """Nothing is told twice with another id, and nothing is started twice."""
     async with running_fleet(own_broker, tmp_path, {SCOPE: VMS}, hub=RULE) as fleet:
         await fleet.stop_hub()
@@ -119,10 +117,8 @@ async def settle(fleet: RunningFleet, hub: RelayProcess, events: list[Event]) ->
             lambda: not unfinished(fleet, events),
             within=depth(600, 120),  # a scope has one order at a time
         )
-    told_of_unfinished = {
-        event.event_id: fleet.told(event.event_id) for event in unfinished(fleet, events)
-    }
-    assert not told_of_unfinished, hub.log
+    left = {event.event_id: fleet.told(event.event_id) for event in unfinished(fleet, events)}
+    assert not left, hub.log
     await fleet.wait_until_reported()
     for event in events:
         told = fleet.told(event.event_id)

@@ -167,9 +167,7 @@ async def agent_queue(channel: AbstractChannel, *keys: str, **more: Any) -> Abst
 
 
 @pytest.mark.parametrize("user", USERS)
-async def test_an_agent_gets_what_the_hub_sends_to_it_and_to_its_scope(
-    node: Broker, user: str
-) -> None:
+async def test_an_agent_gets_what_is_sent_to_it_and_to_its_scope(node: Broker, user: str) -> None:
     origin = USERS[user]
     keys = agent_binding_keys(origin)
     async with channel_of(node, user) as agent, channel_of(node, HUB_USER) as hub:
@@ -420,9 +418,8 @@ async def test_what_a_user_does_not_need_is_refused(node: Broker, user: str) -> 
     [("vmss-a", HUB_USER), ("vmss-a", "vmss-b"), (HUB_USER, "vmss-a"), ("vmss-a", "guest")],
 )
 async def test_nobody_claims_to_be_another_user(node: Broker, user: str, claimed: str) -> None:
-    exchange, key = (
-        (COMMANDS, scope_key(A.scope)) if user == HUB_USER else (FLEET, agent_key("vote", A))
-    )
+    orders, reports = (COMMANDS, scope_key(A.scope)), (FLEET, agent_key("vote", A))
+    exchange, key = orders if user == HUB_USER else reports
     async with channel_of(node, user) as channel:
         with pytest.raises(ChannelPreconditionFailed, match="user_id"):
             await publish(channel, exchange, key, user=claimed)
@@ -437,9 +434,8 @@ async def test_an_agent_cannot_read_the_queue_of_another_whose_name_it_knows(nod
             await (await channel.get_queue(queue.name, ensure=False)).consume(ignore)
 
         async def unbind(channel: AbstractChannel) -> None:
-            await (await channel.get_queue(queue.name, ensure=False)).unbind(
-                COMMANDS, agent_binding_keys(B)[0]
-            )
+            there = await channel.get_queue(queue.name, ensure=False)
+            await there.unbind(COMMANDS, agent_binding_keys(B)[0])
 
         for attempt in (consume, unbind):
             async with channel_of(node, "vmss-a") as channel:
@@ -450,9 +446,7 @@ async def test_an_agent_cannot_read_the_queue_of_another_whose_name_it_knows(nod
 # --- what the broker lets pass
 
 
-async def test_commands_that_an_agent_leads_to_the_fleet_exchange_reach_no_queue(
-    node: Broker,
-) -> None:
+async def test_commands_that_an_agent_leads_to_the_exchange_reach_no_queue(node: Broker) -> None:
     """It may write the exchange and read the commands of its scope, so it may bind the two."""
     async with channel_of(node, "vmss-a") as agent, channel_of(node, HUB_USER) as hub:
         for key in agent_binding_keys(A):

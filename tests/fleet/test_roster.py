@@ -170,9 +170,7 @@ def test_the_end_of_a_terminate_event_names_the_agents_to_forget() -> None:
     "resource", ["Prod.VMSS_18", "_prod.vmss_18", "prod.vmss00000I", "_PROD.vmss00000i"]
 )
 @pytest.mark.parametrize("relay", ["prod_vmss_18", "prod_vmss00000i"])
-def test_without_a_pulse_the_relay_word_names_the_machine_in_both_notations(
-    relay: str, resource: str
-) -> None:
+def test_without_a_pulse_the_relay_names_it_in_both_notations(relay: str, resource: str) -> None:
     roster = Roster()
     agent = roster.note_message(sender(relay), relay, at(0))
     assert agent.is_named_in(["x", resource])
@@ -190,9 +188,7 @@ def test_without_a_pulse_the_relay_word_names_the_machine_in_both_notations(
     ],
     ids=str,
 )
-def test_an_agent_that_cannot_keep_a_deadline_or_read_the_document_is_not_chosen(
-    fields: dict[str, Any],
-) -> None:
+def test_who_cannot_keep_a_deadline_or_read_documents_is_not_chosen(fields: dict[str, Any]) -> None:
     roster = Roster()
     roster.note_message(sender("without-pulse"), "without-pulse", at(0))
     pulse(roster, "bad", 0, **fields)

@@ -79,17 +79,15 @@ async def test_each_way_to_vote_gives_one_start_request_in_the_scope(
         for scope in fleet.azures.values():
             for way in ways:
                 scope.schedule(Plan(id=f"E-{way}", resources=("vm-0",)))
-        await eventually(
-            lambda: all(len(fleet.told(f"E-{way}")) == 2 for way in ways), what="both scopes"
-        )
+        # Each of both scopes has told it.
+        await eventually(lambda: all(len(fleet.told(f"E-{way}")) == 2 for way in ways))
         status, _ = await fleet.approve(SCOPE, "E-http")
         assert status == 202
         await vote_by_callback(fleet, await fleet.vote_for(SCOPE, "E-callback"))
         await vote_over_amqp(fleet, await fleet.vote_for(SCOPE, "E-amqp"))
         await vote_on_vm(fleet, await fleet.vote_for(SCOPE, "E-vm"))
-        await eventually(
-            lambda: all("startrequest.accepted" in fleet.told(f"E-{way}") for way in ways)
-        )
+        end = "startrequest.accepted"
+        await eventually(lambda: all(end in fleet.told(f"E-{way}") for way in ways))
         posts = sorted(call.event_ids for call in fleet.azure.start_requests)
         assert posts == sorted((f"E-{way}",) for way in ways)
         assert {call.vm for call in fleet.azure.start_requests} <= {"vm-1", "vm-2"}

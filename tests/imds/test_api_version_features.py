@@ -66,9 +66,7 @@ async def test_each_version_shows_what_it_knows_and_the_rest_is_unknown(api_vers
         ({}, ""),
     ],
 )
-def test_a_condition_that_no_event_of_a_version_can_meet_is_named(
-    match: dict[str, Any], since: str
-) -> None:
+def test_a_condition_that_no_version_can_meet_is_named(match: dict[str, Any], since: str) -> None:
     conditions = Match.model_validate(match)
     for api_version in API_VERSIONS:
         reasons = list(find_impossible_conditions(conditions, api_version))

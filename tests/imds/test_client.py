@@ -115,9 +115,8 @@ async def test_a_passing_failure_is_unavailable(status: int) -> None:
 
 
 async def test_400_is_our_own_fault_and_quotes_what_azure_says() -> None:
-    failure = await failure_of(
-        Answer(b'{"error": "Bad request. api-version is invalid"}' + b"x" * 5000, 400)
-    )
+    text = b'{"error": "Bad request. api-version is invalid"}' + b"x" * 5000
+    failure = await failure_of(Answer(text, 400))
     assert isinstance(failure, SourceRefused)
     assert failure.status == 400
     assert "api-version is invalid" in failure.reason
@@ -193,9 +192,8 @@ async def test_a_call_that_fails_on_a_kept_connection_is_not_sent_twice() -> Non
 
 
 async def test_an_answer_declared_too_large_is_refused_before_it_is_read() -> None:
-    failure = await failure_of(
-        Answer(b"{", headers={"Content-Length": str(MAX_DOCUMENT_BYTES + 1)}, then="hang")
-    )
+    headers = {"Content-Length": str(MAX_DOCUMENT_BYTES + 1)}
+    failure = await failure_of(Answer(b"{", headers=headers, then="hang"))
     assert isinstance(failure, DocumentTooLarge)
     assert str(MAX_DOCUMENT_BYTES) in failure.reason
 
@@ -327,9 +325,8 @@ async def test_a_start_request_whose_time_is_over_is_not_sent(checks_in_time: in
             await client.send_start_request("A", seconds_left=seconds_left)
         assert remaining == [0.0]
         await client.send_start_request("B", seconds_left=lambda: 60.0)
-    assert [orjson.loads(request.body)["StartRequests"] for request in server.requests] == [
-        [{"EventId": "B"}]
-    ]
+    (request,) = server.requests
+    assert orjson.loads(request.body) == {"StartRequests": [{"EventId": "B"}]}
 
 
 async def test_a_start_request_without_an_answer_is_cut_off_at_its_deadline_and_reset() -> None:

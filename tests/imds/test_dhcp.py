@@ -96,9 +96,7 @@ async def test_without_an_answer_the_wait_ends() -> None:
     ],
     ids=["none", "empty", "short", "long", "another", "inside another"],
 )
-def test_an_option_of_another_length_or_number_is_none(
-    options: tuple[tuple[int, bytes], ...],
-) -> None:
+def test_an_option_of_other_size_or_number_is_none(options: tuple[tuple[int, bytes], ...]) -> None:
     packet = offer(make_discover(TRANSACTION, MAC), *options)
     assert read_reply(packet, TRANSACTION, MAC) is None
 

@@ -203,14 +203,11 @@ def test_a_duration_is_whole_seconds_or_unknown(written: Any, seconds: int | Non
         (..., None),
     ],
 )
-def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(
-    written: Any, expected: str | None
-) -> None:
+def test_not_before_is_rfc_3339_if_it_can_be_read(written: Any, expected: str | None) -> None:
     parsed = parse_one_event(NotBefore=written)
     assert parsed.not_before == expected
-    assert (parsed.not_before_time is not None) == (
-        expected is not None and expected.startswith("2022")
-    )
+    is_a_time = expected is not None and expected.startswith("2022")
+    assert (parsed.not_before_time is not None) == is_a_time
 
 
 @pytest.mark.parametrize(
@@ -229,9 +226,7 @@ def test_not_before_is_rfc_3339_where_it_can_be_read_else_as_it_came(
         ([], None),
     ],
 )
-def test_the_incarnation_is_a_hint_that_is_never_an_error(
-    written: Any, expected: int | None
-) -> None:
+def test_the_incarnation_is_a_hint_and_never_an_error(written: Any, expected: int | None) -> None:
     document = parse_document(document_body(azure_event(), incarnation=written))
     assert document.incarnation == expected
     assert document.events == (make_event(),)
@@ -261,12 +256,9 @@ def test_of_two_entries_the_started_one_holds_with_the_resources_of_both() -> No
         (["freeze", "REBOOT", "Freeze"], "REBOOT"),
     ],
 )
-def test_two_entries_of_different_types_count_as_the_graver(
-    types: list[str | None], gravest: str
-) -> None:
+def test_two_entries_count_as_the_graver_type(types: list[str | None], gravest: str) -> None:
     """A rule for a Freeze must not approve what is a Reboot for another machine."""
     for order in (types, types[::-1]):
-        (parsed,) = parse_document(
-            document_body(*(azure_event(EventType=event_type) for event_type in order))
-        ).events
+        entries = [azure_event(EventType=event_type) for event_type in order]
+        (parsed,) = parse_document(document_body(*entries)).events
         assert parsed.event_type == gravest

@@ -78,9 +78,7 @@ async def test_a_public_address_is_no_candidate_and_is_named() -> None:
     ],
     ids=["no option", "silence", "no right", "port in use", "no card"],
 )
-async def test_what_dhcp_does_not_say_is_a_problem_with_a_reason(
-    answer: Exception | None, problem: str
-) -> None:
+async def test_what_dhcp_does_not_say_is_a_problem(answer: Exception | None, problem: str) -> None:
     finder = CandidateFinder(ManualClock(), leases=list, ask=answering(answer))
     assert await found(finder) == ["http://169.254.169.254", "http://168.63.129.16"]
     assert len(finder.problems) == 1
@@ -141,9 +139,7 @@ async def test_the_service_is_the_first_that_gives_a_document_and_no_sink_reache
 
 
 @pytest.mark.parametrize("failing", [Answer(b"", 503), Answer(b"no document")], ids=["503", "200"])
-async def test_a_service_is_searched_again_15_s_after_the_first_of_many_failures(
-    failing: Answer,
-) -> None:
+async def test_a_service_is_searched_again_15_s_after_the_first_failure(failing: Answer) -> None:
     """Failures that follow, and a 429, do not let the time begin anew."""
     clock = ManualClock()
     finder = LocalCandidates(clock)

@@ -188,9 +188,7 @@ async def test_a_change_has_the_time_at_which_its_document_came(
     ],
     ids=lambda fault: f"{fault.kind}-{fault.status}",
 )
-async def test_no_usable_answer_ends_no_event_and_the_next_good_one_goes_on(
-    tmp_path: Path, fault: Fault
-) -> None:
+async def test_a_faulty_answer_ends_neither_events_nor_polls(tmp_path: Path, fault: Fault) -> None:
     timeout = "2s" if fault.kind == "hang" else "30s"
     async with simulated(tmp_path, timeout=timeout) as (running, sim):
         sim.schedule(Plan())
@@ -226,9 +224,7 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
 # --- after a failure
 
 
-async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
-    tmp_path: Path,
-) -> None:
+async def test_retry_after_only_lengthens_and_no_question_cuts_it_short(tmp_path: Path) -> None:
     async with simulated(tmp_path) as (running, sim):
         sim.add_fault(Fault(status=429, retry_after=20.0))
         await running.polled()
@@ -246,9 +242,7 @@ async def test_retry_after_only_lengthens_and_nobody_s_question_cuts_it_short(
 # --- fresh reads
 
 
-async def test_a_fresh_read_does_not_wait_for_the_interval_and_counts_as_the_poll(
-    tmp_path: Path,
-) -> None:
+async def test_a_fresh_read_waits_for_no_interval_and_counts_as_the_poll(tmp_path: Path) -> None:
     async with simulated(tmp_path, interval="10s") as (running, sim):
         running.clock.advance(4)
         sim.schedule(Plan())
@@ -314,9 +308,7 @@ async def test_the_source_is_lost_150_s_after_the_start_or_90_s_after_the_last_u
             assert [name for name, _ in running.reports] == told
 
 
-async def test_a_document_that_is_too_large_is_reported_at_once_and_ends_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_a_document_too_large_is_reported_at_once_and_ends_nothing(tmp_path: Path) -> None:
     """Other failures pass by themselves; this one hides events until somebody acts."""
     async with simulated(tmp_path) as (running, sim):
         event = sim.schedule(Plan(lasts=None))

@@ -52,9 +52,7 @@ async def sent_calls(steps: list[tuple[float, float | None]]) -> list[tuple[floa
 
 @example([(0.0, 0.0)] * 3)
 @given(st.lists(st.tuples(st.floats(0, 3), st.none() | st.floats(0, 2)), max_size=30))
-def test_no_window_holds_more_than_two_calls_however_they_come(
-    steps: list[tuple[float, float | None]],
-) -> None:
+def test_no_window_holds_more_than_two_calls(steps: list[tuple[float, float | None]]) -> None:
     """Whatever waits, is sent late or never sent: any window has at most two sent calls."""
     moments = sorted(moment for _, moment in asyncio.run(sent_calls(steps)))
     assert len(moments) == len([connect for _, connect in steps if connect is not None])

@@ -50,9 +50,7 @@ def test_a_url_is_an_origin(url: str, expected: str) -> None:
         ("http://host#hunter2", "without path, query or fragment"),
     ],
 )
-def test_anything_else_is_refused_without_saying_what_may_be_a_secret(
-    url: str, message: str
-) -> None:
+def test_anything_else_is_refused_without_saying_what_may_be_secret(url: str, message: str) -> None:
     with pytest.raises(ValidationError) as error:
         SourceSettings(url=url)
     assert message in str(error.value)

@@ -29,9 +29,7 @@ from tests.rabbitmq import Broker
 from tests.roles.reloadable_relay import reloadable_relay
 
 
-async def test_approvals_from_rabbitmq_follow_the_clients(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_approvals_over_amqp_follow_the_clients(own_broker: Broker, tmp_path: Path) -> None:
     define_users(own_broker)
     bus = Bus(own_broker, unused_exchange("reload"))
     sink = {"kind": "rabbitmq", "name": "bus", "exchange": bus.exchange}

@@ -111,17 +111,14 @@ async def defers_while_the_receiver_refuses_connections(
         assert caught.value.failure == "transient"
         watched = Watched(sink)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
-            expected = [
-                await relay.record_event("E-1", name)
-                for name in ("event.scheduled", "event.updated", "event.started")
-            ]
+            names = ("event.scheduled", "event.updated", "event.started")
+            expected = (await relay.record_events(1, *names))["E-0"]
             await eventually(lambda: bool(watched.errors))
             assert all(isinstance(error, Deferred) for error in watched.errors)
             await receiver.reconnect()
             await eventually(lambda: _settled(relay, 3, "delivered"))
-            assert [
-                event.id for event in await receiver.received() if event.subject == "E-1"
-            ] == expected
+            taken = [event for event in await receiver.received() if event.subject == "E-0"]
+            assert [event.id for event in taken] == expected
 
 
 async def gives_up_on_a_permanent_refusal(
@@ -147,15 +144,9 @@ async def is_concurrent_and_keeps_the_order(
     async with receiver.sink() as sink:
         watched = Watched(sink)
         watched.gate.clear()  # however slowly the events are recorded, several wait at once
-        expected: dict[str, list[str]] = defaultdict(list)
+        names = ("event.scheduled", *["event.updated"] * 4)
         async with running_dispatcher(folder, {"sink": watched}) as relay:
-            for turn in range(5):
-                for number in range(20):
-                    expected[f"E-{number}"].append(
-                        await relay.record_event(
-                            f"E-{number}", "event.updated" if turn else "event.scheduled"
-                        )
-                    )
+            expected = await relay.record_events(20, *names)
             await eventually(lambda: watched.under_way > 1)
             watched.gate.set()
             await eventually(lambda: _settled(relay, 100, "delivered"))
@@ -213,13 +204,9 @@ async def shows_no_secret_in_any_error(
             await eventually(lambda: _settled(relay, 1, "parked", "unwanted"))
     errors = [*watched.errors, *refused.errors]
     assert all(isinstance(error, (DeliveryError, asyncio.CancelledError)) for error in errors)
-    output = (
-        "".join(
-            "".join(traceback.format_exception(error)) + str(getattr(error, "response", ""))
-            for error in errors
-        )
-        + caplog.text
-    )
+    output = caplog.text
+    for error in errors:
+        output += "".join(traceback.format_exception(error)) + str(getattr(error, "response", ""))
     assert [secret for secret in receiver.secrets_in_settings if secret in output] == []
     assert receiver.secrets_in_settings
 

@@ -41,9 +41,8 @@ class Connection:
         headers = CIMultiDict[str]()
         for name, _, value in (text.partition(": ") for text in fields):
             headers.add(name, value)
-        received = Received(
-            line, headers, await self.reader.readexactly(int(headers.get("Content-Length", 0)))
-        )
+        body = await self.reader.readexactly(int(headers.get("Content-Length", 0)))
+        received = Received(line, headers, body)
         self.receiver.requests.append(received)
         return received
 

@@ -37,9 +37,7 @@ async def sink_beside(
 # --- what arrives
 
 
-async def test_a_consumer_gets_the_very_bytes_and_their_tags(
-    broker: Reachable, exchange: str
-) -> None:
+async def test_a_consumer_gets_the_very_bytes_and_tags(broker: Reachable, exchange: str) -> None:
     """The CloudEvents SDK reads them, too."""
     event = cloudevent()
     async with sink_beside(broker, exchange) as (bus, broker_channel):
@@ -59,9 +57,8 @@ async def test_a_consumer_gets_the_very_bytes_and_their_tags(
     assert message.headers == {f"ce-{name}": value for name, value in event.attributes.items()}
     assert message.reply_to is None
     headers = {name: str(value) for name, value in message.headers.items()}
-    read = oracle.from_rabbitmq_event(
-        oracle.RabbitMQMessage(headers, message.content_type, message.body)
-    )
+    as_sdk = oracle.RabbitMQMessage(headers, message.content_type, message.body)
+    read = oracle.from_rabbitmq_event(as_sdk)
     assert (read.get_id(), read.get_type(), read.get_subject()) == (event.id, event.type, EVENT_ID)
     assert read.get_data() == event.data
     known = {name for name, value in read.get_attributes().items() if value is not None}
@@ -71,9 +68,7 @@ async def test_a_consumer_gets_the_very_bytes_and_their_tags(
 # --- messages that no queue wants, or that one does not want
 
 
-async def test_what_no_queue_wants_waits_in_the_unrouted_queue(
-    broker: Reachable, exchange: str
-) -> None:
+async def test_what_no_queue_wants_waits_as_unrouted(broker: Reachable, exchange: str) -> None:
     event = cloudevent()
     async with sink_beside(broker, exchange) as (bus, broker_channel):
         receipt = await delivered(bus, event)
@@ -167,9 +162,7 @@ async def test_a_user_who_may_not_declare_is_told_what_to_grant(own_broker: Brok
     assert "hunter2" not in error.reason
 
 
-async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(
-    own_broker: Broker,
-) -> None:
+async def test_who_may_not_write_is_told_so_and_can_be_given_the_right(own_broker: Broker) -> None:
     async with sink(own_broker.amqp_url(), "unwritable") as maker:
         await delivered(maker, cloudevent("relay.ping"))
     url = await least(own_broker, write="^$")
@@ -181,9 +174,7 @@ async def test_a_user_who_may_not_write_is_told_so_and_can_be_given_the_right(
         await delivered(bus, cloudevent())
 
 
-async def test_a_topic_that_the_user_may_not_write_holds_up_its_own_messages_alone(
-    own_broker: Broker,
-) -> None:
+async def test_a_topic_that_is_refused_holds_up_its_own_messages_alone(own_broker: Broker) -> None:
     """The broker closes the channel for all. The others are retried, this one is slow."""
     async with sink(own_broker.amqp_url(), "topics") as maker:
         await delivered(maker, cloudevent("relay.ping"))

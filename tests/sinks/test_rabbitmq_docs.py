@@ -97,9 +97,7 @@ def test_the_decision_of_the_page_is_one() -> None:
 
 
 @pytest.mark.timeout(600)  # each of its 20 commands of RabbitMQ takes a second of CPU time
-async def test_the_rights_and_the_programs_of_the_pages_are_all_it_takes(
-    prod: Broker, tmp_path: Path
-) -> None:
+async def test_the_rights_and_programs_of_the_pages_suffice(prod: Broker, tmp_path: Path) -> None:
     """In a virtual host with a name, and with a sink that sends every type of event.
 
     The reader of the stream runs twice. The second run starts after all events, and reads the same.
@@ -155,9 +153,7 @@ async def _take_the_decision_of_the_page(prod: Broker, folder: Path) -> None:
                     await exchange.publish(message, "approve.other", mandatory=True)
 
 
-async def test_the_limits_and_the_definitions_of_the_pages_are_taken(
-    prod: Broker, tmp_path: Path
-) -> None:
+async def test_the_limits_and_definitions_of_pages_are_taken(prod: Broker, tmp_path: Path) -> None:
     (tmp_path / "broker-url").write_text(url_of(prod, "imds-hub"))
     hub = block("docs/fleet.md", "yaml", "1. The hub's configuration")
     (tmp_path / "hub.yaml").write_text(hub.replace("/etc/imds-relay", str(tmp_path)))

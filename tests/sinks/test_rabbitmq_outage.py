@@ -93,9 +93,8 @@ async def test_what_is_sent_while_the_connection_ends_is_sent_again(
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             for number in range(bus.concurrency):
                 tasks.create_task(send(bus, cloudevent(data={"n": number})))
-            await asyncio.to_thread(
-                own_broker.ctl, "close_all_user_connections", "guest", "for the test"
-            )
+            close = ("close_all_user_connections", "guest", "for the test")
+            await asyncio.to_thread(own_broker.ctl, *close)
 
 
 # --- standing still
@@ -125,9 +124,7 @@ async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(
     assert "the connection to 127.0.0.1" in caplog.text
 
 
-async def test_a_confirm_that_is_late_is_waited_for_and_nothing_sent_twice(
-    own_broker: Broker,
-) -> None:
+async def test_a_late_confirm_is_waited_for_and_nothing_sent_twice(own_broker: Broker) -> None:
     event = cloudevent()
     async with sink(own_broker.amqp_url(), "slow", timeout="100ms") as bus:
         await delivered(bus, cloudevent("relay.ping"))
@@ -189,15 +186,13 @@ async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_passwor
     async with sink(None, "rotated", url_file=file) as bus:
         await delivered(bus, cloudevent())
         await asyncio.to_thread(own_broker.add_user, "rotated", "hunter3")
-        await asyncio.to_thread(
-            own_broker.ctl, "close_all_user_connections", "rotated", "for rotation"
-        )
+        close = ("close_all_user_connections", "rotated", "for rotation")
+        await asyncio.to_thread(own_broker.ctl, *close)
         error = await deferred(bus, cloudevent(), "refused user, password or certificate")
         file.write_text(own_broker.amqp_url("rotated").replace("hunter2", "hunter3"))
         await delivered(bus, cloudevent())
-    ours = [
-        record.getMessage() for record in caplog.records if record.name == "relay.sinks.rabbitmq"
-    ]
+    named = [(record.name, record.getMessage()) for record in caplog.records]
+    ours = [text for name, text in named if name == "relay.sinks.rabbitmq"]
     place = f"127.0.0.1:{own_broker.port}"
     assert [line.partition(" to ")[0] for line in ours] == [
         "sink bus: connected",

@@ -164,9 +164,8 @@ async def test_a_file_that_has_become_wrong_is_waited_for_and_told_without_its_c
     files = {"url": tmp_path / "url", "secrets": tmp_path / "secrets"}
     files["url"].write_text("http://127.0.0.1:9/")
     files["secrets"].write_text(SECRET)
-    sink_settings = settings(
-        url_file=str(files["url"]), secrets_file=str(files["secrets"]), secrets=[]
-    )
+    given = {"url_file": str(files["url"]), "secrets_file": str(files["secrets"])}
+    sink_settings = settings(**given, secrets=[])
     files[name].write_text(text)
     async with connect(sink_settings, SystemClock()) as webhook:
         with pytest.raises(Deferred, match=reason) as caught:
@@ -210,8 +209,7 @@ async def test_what_a_proxy_refuses_is_no_answer_of_the_receiver() -> None:
         await connection.answer(410, {}, b"no way")
 
     async with listening(closed) as proxy:
-        refused = await failure(
-            "https://drain.example.com/t0ken", proxy=f"http://127.0.0.1:{proxy.port}"
-        )
+        url, by = "https://drain.example.com/t0ken", f"http://127.0.0.1:{proxy.port}"
+        refused = await failure(url, proxy=by)
     assert (refused.failure, refused.status) == ("transient", None)
     assert "it answered 410 Gone" in refused.reason

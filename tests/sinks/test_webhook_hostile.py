@@ -112,9 +112,7 @@ async def refuses_before_it_has_read(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [never_reads, refuses_before_it_has_read])
-async def test_a_huge_event_that_is_not_read_to_its_end_is_a_failure_in_time(
-    behaviour: Behaviour,
-) -> None:
+async def test_a_huge_event_that_is_not_read_whole_fails_in_time(behaviour: Behaviour) -> None:
     huge = cloudevent(data={"resources": ["x" * 100] * 200_000})
     async with (
         listening(behaviour) as receiver,

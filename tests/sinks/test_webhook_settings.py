@@ -23,9 +23,7 @@ def wrong(**fields: Any) -> str:
     return str(caught.value)
 
 
-def test_url_and_secrets_may_live_in_files_and_are_read_again_when_these_change(
-    tmp_path: Path,
-) -> None:
+def test_url_and_secrets_may_be_in_files_and_are_read_again_at_changes(tmp_path: Path) -> None:
     url, secrets = tmp_path / "url", tmp_path / "secrets"
     url.write_text(f"{URL}\n")
     secrets.write_text(f"{SECRET}\n\n{OTHER_SECRET}\n")
