@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from relay.approvals.principals import expected_form, is_principal, matches_principal
 from relay.events.match import Match, matches
-from relay.settings import Duration, Name, Section, text_pattern_validator
+from relay.settings import Duration, Name, Section, WrongValue, text_pattern_validator
 
 MAX_DURATION = 3650 * 86400.0
 """Seconds. A longer time from now could pass the year 9999, where datetime ends."""
@@ -165,9 +165,10 @@ class Quorum(Section):
     @model_validator(mode="after")
     def _check_reminder_precedes_close(self) -> Quorum:
         if self.remind is not None and self.remind <= self.close_before:
-            raise ValueError(
-                f"expected remind to be longer than close_before, got {self.remind:g}s and "
-                f"{self.close_before:g}s: nobody could vote any more"
+            raise WrongValue(
+                ("remind",),
+                f"expected more than close_before, got {self.remind:g}s and "
+                f"{self.close_before:g}s: nobody could vote any more",
             )
         return self
 

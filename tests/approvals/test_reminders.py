@@ -111,7 +111,7 @@ def test_no_reminder_is_sent_without_the_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("close_before", ["10m", "11m"])
 def test_a_reminder_after_the_end_of_voting_is_an_error(close_before: str) -> None:
-    with pytest.raises(ValidationError, match="expected remind to be longer than close_before"):
+    with pytest.raises(ValidationError, match="remind: expected more than close_before"):
         settings(close_before=close_before)
 
 
