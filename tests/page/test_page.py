@@ -43,7 +43,7 @@ async def test_a_card_says_what_happens_when_and_who_votes(page: Page, relay: Ru
     await expect(card).to_contain_text("Each machine is rebooted: what is in memory is lost")
     await expect(card.locator(".count")).to_contain_text("1 h 23 min")
     await expect(card).to_contain_text("1 of 2 by rule two")
-    await expect(card).to_contain_text("1 vote missing")
+    await expect(card).to_contain_text("1 vote missing · started by Azure itself")
     await expect(card.get_by_text("client:bob")).to_be_visible()
     missing = card.locator("dt", has_text="Can still vote").locator("+ dd")
     await expect(missing.get_by_role("listitem")).to_have_text(["client:alice", "client:drain"])
@@ -361,7 +361,7 @@ async def test_earlier_events_stay_when_the_list_is_read_again(
     monkeypatch.setattr(events, "PAGE_SIZE", 2)
     for number in range(5):
         await relay.observe(make_event(event_id=f"ended-{number}", resources=(f"vm-{number}",)))
-    live = [make_event(event_id=f"live-{number}") for number in range(3)]
+    live = [make_event(event_id=f"live-{n}", resources=(f"live-{n}",)) for n in range(3)]
     await relay.observe(*live)
     await show(page, relay)
     ended = page.get_by_role("region", name="Ended lately")
@@ -373,6 +373,12 @@ async def test_earlier_events_stay_when_the_list_is_read_again(
     await expect(ended).to_contain_text(live[0].resources[0])
     await expect(ended).to_contain_text("vm-2")
     await expect(ended.get_by_role("listitem")).to_have_count(4)
+    for rest in (live[1:2], ()):
+        relay.clock.offset += 60
+        await relay.observe(*rest)
+    # The end counts, not the announcement.
+    last = ["Reboot of live-1", "Reboot of live-2", "Reboot of live-0", "Reboot of vm-4"]
+    await expect(ended.get_by_role("link")).to_have_text(last)
 
 
 async def test_views_have_addresses_and_get_the_focus(page: Page, relay: RunningRelay) -> None:

@@ -8,6 +8,7 @@ import pytest
 from playwright.async_api import Page, Request, expect
 
 from relay.api.connections import ServerLimits
+from relay.errors import Deferred
 from tests.api.running_relay import EVENT_ID, SCOPE, RunningRelay, make_event
 from tests.chromium import IN_SESSION_LOOP
 from tests.eventually import eventually
@@ -54,6 +55,7 @@ async def test_what_is_broken_comes_first_with_its_reason(page: Page, quiet: Run
     await expect(health.locator("li").first).to_contain_text("Broker bus failing")
     await expect(health).to_contain_text("The broker does not answer: 10.0.0.4:5671")
     await expect(health).to_contain_text("Sink ops paused")
+    await expect(health.locator("li.warn")).to_contain_text(["Sink ops", "Sinks 1 of 2", "Approvals"])
     await expect(health).to_contain_text("Approvals dry run: nothing is started")
     quiet.azure.lost, link.is_connected = True, False
     quiet.azure.clock_offset = -95.0
@@ -69,6 +71,15 @@ async def test_what_is_broken_comes_first_with_its_reason(page: Page, quiet: Run
     await expect(page.get_by_role("dialog")).to_contain_text("Approvals are a dry run")
     await page.get_by_role("dialog").get_by_role("button", name="Hold").click()
     await expect(page.get_by_role("dialog").locator("#decide-wrong")).not_to_be_empty()
+
+
+async def test_polls_that_fail_show_before_the_source_is_lost(
+    page: Page, relay: RunningRelay
+) -> None:
+    relay.azure.read_age, relay.azure.failures = 43.0, 8
+    await show(page, relay)
+    source = page.locator("#health li.warn")
+    await expect(source).to_have_text("Source read 43 s ago; polls failed since: 8")
 
 
 async def test_approvals_that_are_off_leave_no_buttons(page: Page, relay: RunningRelay) -> None:
@@ -128,6 +139,17 @@ async def test_sinks_show_what_waits_and_send_again(page: Page, quiet: RunningRe
     await page.get_by_role("button", name="Send all of drain again").click()
     await expect(page.get_by_text("Nothing was given up.")).to_be_visible()
     await eventually(lambda: len(quiet.sinks["drain"].delivered) == 5)
+
+
+async def test_a_try_that_is_due_is_now(page: Page, quiet: RunningRelay) -> None:
+    quiet.sinks["bus"].failure = Deferred("the broker does not answer", after=600)
+    await quiet.observe(make_event(resources=()))
+    await show(page, quiet, f"event/{SCOPE}/{EVENT_ID}")
+    await expect(page.get_by_role("heading", name="Reboot (no machine named)")).to_be_visible()
+    await expect(page.locator("#open")).to_contain_text("next try in ")
+    quiet.clock.offset += 1200  # the relay's timer was set before
+    await look_again(page)
+    await expect(page.locator("#open")).to_contain_text("next try now")
 
 
 async def test_a_sink_is_paused_tested_and_resumed(page: Page, relay: RunningRelay) -> None:

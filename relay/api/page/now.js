@@ -65,7 +65,8 @@ export function renderNow(view) {
   moreLive.textContent = `${rest} later ones`;
   view.querySelector("#standing").hidden = !state.standingHolds.length;
   showItems(view.querySelector("#standing-holds"), state.standingHolds.map(hold => ({ ...hold, may: mayOperate() })), hold => hold.holdId, renderStandingHold);
-  showItems(view.querySelector("#recent"), state.recent ?? [], item => `${item.scope}/${item.eventId}/${item.occurrence}`, renderEnded);
+  const ended = (state.recent ?? []).toSorted((one, other) => Date.parse(other.lastChanged) - Date.parse(one.lastChanged));
+  showItems(view.querySelector("#recent"), ended, item => `${item.scope}/${item.eventId}/${item.occurrence}`, renderEnded);
   view.querySelector("#recent-empty").hidden = state.recent === null || state.recent.length > 0;
   view.querySelector("#more-recent").hidden = !state.recentNext;
 }
@@ -96,11 +97,14 @@ function renderHealth(list) {
 /** Return the parts of the relay: whether each works, in a word and with the reason. */
 export function healthOf(status, sinks) {
   const part = (name, ok, text, reason = null) => ({ name, tone: ok ? "good" : "bad", icon: ok ? "ok" : "bad", text, reason });
+  const doubt = (name, text, reason = null, sign = "none") => ({ name, tone: "warn", icon: sign, text, reason });
   const parts = [];
   const source = status.source, store = status.store, link = status.approvalsLink;
   const age = source.readAgeSeconds;
   const read = age === null ? "" : age < 15 ? "read seconds ago" : `read ${roughly(age)} ago`;
-  parts.push(part(status.hub ? "Agents" : "Source", source.ok, source.ok ? (status.hub ? "heard" : read || "not read yet") : "lost", source.reason));
+  const hears = status.hub ? "Agents" : "Source", heard = status.hub ? "heard" : read || "not read yet";
+  const tries = `${heard}; ${status.hub ? "connections" : "polls"} failed since: ${source.failures}`;
+  parts.push(source.ok && source.failures ? doubt(hears, tries) : part(hears, source.ok, source.ok ? heard : "lost", source.reason));
   parts.push(part("State file", store.ok, store.ok ? "written" : "failing", store.ok ? null : `${store.reason}; notices go out from memory, approvals are refused`));
   for (const sink of sinks.filter(one => one.kind === "rabbitmq")) {
     const ok = sink.state === "on" && !sink.failing;
@@ -110,15 +114,15 @@ export function healthOf(status, sinks) {
   const others = sinks.filter(one => one.kind !== "rabbitmq");
   const wrong = others.filter(one => one.state !== "on" || one.failing);
   for (const sink of wrong) {
-    const isPaused = sink.state === "paused", text = sink.state === "on" ? "failing" : sink.state;
-    parts.push({ ...part(`Sink ${sink.name}`, false, text, sink.reason), ...(isPaused && { tone: "warn", icon: "hold" }) });
+    const name = `Sink ${sink.name}`, text = sink.state === "on" ? "failing" : sink.state;
+    parts.push(sink.state === "paused" ? doubt(name, text, sink.reason, "hold") : part(name, false, text, sink.reason));
   }
-  if (others.length) parts.push(part("Sinks", true, `${others.length - wrong.length} of ${others.length} take events`));
+  const taking = `${others.length - wrong.length} of ${others.length} take events`;
+  if (others.length) parts.push(wrong.length ? doubt("Sinks", taking) : part("Sinks", true, taking));
   const skew = source.clockOffsetSeconds;
   if (skew !== null && Math.abs(skew) > 30) parts.push(part("Clock", false, `${roughly(Math.abs(skew))} ${skew > 0 ? "ahead of" : "behind"} Azure’s`));
-  const modes = { on: "on", "dry-run": "dry run: nothing is started", off: "off: nothing can be decided" };
-  parts.push(status.mode === "on" ? { name: "Approvals", tone: "good", icon: "ok", text: "on", reason: null }
-    : { name: "Approvals", tone: "warn", icon: "none", text: modes[status.mode] ?? "not known", reason: null });
+  const modes = { "dry-run": "dry run: nothing is started", off: "off: nothing can be decided" };
+  parts.push(status.mode === "on" ? part("Approvals", true, "on") : doubt("Approvals", modes[status.mode] ?? "not known"));
   const rank = { bad: 0, warn: 1, good: 2 };
   return parts.sort((one, other) => rank[one.tone] - rank[other.tone]);
 }
@@ -131,9 +135,9 @@ function renderCard(item) {
     h("div", { class: "event-head" },
       h("div", {},
         h("h2", {}, h("a", { href: eventHref(item), "data-key": "title" }, eventTitle(item))),
-        h("p", { class: "soft" }, h("span", { class: `pill ${tone}` }, text), " ",
+        h("p", { class: "soft" }, h("span", { class: `pill ${tone}` }, text), " · ",
           item.scope !== item.ownScope ? [h("span", { class: "scope" }, item.scope), " · "] : null,
-          `by ${source(item.eventSource)}`)),
+          `started by ${source(item.eventSource)}`)),
       countdown(item)),
     fuse(item),
     h("p", { class: "impact" }, item.means),

@@ -105,7 +105,7 @@ export function deliveryRow(one) {
     h("td", { class: "reason" }, h("span", { class: `pill ${TONES[one.state] ?? ""}` }, STATES[one.state] ?? one.state),
       one.attempts > 1 ? ` after ${one.attempts} tries` : "",
       one.reason && one.state !== "delivered" ? h("span", { class: "soft small block" }, sentence(one.reason)) : null,
-      one.state === "waiting" && one.nextAttempt ? h("span", { class: "soft small block" }, "next try ", time(one.nextAttempt, "in")) : null),
+      one.state === "waiting" && one.nextAttempt ? h("span", { class: "soft small block" }, "next try ", time(one.nextAttempt, "next")) : null),
     h("td", { class: "last" }, sendAgain(one)));
 }
 

@@ -46,6 +46,7 @@ export function clock(moment) {
 const SHOWN = {
   clock,
   in: moment => (moment > now() ? `in ${duration((moment - now()) / 1000)}` : `${roughly((now() - moment) / 1000)} ago`),
+  next: moment => (moment > now() ? SHOWN.in(moment) : "now"),
   left: moment => (moment > now() ? duration((moment - now()) / 1000) : "due"),
   ago: moment => (now() - moment < 2000 ? "just now" : `${roughly((now() - moment) / 1000)} ago`),
 };
@@ -86,7 +87,8 @@ export function sentence(text) {
 }
 
 export function eventTitle(data) {
-  return `${data.eventType ?? "Maintenance"} of ${names(data.resources ?? []) || "no machine that is named"}`;
+  const type = data.eventType ?? "Maintenance";
+  return data.resources?.length ? `${type} of ${names(data.resources)}` : `${type} (no machine named)`;
 }
 
 const SOURCES = { __proto__: null, platform: "Azure itself", user: "a user of the subscription" };
