@@ -92,9 +92,7 @@ async def test_attempts_to_connect_grow_apart_to_two_seconds_and_a_bit_more(nobo
     ]
 
 
-async def test_a_broker_that_accepts_and_says_nothing_is_given_up_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_broker_that_says_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SETUP_TIMEOUT", 1.0)
     greeted: list[bytes] = []
     async with _mute(greeted) as url:
@@ -188,9 +186,7 @@ async def test_a_cancellation_that_became_another_error_stops_it_too(broker: Rea
 # --- several hosts
 
 
-async def test_the_next_host_is_tried_at_once_and_a_pause_made_after_the_last(
-    own_broker: Broker, nobody: int
-) -> None:
+async def test_after_the_last_host_comes_a_pause(own_broker: Broker, nobody: int) -> None:
     """The order is that of the URL. The failures of all hosts are one stable sentence."""
     urls = parse_urls(f"amqp://guest:guest@127.0.0.1:{nobody},127.0.0.1:{own_broker.port}/")
     refused = f"no connection to 127.0.0.1:{nobody}: Connection refused"
@@ -231,9 +227,7 @@ def secure(own_broker: Broker) -> str:
     return f"amqps://guest:guest@localhost:{own_broker.tls_port}/"
 
 
-async def test_a_certificate_is_checked_against_the_file_that_the_url_names(
-    own_broker: Broker, secure: str
-) -> None:
+async def test_a_certificate_is_checked_against_the_file(own_broker: Broker, secure: str) -> None:
     assert await failure_reasons(parse_urls(f"{secure}?cafile={AUTHORITY}")) == [
         f"arrived at localhost:{own_broker.tls_port}"
     ]

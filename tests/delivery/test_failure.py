@@ -133,9 +133,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_pat
         assert not relay.task.done()
 
 
-async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at_once_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_while_it_fails_one_is_tried_then_the_backlog_goes_in_order(tmp_path: Path) -> None:
     """The pauses have grown long by then, and no entry waits for its own.
 
     See docs/protocol.md#a-backlog-goes-out-at-once.
@@ -166,9 +164,7 @@ async def test_while_it_fails_one_at_a_time_is_tried_and_the_backlog_goes_out_at
         assert {subject: far.ids(subject) for subject in expected} == expected
 
 
-async def test_a_receiver_that_is_gone_disables_the_sink_which_keeps_its_entries_until_resumed(
-    tmp_path: Path,
-) -> None:
+async def test_a_receiver_that_is_gone_disables_the_sink_until_it_resumes(tmp_path: Path) -> None:
     """410: reported once to the other sinks, however many were under way.
 
     See docs/protocol.md#410-ends-a-subscription.
@@ -342,9 +338,7 @@ async def test_a_report_that_cannot_be_encoded_is_recorded_without_those_charact
 
 
 @pytest.mark.parametrize("how", ["delivered", "deferred", "rejected"])
-async def test_a_far_side_whose_clock_differs_is_told_of_once_and_again_when_it_does_again(
-    tmp_path: Path, how: str
-) -> None:
+async def test_a_far_clock_that_differs_is_told_once_each_time(tmp_path: Path, how: str) -> None:
     skew = 31.0
 
     async def drifted(event: CloudEvent) -> Receipt:

@@ -90,9 +90,7 @@ async def test_a_newer_state_replaces_queued_ones_where_stale_is_drop(tmp_path: 
         ]
 
 
-async def test_a_state_that_fails_while_a_newer_one_waits_is_not_tried_again_where_stale_is_drop(
-    tmp_path: Path,
-) -> None:
+async def test_a_failed_state_gives_way_to_a_newer_one_where_stale_is_drop(tmp_path: Path) -> None:
     goes = asyncio.Event()
 
     async def scheduled_fails(event: CloudEvent) -> Receipt:

@@ -71,9 +71,6 @@ async def test_a_commit_makes_room_for_all_that_may_be_open(tmp_path: Path, even
             assert sink.ids(f"E-{number}") == ids[number::event_ids]
 
 
-# --- reads ahead
-
-
 async def record_events(folder: Path, count: int = 10) -> None:
     async with running_dispatcher(folder, {"bus": ScriptedSink(hangs)}, run=False) as relay:
         await relay.record_events(count)

@@ -50,9 +50,7 @@ async def test_a_receiver_that_is_down_is_tried_every_8_s_before_notbefore_with_
         assert 596 <= tried[-1] < 600
 
 
-async def test_an_entry_for_a_sink_that_has_long_been_down_is_tried_at_once_and_by_its_own_deadline(
-    tmp_path: Path,
-) -> None:
+async def test_an_entry_for_a_sink_long_down_is_tried_at_once_and_in_time(tmp_path: Path) -> None:
     """The pause was fitted to what waited before, five minutes by then."""
     clock = ManualClock()
     drain = patient_sink(clock, refuses)

@@ -165,9 +165,6 @@ async def test_an_agent_that_is_stopped_ends_the_order_that_it_carries_out(
     assert hub.results[0].result == "accepted"
 
 
-# --- its parts
-
-
 @pytest.mark.parametrize(
     "reads",
     [

@@ -177,9 +177,7 @@ async def test_who_stands_still_after_a_read_sends_nothing_late(running: Rig, af
     assert running.imds.starts == []
 
 
-async def test_an_agent_that_stands_still_while_its_start_request_is_answered_does_not_repeat_it(
-    running: Rig,
-) -> None:
+async def test_who_stands_still_while_imds_answers_does_not_repeat_it(running: Rig) -> None:
     order = running.order()
     running.imds.on_start = running.stop
     await running.hub.send(order)

@@ -43,9 +43,7 @@ async def test_an_event_that_one_vm_alone_sees_is_told_from_beginning_to_end(
         assert all(fleet.told(each.event_id) == WHOLE_STORY for each in events)
 
 
-async def test_an_agent_that_becomes_a_plain_relay_and_back_loses_nothing(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_an_agent_loses_nothing_as_a_plain_relay(own_broker: Broker, tmp_path: Path) -> None:
     """Both use the same state file. The hub hears of what happened meanwhile from the pulse."""
     async with running_fleet(own_broker, tmp_path, {SCOPE: ["vm-0"]}) as fleet, inbox() as alone:
         azure, event = fleet.azure, await fleet.scheduled("vm-0")
@@ -76,9 +74,6 @@ async def test_an_agent_whose_vm_azure_deleted_is_forgotten(
         azure.end(event)
         await eventually(lambda: fleet.told(event.event_id)[-1] == "event.ended")
         await eventually(lambda: [agent.relay for agent in fleet.roster] == ["vm-1"])
-
-
-# --- orders
 
 
 async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once(

@@ -164,9 +164,7 @@ async def test_what_agents_say_counts_though_the_hubs_clock_is_set_back(tmp_path
         assert history_of(hub).started
 
 
-async def test_nobody_is_silent_while_the_hub_has_not_read_what_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backlog_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a day without a hub, its queue can hold a million messages."""
     answers = [False, True]
 

@@ -64,9 +64,7 @@ async def test_an_agent_that_is_named_comes_after_one_that_said_nothing(tmp_path
         assert [post.agent for post in hub.fleet.posts] == ["vm-a"]
 
 
-async def test_if_another_agent_does_not_show_the_event_the_one_that_it_names_follows_at_once(
-    tmp_path: Path,
-) -> None:
+async def test_if_others_do_not_show_it_the_agent_it_names_follows_at_once(tmp_path: Path) -> None:
     async with hub_with(tmp_path, "a/vm-9", *(f"a/vm-{letter}" for letter in "abc")) as hub:
         for letter in "abc":
             hub.fleet.agent(f"a/vm-{letter}").mode = "blind"

@@ -95,9 +95,6 @@ async def hub(tmp_path: Path) -> AsyncIterator[VotingHub]:
             yield VotingHub(path=path, store=store, gate=gate, votes=votes, clock=clock)
 
 
-# --- scopes
-
-
 async def test_a_vote_counts_in_the_scope_of_its_sender_alone(hub: VotingHub) -> None:
     """Both scopes have the same EventId, and a machine of the same name."""
     event = reboot("vmss_0")
@@ -105,9 +102,6 @@ async def test_a_vote_counts_in_the_scope_of_its_sender_alone(hub: VotingHub) ->
     await hub.observe(B, event)
     assert (await hub.vote("vmss_0", event, sender_scope=B)).body["state"] == "granted"
     assert [(await hub.status(event, scope)).vote_count for scope in (A, B)] == [0, 1]
-
-
-# --- ids of requests
 
 
 async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
@@ -122,9 +116,6 @@ async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
         approvals.add(answer.body["approvalId"])
     assert len(approvals) == 3
     assert (await hub.vote("vmss_7", event, request_id="same")).status == 403
-
-
-# --- what is refused before it is decided
 
 
 async def test_a_malformed_vote_gets_the_problem_of_the_api_and_no_record(hub: VotingHub) -> None:

@@ -266,9 +266,6 @@ def test_after_a_restart_the_hub_waits_again_for_those_that_show_the_event() -> 
     assert restore_history([at(1)], {}) is None, "the rows before were pruned"
 
 
-# --- events that return
-
-
 def test_an_agent_that_is_behind_does_not_end_a_return() -> None:
     hub = Hub.of("abc")
     hub.hear_all("ab", GONE, 10)

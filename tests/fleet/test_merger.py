@@ -174,9 +174,7 @@ async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_
         assert await rig.told() == ["event.scheduled", "event.updated", "event.updated"]
 
 
-async def test_a_merge_that_is_not_in_the_state_file_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unsaved_merge_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a bug the link hands over one message after the other again."""
 
     def fail(*_: object) -> None:
@@ -222,9 +220,7 @@ async def test_a_forgotten_agent_keeps_no_event_alive_after_a_restart(tmp_path: 
         assert await rig.store.read(lambda tx: tx.fleet.agents()) == []
 
 
-async def test_a_batch_can_name_more_events_than_the_memory_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_may_exceed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that have ended it holds the last, and reads the others again."""
     monkeypatch.setattr(merger, "MAX_ENDED", 20)
     monkeypatch.setattr(merger, "MAX_WORDS", 10)

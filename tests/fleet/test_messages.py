@@ -179,9 +179,6 @@ def test_fields_of_a_later_version_are_ignored() -> None:
         assert read_message(changed(event.body, add)).content == read_message(event.body).content
 
 
-# --- what does not fit
-
-
 @pytest.mark.parametrize(
     "live",
     [

@@ -78,9 +78,7 @@ class Story:
 
 
 @pytest.mark.timeout(depth(480, 180))
-async def test_agents_tell_each_change_once_with_the_ids_of_a_relay_alone(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_agents_tell_changes_once_as_one_relay(own_broker: Broker, tmp_path: Path) -> None:
     """A plain relay runs beside them, as another VM of the same scope."""
     vms = [f"vm-{number}" for number in range(AGENTS)]
     running = running_fleet(

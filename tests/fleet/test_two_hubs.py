@@ -52,9 +52,6 @@ def names(fleet: RunningFleet) -> list[str]:
     return [each["type"].split(".", 2)[2][:-3] for each in fleet.inbox.events]
 
 
-# --- a full disk
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     with small_disk(tmp_path / "disk") as made:

@@ -263,9 +263,6 @@ async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
             await client.read_document()
 
 
-# --- the budget of calls
-
-
 def spans_of_three(requests: list[ReceivedRequest]) -> list[float]:
     """Return the seconds between the arrivals of a call and of the second call after it."""
     arrived = sorted(request.at for request in requests)

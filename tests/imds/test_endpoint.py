@@ -164,9 +164,6 @@ async def test_a_service_is_searched_again_15_s_after_the_first_failure(failing:
         assert await read(100, failing) == 2
 
 
-# --- on a machine without a virtual network
-
-
 def test_a_whole_relay_finds_the_service_and_approves_in_the_oldest_version() -> None:
     """`endpoint_namespace` runs it in a network namespace."""
     run_in_namespace("tests.imds.endpoint_namespace")

@@ -226,9 +226,7 @@ async def test_where_it_is_required_404_is_waited_out_for_ever() -> None:
         assert await wait == VM
 
 
-async def test_ten_seconds_of_404_mean_that_there_is_none_where_it_is_not_required(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_ten_seconds_of_404_mean_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
     async with run_server(Answer(b"", 404), ManualClock()) as server:
         assert await discover_from(server, required=False) is None
         span = server.requests[-1].at - server.requests[0].at

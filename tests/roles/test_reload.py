@@ -115,9 +115,7 @@ async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> No
         await eventually(lambda: relay.starts(event) == 1)
 
 
-async def test_a_reload_waits_for_the_answer_to_a_start_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reload_waits_for_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No second one is sent while the first can be executed, however long sinks may still send."""
     monkeypatch.setattr("relay.roles.deciding.DRAIN_TIMEOUT", 0.2)
     rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
@@ -242,9 +240,7 @@ async def connect(settings: BreakingSettings, _clock: object) -> AsyncIterator[B
         raise LookupError("it cannot be ended")
 
 
-async def test_a_sink_that_cannot_be_made_leaves_everything_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bad_sink_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_kind(monkeypatch, connect)
     monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
@@ -412,9 +408,7 @@ async def test_a_relay_that_can_enter_neither_half_ends(
     assert has_ended
 
 
-async def test_what_cannot_begin_leaves_no_listener(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_failed_begin_listens_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Dispatcher._reconcile  # noqa: SLF001  # no other way to make the store refuse it
 
     def fail_with_sinks(dispatcher: Dispatcher, *given: Any) -> Any:
@@ -477,9 +471,7 @@ async def test_settings_that_fail_in_their_own_code_refuse_the_reload_and_not_th
         assert relay.reloader.problem is None
 
 
-async def test_a_reload_does_not_set_the_counter_of_refusals_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reload_resets_no_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To Prometheus a counter that goes back has begun anew, and all of it would be new."""
     monkeypatch.setattr("relay.approvals.engine.MAX_REFUSALS", 1)
     async with inbox() as drain, reloadable_relay(tmp_path, api=api(voter("alice"))) as relay:

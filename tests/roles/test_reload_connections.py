@@ -114,9 +114,7 @@ def reloader(running: RunningRelay, before: Config, after: dict[str, Any]) -> Re
     return Reloader(running, LoadedConfig(before, None), lambda: loaded, SystemClock(), nullcontext)
 
 
-async def test_a_hub_hears_a_new_trust_domain_and_an_agent_changes_its_interval(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_a_hub_and_an_agent_reload_their_own_part(own_broker: Broker, tmp_path: Path) -> None:
     scopes = {"vmss-a-11111111": ["vm-a"], "vmss-a-22222222": ["vm-b"]}
     other = ("vmss-a-22222222", "vm-b")
     narrow = {**DOMAINS[0], "scopes": ["vmss-a-1*"]}

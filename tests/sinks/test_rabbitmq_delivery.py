@@ -34,9 +34,6 @@ async def sink_beside(
         yield bus, beside
 
 
-# --- what arrives
-
-
 async def test_a_consumer_gets_the_very_bytes_and_tags(broker: Reachable, exchange: str) -> None:
     """The CloudEvents SDK reads them, too."""
     event = cloudevent()
@@ -201,9 +198,7 @@ async def test_a_topic_that_is_refused_holds_up_its_own_messages_alone(own_broke
         await delivered(bus, foreign)
 
 
-async def test_one_bad_message_closes_the_channel_and_its_neighbours_are_only_tried_again(
-    own_broker: Broker,
-) -> None:
+async def test_the_neighbours_of_a_bad_message_are_only_tried_again(own_broker: Broker) -> None:
     """Only what is permanent for this message is Rejected, and recovery is quick."""
     bad = cloudevent(data={"description": "x" * 5000})
     good = [cloudevent(data={"n": n}) for n in range(20)]

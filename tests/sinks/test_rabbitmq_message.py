@@ -28,9 +28,6 @@ SMALLEST_FRAME = 4096
 """Bytes, eight of which are not payload: `frame-min-size` of AMQP 0-9-1."""
 
 
-# --- the section
-
-
 def test_the_section_takes_an_exchange_name_and_a_way_to_declare() -> None:
     """What a URL is: tests/amqp/test_broker_url.py."""
     for word in (True, False, "passive"):

@@ -34,9 +34,6 @@ async def stored(url: str, exchange: str) -> list[bytes]:
         return await waiting(await broker_channel.get_queue(exchange))
 
 
-# --- gone
-
-
 async def test_a_broker_that_is_killed_in_the_middle_loses_nothing(own_broker: Broker) -> None:
     """Each event is tried with the same id until it is confirmed. Then all are in the queue."""
     events = [cloudevent(data={"n": n}) for n in range(640)]
@@ -97,9 +94,6 @@ async def test_what_is_sent_while_the_connection_ends_is_sent_again(
             await asyncio.to_thread(own_broker.ctl, *close)
 
 
-# --- standing still
-
-
 async def test_a_broker_that_hangs_is_noticed_by_its_missing_heartbeat(
     own_broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,9 +132,6 @@ async def test_a_late_confirm_is_waited_for_and_nothing_sent_twice(own_broker: B
         assert await stored(own_broker.amqp_url(), "slow") == [event.body]
 
 
-# --- blocking
-
-
 async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_is_over(
     own_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,9 +161,6 @@ async def test_a_broker_under_memory_alarm_defers_and_takes_everything_when_it_i
         await delivered(bus, later)
         broker_channel = await stored(url, "alarmed")
     assert {before.body, later.body} <= set(broker_channel)
-
-
-# --- where it leads
 
 
 async def test_a_changed_url_file_is_used_for_the_next_connection_and_no_password_is_ever_told(

@@ -92,9 +92,7 @@ async def test_a_certificate_of_ones_own_is_shown_and_a_ca_of_ones_own_is_truste
     assert len(receiver.requests) == 1
 
 
-async def test_certificates_are_read_again_when_they_change_and_the_last_ones_hold_meanwhile(
-    tmp_path: Path,
-) -> None:
+async def test_certificates_are_read_again_and_the_last_good_ones_hold(tmp_path: Path) -> None:
     trusted = tmp_path / "ca.pem"
     trusted.write_text(OTHER_CA)
     fields = {"tls": {"ca_file": str(trusted)}, "timeout": "30s"}

@@ -123,9 +123,6 @@ async def test_a_huge_event_that_is_not_read_whole_fails_in_time(behaviour: Beha
             await webhook.deliver(huge)
 
 
-# --- TLS
-
-
 async def test_a_certificate_that_is_not_trusted_or_for_another_name_is_a_failure_that_passes() -> (
     None
 ):
