@@ -32,10 +32,10 @@ from tests.certificates import LOOPBACK
 from tests.cli import test_run
 from tests.cli.command import file_names, run_async, run_process, serve_handler
 from tests.cli.running_relay import running_relay
-from tests.imds.scripted_server import Answer, ReceivedRequest, run_server
+from tests.imds.scripted_server import Answer, run_server
 from tests.journey.relay_process import SECRET
 from tests.rabbitmq import Broker, Reachable
-from tests.sinks.http_receiver import good, listening
+from tests.sinks.http_receiver import Received, good, listening
 
 VM_ID = "02aab8a4-74ef-476e-8182-f6d2ba4166a6"
 INSTANCE = orjson.dumps({"compute": {"vmId": VM_ID, "name": "db-0"}})
@@ -119,7 +119,7 @@ async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Pa
 async def test_the_clock_is_compared_with_the_metadata_services(
     tmp_path: Path, offset: int, state: str
 ) -> None:
-    def answer(_: ReceivedRequest) -> Answer:
+    def answer(_: Received) -> Answer:
         return Answer(
             INSTANCE,
             headers={

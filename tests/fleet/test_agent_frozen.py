@@ -30,9 +30,10 @@ from tests.fleet.hub_side import (
     make_order,
     wait_until_old_enough,
 )
-from tests.imds.scripted_server import EVENT, Answer, ReceivedRequest, run_server
+from tests.imds.scripted_server import EVENT, Answer, run_server
 from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
+from tests.sinks.http_receiver import Received
 
 DOCUMENT = orjson.dumps({"DocumentIncarnation": 1, "Events": [EVENT]})
 INSTANCE = orjson.dumps({"compute": {"vmId": "vm-id", "name": "vm-0"}})
@@ -52,7 +53,7 @@ class Imds:
     starts: list[datetime] = field(default_factory=list)
     reads: int = 0
 
-    def answer(self, request: ReceivedRequest) -> Answer:
+    def answer(self, request: Received) -> Answer:
         now = datetime.now(UTC)
         headers = {"Date": format_datetime(now, usegmt=True)}
         if request.target.startswith("/metadata/instance"):

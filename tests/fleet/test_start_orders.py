@@ -30,7 +30,8 @@ from tests.clocks import ShiftedClock
 from tests.eventually import eventually
 from tests.fleet.hub_side import make_order
 from tests.imds.running_poller import running_poller
-from tests.imds.scripted_server import EVENT, Answer, ReceivedRequest, ScriptedServer, run_server
+from tests.imds.scripted_server import EVENT, Answer, ScriptedServer, run_server
+from tests.sinks.http_receiver import Received
 
 EVENT_ID = str(EVENT["EventId"])
 VM_ID = "5d7b8a9e-0000-4000-8000-00000000c0de"
@@ -62,7 +63,7 @@ class Imds:
         events = [] if self.gone else [self.fields]
         return orjson.dumps({"DocumentIncarnation": 1, "Events": events})
 
-    def answer(self, request: ReceivedRequest) -> Answer:
+    def answer(self, request: Received) -> Answer:
         if request.method == "POST":
             requests = orjson.loads(request.body)["StartRequests"]
             ids = tuple(each["EventId"] for each in requests)

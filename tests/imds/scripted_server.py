@@ -16,7 +16,7 @@ from typing import Any, Literal
 from multidict import CIMultiDict
 
 from relay.clock import Clock, SystemClock
-from tests.sinks.http_receiver import Connection, listening
+from tests.sinks.http_receiver import Connection, Received, listening
 
 EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'
 EVENT: Mapping[str, Any] = {
@@ -30,21 +30,6 @@ EVENT: Mapping[str, Any] = {
     "DurationInSeconds": -1,
 }
 """An event as a document has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedRequest:
-    """A request as it arrived.
-
-    ``at`` is the monotonic time in seconds, ``peer`` the port of the client.
-    """
-
-    method: str
-    target: str
-    headers: CIMultiDict[str]
-    body: bytes
-    at: float
-    peer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +57,7 @@ class Answer:
         return f"HTTP/1.1 {self.status} Reason\r\n{fields}\r\n".encode()
 
 
-Script = Callable[[ReceivedRequest], Answer]
+Script = Callable[[Received], Answer]
 
 
 @dataclass(slots=True)
@@ -82,19 +67,14 @@ class ScriptedServer:
     answer: Answer | Script
     clock: Clock
     """Gives the times of the requests."""
-    requests: list[ReceivedRequest] = field(default_factory=list)
+    requests: list[Received] = field(default_factory=list)
     url: str = ""
 
     async def serve(self, connection: Connection) -> None:
         """Answer the requests of a connection until an answer ends it."""
         answer = Answer()
         while answer.then == "keep":
-            received = await connection.request()
-            method, target, _ = received.line.split(" ")
-            peer = connection.writer.get_extra_info("peername")[1]
-            request = ReceivedRequest(
-                method, target, received.headers, received.body, self.clock.monotonic(), peer
-            )
+            request = await connection.request()
             self.requests.append(request)
             answer = self.answer if isinstance(self.answer, Answer) else self.answer(request)
             await asyncio.sleep(answer.pause)
@@ -123,7 +103,7 @@ async def run_server(
 ) -> AsyncIterator[ScriptedServer]:
     """Serve on a free loopback port until the block ends."""
     server = ScriptedServer(answer or Answer(), clock or SystemClock())
-    async with listening(server.serve) as receiver:
+    async with listening(server.serve, clock=server.clock) as receiver:
         server.url = f"http://127.0.0.1:{receiver.port}"
         yield server
 

@@ -29,11 +29,10 @@ from tests.clocks import NOON, ManualClock
 from tests.imds.scripted_server import (
     EMPTY,
     Answer,
-    ReceivedRequest,
     answers_in_order,
     run_server,
 )
-from tests.sinks.http_receiver import Connection, listening
+from tests.sinks.http_receiver import Connection, Received, listening
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
@@ -263,7 +262,7 @@ async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
             await client.read_document()
 
 
-def spans_of_three(requests: list[ReceivedRequest]) -> list[float]:
+def spans_of_three(requests: list[Received]) -> list[float]:
     """Return the seconds between the arrivals of a call and of the second call after it."""
     arrived = sorted(request.at for request in requests)
     return [later - earlier for earlier, later in zip(arrived, arrived[2:], strict=False)]
@@ -294,7 +293,7 @@ async def test_no_more_than_two_calls_of_any_kind_arrive_in_one_second() -> None
 async def test_a_read_gives_the_time_of_the_service_and_the_moments_before_it_was_asked() -> None:
     clock = ManualClock()
 
-    def answer_later(_: ReceivedRequest) -> Answer:
+    def answer_later(_: Received) -> Answer:
         clock.advance(3)
         return Answer(headers={"Date": "Sat, 11 Apr 2026 12:00:02 GMT"})
 

@@ -14,16 +14,30 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from multidict import CIMultiDict
 from typing_extensions import override
 
+from relay.clock import Clock, SystemClock
 from tests.certificates import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it came over the wire."""
+    """A request as it came over the wire.
+
+    ``at`` is the monotonic time in seconds, ``peer`` the port of the client.
+    """
 
     line: str
     headers: CIMultiDict[str]
     body: bytes
+    at: float
+    peer: int
+
+    @property
+    def method(self) -> str:
+        return self.line.split(" ")[0]
+
+    @property
+    def target(self) -> str:
+        return self.line.split(" ")[1]
 
 
 @dataclass(slots=True)
@@ -42,7 +56,8 @@ class Connection:
         for name, _, value in (text.partition(": ") for text in fields):
             headers.add(name, value)
         body = await self.reader.readexactly(int(headers.get("Content-Length", 0)))
-        received = Received(line, headers, body)
+        peer = self.writer.get_extra_info("peername")[1]
+        received = Received(line, headers, body, self.receiver.clock.monotonic(), peer)
         self.receiver.requests.append(received)
         return received
 
@@ -72,6 +87,7 @@ class Receiver:
     """For behaviours that answer as a test tells them."""
     connections: int = 0
     requests: list[Received] = field(default_factory=list)
+    clock: Clock = field(default_factory=SystemClock)
 
     @property
     def url(self) -> str:
@@ -86,13 +102,14 @@ async def listening(
     tls: bool = False,
     certificate: Path = LOOPBACK,
     client_ca: Path | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Receiver]:
     """A receiver with this behaviour for each connection; what is under way at the end is cut off.
 
     ``certificate`` is a file with certificate and key for TLS. ``client_ca`` must have signed the
     certificates of callers.
     """
-    receiver = Receiver(scheme="https" if tls else "http")
+    receiver = Receiver(scheme="https" if tls else "http", clock=clock or SystemClock())
     serving: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
