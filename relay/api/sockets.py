@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -44,10 +45,10 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for sock in sockets:
             sock.close()
-        raise ConfigError(
-            f"api.listen: expected an address that is free, {host}:{port}: "
-            f"{error.strerror or error}"
-        ) from error
+        expected = f"an address that is free, {host}:{port}: {error.strerror or error}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            expected = f"an address of this machine, no interface has that of {host}:{port}"
+        raise ConfigError(f"api.listen: expected {expected}") from error
     return sockets
 
 

@@ -114,9 +114,10 @@ def main() -> None:
         # A verb returns None. Typer returns the code of an Exit, and 130 after Ctrl-C.
         code = app(prog_name="imds-relay", standalone_mode=False) or EXIT_DONE
     except typer.TyperException as error:
-        problem = error.format_message().rstrip(".")
+        problem = error.format_message().rstrip(".").replace("Value error, ", "")
         end = "" if problem.endswith("?") else "."
-        print_to_stderr(f"imds-relay: {problem}{end} See imds-relay --help")
+        place = getattr(getattr(error, "ctx", None), "command_path", "imds-relay")
+        print_to_stderr(f"imds-relay: {problem}{end} See {place} --help")
         code = EXIT_USAGE
     except (typer.Abort, KeyboardInterrupt):
         code = EXIT_FAILED

@@ -16,6 +16,7 @@ from relay.approvals.request import HOLD_NOTICE
 from relay.cli._options import scope_query
 from relay.cli._output import CommandFailed, format_local_time, pluralize
 from relay.cli.client import Client
+from relay.errors import ConfigError
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import duration_text
 from relay.sentences import join_names, said
@@ -32,8 +33,11 @@ async def find_event(relay: Client, text: str, scope: str | None) -> tuple[str, 
     """Return the EventId that a text is or begins, and the query of a call that names its scope.
 
     Events in the document come before those that ended. Raises CommandFailed if the text begins
-    several EventIds. If the relay knows none, the text is returned: the call about it says so.
+    several EventIds, ConfigError if it is empty. If the relay knows none, the text is returned: the
+    call about it says so.
     """
+    if not text:
+        raise ConfigError("expected an EventId or a beginning of it, got an empty text")
     beginning, _, named = text.rpartition("@") if scope is None and "@" in text else (text, "", "")
     if not beginning or len(beginning) >= _EVENT_ID_LENGTH:
         return text, scope_query(scope)

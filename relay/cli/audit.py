@@ -128,7 +128,8 @@ def _open_journal(
             f"store.path: expected a relay's state file, {path}: it is not there. "
             "Name it with --store FILE, or its configuration with --config FILE"
         )
-    with closing(open_for_reading(path)) as connection:
+    option_name = "store.path" if store is None else "--store"
+    with closing(open_for_reading(path, option_name)) as connection:
         try:
             connection.execute("BEGIN")
             yield connection, path

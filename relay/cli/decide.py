@@ -75,12 +75,12 @@ async def approve(
 
     Shows the event and asks. Where nobody can be asked, --revision or --yes is needed.
     """
+    shown = await get_event(call.relay, event)
     if not (yes or revision or sys.stdin.isatty()):
         raise ConfigError(
             "standard input is no terminal, so nobody can be asked: give --revision for one state "
             "of the event, or --yes for its current state"
         )
-    shown = await get_event(call.relay, event)
     for name, value in event_fields(shown):
         if value is not None:
             print_to_stderr(f"{name:<11} {value}")
@@ -163,7 +163,7 @@ async def release(
         "granted": "released, and granted: rules and votes are satisfied, "
         + answer.get("notice", _FOLLOWS),
         "waiting": f"released and approved, and waiting for {describe_limit_waits(answer)}",
-        "pending": f"released; pending: {answer['votes']} of {answer['required']} votes",
+        "pending": f"released; pending: {vote_count(answer)}",
         "released": "released; nobody has voted",
         "held": f"released; {holders} still holds it. {AZURE_PROCEEDS}",
     }

@@ -20,6 +20,7 @@ import typer
 from aiohttp import web
 
 from relay.app import start_relay
+from relay.cli._events import vote_count
 from relay.cli._options import ListAsJson, argument, option
 from relay.cli._output import CommandFailed, format_local_time, pluralize, print_json, print_lines
 from relay.cli._tables import print_table
@@ -191,10 +192,7 @@ async def _follow_one_event(demo: Demo, azure: Simulator, store: Path, url: str,
         missing = pluralize(approval["missing"], "vote")
         demo.print(f"GET /v1/events/{event_id[:8]}…: {approval['state']}, {missing} missing")
         answer = await decide(relay, event, "approve", reason="drained")
-    demo.print(
-        f"POST /v1/approvals by client:operator: {answer['state']}, "
-        f"{answer['votes']} of {answer['required']} votes"
-    )
+    demo.print(f"POST /v1/approvals by client:operator: {answer['state']}, {vote_count(answer)}")
     if answer["state"] != "granted":
         raise CommandFailed(f"expected the approval to be granted, it is {answer['state']}")
     await demo.wait_for("approval.recorded")

@@ -106,7 +106,8 @@ async def add(
     conditions = {key: values for key, values in lists.items() if values}
     if bool(conditions) == every_event:
         raise ConfigError(
-            "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event"
+            "expected conditions, such as --type Reboot or --resource 'db-*', or --every-event, "
+            f"got {'both' if every_event else 'neither'}"
         )
     times = _times_of_hold(starts, ends, duration)
     hold = await call.relay.post(
@@ -125,7 +126,8 @@ async def add(
 def _times_of_hold(starts: str | None, ends: str | None, lasts: str | None) -> dict[str, str]:
     """Return ``starts`` and ``ends`` of the request. Raises ConfigError."""
     if (ends is None) == (lasts is None):
-        raise ConfigError("expected one of --for and --ends")
+        got = "neither" if ends is None else "both"
+        raise ConfigError(f"expected one of --for and --ends, got {got}")
     first = _parse_time("--starts", starts) if starts is not None else None
     if ends is not None:
         last = _parse_time("--ends", ends)

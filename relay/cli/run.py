@@ -95,13 +95,14 @@ def _run_relay(source: _ConfigSource) -> None:
         os._exit(0)
     except ConfigError as error:
         cause = error.__cause__
-        taken = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-        if not isinstance(cause, OSError) or cause.errno not in taken:
+        remedies = {
+            errno.EADDRINUSE: "Another relay may be running here. If so, choose another address",
+            errno.EADDRNOTAVAIL: "Choose another address, or make sure that the interface is up",
+        }
+        if not isinstance(cause, OSError) or cause.errno not in remedies:
             raise
         # Exit code 1 and not 2, because a service manager may try again.
-        raise CommandFailed(
-            f"{error}. Another relay may be running here. If so, choose another address"
-        ) from error
+        raise CommandFailed(f"{error}. {remedies[cause.errno]}") from error
     except Exception as error:
         if not isinstance(unwrap_exception_group(error), RelayError):
             # The log of a service is the only place where a traceback of a bug can be found.

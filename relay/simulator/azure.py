@@ -158,7 +158,8 @@ class SimulatedAzure(Scope):
             about = f"{kind:<9} {plan.type} {event.event_id} of {machines}"
             if kind in ("scheduled", "updated") and event.status == "Scheduled":
                 not_before = f"{event.not_before:%Y-%m-%d %H:%M:%S} UTC"
-                about += f", not before {not_before}, {plan.source}, {plan.duration} s"
+                takes = "unknown duration" if plan.duration < 0 else f"{plan.duration} s"
+                about += f", not before {not_before}, {plan.source}, {takes}"
             text = f"{about} {text}".rstrip()
         self._report(f"{at:%H:%M:%S} {text}")
         self.wake_waiters()

@@ -178,6 +178,7 @@ def describe_errors(error: ValidationError) -> list[str]:
     for details in error.errors():
         kind, text = details["type"], details["msg"].removeprefix("Value error, ")
         text = text.replace("Input should be ", "expected ", 1)
+        text = text.replace("expected True", "expected true")
         if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             text = "unknown key"
         elif kind == "missing":

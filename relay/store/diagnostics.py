@@ -78,7 +78,9 @@ def _volatile_disk_reason(folder: Path) -> str | None:
 
 def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Finding]:
     if (reason := read_problem(path)) is not None:
-        yield failure("state file", f"{path} cannot be read: {reason}", _USER_REMEDY)
+        is_folder = os.path.isdir(path)  # noqa: PTH112  # Path.is_dir can raise
+        remedy = "name a file in store.path" if is_folder else _USER_REMEDY
+        yield failure("state file", f"{path} cannot be read: {reason}", remedy)
         return
     try:
         with contextlib.closing(open_for_reading(path)) as connection:

@@ -124,13 +124,15 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
     except Exception as error:
         lock.close()
         if isinstance(error, sqlite3.Error | OSError | _UnusableFileError):
+            is_folder = os.path.isdir(path)  # noqa: PTH112  # Path.is_dir can raise
+            problem = "it is a folder" if is_folder else _error_text(error)
             raise StoreError(
-                f"store.path: expected a file that can be written, {path}: {_error_text(error)}"
+                f"store.path: expected a file that can be written, {path}: {problem}"
             ) from error
         raise
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
+def open_for_reading(path: Path, option_name: str = "store.path") -> sqlite3.Connection:
     """Open a read-only connection beside a running relay. Raises StoreError if there is no file."""
     connection = None
     try:
@@ -140,8 +142,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is about a broken schema
         if connection is not None:
             connection.close()
-        reason = read_problem(path) or error
-        raise StoreError(f"store.path: expected a relay's state file, {path}: {reason}") from error
+        problem = f"expected a relay's state file, {path}: {read_problem(path) or error}"
+        raise StoreError(f"{option_name}: {problem}") from error
     return connection
 
 

@@ -213,6 +213,9 @@ async def test_a_copy_is_audited_where_it_lies_without_a_configuration(
     assert f"the chain of {copy} holds: 3 rows" in result.out
     exported = await run_async("audit", "export", "--store", str(copy), "--config", "absent.yaml")
     assert exported.code == 0
+    wrong = await run_async("audit", "--store", str(tmp_path))
+    problem = f"--store: expected a relay's state file, {tmp_path}: Is a directory"
+    assert (wrong.code, wrong.err) == (1, f"imds-relay: {problem}\n")
 
 
 @pytest.mark.parametrize(

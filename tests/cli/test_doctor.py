@@ -398,7 +398,12 @@ PEM = str(LOOPBACK)
             "failed",
             "api.tls: expected a certificate in PEM in /nowhere/a.pem",
         ),
-        ({"listen": "192.0.2.1:8080"}, "listener", "failed", "expected an address that is free"),
+        (
+            {"listen": "192.0.2.1:8080"},
+            "listener",
+            "failed",
+            "expected an address of this machine, no interface has that of 192.0.2.1:8080",
+        ),
     ],
     ids=["certificate", "no certificate", "not our address"],
 )

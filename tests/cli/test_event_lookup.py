@@ -31,6 +31,14 @@ async def test_a_beginning_names_the_event_for_every_verb(tmp_path: Path) -> Non
             assert (answer.code, answer.json["eventId"]) == (0, event.event_id), answer.err
 
 
+async def test_an_empty_text_names_no_event(tmp_path: Path) -> None:
+    async with running_relay(tmp_path, rules=[RULE]) as relay:
+        for verb in ("show", "explain", "hold"):
+            answer = await relay.run(verb, "")
+            problem = "expected an EventId or a beginning of it, got an empty text"
+            assert (answer.code, answer.err) == (2, f"imds-relay: {problem}\n")
+
+
 async def test_a_beginning_of_several_event_ids_names_none(tmp_path: Path) -> None:
     async with running_relay(tmp_path, rules=[RULE]) as relay:
         first = await relay.announce()
@@ -42,6 +50,8 @@ async def test_a_beginning_of_several_event_ids_names_none(tmp_path: Path) -> No
         answer = await relay.run("approve", others[-1].event_id[0], "--yes")
         assert answer.code == 1
         assert f"begins {len(alike)} EventIds" in answer.err
+        unasked = await relay.run("approve", others[-1].event_id[0])
+        assert (unasked.code, unasked.err) == (1, answer.err)
         assert all(each.event_id in answer.err for each in alike)
         assert not relay.azure.start_requests
 

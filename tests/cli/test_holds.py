@@ -86,9 +86,10 @@ async def test_explain_shows_the_runbook_and_when_people_are_reminded(relay: Run
     ("arguments", "problem"),
     [
         (["--for", "1h"], "expected conditions"),
-        (["--type", "Reboot", "--every-event", "--for", "1h"], "expected conditions"),
-        (["--type", "Reboot"], "expected one of --for and --ends"),
-        (["--type", "Reboot", "--for", "1h", "--ends", "2026-01-01"], "expected one of"),
+        (["--for", "1h"], "or --every-event, got neither"),
+        (["--type", "Reboot", "--every-event", "--for", "1h"], "or --every-event, got both"),
+        (["--type", "Reboot"], "expected one of --for and --ends, got neither"),
+        (["--type", "Reboot", "--for", "1h", "--ends", "2026-01-01"], "--ends, got both"),
         (["--type", "Reboot", "--for", "soon"], "--for: expected a duration"),
         (["--type", "Reboot", "--for", "999999999999d"], "--for: expected a time that"),
         (["--type", "Reboot", "--ends", "soon"], "--ends: expected a time"),

@@ -114,6 +114,19 @@ async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(
     assert last.endswith("Another relay may be running here. If so, choose another address")
 
 
+async def test_an_address_that_no_interface_has_exits_with_1_and_a_remedy(
+    azure: Simulator, tmp_path: Path
+) -> None:
+    api = {"listen": "192.0.2.1:8080", "allow_http": True}
+    folder = configured(tmp_path, azure.url, api=api)
+    result = await asyncio.to_thread(run_process, "run", cwd=folder)
+    assert result.code == 1
+    assert result.err.splitlines()[-1] == (
+        "imds-relay: api.listen: expected an address of this machine, no interface has that of "
+        "192.0.2.1:8080. Choose another address, or make sure that the interface is up"
+    )
+
+
 # --- with telemetry.log: json every line is JSON, the last error included
 
 

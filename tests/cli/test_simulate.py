@@ -31,7 +31,7 @@ STEPS = (
     "Azure announces a Reboot of demo-vm, not before",
     "the receiver has event.scheduled, its signature is good",
     ": pending, 1 vote missing",
-    "POST /v1/approvals by client:operator: granted, 1 of 1 votes",
+    "POST /v1/approvals by client:operator: granted, 1 of 1 vote",
     "the receiver has approval.recorded",
     "the receiver has approval.granted",
     "Azure has the StartRequest",

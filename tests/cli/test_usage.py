@@ -81,16 +81,17 @@ def test_the_version_is_printed() -> None:
     ("arguments", "sentence"),
     [
         (("fly",), "No such command 'fly'. See imds-relay --help"),
-        (("events", "--1234567890"), "No such option: --1234567890. See imds-relay --help"),
-        (("show",), "Missing argument 'EVENT'. See imds-relay --help"),
+        (("events", "--1234567890"), "No such option: --1234567890. See imds-relay events --help"),
+        (("show",), "Missing argument 'EVENT'. See imds-relay show --help"),
         (
             ("approvals", "maybe"),
-            "'maybe' is not one of 'on', 'dry-run', 'off'. See imds-relay --help",
+            "'MODE': 'maybe' is not one of 'on', 'dry-run', 'off'. See imds-relay approvals --help",
         ),
-        (("keys", "extra"), "(extra). See imds-relay --help"),
-        (("keys", "--name", "a b"), "got 'a b'. See imds-relay --help"),
+        (("holds", "fly"), "No such command 'fly'. See imds-relay holds --help"),
+        (("keys", "extra"), "(extra). See imds-relay keys --help"),
+        (("keys", "--name", "a b"), "got 'a b'. See imds-relay keys --help"),
     ],
-    ids=["verb", "option", "missing argument", "mode", "extra argument", "client name"],
+    ids=["verb", "option", "missing argument", "mode", "verb of a verb", "extra", "client name"],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(
     arguments: tuple[str, ...], sentence: str

@@ -72,6 +72,7 @@ async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
         ),
         (STEPS + "  - after: 5s", "steps[0]: expected exactly one of schedule, start"),
         (STEPS + "  - {say: hello, disable: true}", "got disable and say"),
+        (STEPS + "  - disable: false", "steps[0].disable: expected true, got False"),
         (
             STEPS + "  - {at: 5s, after: 5s, say: hello}",
             "steps[0]: expected at alone, or after and when",
@@ -139,6 +140,7 @@ async def test_a_playbook_can_go_round_and_round(tmp_path: Path) -> None:
         playing = asyncio.create_task(play_playbook(sim, playbook))
         await sim.wait_until(lambda: sum("scheduled" in line for line in lines) > 2, within=60)
         assert not playing.done()
+        assert lines[0].endswith(", Platform, unknown duration")
         playing.cancel()
         await asyncio.wait({playing})
 

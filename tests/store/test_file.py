@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from relay.errors import StoreError
-from relay.store import StateFileScopeAndVm
+from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.chain import verify_journal
+from relay.store.diagnostics import diagnose
 from relay.store.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
 from relay.store.journal import Journal
 from relay.store.transaction import Transaction
@@ -458,6 +459,18 @@ def test_a_reader_sees_a_running_relay_and_cannot_write(tmp_path: Path) -> None:
                 reader.execute("DELETE FROM meta")
     with contextlib.closing(open_for_reading(path)) as reader:  # and when it is not running
         assert verify_journal(reader)[1] == 1
+
+
+def test_a_folder_in_the_place_of_the_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "relay.db").mkdir()
+    with pytest.raises(StoreError, match=r"store\.path: .*relay\.db: it is a folder"):
+        open_state_file(tmp_path / "relay.db", IDENTITY, NOW)
+    (finding,) = (
+        each
+        for each in diagnose(StoreSettings(path=tmp_path / "relay.db"), scope=None, vm_id=None)
+        if each.subject == "state file"
+    )
+    assert finding.remedy == "name a file in store.path"
 
 
 @pytest.mark.parametrize("content", [None, b"no database at all" * 99, b""])
