@@ -55,7 +55,8 @@ async def test_what_is_broken_comes_first_with_its_reason(page: Page, quiet: Run
     await expect(health.locator("li").first).to_contain_text("Broker bus failing")
     await expect(health).to_contain_text("The broker does not answer: 10.0.0.4:5671")
     await expect(health).to_contain_text("Sink ops paused")
-    await expect(health.locator("li.warn")).to_contain_text(["Sink ops", "Sinks 1 of 2", "Approvals"])
+    doubts = health.locator("li.warn")
+    await expect(doubts).to_contain_text(["Sink ops", "Sinks 1 of 2", "Approvals"])
     await expect(health).to_contain_text("Approvals dry run: nothing is started")
     quiet.azure.lost, link.is_connected = True, False
     quiet.azure.clock_offset = -95.0
