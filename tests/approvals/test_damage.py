@@ -172,6 +172,19 @@ def test_a_hold_whose_rows_are_removed_while_the_relay_runs_holds_the_event_that
     assert approvals.claim() == []
 
 
+def test_a_hold_that_is_cut_off_the_end_of_the_journal_holds(approvals: ApprovalFile) -> None:
+    """The relay remembers what it committed: the rows that are left are a chain without it."""
+    approvals.hold_ahead(match={"resources": ["nobody"]})
+    approvals.record_document(USER_REBOOT)
+    approvals.submit("hold", "eve", USER_REBOOT)
+    by_hand_running(
+        approvals,
+        "DELETE FROM journal WHERE position >= "
+        "(SELECT max(position) FROM journal WHERE kind = 'approval.recorded')",
+    )
+    assert approvals.claim() == []
+
+
 @pytest.mark.parametrize(
     "change",
     [

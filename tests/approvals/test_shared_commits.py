@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import threading
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from relay.approvals import ClaimedGrant
 from relay.store import StoreSettings
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
-from tests.approvals.builders import REDEPLOY, USER_REBOOT, build_event, one_rule
-from tests.approvals.running_gate import GateHarness, running_gate
+from tests.approvals.builders import (
+    REDEPLOY,
+    USER_REBOOT,
+    ApprovalFile,
+    build_event,
+    build_request,
+    one_rule,
+    open_grants,
+)
+from tests.approvals.running_gate import running_gate
+from tests.clocks import NOON
 from tests.eventually import eventually
-
-
-def prune(harness: GateHarness) -> asyncio.Future[object]:
-    return harness.store.submit(
-        lambda tx: prune_all_tables(tx, StoreSettings(), harness.clock.now())
-    )
 
 
 def spoil(tx: Transaction, rows: str) -> None:
@@ -35,50 +39,39 @@ def spoil(tx: Transaction, rows: str) -> None:
     tx.approvals.look_again()
 
 
-async def test_a_hold_whose_row_is_removed_while_the_relay_runs_still_holds(
-    tmp_path: Path,
-) -> None:
-    """The relay remembers what it committed: the rows that are left are a chain without it."""
-    async with running_gate(tmp_path) as harness:
-        assert (await harness.hold_ahead(match={"resources": ["nobody"]})).accepted
-        await harness.record_document(USER_REBOOT)
-        harness.azure.may_read.clear()
-        await harness.wait_for_events("approval.granted")
-        assert (await harness.submit("hold", "alice", USER_REBOOT)).accepted
-        await harness.settle()
-        with contextlib.closing(sqlite3.connect(harness.path)) as file:
-            file.execute("DROP TRIGGER journal_is_pruned_behind_a_checkpoint")
-            file.execute(
-                "DELETE FROM journal WHERE position >= "
-                "(SELECT max(position) FROM journal WHERE kind = 'approval.recorded')"
-            )
-            file.commit()
-        harness.azure.may_read.set()
-        for _ in range(5):
-            await harness.settle()
-            harness.clock.advance(1)
-        assert harness.azure.sent == []
+def prune(tx: Transaction) -> int:
+    """Forget all that is over, and return how many rows of the journal went."""
+    settings = StoreSettings(retain=0.0, audit_retain=0.0)
+    return prune_all_tables(tx, settings, NOON + timedelta(seconds=60))[0]
 
 
-async def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
-    tmp_path: Path,
+def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
+    approvals: ApprovalFile,
 ) -> None:
-    async with running_gate(tmp_path, USER_REBOOT) as harness:
-        await harness.wait_for_events("startrequest.accepted")
-        may_go_on = threading.Event()
-        harness.store.submit(lambda _: may_go_on.wait(30))
-        await eventually(lambda: harness.store._jobs.qsize() == 0)  # noqa: SLF001
-        harness.store.submit(lambda tx: tx.approvals.open_grants())
-        prune(harness)
-        vote = asyncio.create_task(harness.submit("approve", "alice", USER_REBOOT))
-        await asyncio.sleep(0)
-        may_go_on.set()
-        await vote
-        for _ in range(5):
-            await harness.settle()
-            harness.clock.advance(1)
-        assert len(harness.azure.sent) == 1
-        assert harness.kinds().count("approval.granted") == 1
+    approvals.record_document(USER_REBOOT)
+    approvals.accept(approvals.claim())
+
+    def share_commit(tx: Transaction) -> None:
+        tx.approvals.open_grants()
+        prune(tx)
+        approvals.engine.decide(tx, build_request(of=USER_REBOOT))
+
+    approvals.transact(share_commit)
+    assert len(approvals.events("approval.granted")) == 1
+
+
+def test_a_claim_that_shares_a_commit_with_pruning_obeys_a_standing_hold(
+    approvals: ApprovalFile,
+) -> None:
+    approvals.record_document(build_event("E-9", event_type="Freeze"))
+    approvals.record_document(USER_REBOOT)
+    approvals.hold_ahead()
+
+    def share_commit(tx: Transaction) -> list[ClaimedGrant | None]:
+        assert prune(tx) > 0
+        return [approvals.engine.claim_grant(tx, grant, NOON) for grant in open_grants(tx)]
+
+    assert approvals.transact(share_commit) == [None]
 
 
 async def test_a_start_request_is_in_flight_until_its_answer_though_an_error_repeats_a_commit(
@@ -111,30 +104,6 @@ async def test_a_start_request_is_in_flight_until_its_answer_though_an_error_rep
         assert (await hold).status == 409
         await harness.settle()
         assert harness.kinds()[-2:] == ["approval.refused", "startrequest.accepted"]
-
-
-async def test_a_claim_that_shares_a_commit_with_pruning_obeys_a_standing_hold(
-    tmp_path: Path,
-) -> None:
-    async with running_gate(tmp_path, REDEPLOY) as harness:
-        harness.azure.may_read.clear()
-        may_go_on = threading.Event()
-
-        def prune_with_claim() -> None:
-            harness.azure.after_read = lambda: None
-            harness.store.submit(lambda _: may_go_on.wait(30))
-            prune(harness)
-            asyncio.get_running_loop().call_later(0.05, may_go_on.set)
-
-        harness.azure.after_read = prune_with_claim
-        assert (await harness.submit("approve", "alice", REDEPLOY)).accepted
-        await eventually(lambda: harness.azure.reads == 1)
-        await harness.hold_ahead()
-        harness.azure.may_read.set()
-        await eventually(may_go_on.is_set)
-        await harness.settle()
-        assert harness.azure.sent == []
-        assert "claim" not in harness.kinds()
 
 
 async def test_damage_of_standing_holds_ends_the_reads_before_a_start_request(
