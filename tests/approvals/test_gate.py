@@ -140,17 +140,6 @@ async def test_200_concurrent_copies_of_one_approval_are_one_start_request(
 # --- tell_first
 
 
-async def test_tell_first_ends_when_every_notice_is_delivered(tmp_path: Path) -> None:
-    async with running_gate(tmp_path, USER_REBOOT, sinks=("bus", "hook")) as harness:
-        await harness.wait_for_events("approval.granted")
-        harness.clock.advance(0.05)
-        await harness.settle()
-        assert harness.azure.sent == []
-        await harness.deliver_everything()
-        harness.clock.advance(0.05)
-        await harness.wait_for_events("startrequest.accepted")
-
-
 @pytest.mark.parametrize("seconds", [0, 60, -3600], ids=["right", "ahead", "back"])
 async def test_notices_have_tell_first_to_get_out_by_the_monotonic_clock(
     tmp_path: Path, seconds: float

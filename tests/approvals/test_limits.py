@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals import ApprovalsSettings
-from relay.approvals.engine import ApprovalEngine
 from relay.approvals.limits import (
     NEVER,
     Limit,
@@ -26,7 +24,6 @@ from relay.errors import SourceUnavailable
 from relay.events.build import common_event_data
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import (
-    ORIGIN,
     ApprovalFile,
     build_event,
     build_occurrence,
@@ -406,39 +403,7 @@ def test_a_share_counts_the_machines_that_match() -> None:
     assert count_selected_machines(limit, machines) == 2
 
 
-def test_a_share_is_one_of_what_the_counter_says(tmp_path: Path) -> None:
-    with approvals_with(tmp_path, DATABASES | {"max": "10%"}) as approvals:
-        counted: list[str] = []
-
-        def count(limit: Limit) -> int:
-            counted.append(limit.name)
-            return 20
-
-        approvals.engine = ApprovalEngine(
-            approvals.settings,
-            ORIGIN,
-            client_resources={"client:alice": None},
-            count_machines=count,
-        )
-        approvals.record_document(A, B, C)
-        assert decide(approvals, "approve", "alice", of=A) == "granted"
-        assert decide(approvals, "approve", "alice", of=B) == "granted"
-        assert decide(approvals, "approve", "alice", of=C) == "waiting"
-        assert approvals.status("C").waiting_for[0].slots == 2
-        assert set(counted) == {"databases"}
-
-
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "0%", "101%", "1", "ten", "10 %", None])
 def test_a_limit_needs_a_number_or_a_share(wrong: object) -> None:
     with pytest.raises(ValidationError, match="a number of machines such as 1, or a share"):
         Limit.model_validate({"name": "x", "max": wrong})
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "problem"),
-    [("db", "db", "duplicate name: db"), ("db", "DB", "expected names that differ")],
-)
-def test_limits_have_names_of_their_own(one: str, other: str, problem: str) -> None:
-    limits = [{"name": name, "max": 1} for name in (one, other)]
-    with pytest.raises(ValidationError, match=rf"limits\[1\].name: {problem}"):
-        ApprovalsSettings.model_validate({"limits": limits})

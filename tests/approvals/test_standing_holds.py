@@ -21,7 +21,6 @@ from tests.approvals.builders import (
     ApprovalFile,
     build_caller,
     build_event,
-    decide,
     one_rule,
 )
 from tests.approvals.running_gate import running_gate
@@ -234,17 +233,6 @@ def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> Non
 
 
 # --- what the answers say
-
-
-def test_a_release_says_whose_standing_hold_is_left(approvals: ApprovalFile) -> None:
-    approvals.hold_ahead()
-    approvals.record_document(REBOOT)
-    answer = approvals.submit("release", "alice")
-    assert answer.status == 409
-    assert "of client:eve until 2026-04-11T12:10:00Z" in answer.body["detail"]
-    assert "Azure proceeds at NotBefore regardless" in answer.body["detail"]
-    approvals.submit("hold", "alice")
-    assert decide(approvals, "release", "alice") == "held"
 
 
 def test_every_text_about_a_standing_hold_says_that_azure_proceeds(

@@ -217,6 +217,8 @@ async def test_more_known_machines_make_more_slots_after_a_wake(tmp_path: Path) 
     async with running_gate(tmp_path, settings=settings, count_machines=count) as harness:
         await harness.record_document(A, B)
         await harness.wait_for_start_requests(1)
+        (wait,) = (await harness.submit(of=A)).body["waitingFor"]
+        assert (wait["max"], wait["machines"]) == (1, ["db-2"])
         known = 20
         harness.gate.wake()
         await eventually(lambda: len(harness.azure.sent) == 2)
