@@ -65,9 +65,9 @@ async def diagnose(
                 remedy = "this is normal on a simulator; on Azure check source.url"
                 findings.append(warning(subject, "it has no instance metadata (404)", remedy))
             else:
-                remedy = (
-                    "this must run on an Azure VM, and nothing may block the way to that address"
-                )
+                remedy = "the relay tries again; if it goes on, check source.url"
+                if error.status is None:  # nobody answered
+                    remedy = "this must run on an Azure VM, and nothing may block the way there"
                 findings.append(failure(subject, error.reason, remedy))
         else:
             message = f"this is VM {instance.name}, vmId {instance.vm_id}"

@@ -108,7 +108,17 @@ async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Pa
     lines = {line.split()[0] for line in result.out.splitlines() if line}
     assert {"ok", "warning", "failed"} <= lines
     assert NO_RULE_FOR_USER_EVENTS in result.out
-    assert "Remedy: this must run on an Azure VM" in result.out
+    assert "Remedy: this must run on an Azure VM, and nothing may block the way there" in result.out
+
+
+async def test_a_metadata_service_that_answers_with_an_error_has_a_remedy_of_its_own(
+    tmp_path: Path,
+) -> None:
+    async with run_server(Answer(b"", status=500)) as server:
+        code, findings = await examined(configured(tmp_path, server.url))
+    (finding,) = findings[f"metadata service {server.url}"]
+    assert (code, finding["state"], "500" in finding["said"]) == (1, "failed", True)
+    assert finding["remedy"] == "the relay tries again; if it goes on, check source.url"
 
 
 @pytest.mark.parametrize(
