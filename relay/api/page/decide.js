@@ -163,7 +163,6 @@ function showOutcome(answer) {
   const title = h("h2", { id: "decide-title", tabindex: "-1" }, heading);
   dialog.replaceChildren(h("div", { role: "status" }, title, h("p", {}, text),
     answer.notice ? h("p", {}, sentence(answer.notice)) : null,
-    isDryRun() ? h("p", {}, "Approvals are a dry run: no StartRequest is sent.") : null,
     h("p", { class: "actions" }, h("button", { type: "button", on: { click: () => dialog.close() } }, "Close"))));
   title.focus();
 }

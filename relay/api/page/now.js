@@ -65,7 +65,7 @@ export function renderNow(view) {
   moreLive.textContent = `${rest} later ones`;
   view.querySelector("#standing").hidden = !state.standingHolds.length;
   showItems(view.querySelector("#standing-holds"), state.standingHolds.map(hold => ({ ...hold, may: mayOperate() })), hold => hold.holdId, renderStandingHold);
-  const ended = (state.recent ?? []).toSorted((one, other) => Date.parse(other.lastChanged) - Date.parse(one.lastChanged));
+  const ended = [...state.recent ?? []].sort((one, other) => Date.parse(other.lastChanged) - Date.parse(one.lastChanged));
   showItems(view.querySelector("#recent"), ended, item => `${item.scope}/${item.eventId}/${item.occurrence}`, renderEnded);
   view.querySelector("#recent-empty").hidden = state.recent === null || state.recent.length > 0;
   view.querySelector("#more-recent").hidden = !state.recentNext;
