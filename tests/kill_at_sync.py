@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
+import pytest
+
+needs_strace = pytest.mark.skipif(
+    shutil.which("strace") is None, reason="strace fails or kills at an exact system call"
+)
+
 
 def killed_at_sync(number: int) -> tuple[str, ...]:
     """Return what to put before a command, so that its nth sync kills it."""

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -47,7 +47,7 @@ Whatever `rabbitmq_` does not begin is a library and stays.
 
 BOOT_SECONDS = 120.0
 CONNECT_SECONDS = 30.0
-STOP_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 
 NODE = 'epmd & exec "$0"'
 """The node and an epmd of its own."""
@@ -174,7 +174,7 @@ class Broker:
             start_new_session=True,
         )
         deadline = time.monotonic() + BOOT_SECONDS
-        while not (self.answers() and self._accepts_tls()):
+        while not (self.answers() and _listens(self.tls_port)):  # RabbitMQ 4 opens TLS last
             if not self.running or time.monotonic() > deadline:
                 self._end(signal.SIGKILL)
                 raise RuntimeError(
@@ -191,14 +191,6 @@ class Broker:
                 return connection.recv(1) == b"\x01"  # a method frame: Connection.Start
         except OSError:
             return False
-
-    def _accepts_tls(self) -> bool:
-        """Whether the TLS listener is open. RabbitMQ 4 opens it after the plain one."""
-        try:
-            socket.create_connection(("127.0.0.1", self.tls_port), timeout=0.5).close()
-        except OSError:
-            return False
-        return True
 
     def stop(self) -> None:
         """Shut the node down in order, as a service manager does: clients are told, data stays."""
@@ -220,11 +212,8 @@ class Broker:
         """Stop the processes of the node (SIGSTOP): connections stay open, nobody answers."""
         self._signal(signal.SIGSTOP)
         self._frozen = True
-        deadline = time.monotonic() + STOP_SECONDS
-        while self._works():  # a signal needs a moment to reach every thread
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the node still works {STOP_SECONDS:.0f} s after SIGSTOP")
-            time.sleep(0.002)
+        # A signal needs a moment to reach every thread.
+        _wait_until(lambda: not self._works(), "the node works no more after SIGSTOP")
 
     def thaw(self) -> None:
         if self._frozen:
@@ -321,28 +310,18 @@ class Broker:
             )
         return done.stdout.removeprefix("{ok, ").removesuffix("}")
 
-    def add_user(
-        self,
-        name: str,
-        password: str,
-        *,
-        configure: str = ".*",
-        write: str = ".*",
-        read: str = ".*",
-    ) -> None:
-        """Create or change a user. The rights in the virtual host `/` are regular expressions."""
-        self.define(
-            {
-                "users": [{"name": name, "password": password, "tags": ""}],
-                "permissions": [_rights(name, configure, write, read)],
-            }
-        )
+    def add_user(self, name: str, password: str, *, tags: str = "", **rights: str) -> None:
+        """Create or change a user. The rights in the virtual host `/` are regular expressions.
 
-    def set_permissions(
-        self, name: str, *, configure: str = ".*", write: str = ".*", read: str = ".*"
-    ) -> None:
+        ``rights``: configure, write and read, where they are not everything.
+        """
+        self.define({"users": [{"name": name, "password": password, "tags": tags}]})
+        self.set_permissions(name, **rights)
+
+    def set_permissions(self, name: str, **rights: str) -> None:
         """Replace the rights of a user in the virtual host `/`."""
-        self.define({"permissions": [_rights(name, configure, write, read)]})
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        self.define({"permissions": [{"user": name, "vhost": "/", **everything, **rights}]})
 
     def define(self, definitions: Mapping[str, Any]) -> None:
         """Import definitions, users with plain passwords among them."""
@@ -365,11 +344,8 @@ class Broker:
         self.evaluate(
             f"vm_memory_monitor:set_vm_memory_high_watermark({'0.0000001' if on else '0.6'})."
         )
-        deadline = time.monotonic() + BOOT_SECONDS
-        while self.alarmed() != on:  # RabbitMQ 4.3 raises it a moment later
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the memory alarm did not become {on}")
-            time.sleep(0.05)
+        # RabbitMQ 4.3 raises it a moment later.
+        _wait_until(lambda: self.alarmed() == on, f"the memory alarm is {on}")
 
     def alarmed(self) -> bool:
         return "memory" in self.evaluate("rabbit_alarm:get_alarms().")
@@ -394,17 +370,12 @@ class Broker:
             return
         if process.poll() is None:
             os.killpg(process.pid, number)
-        process.wait(timeout=STOP_SECONDS)
+        process.wait(timeout=WAIT_SECONDS)
         with guard:
             guard.kill()
         self._frozen = False
-        deadline = time.monotonic() + STOP_SECONDS
-        while self._listens():  # the script may be gone an instant before the virtual machine
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"port {self.port} still listens {STOP_SECONDS:.0f} s after the node ended"
-                )
-            time.sleep(0.01)
+        # The script may be gone an instant before the virtual machine.
+        _wait_until(lambda: not _listens(self.port), f"port {self.port} listens no more")
 
     def _works(self) -> bool:
         """Whether a thread of the node is neither stopped nor gone, as far as this system tells."""
@@ -417,10 +388,6 @@ class Broker:
                 return True
         return False
 
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
 
 def _few_plugins(installed: Path, directory: Path) -> Path:
     """Return a new folder in `directory` with links to `PLUGINS` and to the libraries."""
@@ -432,6 +399,14 @@ def _few_plugins(installed: Path, directory: Path) -> Path:
     return folder
 
 
-def _rights(user: str, configure: str, write: str, read: str) -> dict[str, str]:
-    """The rights of a user in the virtual host `/`, as definitions hold them."""
-    return {"user": user, "vhost": "/", "configure": configure, "write": write, "read": read}
+def _wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected that {what}, it is not so after {WAIT_SECONDS:.0f} s")
+        time.sleep(0.01)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

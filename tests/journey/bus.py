@@ -42,20 +42,8 @@ _numbers = itertools.count()
 
 def define_users(broker: Broker) -> None:
     """Make the users, with every right that the broker itself can give."""
-    everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
-    broker.define(
-        {
-            "users": [
-                {
-                    "name": user,
-                    "password": user,
-                    "tags": "impersonator" if user == "pretender" else "",
-                }
-                for user in USERS
-            ],
-            "permissions": [{"user": user, **everything} for user in USERS],
-        }
-    )
+    for user in USERS:
+        broker.add_user(user, user, tags="impersonator" if user == "pretender" else "")
 
 
 def unused_exchange(prefix: str = "journey") -> str:

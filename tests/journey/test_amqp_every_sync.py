@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -14,16 +13,12 @@ from pathlib import Path
 import pytest
 
 from relay.simulator import VM, Setup, Simulator
-from tests.depth import CHAOS
+from tests.depth import CHAOS, depth
 from tests.eventually import eventually
 from tests.journey.bus import Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import RelayProcess, relay
-from tests.kill_at_sync import killed_at_sync
+from tests.kill_at_sync import killed_at_sync, needs_strace
 from tests.rabbitmq import Broker
-
-needs_strace = pytest.mark.skipif(
-    shutil.which("strace") is None, reason="strace kills at an exact system call"
-)
 
 
 async def story(broker: Broker, folder: Path, sync: int) -> bool:
@@ -52,10 +47,7 @@ async def story(broker: Broker, folder: Path, sync: int) -> bool:
         next_life.cancel()
         await eventually(system.is_idle, every=0.1)
         for name in ("approval.recorded", "approval.granted"):
-            assert (
-                len({event_json["id"] for event_json in bus.events_of_type(name, event, "once")})
-                == 1
-            )
+            assert len({told["id"] for told in bus.events_of_type(name, event, "once")}) == 1
         assert not bus.dead_letters
         assert 1 <= system.starts(event) <= 1 + died
     return died
@@ -69,23 +61,13 @@ async def _next_life(process: RelayProcess) -> None:
 
 
 @needs_strace
-@pytest.mark.skipif(CHAOS, reason="every sync is tried")
-async def test_killed_at_the_sync_of_the_decision_a_message_counts_once(
+@pytest.mark.timeout(depth(1200, 60))
+async def test_killed_at_a_sync_of_the_path_a_message_counts_once(
     own_broker: Broker, tmp_path: Path
 ) -> None:
+    """At every single one, until one life gets through: then there was no further sync."""
     define_users(own_broker)
-    assert await story(own_broker, tmp_path / "relay", 4)
-
-
-@needs_strace
-@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
-@pytest.mark.timeout(1200)
-async def test_killed_at_every_single_sync_of_the_path_a_message_counts_once(
-    own_broker: Broker, tmp_path: Path
-) -> None:
-    """Until one life gets through: then there was no further sync on the path."""
-    define_users(own_broker)
-    for sync in count(1):
+    for sync in count(1) if CHAOS else (4,):
         if not await story(own_broker, tmp_path / f"{sync}", sync):
             print(f"syncs of the path: {sync - 1}")  # noqa: T201  # a number for pytest -s
             assert sync > 4

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import shutil
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -22,10 +21,10 @@ import pytest
 from relay.errors import StoreError
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.store.chain import JournalRow
-from tests.depth import CHAOS
+from tests.depth import CHAOS, depth
 from tests.eventually import eventually
 from tests.journey.relay_process import RelayProcess, client, relay
-from tests.kill_at_sync import killed_at_sync
+from tests.kill_at_sync import killed_at_sync, needs_strace
 
 RULE = {
     "name": "two",
@@ -188,38 +187,21 @@ async def kill_and_restart(
         return True
 
 
-needs_strace = pytest.mark.skipif(
-    shutil.which("strace") is None,
-    reason="strace kills at an exact system call; another test kills at any time",
-)
-
-
 @needs_strace
-@pytest.mark.skipif(CHAOS, reason="make chaos-tests kills at every sync")
-@pytest.mark.parametrize("sync", [3, 4])
-async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing(
-    tmp_path: Path, sync: int
-) -> None:
-    """Event, two votes, claim and answer are five writes, each after the one before it."""
-    assert await kill_and_restart(
-        tmp_path / "relay", prefix=killed_at_sync(sync), changes=sync == 3
-    )
-
-
-@needs_strace
-@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(depth(1200, 180))
 @pytest.mark.parametrize("changes", [False, True], ids=["the event stays", "the event changes"])
-async def test_a_kill_at_each_sync_sends_nothing_without_a_quorum_and_loses_nothing(
+async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing(
     tmp_path: Path, changes: bool
 ) -> None:
-    """The test ends when a relay is not killed: then there was no further sync."""
-    for sync in count(1):
-        if not await kill_and_restart(
-            tmp_path / f"{sync}", prefix=killed_at_sync(sync), changes=changes
-        ):
+    """Event, two votes, claim and answer are five writes, each after the one before it.
+
+    At each, until a relay is not killed: then there was no further sync.
+    """
+    for sync in count(1) if CHAOS else (3 if changes else 4,):
+        prefix = killed_at_sync(sync)
+        if not await kill_and_restart(tmp_path / f"{sync}", prefix=prefix, changes=changes):
             print(f"syncs of the path: {sync - 1}")  # noqa: T201  # shown by pytest -s
-            assert sync > 5  # event, two votes, claim and answer
+            assert sync > 5
             return
 
 

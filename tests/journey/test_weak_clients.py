@@ -202,13 +202,8 @@ def define_weak_clients(node: Broker) -> list[tuple[WeakClient, dict[str, Any]]]
     """
     found = []
     names = [f"{kind}-{number}" for number in range(4) for kind in ("reader", "outsider")]
-    everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
-    node.define(
-        {
-            "users": [{"name": name, "password": name, "tags": ""} for name in (*names, "honest")],
-            "permissions": [{"user": name, **everything} for name in (*names, "honest")],
-        }
-    )
+    for name in (*names, "honest"):
+        node.add_user(name, name)
     for number, name in enumerate(names):
         secret = f"{CLIENT_SECRET[:-3]}{number}o="
         weak = WeakClient(

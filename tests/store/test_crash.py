@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.store.chain import verify_journal
-from tests.kill_at_sync import killed_at_sync
+from tests.kill_at_sync import killed_at_sync, needs_strace
 from tests.store.open_store import open_file_in
 
 RECORDING = (sys.executable, "-m", "tests.store.record_until_killed")
@@ -45,10 +44,7 @@ def count_acknowledged(folder: Path, output: list[str]) -> int:
     return len(acknowledged)
 
 
-@pytest.mark.skipif(
-    shutil.which("strace") is None,
-    reason="strace kills at an exact system call; kills at any time are tried in any case",
-)
+@needs_strace  # kills at any time are tried in any case
 @pytest.mark.parametrize(
     ("begun", "sync"),
     [

@@ -26,6 +26,7 @@ from relay.store.file import SCHEMA_VERSION, lock_path, open_for_reading, open_s
 from relay.store.journal import Journal
 from relay.store.transaction import Transaction
 from tests.depth import depth
+from tests.kill_at_sync import needs_strace
 from tests.store.open_store import (
     IDENTITY,
     NOW,
@@ -430,7 +431,7 @@ def test_what_cannot_be_opened_says_so(tmp_path: Path, place: str) -> None:
         open_state_file(path, IDENTITY, NOW)
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace lets reads fail")
+@needs_strace
 @pytest.mark.parametrize("read", [5, 8, 12, 20, 30])
 def test_a_sound_file_is_kept_though_its_disk_fails_for_a_moment(tmp_path: Path, read: int) -> None:
     """SQLite says of a page that it could not read that the file is malformed."""
