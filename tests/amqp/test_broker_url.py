@@ -80,10 +80,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_being_shown(text: str) -> 
     ],
 )
 def test_a_metadata_address_is_refused_before_it_is_dialled(hosts: str) -> None:
-    """Each of several hosts, in any notation.
-
-    See docs/guarantees.md#metadata-addresses-are-never-dialed.
-    """
+    """Each host, in any notation (docs/guarantees.md#metadata-addresses-are-never-dialed)."""
     with pytest.raises(
         ValueError, match="expected a broker's address, got a metadata or host address"
     ):

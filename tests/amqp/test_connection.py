@@ -114,10 +114,7 @@ async def _mute(greeted: list[bytes]) -> AsyncIterator[str]:
 
 
 async def test_a_cancellation_nobody_asked_for_does_not_end_connecting(broker: Reachable) -> None:
-    """In a task group, such a task would end without a report.
-
-    See docs/protocol.md#a-library-cancels-publishers.
-    """
+    """A task group would not report its end (docs/protocol.md#a-library-cancels-publishers)."""
     failures: list[Deferred] = []
 
     async def struck(_: GuardedConnection) -> NoReturn:
@@ -310,9 +307,6 @@ async def test_a_missing_file_is_named(own_broker: Broker, secure: str, option: 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "168.63.129.16", "[::ffff:169.254.169.254]"])
 async def test_a_metadata_address_is_never_dialled(host: str) -> None:
-    """The configuration refuses literals; this is where a name leads.
-
-    See docs/guarantees.md#metadata-addresses-are-never-dialed.
-    """
+    """This is where a name leads (docs/guarantees.md#metadata-addresses-are-never-dialed)."""
     (reason,) = await failure_reasons((URL(f"amqp://guest:guest@{host}/"),))
     assert "metadata or host address" in reason

@@ -21,7 +21,6 @@ from relay.sinks import Receipt, Sink, SinkSettings
 from relay.store import StoreSettings
 from relay.store.deliveries import DeliverySummary
 from relay.store.sqlite import Store, open_store
-from relay.store.transaction import Transaction
 from tests.builders import cloudevent
 from tests.clocks import ManualClock
 from tests.store.open_store import IDENTITY
@@ -164,7 +163,7 @@ class RunningDispatcher:
         """Wait until everything that happens by itself has happened."""
         for _ in range(4):
             self.dispatcher.submit()
-            await self.store.read(_nothing)
+            await self.store.read(lambda _: None)
             # A store that is fast answers in fewer turns of the loop than a worker needs.
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -172,10 +171,6 @@ class RunningDispatcher:
     async def forward(self, seconds: float) -> None:
         assert isinstance(self.clock, ManualClock)
         await self.clock.forward(seconds, self.settle)
-
-
-def _nothing(_: Transaction) -> None:
-    return
 
 
 @asynccontextmanager

@@ -118,10 +118,7 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_path: Path) -> None:
-    """A library cancels its publishers when the connection dies.
-
-    See docs/protocol.md#a-library-cancels-publishers.
-    """
+    """A library does so when it dies (docs/protocol.md#a-library-cancels-publishers)."""
     lost = asyncio.CancelledError()
     far = ScriptedSink(gives(lost, lost, Receipt()))
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
@@ -134,10 +131,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_pat
 
 
 async def test_while_it_fails_one_is_tried_then_the_backlog_goes_in_order(tmp_path: Path) -> None:
-    """The pauses have grown long by then, and no entry waits for its own.
-
-    See docs/protocol.md#a-backlog-goes-out-at-once.
-    """
+    """No entry waits for its own long pause (docs/protocol.md#a-backlog-goes-out-at-once)."""
     far, other = ScriptedSink(refuses, longest_pause=0.3), ScriptedSink()
     async with running_dispatcher(tmp_path, {"bus": far, "chat": other}) as relay:
         names = ("event.scheduled", "event.updated", "event.started")
@@ -165,10 +159,7 @@ async def test_while_it_fails_one_is_tried_then_the_backlog_goes_in_order(tmp_pa
 
 
 async def test_a_receiver_that_is_gone_disables_the_sink_until_it_resumes(tmp_path: Path) -> None:
-    """410: reported once to the other sinks, however many were under way.
-
-    See docs/protocol.md#410-ends-a-subscription.
-    """
+    """410 is told once, however many were under way (docs/protocol.md#410-ends-a-subscription)."""
     all_there = asyncio.Event()
 
     async def gone(_: CloudEvent) -> Receipt:

@@ -59,10 +59,7 @@ async def test_a_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
 
 
 async def test_a_newer_state_replaces_queued_ones_where_stale_is_drop(tmp_path: Path) -> None:
-    """For people; programs get the whole history.
-
-    See docs/protocol.md#people-want-the-newest-state.
-    """
+    """Programs get the whole history (docs/protocol.md#people-want-the-newest-state)."""
     chat, bus = ScriptedSink(), ScriptedSink()
     async with running_dispatcher(
         tmp_path, {"chat": chat, "bus": bus}, chat={"stale": "drop"}

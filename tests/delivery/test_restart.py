@@ -12,8 +12,6 @@ from relay.delivery.dispatcher import Dispatcher
 from relay.errors import Deferred, Rejected, StoreUnavailable
 from relay.events.cloudevent import CloudEvent, event_name
 from relay.sinks import Receipt, SinkSettings
-from relay.store import StoreSettings
-from relay.store.sqlite import open_store
 from tests.builders import DATA, cloudevent
 from tests.delivery.running_dispatcher import (
     ScriptedSink,
@@ -23,7 +21,13 @@ from tests.delivery.running_dispatcher import (
     running_dispatcher,
 )
 from tests.eventually import eventually
-from tests.store.open_store import IDENTITY, NOW, add_occurrence, connection_of, end_occurrence
+from tests.store.open_store import (
+    NOW,
+    add_occurrence,
+    connection_of,
+    end_occurrence,
+    open_store_in,
+)
 
 
 async def test_what_was_not_settled_goes_out_again_with_its_ids_in_order(tmp_path: Path) -> None:
@@ -187,9 +191,7 @@ async def test_what_is_recorded_during_the_start_is_sent_once(tmp_path: Path) ->
     """A chat sink refreshes messages once connected, which is before the dispatcher starts."""
     far, clock = ScriptedSink(accepts, concurrency=3), SystemClock()
     settings = SinkSettings(kind="test", name="bus")
-    async with open_store(
-        StoreSettings(path=tmp_path / "relay.db"), IDENTITY, clock, lambda _: ("bus",)
-    ) as store:
+    async with open_store_in(tmp_path) as store:
         dispatcher = Dispatcher({"bus": (settings, far)}, store, clock, lambda *_, **__: None)
         starting = asyncio.create_task(dispatcher.begin())
         told: list[str] = []

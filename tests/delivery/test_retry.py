@@ -105,10 +105,7 @@ def test_ten_minutes_of_notice_begin_with_quick_tries() -> None:
 def test_what_was_refused_is_tried_slowly_while_notbefore_is_ahead(
     seconds_left: float, age: float, tries: int, jitter: float
 ) -> None:
-    """A person must correct something, and often does within minutes.
-
-    See docs/protocol.md#which-statuses-pass-by-themselves.
-    """
+    """A person must correct something (docs/protocol.md#which-statuses-pass-by-themselves)."""
     seconds = pause("slow", seconds_left=seconds_left, age=age, tries=tries, jitter=jitter)
     assert seconds <= 60
     assert seconds >= 50 or seconds >= seconds_left - 2

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import SystemClock
 from relay.delivery.result_recording import FULL_BATCH, ResultRecorder
 from relay.delivery.worker import MAX_OPEN_DELIVERIES
 from relay.errors import StoreUnavailable
-from relay.store import Attempt, StoreSettings
-from relay.store.sqlite import Store, Work, open_store
+from relay.store import Attempt
+from relay.store.sqlite import Store, Work
 from relay.store.transaction import Transaction
 from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import ScriptedSink, hangs, running_dispatcher
 from tests.eventually import eventually
-from tests.store.open_store import IDENTITY, NOW, connection_of, numbered_event, read_column
+from tests.store.open_store import NOW, connection_of, numbered_event, open_store_in, read_column
 
 EVENTS = 4 * MAX_OPEN_DELIVERIES
 CONCURRENCY = 3
@@ -107,8 +106,7 @@ NEVER = 86400.0
 @asynccontextmanager
 async def store_with_entries(folder: Path) -> AsyncIterator[tuple[Store, list[str]]]:
     """Yield a store with its entries, and the commits that follow."""
-    settings = StoreSettings(path=folder / "relay.db")
-    async with open_store(settings, IDENTITY, SystemClock(), lambda _: ["bus"]) as store:
+    async with open_store_in(folder) as store:
         events = [(numbered_event(number), None) for number in range(2 * FULL_BATCH)]
         await store.transact(lambda tx: tx.record_all(events, NOW))
         commits: list[str] = []

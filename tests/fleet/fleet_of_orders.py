@@ -219,16 +219,16 @@ class Fleet:
         self.answer(agent, result)
         if agent.mode == "twice":
             other: StartOutcome = "stale" if result.result == "accepted" else "accepted"
-            self.answer(agent, build_result(sent.order, other))
+            self.answer(agent, result_of(sent.order, other))
 
     def _execute(self, agent: FakeAgent, sent: PublishedOrder) -> StartResult:
         """Do what an agent does, which never sends a StartRequest after the deadline."""
         order = sent.order
         sent.done = True
         if agent.mode == "liar":
-            return build_result(order, "accepted")
+            return result_of(order, "accepted")
         if agent.mode == "stale" or self.azure_now() >= order.deadline:
-            return build_result(order, "stale")
+            return result_of(order, "stale")
         event = self.documents[agent.scope].get(order.event_id.lower())
         if (
             agent.mode == "blind"
@@ -236,14 +236,14 @@ class Fleet:
             or event.revision != order.revision
             or event.is_started
         ):
-            return build_result(order, "changed")
+            return result_of(order, "changed")
         for other in self._others(sent):
             assert not self.is_executable(other), "two orders at the same time"
         self.posts.append(Post(agent.scope, agent.relay, event.event_id))
         if self.status == 200 and self.starts_events:
             self.start_event(agent.scope, event.event_id)
         outcomes: dict[int, StartOutcome] = {200: "accepted", 400: "refused"}
-        return build_result(order, outcomes.get(self.status, "failed"), self.status or None)
+        return result_of(order, outcomes.get(self.status, "failed"), self.status or None)
 
     def start_event(self, scope: str, event_id: str) -> None:
         key = event_id.lower()
@@ -276,9 +276,7 @@ class Fleet:
             self.send_pulse(agent)
 
 
-def build_result(
-    order: StartOrder, outcome: StartOutcome, status: int | None = None
-) -> StartResult:
+def result_of(order: StartOrder, outcome: StartOutcome, status: int | None = None) -> StartResult:
     return StartResult(
         grant=order.grant,
         attempt=order.attempt,

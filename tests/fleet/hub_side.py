@@ -202,12 +202,11 @@ async def carry_out(hub: HubSide, order: StartOrder, relay: str = "vm-0") -> Sta
 
 async def wait_until_old_enough(hub: HubSide, relay: str = "vm-0") -> None:
     """Wait until the agent carries out orders: not before it has run for a while."""
-
-    async def is_ready() -> bool:
-        result = await carry_out(hub, make_order("no-such-event", "none"), relay)
-        return result.result == "changed"
-
-    await eventually(is_ready, every=0.5)
+    await eventually(
+        lambda: carry_out(hub, make_order("no-such-event", "none"), relay),
+        lambda result: result.result == "changed",
+        every=0.5,
+    )
 
 
 @asynccontextmanager

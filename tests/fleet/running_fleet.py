@@ -138,14 +138,12 @@ class RunningFleet:
             "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
         }
 
-    async def start_plain_relay(
-        self, stack: AsyncExitStack, scope: str, vm: str, url: str
-    ) -> RunningRelay:
+    async def start_plain_relay(self, stack: AsyncExitStack, scope: str, vm: str, url: str) -> None:
         """Start a relay without a fleet on the state file of a VM's agent; it tells a webhook."""
         document = self.agent_document(scope, vm)
         document |= {"fleet": None, "sinks": [webhook(url)], "approvals": {"enabled": False}}
         config = Config.model_validate(document)
-        return await stack.enter_async_context(start_relay(config, SystemClock()))
+        await stack.enter_async_context(start_relay(config, SystemClock()))
 
     async def wait_until_reported(self) -> None:
         """Wait until every agent has told the hub what it knows, and the hub has read it."""

@@ -106,18 +106,17 @@ async def published(link: AgentLink, *, times: int = 1) -> None:
 
 async def failure_of(link: AgentLink, part: str) -> Deferred:
     """Publish until it fails with these words, and return the failure."""
-    failures: list[Deferred] = []
 
-    async def fails() -> bool:
+    async def failure() -> Deferred | None:
         try:
             await link.publish(cloudevent(), KEY)
         except Deferred as error:
-            failures.append(error)
-            return part in error.reason
-        return False
+            return error if part in error.reason else None
+        return None
 
-    await eventually(fails)
-    return failures[-1]
+    found = await eventually(failure)
+    assert found is not None
+    return found
 
 
 async def connections(broker: Broker) -> list[str]:

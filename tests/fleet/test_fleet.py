@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,8 @@ async def test_an_order_for_an_agent_that_is_gone_goes_to_the_next_agent_at_once
         event = azure.schedule(Plan(resources=vms))  # both report it, as it names both
         await eventually(lambda: fleet.told(event.event_id) == ["event.scheduled"])
         key = f"{event.event_id.lower()}@{SCOPE}"
-
-        async def show_both() -> bool:
-            return len(await hub.store.read(lambda tx: tx.fleet.sightings([key]))) == 2
-
-        await eventually(show_both)
+        seen = partial(hub.store.read, lambda tx: tx.fleet.sightings([key]))
+        await eventually(seen, lambda rows: len(rows) == 2)
         assert hub.roster is not None
         chosen, other = sorted(hub.roster, key=lambda agent: agent.candidate_rank)
         await fleet.stop_agent(SCOPE, chosen.relay)

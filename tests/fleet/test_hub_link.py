@@ -47,9 +47,7 @@ def ignore(name: str, reason: str, *, sink: str | None = None, count: int = 1) -
     """Take any event of the relay."""
 
 
-def make_link(
-    url: str, exchange: str, handler: Handler, saved: Sequence[bool] = (True,)
-) -> HubLink:
+def link_to(url: str, exchange: str, handler: Handler, saved: Sequence[bool] = (True,)) -> HubLink:
     return HubLink(
         hub_settings(url, exchange),
         HUB,
@@ -66,7 +64,7 @@ async def connected(
     broker: Broker, exchange: str, handler: Handler, *, saved: Sequence[bool] = (True,)
 ) -> AsyncIterator[HubLink]:
     """Run a link until the end of the block, from when it is connected."""
-    link = make_link(broker.amqp_url(HUB_USER), exchange, handler, saved)
+    link = link_to(broker.amqp_url(HUB_USER), exchange, handler, saved)
     async with BackgroundTasks(link.run()):
         await link.wait_for_first_connection()
         yield link
@@ -152,6 +150,6 @@ async def test_a_hub_that_lost_its_channel_meanwhile_acknowledges_nothing_and_go
 
 async def test_a_hub_counts_each_failed_connection_in_a_row() -> None:
     """As docs/metrics.md says; it was never connected."""
-    link = make_link(f"amqp://hub:hub@127.0.0.1:{reserve(1)[0]}/", "nowhere", Handler())
+    link = link_to(f"amqp://hub:hub@127.0.0.1:{reserve(1)[0]}/", "nowhere", Handler())
     async with BackgroundTasks(link.run()):
         await eventually(lambda: link.failures >= 2)

@@ -14,7 +14,7 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.start_orders import SETTLED_AFTER
 from tests.approvals.builders import open_grants
 from tests.clocks import ManualClock
-from tests.fleet.fleet_of_orders import Fleet, Hub, build_result, running_hub, user_event
+from tests.fleet.fleet_of_orders import Fleet, Hub, result_of, running_hub, user_event
 
 EVENT = user_event()
 
@@ -210,10 +210,10 @@ async def test_only_the_agent_that_got_an_order_can_answer_it_and_no_other(tmp_p
         await show_event(hub)
         (sent,) = hub.fleet.orders
         for name in ("a/vm-2", "b/vm-1", "b/vm-1"):
-            hub.fleet.answer(hub.fleet.agent(name), build_result(sent.order, "accepted"))
+            hub.fleet.answer(hub.fleet.agent(name), result_of(sent.order, "accepted"))
         for change in ({"attempt": 2}, {"grant": sent.order.grant + 1}):
             other = sent.order.model_copy(update=change)
-            hub.fleet.answer(hub.fleet.agent("a/vm-1"), build_result(other, "accepted"))
+            hub.fleet.answer(hub.fleet.agent("a/vm-1"), result_of(other, "accepted"))
         await hub.settle()
         assert hub.event_names() == []
         hub.fleet.wake_up(hub.fleet.agent("a/vm-1"))

@@ -1,7 +1,4 @@
-"""Many agents of one scope: each change is told once, as a relay alone would have told it.
-
-`make chaos-tests` runs 50 agents, `make test` eight.
-"""
+"""Agents of a scope tell each change once, as one relay: 50 for `make chaos-tests`, else eight."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A fleet whose hub is killed again and again.
-
-`make chaos-tests` kills it 50 times, `make test` once.
-"""
+"""The hub of a fleet is killed: `make chaos-tests` kills it 50 times, `make test` once."""
 
 from __future__ import annotations
 

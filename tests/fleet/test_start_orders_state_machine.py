@@ -26,7 +26,7 @@ from tests.approvals.builders import open_grants
 from tests.clocks import NOON, ManualClock
 from tests.conftest import DebugLoop
 from tests.depth import depth
-from tests.fleet.fleet_of_orders import Fleet, Hub, Mode, build_result, running_hub, user_event
+from tests.fleet.fleet_of_orders import Fleet, Hub, Mode, result_of, running_hub, user_event
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
 _AGENTS = ["a/vm-1", "a/vm-2", "a/vm-3", "b/vm-1", "b/vm-2"]
@@ -169,7 +169,7 @@ class Orders(RuleBasedStateMachine):
             if (sent.scope, sent.agent) == (agent.scope, agent.relay):
                 sent.done = True  # by its own word, it does nothing any more
                 agent.pending = [each for each in agent.pending if each is not sent]
-            self.fleet.answer(agent, build_result(sent.order, outcome))
+            self.fleet.answer(agent, result_of(sent.order, outcome))
 
     @rule(names=st.sets(_agent))
     def pulses(self, names: set[str]) -> None:

@@ -63,10 +63,7 @@ async def failure_of(answer: Answer, *, timeout: float = 60.0) -> SourceError:  
 
 
 async def test_every_call_says_metadata_true_and_nothing_that_azure_refuses() -> None:
-    """Without `Metadata: true`, or with X-Forwarded-For, IMDS answers 400.
-
-    See docs/protocol.md#no-proxies.
-    """
+    """Else, or with X-Forwarded-For, IMDS answers 400 (docs/protocol.md#no-proxies)."""
     async with run_server() as server, client_of(server.url) as client:
         await client.read_document()
         await client.send_start_request("A")

@@ -142,10 +142,7 @@ def test_a_scope_is_always_what_is_documented_and_knows_no_case(instance: Instan
     ],
 )
 def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(resource: str) -> None:
-    """`set_18` in Resources while the host is called `set00000i`.
-
-    See docs/protocol.md#names-of-resources.
-    """
+    """`set_18` in Resources is host `set00000i` (docs/protocol.md#names-of-resources)."""
     assert names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
 
 

@@ -1,7 +1,4 @@
-"""The poller over loopback, with every fault of the simulator.
-
-Tests that would wait for long advance a manual clock.
-"""
+"""The poller over loopback, with every fault of the simulator and a manual clock."""
 
 from __future__ import annotations
 
@@ -89,10 +86,7 @@ async def rig(
     last_read: datetime | None = None,
     api_version: str = NEWEST_API_VERSION,
 ) -> AsyncIterator[Rig]:
-    """Run a poller on a store in a folder. A call times out after ``timeout`` of real time.
-
-    Only the tests of a hanging call wait for that.
-    """
+    """Run a poller on a store in a folder. Only a call that hangs waits for ``timeout``."""
     times = {"interval": interval, "timeout": timeout, "first_timeout": timeout}
     source = SourceSettings.model_validate({"url": url, "api_version": api_version, **times})
     reports: list[tuple[str, str]] = []

@@ -25,6 +25,8 @@ from tests.journey.relay_process import KEY, after_polls, client, inbox, name_of
 from tests.roles.reloadable_relay import reloadable_relay, voter
 
 AUTOMATIC = {"name": "all", "approve": "automatic"}
+AT_ONCE = {"tell_first": "0s", "rules": [AUTOMATIC]}
+TOLD_FIRST = {"tell_first": "100s", "rules": [AUTOMATIC]}
 OPERATOR = client("operator")
 
 
@@ -61,10 +63,9 @@ class Box:
 
 
 async def test_a_grant_of_a_rule_that_is_gone_is_not_sent(tmp_path: Path) -> None:
-    rules = {"tell_first": "100s", "rules": [AUTOMATIC]}
     async with (
         inbox() as drain,
-        reloadable_relay(tmp_path, sinks=[webhook(drain.url)], approvals=rules) as relay,
+        reloadable_relay(tmp_path, sinks=[webhook(drain.url)], approvals=TOLD_FIRST) as relay,
     ):
         drain.status = 503  # so the StartRequest waits for the notice
         event = relay.reboot()
@@ -77,7 +78,7 @@ async def test_a_grant_of_a_rule_that_is_gone_is_not_sent(tmp_path: Path) -> Non
         assert relay.starts(event) == 0
 
         # With the rule again, the event is granted again, and started once.
-        await relay.reload(approvals={"tell_first": "0s", "rules": [AUTOMATIC]})
+        await relay.reload(approvals=AT_ONCE)
         await eventually(lambda: relay.starts(event) == 1)
         assert len(await relay.told("approval.granted")) == 2
         await eventually(lambda: _has(relay.told("startrequest.accepted"), 1))
@@ -89,8 +90,7 @@ async def test_a_new_rule_grants_what_waits_once_new_sinks_know_of_it(tmp_path: 
         late.status = 503
         event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "none"))
-        rules = {"tell_first": "100s", "rules": [AUTOMATIC]}
-        await relay.reload(sinks=[webhook(late.url)], approvals=rules)
+        await relay.reload(sinks=[webhook(late.url)], approvals=TOLD_FIRST)
         await eventually(lambda: _is(relay.state(event), "granted"))
         await after_polls(relay.azure)
         assert relay.starts(event) == 0, "the new sink was not told first"
@@ -101,25 +101,23 @@ async def test_a_new_rule_grants_what_waits_once_new_sinks_know_of_it(tmp_path: 
 
 
 async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> None:
-    rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
-    async with reloadable_relay(tmp_path, approvals=rules) as relay:
-        await relay.reload(approvals={**rules, "enabled": False})
+    async with reloadable_relay(tmp_path, approvals=AT_ONCE) as relay:
+        await relay.reload(approvals={**AT_ONCE, "enabled": False})
         event = relay.reboot()
         await eventually(lambda: _is(relay.state(event), "none"))
-        await relay.reload(approvals={**rules, "dry_run": True})
+        await relay.reload(approvals={**AT_ONCE, "dry_run": True})
         await eventually(lambda: _is(relay.state(event), "granted"))
         await after_polls(relay.azure)
         assert relay.starts(event) == 0
         assert not await relay.told("approval.granted")
-        await relay.reload(approvals=rules)
+        await relay.reload(approvals=AT_ONCE)
         await eventually(lambda: relay.starts(event) == 1)
 
 
 async def test_a_reload_waits_for_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No second one is sent while the first can be executed, however long sinks may still send."""
     monkeypatch.setattr("relay.roles.deciding.DRAIN_TIMEOUT", 0.2)
-    rules = {"tell_first": "0s", "rules": [AUTOMATIC]}
-    async with inbox() as drain, reloadable_relay(tmp_path, approvals=rules) as relay:
+    async with inbox() as drain, reloadable_relay(tmp_path, approvals=AT_ONCE) as relay:
         relay.azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
         event = relay.reboot()
         await eventually(lambda: _has(relay.told("approval.granted"), 1))

@@ -78,10 +78,7 @@ async def test_what_no_queue_wants_waits_as_unrouted(broker: Reachable, exchange
 async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_per_key(
     broker: Reachable, exchange: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exchange that others made, without an alternate exchange.
-
-    See docs/protocol.md#the-alternate-exchange.
-    """
+    """Others made the exchange without it (docs/protocol.md#the-alternate-exchange)."""
     async with sink_beside(broker, exchange, declare=False) as (bus, broker_channel):
         await broker_channel.declare_exchange(exchange, "topic", durable=True)
         first = await delivered(bus, cloudevent())

@@ -81,11 +81,7 @@ def test_a_routing_key_is_four_plain_words_that_fit(name: str, eventtype: str, s
 
 
 def test_a_message_asks_for_nothing_that_a_consumer_or_broker_could_trip_over() -> None:
-    """No reply_to (docs/protocol.md#no-reply_to), no priority, no user_id or expiration.
-
-    A broker could close the channel for the last two, see
-    docs/protocol.md#one-bad-publish-closes-the-channel.
-    """
+    """See docs/protocol.md#no-reply_to and #one-bad-publish-closes-the-channel."""
     message = message_properties(cloudevent())
     asked = (message.reply_to, message.user_id, message.expiration, message.priority)
     assert asked == (None, None, None, None)
@@ -96,10 +92,7 @@ def test_a_message_about_the_relay_has_no_correlation_id() -> None:
 
 
 def test_copies_that_are_too_long_for_their_place_are_left_out() -> None:
-    """The body has everything; such a header can be binary to AMQP 1.0 readers.
-
-    See docs/protocol.md#headers-of-256-bytes.
-    """
+    """To AMQP 1.0 readers they can be binary (docs/protocol.md#headers-of-256-bytes)."""
     event = cloudevent(subject="å" * 128)
     message = message_properties(event)
     assert message.correlation_id is None
