@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ import orjson
 from aiohttp import web
 from standardwebhooks import Webhook
 
-from relay.simulator import Event, Simulator
+from relay.simulator import VM, Event, Setup, Simulator
 from relay.store.chain import JournalRow
 from tests.eventually import eventually
 from tests.forked_relay import Process, start_relay
@@ -255,6 +255,22 @@ async def relay(
     finally:
         if process.process is not None:
             await process.kill()
+
+
+@asynccontextmanager
+async def told_relay(
+    directory: Path, *, machines: Sequence[str] = ("vm-0",), **document: Any
+) -> AsyncIterator[tuple[Inbox, Simulator, RelayProcess]]:
+    """Start a relay with a receiver and a simulated Azure; ``document`` are more sections."""
+    async with inbox() as receiver, Simulator(Setup(vms=tuple(map(VM, machines)))) as sim:
+        usual = {
+            "source": {"url": sim.url, "interval": "500ms"},
+            "sinks": [webhook(receiver.url)],
+            "api": {"clients": [client(secrets=[CLIENT_SECRET])]},
+        }
+        async with relay(directory, usual | document) as process:
+            await process.start()
+            yield receiver, sim, process
 
 
 def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:

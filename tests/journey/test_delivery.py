@@ -12,7 +12,7 @@ import orjson
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.depth import depth
 from tests.eventually import eventually
-from tests.journey.relay_process import Inbox, inbox, name_of, relay, webhook
+from tests.journey.relay_process import Inbox, inbox, name_of, relay, told_relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
@@ -131,37 +131,24 @@ async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(
 
 async def test_what_ended_while_the_relay_was_down_is_told_without_a_guess(tmp_path: Path) -> None:
     """The previous document comes from the store; nobody watched, so the outcome is unknown."""
-    async with (
-        inbox() as box,
-        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(
-            tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}
-        ) as process,
-    ):
-        await process.start()
+    async with told_relay(tmp_path) as (box, sim, process):
         event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
         await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled"])
         await process.kill()
         sim.cancel(event)
         await process.start()
         await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled", "event.ended"])
-        assert (box.events[-1]["data"]["outcome"], box.events[-1]["data"]["evidence"]) == (
-            "unknown",
-            "none",
-        )
+        ended = box.events[-1]["data"]
+        assert (ended["outcome"], ended["evidence"]) == ("unknown", "none")
 
 
 async def test_sigterm_ends_it_within_ten_seconds_though_a_receiver_hangs(tmp_path: Path) -> None:
     """An undelivered event waits in the store. The next start sends it under the same id."""
-    async with inbox() as box, Simulator(Setup(vms=(VM("vm-0"),))) as sim:
+    async with told_relay(tmp_path) as (box, sim, process):
         box.status = 503
-        async with relay(
-            tmp_path / "relay", {"source": {"url": sim.url}, "sinks": [webhook(box.url)]}
-        ) as process:
-            await process.start()
-            event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
-            await eventually(lambda: "takes nothing" in process.log)
-            assert await process.stop() == 0
-            box.status = 204
-            await process.start()
-            await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled"])
+        event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
+        await eventually(lambda: "takes nothing" in process.log)
+        assert await process.stop() == 0
+        box.status = 204
+        await process.start()
+        await eventually(lambda: box.types_of(event.event_id) == ["event.scheduled"])

@@ -99,11 +99,8 @@ async def _call(
         "Idempotency-Key": f"{voter}-{body['revision']}" if body else "none",
     }
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
-            session.request(method, process.url + path, json=body, headers=headers) as answer,
-        ):
-            return answer.status, await answer.json()
+        async with asyncio.timeout(30):
+            return await process.call(method, path, body, headers)
     except (aiohttp.ClientError, TimeoutError):
         return 0, None
 

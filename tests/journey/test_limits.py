@@ -6,39 +6,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator import Plan
 from tests.eventually import eventually
-from tests.journey.relay_process import client, inbox, relay, webhook
+from tests.journey.relay_process import told_relay
 
 REST = 1.5
 RULE = {"name": "reboots", "approve": {"votes": 1, "from": ["client:drain"]}}
 LIMIT = {"name": "databases", "match": {"resources": ["db-*"]}, "max": 1, "rest": f"{REST}s"}
-
-
-def _document(sim: Simulator, *sinks: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "source": {"url": sim.url, "interval": "500ms"},
-        "sinks": list(sinks),
-        "approvals": {"rules": [RULE], "limits": [LIMIT]},
-        "api": {"clients": [client()]},
-    }
+APPROVALS = {"rules": [RULE], "limits": [LIMIT]}
+MACHINES = ("db-0", "db-1", "db-2")
 
 
 async def test_three_approved_machines_go_one_after_the_other(tmp_path: Path) -> None:
     """The relay is killed and started again while two of them wait."""
-    machines = tuple(VM(f"db-{number}") for number in range(3))
-    async with (
-        inbox() as receiver,
-        Simulator(Setup(vms=machines)) as sim,
-        relay(tmp_path, _document(sim, webhook(receiver.url))) as process,
+    async with told_relay(tmp_path, machines=MACHINES, approvals=APPROVALS) as (
+        receiver,
+        sim,
+        process,
     ):
-        await process.start()
         # The last machine has the earliest NotBefore.
         events = [
-            sim.schedule(
-                Plan(type="Reboot", resources=(f"db-{number}",), notice=900.0 - number, lasts=None)
-            )
-            for number in range(3)
+            sim.schedule(Plan(type="Reboot", resources=(name,), notice=900.0 - number, lasts=None))
+            for number, name in enumerate(MACHINES)
         ]
         busy = sim.schedule(Plan(type="Reboot", resources=("db-0",), started=True, lasts=None))
         await eventually(lambda: "event.started" in receiver.types_of(busy.event_id))

@@ -49,12 +49,13 @@ Disk = SmallDisk | LimitedDisk
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[SmallDisk]:
+def small_disk(folder: Path, size: str = "1m") -> Iterator[SmallDisk]:
     """Mount one at a new folder, with room for a small state file."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root; others limit the size of files")
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", folder], check=True)
+    options = f"size={size},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
     try:
         yield SmallDisk(folder)
     finally:
