@@ -43,9 +43,9 @@ async def story(broker: Broker, folder: Path, sync: int) -> bool:
         event, decision = await system.schedule_reboot()
         await bus.send(decision, "once")
         await bus.wait_for_event("startrequest.accepted", event)
+        await eventually(system.is_idle, every=0.1)
         died = next_life.done()
         next_life.cancel()
-        await eventually(system.is_idle, every=0.1)
         for name in ("approval.recorded", "approval.granted"):
             assert len({told["id"] for told in bus.events_of_type(name, event, "once")}) == 1
         assert not bus.dead_letters

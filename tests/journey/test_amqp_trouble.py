@@ -26,7 +26,6 @@ from relay.roles.deciding import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
 from tests.background_tasks import BackgroundTasks
-from tests.counting_proxy import counting_proxy
 from tests.eventually import eventually
 from tests.journey.bus import (
     SCOPE,
@@ -37,7 +36,7 @@ from tests.journey.bus import (
     running_system,
     unused_exchange,
 )
-from tests.journey.relay_process import after_polls, relay
+from tests.journey.relay_process import after_polls
 from tests.rabbitmq import Broker
 from tests.store.conftest import LimitedDisk
 
@@ -69,42 +68,8 @@ def log_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-# --- the relay dies
-
-
-async def test_killed_between_decision_and_acknowledgement_it_decides_once(
-    node: Broker, tmp_path: Path
-) -> None:
-    """The restarted relay gets the message again, knows the decision, and acknowledges it."""
-    bus = Bus(node, unused_exchange())
-    async with AsyncExitStack() as stack:
-        proxy, url = await stack.enter_async_context(counting_proxy(node.amqp_url()))
-        sim = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
-        document = relay_document(node, bus.exchange, url=url) | {"source": {"url": sim.url}}
-        document["api"] = {"clients": document["api"]["clients"]}
-        process = await stack.enter_async_context(relay(tmp_path / "relay", document))
-        await process.start()
-        await eventually(lambda: "messages are taken" in process.log)
-        await bus.listen(stack)
-        system = System(sim, bus)
-        event, decision = await system.schedule_reboot()
-        proxy.to_host.clear()
-        await bus.send(decision, "once")
-        await bus.wait_for_event("approval.recorded", event, "once")
-        await process.kill()
-        proxy.cut()
-        await eventually(bus.holds_one, every=0.1)
-        proxy.to_host.set()
-        await process.start()
-        await eventually(system.is_idle, every=0.1)
-        foreign, other = await system.schedule_reboot(resources=("db-7",))
-        await bus.send(other, "next")
-        await bus.wait_for_event("approval.refused", foreign, "next")
-        for name in ("approval.recorded", "approval.granted"):
-            assert len({item["id"] for item in bus.events_of_type(name, event)}) == 1, (
-                "what was told and not marked so is told again"
-            )
-        assert not bus.dead_letters
+def buried(system: System) -> list[str | None]:
+    return [message.message_id for message in system.bus.dead_letters]
 
 
 # --- it cannot decide
@@ -226,47 +191,31 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
     assert asked == [name for name in sent for _ in range(4)]
 
 
-async def test_an_event_whose_rows_are_damaged_keeps_no_decision_about_another_waiting(
-    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_what_nobody_can_decide_buries_the_message_that_met_it_and_no_other(
+    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can decide about it. The message is buried, and its log line names the row."""
+    """An error in our own code, which the log has with its traceback, and rows that are damaged.
+
+    Back in the queue, the message would block the others.
+    """
     async with running_system(node, tmp_path) as system:
         _, damaged = await system.schedule_reboot()
-        event, decision = await system.schedule_reboot()
+        with monkeypatch.context() as broken:
+            broken.setattr(ApprovalEngine, "decide", lambda *_: 1 / 0)
+            await system.bus.send(damaged, "cursed")
+            await eventually(lambda: buried(system) == ["cursed"])
         await system.bus.send({**damaged, "decision": "hold"}, "held", user="holder")
         await system.bus.wait_for_event("approval.recorded", cause="held")
-        key = damaged["eventId"].lower()
         await system.running.relay.store.transact(
             lambda tx: tx.journal.append_non_event_row(
-                datetime.now(UTC), "approval.recorded", {}, event_key=key
+                datetime.now(UTC), "approval.recorded", {}, event_key=damaged["eventId"].lower()
             )
         )
         await system.bus.send(damaged, "about the damaged one")
-        await system.bus.send({**decision, "decision": "hold"}, "about another", user="holder")
-        await system.bus.wait_for_event("approval.recorded", event, "about another")
-        await eventually(
-            lambda: (
-                [each.message_id for each in system.bus.dead_letters] == ["about the damaged one"]
-            )
-        )
-    assert 'was dead-lettered: "journal: the row at position' in caplog.text
-
-
-async def test_an_error_in_our_own_code_buries_the_message_that_met_it_and_no_other(
-    node: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Back in the queue it would block the others. The log has the traceback."""
-    async with running_system(node, tmp_path) as system:
-        with monkeypatch.context() as broken:
-            broken.setattr(ApprovalEngine, "decide", lambda *_: 1 / 0)
-            await system.bus.send(
-                {"eventId": "x", "decision": "approve", "revision": "r"}, "cursed"
-            )
-            await eventually(
-                lambda: [item.message_id for item in system.bus.dead_letters] == ["cursed"]
-            )
         await approve(system, "blessed")
+        await eventually(lambda: buried(system) == ["cursed", "about the damaged one"])
     assert "ZeroDivisionError" in caplog.text
+    assert 'was dead-lettered: "journal: the row at position' in caplog.text
 
 
 # --- the broker
@@ -363,6 +312,4 @@ async def test_passive_names_what_it_sees_is_missing_and_needs_no_right_but_to_r
             await system.bus.listen(stack)
             await approve(system, "least")
             await system.bus.send(b"no json", "buried")
-            await eventually(
-                lambda: [item.message_id for item in system.bus.dead_letters] == ["buried"]
-            )
+            await eventually(lambda: buried(system) == ["buried"])
