@@ -118,7 +118,7 @@ async def test_an_error_in_a_sinks_own_code_is_tried_five_times_with_one_traceba
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(tmp_path: Path) -> None:
-    """A library does so when it dies (docs/protocol.md#a-library-cancels-publishers)."""
+    """A library cancels its publishers (docs/protocol.md#a-library-cancels-publishers)."""
     lost = asyncio.CancelledError()
     far = ScriptedSink(gives(lost, lost, Receipt()))
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:

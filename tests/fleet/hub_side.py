@@ -70,26 +70,17 @@ def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) 
     settings = hub_settings("amqp://127.0.0.1/", exchange)
     made = fleet_definitions(settings, HubAccount(user=HUB_USER), "/", {})
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
-    names = agent_publish_exchange_name(exchange), command_exchange_name(exchange)
-    broker.define(
-        {
-            "users": [
-                {"name": user, "password": user, "tags": ""}
-                for user in (AGENT_USER, HUB_USER, STRANGER)
-            ],
-            "permissions": [
-                {"user": HUB_USER, **everything},
-                {"user": STRANGER, **everything},
-                *(each for each in made["permissions"] if each["user"] == AGENT_USER),
-            ],
-            "exchanges": [
-                each for each in made["exchanges"] if with_exchanges and each["name"] in names
-            ],
-        }
-    )
-    rights = [each for each in made["topic_permissions"] if each["user"] == AGENT_USER]
+    users = [
+        {"name": user, "password": user, "tags": ""} for user in (AGENT_USER, HUB_USER, STRANGER)
+    ]
+    rights = [each for each in made["permissions"] if each["user"] == AGENT_USER]
+    rights += [{"user": user, **everything} for user in (HUB_USER, STRANGER)]
+    broker.define({"users": users, "permissions": rights})
     if with_exchanges:
-        broker.define({"topic_permissions": rights})
+        names = agent_publish_exchange_name(exchange), command_exchange_name(exchange)
+        broker.define({"exchanges": [each for each in made["exchanges"] if each["name"] in names]})
+        topics = [each for each in made["topic_permissions"] if each["user"] == AGENT_USER]
+        broker.define({"topic_permissions": topics})
 
 
 def agent_document(broker: Broker, exchange: str, **more: Any) -> dict[str, Any]:
@@ -107,7 +98,6 @@ async def running_agent(
     hub: HubSide, url: str, folder: Path, relay: str = "vm-0", **more: Any
 ) -> AsyncIterator[RunningRelay]:
     """Run an agent that reads the document at a URL. Its state file is in the folder."""
-    folder.mkdir(exist_ok=True)  # noqa: ASYNC240  # a test may wait for the disk
     more |= {"relay": relay, "store": {"path": str(folder / f"{relay}.db")}}
     source = {"url": url, "interval": "500ms"}
     document = agent_document(hub.broker, hub.exchange, source=source, **more)

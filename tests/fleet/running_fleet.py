@@ -20,7 +20,14 @@ from relay.fleet.hub.roster import Roster
 from relay.fleet.routing import agent_publish_exchange_name, report_queue_name
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.eventually import eventually
-from tests.fleet.hub_side import AGENT_USER, HUB_USER, define_users, publish_as, unused_exchange
+from tests.fleet.hub_side import (
+    AGENT_USER,
+    HUB_USER,
+    agent_document,
+    define_users,
+    publish_as,
+    unused_exchange,
+)
 from tests.journey.relay_process import KEY, Inbox, client, inbox, webhook
 from tests.rabbitmq import Broker
 
@@ -125,18 +132,15 @@ class RunningFleet:
         return agent
 
     def agent_document(self, scope: str, relay: str) -> dict[str, Any]:
-        return {
-            "scope": scope,
-            "relay": relay,
-            "fleet": {
-                "role": "agent",
-                "url": self.broker.amqp_url(AGENT_USER),
-                "exchange": self.exchange,
-            },
-            "source": {"url": self.azures[scope].urls[relay], "interval": self.interval},
-            "store": {"path": str(self.directory / f"{scope}-{relay}.db")},
-            "api": {"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
-        }
+        return agent_document(
+            self.broker,
+            self.exchange,
+            scope=scope,
+            relay=relay,
+            source={"url": self.azures[scope].urls[relay], "interval": self.interval},
+            store={"path": str(self.directory / f"{scope}-{relay}.db")},
+            api={"listen": "127.0.0.1:0", "socket": str(self._socket(scope, relay))},
+        )
 
     async def start_plain_relay(self, stack: AsyncExitStack, scope: str, vm: str, url: str) -> None:
         """Start a relay without a fleet on the state file of a VM's agent; it tells a webhook."""

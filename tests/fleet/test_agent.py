@@ -43,9 +43,7 @@ def live_ids(pulse: Pulse) -> list[str]:
     return [event.eventId for event in pulse.live or ()]
 
 
-async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
-    hub: HubSide, azure: Simulator, tmp_path: Path
-) -> None:
+async def test_changes_are_told_as_recorded(hub: HubSide, azure: Simulator, tmp_path: Path) -> None:
     async with running_agent(hub, azure.urls["vm-0"], tmp_path) as running:
         event = azure.schedule(Plan(resources=("vm-0",)))
         await hub.wait_for(ChangeData)
@@ -64,9 +62,7 @@ async def test_an_agent_reports_changes_of_its_vm_as_it_recorded_them(
     assert hub.reports[0].message.delivery_mode == 2
 
 
-async def test_a_pulse_says_who_the_agent_is_and_what_its_vm_sees(
-    hub: HubSide, azure: Simulator, tmp_path: Path
-) -> None:
+async def test_a_pulse_says_who_sees_what(hub: HubSide, azure: Simulator, tmp_path: Path) -> None:
     async with running_agent(hub, azure.urls["vm-0"], tmp_path):
         await hub.wait_for_listener()
         event = azure.schedule(Plan(resources=("vm-1",)))

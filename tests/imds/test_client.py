@@ -38,13 +38,9 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
 @contextlib.asynccontextmanager
-async def client_of(
-    url: str,
-    *,
-    timeout: float = 60.0,  # noqa: ASYNC109  # the setting's own name
-    first_timeout: float = 60.0,
-) -> AsyncIterator[ImdsClient]:
-    settings = SourceSettings(url=url, timeout=timeout, first_timeout=first_timeout)
+async def client_of(url: str, **times: float) -> AsyncIterator[ImdsClient]:
+    usual = {"url": url, "timeout": 60.0, "first_timeout": 60.0}
+    settings = SourceSettings.model_validate(usual | times)
     async with ImdsClient(settings, SystemClock()) as client:
         yield client
 

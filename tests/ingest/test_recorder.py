@@ -243,9 +243,7 @@ def test_an_event_that_is_gone_after_the_boot_it_announced_is_completed(
 
 
 @pytest.mark.parametrize("approved", [True, False])
-def test_a_boot_during_the_event_proves_it_also_when_it_stays_in_the_document_for_a_while(
-    relay: ApprovalFile, approved: bool
-) -> None:
+def test_a_boot_during_the_event_proves_its_end(relay: ApprovalFile, approved: bool) -> None:
     record(relay, REBOOT)
     if approved:
         add_grant(relay, "sent")

@@ -45,9 +45,7 @@ def test_the_timestamp_is_the_attempts_whole_seconds_in_utc() -> None:
         assert first != second
 
 
-async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_or_the_machine_would_add() -> (
-    None
-):
+async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_would_add() -> None:
     received = await received_request()
     assert received.line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
     assert received.body == cloudevent().body

@@ -123,9 +123,7 @@ async def test_a_huge_event_that_is_not_read_whole_fails_in_time(behaviour: Beha
             await webhook.deliver(huge)
 
 
-async def test_a_certificate_that_is_not_trusted_or_for_another_name_is_a_failure_that_passes() -> (
-    None
-):
+async def test_a_certificate_that_is_not_trusted_or_for_another_name_is_a_passing_failure() -> None:
     trusting = ssl.create_default_context(cafile=LOOPBACK)
     names = Names({"t0ken.test": ["127.0.0.1"]})
     async with listening(good, tls=True) as receiver:
