@@ -43,10 +43,11 @@ class VotingHub:
     votes: MachineVotes
     clock: ManualClock
 
-    async def observe(self, scope: str, event: ScheduledEvent) -> None:
+    async def observe(self, scope: str, event: ScheduledEvent) -> ScheduledEvent:
         now, recorder = self.clock.now(), Recorder(HUB, None, None)
         news = [EventNews(scope, now, event.event_id, event, 1)]
         await self.store.transact(lambda tx: recorder.record_observations(tx, news, now))
+        return event
 
     async def vote(
         self,
@@ -97,8 +98,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[VotingHub]:
 
 async def test_a_vote_counts_in_the_scope_of_its_sender_alone(hub: VotingHub) -> None:
     """Both scopes have the same EventId, and a machine of the same name."""
-    event = reboot("vmss_0")
-    await hub.observe(A, event)
+    event = await hub.observe(A, reboot("vmss_0"))
     await hub.observe(B, event)
     assert (await hub.vote("vmss_0", event, sender_scope=B)).body["state"] == "granted"
     assert [(await hub.status(event, scope)).vote_count for scope in (A, B)] == [0, 1]
@@ -106,8 +106,7 @@ async def test_a_vote_counts_in_the_scope_of_its_sender_alone(hub: VotingHub) ->
 
 async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
     """A machine learns nothing of the answer to another, and takes no id away from it."""
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
+    event = await hub.observe(A, reboot("vmss_0", "vmss_1"))
     await hub.observe(B, event)
     approvals = set()
     for relay, scope in (("vmss_0", A), ("vmss_1", A), ("vmss_0", B)):
@@ -119,8 +118,7 @@ async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
 
 
 async def test_a_malformed_vote_gets_the_problem_of_the_api_and_no_record(hub: VotingHub) -> None:
-    event = reboot("vmss_0")
-    await hub.observe(A, event)
+    event = await hub.observe(A, reboot("vmss_0"))
     assert (await hub.vote("vmss_0", event, request_id="two words")).status == 400
     whole = {"eventId": event.event_id, "decision": "approve", "revision": event.revision}
     for field, value in hostile.WRONG_FIELDS:
@@ -138,8 +136,7 @@ async def test_a_malformed_vote_gets_the_problem_of_the_api_and_no_record(hub: V
 
 
 async def test_a_machine_over_its_rate_gets_429_and_delays_no_other(hub: VotingHub) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
+    event = await hub.observe(A, reboot("vmss_0", "vmss_1"))
     for number in range(CALLER_BURST):
         await hub.vote("vmss_0", event, request_id=f"{number}", revision="of yesterday")
     recorded = len(hub.recorded("approval.refused"))
@@ -156,8 +153,7 @@ async def test_a_machine_over_its_rate_gets_429_and_delays_no_other(hub: VotingH
 
 async def test_a_flood_gets_no_answer_in_the_end_and_then_one_a_second(hub: VotingHub) -> None:
     """An answer is a confirmed message: a flood of them would delay the other machines."""
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
+    event = await hub.observe(A, reboot("vmss_0", "vmss_1"))
     body = {"eventId": "E-1", "decision": "approve", "revision": event.revision}
     vote = VoteMessage(nonce="n", request_id="one", user="local:root", body=body)
     flooding, quiet = AuthorizedSender(A, "vmss_0", "vmss"), AuthorizedSender(A, "vmss_1", "vmss")
@@ -176,8 +172,7 @@ async def test_a_flood_gets_no_answer_in_the_end_and_then_one_a_second(hub: Voti
 
 
 async def test_a_user_who_makes_up_relays_is_limited_and_delays_nobody_else(hub: VotingHub) -> None:
-    event = reboot("vmss_0", "vmss_1")
-    await hub.observe(A, event)
+    event = await hub.observe(A, reboot("vmss_0", "vmss_1"))
     statuses = [
         (await hub.vote(f"made-up-{number}", event, decision="none")).status
         for number in range(USER_BURST + CALLER_BURST - 1)

@@ -84,12 +84,11 @@ class Watched:
             self.under_way -= 1
 
 
-Case = Callable[[ReceiverControl, Path, pytest.LogCaptureFixture], Awaitable[None]]
+Log = pytest.LogCaptureFixture
+Case = Callable[[ReceiverControl, Path, Log], Awaitable[None]]
 
 
-async def delivers_once(
-    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def delivers_once(receiver: ReceiverControl, folder: Path, _: Log) -> None:
     """What was taken is not sent again, and it is the event, byte for byte."""
     async with receiver.sink() as sink, running_dispatcher(folder, {"sink": sink}) as relay:
         expected = [await relay.record_event(f"E-{number}") for number in range(5)]
@@ -101,7 +100,7 @@ async def delivers_once(
 
 
 async def defers_while_the_receiver_refuses_connections(
-    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, folder: Path, _: Log
 ) -> None:
     """Each try ends within its timeout. What waited arrives in order when the receiver is back."""
     await receiver.disconnect()
@@ -121,9 +120,7 @@ async def defers_while_the_receiver_refuses_connections(
             assert [event.id for event in taken] == expected
 
 
-async def gives_up_on_a_permanent_refusal(
-    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def gives_up_on_a_permanent_refusal(receiver: ReceiverControl, folder: Path, _: Log) -> None:
     """With no NotBefore ahead it becomes a dead letter with a useful reason, and blocks nothing."""
     async with (
         receiver.sink(unwanted=True) as sink,
@@ -138,7 +135,7 @@ async def gives_up_on_a_permanent_refusal(
 
 
 async def is_concurrent_and_keeps_the_order(
-    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
+    receiver: ReceiverControl, folder: Path, _: Log
 ) -> None:
     """Many events at once, and about each in order."""
     async with receiver.sink() as sink:
@@ -158,9 +155,7 @@ async def is_concurrent_and_keeps_the_order(
         assert 1 < watched.most <= sink.concurrency
 
 
-async def closes_during_delivery(
-    receiver: ReceiverControl, folder: Path, _: pytest.LogCaptureFixture
-) -> None:
+async def closes_during_delivery(receiver: ReceiverControl, folder: Path, _: Log) -> None:
     """A relay that stops does not wait for a receiver that hangs. No task and no event is lost."""
     before = asyncio.all_tasks()
     start = asyncio.get_running_loop().time()
@@ -184,7 +179,7 @@ async def closes_during_delivery(
 
 
 async def shows_no_secret_in_any_error(
-    receiver: ReceiverControl, folder: Path, caplog: pytest.LogCaptureFixture
+    receiver: ReceiverControl, folder: Path, caplog: Log
 ) -> None:
     """Whatever goes wrong: gone, hanging up in the middle, and refusing."""
     caplog.set_level(logging.DEBUG, "relay")
