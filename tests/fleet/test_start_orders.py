@@ -131,15 +131,20 @@ async def rig(folder: Path, *, is_old: bool = True) -> AsyncIterator[Rig]:
                 yield Rig(imds, server, clock, orders, results)
 
 
-async def test_an_order_for_the_event_as_it_is_is_carried_out(tmp_path: Path) -> None:
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Rig]:
     async with rig(tmp_path) as running:
-        order = running.order().model_copy(update={"event_id": EVENT_ID.lower()})
-        result = await running.carry_out(order)
-        assert (result.result, result.status, result.reason) == ("accepted", 200, None)
-        assert (result.grant, result.attempt) == (order.grant, order.attempt)
-        ((at, ids),) = running.imds.posts
-        assert ids == (EVENT_ID,), "in the case that Azure wrote"
-        assert at < order.deadline
+        yield running
+
+
+async def test_an_order_for_the_event_as_it_is_is_carried_out(running: Rig) -> None:
+    order = running.order().model_copy(update={"event_id": EVENT_ID.lower()})
+    result = await running.carry_out(order)
+    assert (result.result, result.status, result.reason) == ("accepted", 200, None)
+    assert (result.grant, result.attempt) == (order.grant, order.attempt)
+    ((at, ids),) = running.imds.posts
+    assert ids == (EVENT_ID,), "in the case that Azure wrote"
+    assert at < order.deadline
 
 
 @pytest.mark.parametrize(
@@ -154,148 +159,136 @@ async def test_an_order_for_the_event_as_it_is_is_carried_out(tmp_path: Path) ->
     ],
 )
 async def test_nothing_is_sent_for_an_event_that_is_not_the_ordered_one_any_more(
-    tmp_path: Path, change: dict[str, Any], reason: str
+    running: Rig, change: dict[str, Any], reason: str
 ) -> None:
-    async with rig(tmp_path) as running:
-        order = running.order()
-        running.imds.fields = {**running.imds.fields, **change}
-        result = await running.carry_out(order)
-        assert result.result == "changed"
-        assert reason in (result.reason or "")
-        assert running.imds.posts == []
+    order = running.order()
+    running.imds.fields = {**running.imds.fields, **change}
+    result = await running.carry_out(order)
+    assert result.result == "changed"
+    assert reason in (result.reason or "")
+    assert running.imds.posts == []
 
 
 # --- time
 
 
 @pytest.mark.parametrize("minutes", [-30, 30])
-async def test_the_clock_of_the_vm_does_not_matter(tmp_path: Path, minutes: int) -> None:
-    async with rig(tmp_path) as running:
-        running.clock.wall_ahead = minutes * 60.0
-        assert (await running.carry_out()).result == "accepted"
-        assert (await running.carry_out(seconds=-1)).result == "stale"
-        assert len(running.imds.posts) == 1
+async def test_the_clock_of_the_vm_does_not_matter(running: Rig, minutes: int) -> None:
+    running.clock.wall_ahead = minutes * 60.0
+    assert (await running.carry_out()).result == "accepted"
+    assert (await running.carry_out(seconds=-1)).result == "stale"
+    assert len(running.imds.posts) == 1
 
 
 @pytest.mark.parametrize("minutes", [-10, 10])
-async def test_a_hub_with_a_wrong_clock_starts_nothing(tmp_path: Path, minutes: int) -> None:
+async def test_a_hub_with_a_wrong_clock_starts_nothing(running: Rig, minutes: int) -> None:
     """A hub that is ahead would set deadlines that are minutes away, and order again before."""
-    async with rig(tmp_path) as running:
-        running.imds.ahead = timedelta(minutes=minutes)
-        assert (await running.carry_out()).result == "stale"
-        assert running.imds.posts == []
+    running.imds.ahead = timedelta(minutes=minutes)
+    assert (await running.carry_out()).result == "stale"
+    assert running.imds.posts == []
 
 
-async def test_without_a_document_nothing_is_sent(tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
-        running.imds.document_status = 503
-        result = await running.carry_out()
-        assert (result.result, running.imds.posts) == ("failed", [])
-        assert "the document could not be read, nothing was sent" in (result.reason or "")
+async def test_without_a_document_nothing_is_sent(running: Rig) -> None:
+    running.imds.document_status = 503
+    result = await running.carry_out()
+    assert (result.result, running.imds.posts) == ("failed", [])
+    assert "the document could not be read, nothing was sent" in (result.reason or "")
 
 
-async def test_without_the_time_of_imds_nothing_is_sent(tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
-        running.imds.tells_time = False
-        result = await running.carry_out()
-        assert (result.result, result.status) == ("failed", None)
-        assert "Date" in (result.reason or "")
-        assert running.imds.posts == []
+async def test_without_the_time_of_imds_nothing_is_sent(running: Rig) -> None:
+    running.imds.tells_time = False
+    result = await running.carry_out()
+    assert (result.result, result.status) == ("failed", None)
+    assert "Date" in (result.reason or "")
+    assert running.imds.posts == []
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(0.9, "stale"), (3.0, "accepted")])
 async def test_the_fraction_of_a_second_that_the_time_of_imds_leaves_out_may_have_passed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: str
+    running: Rig, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: str
 ) -> None:
     read = Poller.read_with_imds_time
 
-    async with rig(tmp_path) as running:
-        order = running.order()
+    order = running.order()
 
-        async def read_at(poller: Poller) -> FreshReadResult:
-            running.clock.monotonic_ahead += 1.1  # the next two calls need not wait
-            left = timedelta(seconds=seconds)
-            return replace(await read(poller), imds_time=order.deadline - left)
+    async def read_at(poller: Poller) -> FreshReadResult:
+        running.clock.monotonic_ahead += 1.1  # the next two calls need not wait
+        left = timedelta(seconds=seconds)
+        return replace(await read(poller), imds_time=order.deadline - left)
 
-        monkeypatch.setattr(Poller, "read_with_imds_time", read_at)
-        assert (await running.carry_out(order)).result == outcome
+    monkeypatch.setattr(Poller, "read_with_imds_time", read_at)
+    assert (await running.carry_out(order)).result == outcome
 
 
 @pytest.mark.parametrize(("wall", "monotonic"), [(6, 0), (0, 6), (-3600, 6)])
 async def test_a_freeze_between_the_read_and_the_start_request_sends_nothing(
-    tmp_path: Path, wall: float, monotonic: float
+    running: Rig, wall: float, monotonic: float
 ) -> None:
     """One of the two clocks shows it, whichever goes on, also if the wall clock is set back."""
-    async with rig(tmp_path) as running:
 
-        def freeze() -> None:
-            running.clock.wall_ahead += wall
-            running.clock.monotonic_ahead += monotonic
+    def freeze() -> None:
+        running.clock.wall_ahead += wall
+        running.clock.monotonic_ahead += monotonic
 
-        result = await running.carry_out_while_polling(during_read=freeze)
-        assert result.result == "stale"
-        assert running.imds.posts == []
+    result = await running.carry_out_while_polling(during_read=freeze)
+    assert result.result == "stale"
+    assert running.imds.posts == []
 
 
 async def test_a_start_request_that_waits_for_its_turn_until_the_deadline_is_not_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = ImdsClient.send_start_request
 
-    async with rig(tmp_path) as running:
+    async def send_later(client: ImdsClient, *ids: str, **options: Any) -> None:
+        running.clock.monotonic_ahead += 6
+        await send(client, *ids, **options)
 
-        async def send_later(client: ImdsClient, *ids: str, **options: Any) -> None:
-            running.clock.monotonic_ahead += 6
-            await send(client, *ids, **options)
-
-        monkeypatch.setattr(ImdsClient, "send_start_request", send_later)
-        assert (await running.carry_out()).result == "stale"
-        assert running.imds.posts == []
+    monkeypatch.setattr(ImdsClient, "send_start_request", send_later)
+    assert (await running.carry_out()).result == "stale"
+    assert running.imds.posts == []
 
 
 async def test_a_read_that_hangs_ends_in_time_and_sends_nothing_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(tmp_path) as running:
-        monkeypatch.setattr(start_orders, "MAX_LIFETIME", 1.0)
-        order = running.order(seconds=1.0)
-        running.imds.document_pause = 2.5
-        began = running.clock.monotonic()
-        result = await running.carry_out(order)
-        assert result.result == "stale"
-        assert 0.9 <= running.clock.monotonic() - began < 30
-        reads = len(running.server.requests)
-        running.imds.document_pause = 0.0
-        await eventually(lambda: len(running.server.requests) > reads + 1)
-        assert running.imds.posts == []
+    monkeypatch.setattr(start_orders, "MAX_LIFETIME", 1.0)
+    order = running.order(seconds=1.0)
+    running.imds.document_pause = 2.5
+    began = running.clock.monotonic()
+    result = await running.carry_out(order)
+    assert result.result == "stale"
+    assert 0.9 <= running.clock.monotonic() - began < 30
+    reads = len(running.server.requests)
+    running.imds.document_pause = 0.0
+    await eventually(lambda: len(running.server.requests) > reads + 1)
+    assert running.imds.posts == []
 
 
 # --- once
 
 
-async def test_an_order_that_comes_twice_under_way_sends_one_start_request(tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
-        running.imds.start_answer = Answer(b"", pause=0.5)
-        order = running.order()
-        for _ in range(5):
-            running.orders.take(order)
-        await eventually(lambda: bool(running.imds.posts))
+async def test_an_order_that_comes_twice_under_way_sends_one_start_request(running: Rig) -> None:
+    running.imds.start_answer = Answer(b"", pause=0.5)
+    order = running.order()
+    for _ in range(5):
         running.orders.take(order)
-        await eventually(lambda: bool(running.results))
-        running.orders.take(order)
-        await running.carry_out(running.order().model_copy(update={"event_id": "another"}))
-        assert [each.result for each in running.results] == ["accepted", "changed"]
-        assert len(running.imds.posts) == 1
+    await eventually(lambda: bool(running.imds.posts))
+    running.orders.take(order)
+    await eventually(lambda: bool(running.results))
+    running.orders.take(order)
+    await running.carry_out(running.order().model_copy(update={"event_id": "another"}))
+    assert [each.result for each in running.results] == ["accepted", "changed"]
+    assert len(running.imds.posts) == 1
 
 
-async def test_an_order_for_another_vm_is_neither_carried_out_nor_answered(tmp_path: Path) -> None:
+async def test_an_order_for_another_vm_is_neither_carried_out_nor_answered(running: Rig) -> None:
     """Two names of relays can be the same word of a routing key. The other VM answers."""
-    async with rig(tmp_path) as running:
-        running.orders.take(running.order(vm_id="another"))
-        order = running.order(vm_id=VM_ID)
-        result = await running.carry_out(order)
-        assert (result.grant, result.result) == (order.grant, "accepted")
-        assert len(running.imds.posts) == 1
+    running.orders.take(running.order(vm_id="another"))
+    order = running.order(vm_id=VM_ID)
+    result = await running.carry_out(order)
+    assert (result.grant, result.result) == (order.grant, "accepted")
+    assert len(running.imds.posts) == 1
 
 
 async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path) -> None:
@@ -308,26 +301,24 @@ async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path
         assert (await running.carry_out()).result == "accepted"
 
 
-async def test_orders_that_are_not_begun_when_the_agent_stops_send_nothing(tmp_path: Path) -> None:
-    async with rig(tmp_path) as running:
-        running.imds.start_answer = Answer(b"", pause=0.5)
-        first, second = running.order(), running.order()
-        running.orders.take(first)
-        await eventually(lambda: bool(running.imds.posts))
-        running.orders.take(second)
-        await running.orders.stop(60.0)
-        results = [(each.grant, each.result) for each in running.results]
-        assert results == [(first.grant, "accepted"), (second.grant, "stale")]
-        assert len(running.imds.posts) == 1
+async def test_orders_that_are_not_begun_when_the_agent_stops_send_nothing(running: Rig) -> None:
+    running.imds.start_answer = Answer(b"", pause=0.5)
+    first, second = running.order(), running.order()
+    running.orders.take(first)
+    await eventually(lambda: bool(running.imds.posts))
+    running.orders.take(second)
+    await running.orders.stop(60.0)
+    results = [(each.grant, each.result) for each in running.results]
+    assert results == [(first.grant, "accepted"), (second.grant, "stale")]
+    assert len(running.imds.posts) == 1
 
 
 # --- results
 
 
 @pytest.mark.parametrize(("status", "result"), [(400, "refused"), (500, "failed"), (429, "failed")])
-async def test_the_result_says_what_imds_answered(tmp_path: Path, status: int, result: str) -> None:
-    async with rig(tmp_path) as running:
-        running.imds.start_answer = Answer(b"", status)
-        answered = await running.carry_out()
-        assert (answered.result, answered.status) == (result, status)
-        assert len(running.imds.posts) == 1
+async def test_the_result_says_what_imds_answered(running: Rig, status: int, result: str) -> None:
+    running.imds.start_answer = Answer(b"", status)
+    answered = await running.carry_out()
+    assert (answered.result, answered.status) == (result, status)
+    assert len(running.imds.posts) == 1
