@@ -52,6 +52,7 @@ from relay.store.file import StateFile, open_state_file
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Route, Transaction
 from tests.clocks import NOON, ManualClock
+from tests.events.strategies import make_event
 
 T = TypeVar("T")
 _SCHEMAS = {
@@ -114,15 +115,12 @@ def build_event(
     fields: dict[str, Any] = {
         "event_id": event_id,
         "event_type": "Reboot",
-        "event_status": "Scheduled",
-        "resource_type": "VirtualMachine",
         "resources": ("db-1",),
         "not_before": format_rfc3339(at + timedelta(seconds=due)) if due is not None else None,
         "description": None,
-        "event_source": "Platform",
         "duration": None,
     }
-    return ScheduledEvent(**fields | changes)
+    return make_event(**fields | changes)
 
 
 def build_caller(

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -67,6 +67,16 @@ def begin(path: Path, identity: StateFileScopeAndVm = IDENTITY) -> None:
     """A state file with a row in it, closed in good order."""
     with open_file_in(path, identity) as file:
         append_row(Journal(file.connection))
+
+
+def opened_afresh(path: Path) -> Path:
+    """Open a file that cannot be used, whose place a fresh one takes; return where it is now."""
+    with open_file_in(path) as file:
+        assert verify_journal(file.connection)[1] == 0
+        assert file.trusted
+    assert mode(path) == "off"
+    (aside,) = set_aside(path)
+    return aside
 
 
 def test_a_fresh_file_is_ours_durable_and_on(tmp_path: Path) -> None:
@@ -135,12 +145,8 @@ def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
     begin(path)
     content = BROKEN[broken](path.read_bytes())
     path.write_bytes(content)
-    with open_file_in(path) as file:
-        assert verify_journal(file.connection)[1] == 0
-        assert file.trusted
-    (aside,) = set_aside(path)
+    aside = opened_afresh(path)
     assert aside.read_bytes() == content
-    assert mode(path) == "off"
     warnings = [
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
     ]
@@ -155,9 +161,7 @@ def test_the_log_of_a_file_that_somebody_else_has_open_is_set_aside_with_it(tmp_
     begin(path, StateFileScopeAndVm("another-scope", None))
     with contextlib.closing(sqlite3.connect(path)) as shell:
         shell.execute("CREATE TABLE note (text TEXT)")
-        with open_file_in(path) as file:
-            assert verify_journal(file.connection)[1] == 0
-        (aside,) = set_aside(path)
+        aside = opened_afresh(path)
         assert Path(f"{aside}-wal").stat().st_size
     assert read_column(aside, "SELECT name FROM sqlite_schema WHERE name = 'note'") == ["note"]
 
@@ -182,10 +186,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(
+FLIPS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=depth(150, 25),
 )
+
+
+@contextlib.contextmanager
+def written(factory: pytest.TempPathFactory, data: bytearray) -> Iterator[Path]:
+    """A state file with this content, which is gone afterwards with all that came of it."""
+    folder = factory.mktemp("flips")
+    (folder / "relay.db").write_bytes(data)
+    yield folder / "relay.db"
+    shutil.rmtree(folder)
+
+
+@FLIPS
 @given(flips=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=1, max_size=3))
 @example(flips=[(18, 2)])  # says that it can only be read
 @example(flips=[(47, 0)])  # a format that SQLite does not know
@@ -196,50 +212,35 @@ def test_flipped_bits_in_the_header_never_harm_more_than_the_file(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]]
 ) -> None:
     """The relay uses the file, sets it aside unchanged, or refuses it as of another version."""
-    folder = tmp_path_factory.mktemp("flips")
-    path = folder / "relay.db"
     data = bytearray(whole.read_bytes())
     for byte, bit in flips:
         data[byte] ^= 1 << bit
-    path.write_bytes(data)
-    try:
-        with open_file_in(path) as file:
-            count = verify_journal(file.connection)[1]
-            append_row(Journal(file.connection))
-    except StoreError:
-        assert path.read_bytes() == data
-    else:
-        aside = set_aside(path)
-        assert (count, mode(path), [copy.read_bytes() for copy in aside]) in (
-            (1, "on", []),
-            (0, "off", [bytes(data)]),
-        )
-    finally:
-        shutil.rmtree(folder)
+    with written(tmp_path_factory, data) as path:
+        try:
+            with open_file_in(path) as file:
+                count = verify_journal(file.connection)[1]
+                append_row(Journal(file.connection))
+        except StoreError:
+            assert path.read_bytes() == data
+            return
+        aside = [copy.read_bytes() for copy in set_aside(path)]
+        assert (count, mode(path), aside) in ((1, "on", []), (0, "off", [bytes(data)]))
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=depth(150, 25),
-)
+@FLIPS
 @given(seed=st.randoms(use_true_random=False), count=st.integers(1, 40))
 def test_flipped_bytes_anywhere_never_keep_a_relay_from_starting(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: Random, count: int
 ) -> None:
     """A schema whose names are not valid text causes errors that cannot be decoded."""
-    folder = tmp_path_factory.mktemp("flips")
-    path = folder / "relay.db"
     data = bytearray(whole.read_bytes())
     for _ in range(count):
         data[100 + seed.randrange(len(data) - 100)] = seed.randrange(256)
-    path.write_bytes(data)
-    try:
+    with written(tmp_path_factory, data) as path:
         with open_file_in(path):
             pass
         assert mode(path) == ("off" if set_aside(path) else "on")
         assert all(copy.read_bytes() == data for copy in set_aside(path))
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) -> None:
@@ -248,11 +249,7 @@ def test_somebody_elses_database_is_set_aside_with_all_it_holds(tmp_path: Path) 
         other.execute("CREATE TABLE songs (title TEXT)")
         other.execute("INSERT INTO songs VALUES ('So What')")
         other.commit()
-    with open_file_in(path):
-        pass
-    (aside,) = set_aside(path)
-    assert read_column(aside, "SELECT title FROM songs") == ["So What"]
-    assert mode(path) == "off"
+    assert read_column(opened_afresh(path), "SELECT title FROM songs") == ["So What"]
 
 
 @pytest.mark.parametrize(
@@ -271,12 +268,7 @@ def test_another_ones_file_is_set_aside(tmp_path: Path, other: StateFileScopeAnd
     """
     path = tmp_path / "relay.db"
     begin(path, other)
-    with open_file_in(path) as file:
-        assert verify_journal(file.connection)[1] == 0
-        assert file.trusted
-    (aside,) = set_aside(path)
-    assert read_column(aside, "SELECT count(*) FROM journal") == [1]
-    assert mode(path) == "off"
+    assert read_column(opened_afresh(path), "SELECT count(*) FROM journal") == [1]
     with open_file_in(path) as file:
         assert file.trusted
     assert len(set_aside(path)) == 1
@@ -357,9 +349,7 @@ def test_a_file_is_set_aside_if_the_relay_cannot_read_what_it_needs_at_its_start
         connection.execute("DROP TRIGGER journal_is_append_only")
         connection.execute(statement)
         connection.commit()
-    with open_file_in(path):
-        pass
-    assert (mode(path), len(set_aside(path))) == ("off", 1)
+    opened_afresh(path)
 
 
 def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:

@@ -309,26 +309,13 @@ def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> 
 def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path: Path) -> None:
     with open_file_in(tmp_path / "relay.db") as file:
         journal = Journal(file.connection)
-        append_row(
-            journal, NOW, "event.scheduled", numbered_event(1, subject="E").body, event_key="e"
-        )
-        journal.append_non_event_row(NOW, "mode", {"mode": "off"})
-        journal.append_non_event_row(NOW, "claim", {"eventId": "E"}, event_key="e")
-        append_row(
-            journal,
-            NOW + timedelta(hours=1),
-            "event.ended",
-            numbered_event(2, subject="E").body,
-            event_key="e",
-        )
-        append_row(
-            journal,
-            NOW + timedelta(hours=1),
-            "approval.refused",
-            numbered_event(3, subject="E").body,
-            event_key="e",
-        )
         ids = {number: numbered_event(number).id for number in (1, 2, 3)}
+        for number, kind in enumerate(("event.scheduled", "event.ended", "approval.refused"), 1):
+            body = numbered_event(number, subject="E").body
+            append_row(journal, NOW, kind, body, event_key="e")
+            if number == 1:
+                journal.append_non_event_row(NOW, "mode", {"mode": "off"})
+                journal.append_non_event_row(NOW, "claim", {"eventId": "E"}, event_key="e")
 
         def history(begin: int, before: int | None = None) -> tuple[list[str], bool]:
             rows, has_more = journal.history_page("e", begin, before, PageLimit(2))
