@@ -18,7 +18,6 @@ from pamqp.common import Arguments
 
 from relay.amqp.approval_consumer import PREFETCH
 from relay.amqp.connection import MAX_BODY_BYTES
-from relay.amqp.topology import MAX_APPROVALS, MAX_APPROVALS_BYTES
 from relay.simulator import Event
 from tests.eventually import eventually
 from tests.journey.bus import SCOPE, System, define_users, running_system
@@ -62,10 +61,14 @@ async def test_a_message_of_the_right_user_starts_the_event_and_is_answered(syst
 
 
 async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(system: System) -> None:
-    """Bare or as the data of a CloudEvent; of what was accepted."""
+    """Bare or as the data of a CloudEvent; of what was accepted, and of what was refused.
+
+    What is refused to a known client is told and acknowledged. Every resource must be the client's.
+    """
     event, decision = await system.schedule_reboot()
     cloud = {"specversion": "1.0", "id": "1", "type": "drained", "source": "/db", "data": decision}
-    foreign, other = await system.schedule_reboot(resources=("db-7",))
+    foreign, other = await system.schedule_reboot(resources=("vm-0", "db-7"))
+    dead_letter_count = len(system.bus.dead_letters)
     for _ in range(3):
         await system.bus.send(cloud, "again")
         await system.bus.send(other, "again, refused")
@@ -76,8 +79,11 @@ async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(system: Sy
         == len(system.bus.events_of_type("approval.granted", event))
         == 1
     )
-    assert len(system.bus.events_of_type("approval.refused", foreign)) == 3  # each is judged again
+    refusals = system.bus.events_of_type("approval.refused", foreign, "again, refused")
+    assert len(refusals) == 3  # each is judged again
+    assert "you may not decide for db-7" in refusals[0]["data"]["refusal"]
     assert (system.starts(event), system.starts(foreign)) == (1, 0)
+    assert ((await system.bus.waiting())[0], len(system.bus.dead_letters)) == (0, dead_letter_count)
 
 
 _TIMESTAMP, _MESSAGE_ID, _HEADERS = 6, 7, 13  # bits of the flags (AMQP 0-9-1, class basic)
@@ -182,30 +188,6 @@ async def test_whoever_may_pretend_to_be_anybody_speaks_for_anybody(system: Syst
     assert recorded["data"]["principal"] == "client:drain"
 
 
-# --- refused to a known client: acknowledged, told, and nothing else
-
-
-async def refusal(
-    system: System, decision: dict[str, Any], message_id: str, **properties: Any
-) -> str:
-    """Send, and return why it was refused; the message is gone then, and not buried."""
-    dead_letter_count = len(system.bus.dead_letters)
-    await system.bus.send(decision, message_id, **properties)
-    refused_event = await system.bus.wait_for_event("approval.refused", cause=message_id)
-    await system.wait_until_earlier_are_decided()
-    assert (await system.bus.waiting())[0] == 0
-    assert len(system.bus.dead_letters) == dead_letter_count
-    assert refused_event["subject"] == decision["eventId"]
-    return str(refused_event["data"]["refusal"])
-
-
-async def test_for_a_machine_that_is_not_its_own(system: System) -> None:
-    """Every resource must be the client's: approving frees all of them."""
-    event, decision = await system.schedule_reboot(resources=("vm-0", "db-7"))
-    assert "you may not decide for db-7" in await refusal(system, decision, "foreign")
-    assert not system.starts(event)
-
-
 # --- hold and release
 
 
@@ -228,34 +210,16 @@ async def test_a_hold_keeps_a_vote_back_until_its_release_which_is_then_the_caus
 async def test_it_comes_on_a_connection_of_its_own_with_a_limit_and_alone(system: System) -> None:
     """A memory alarm blocks connections that publish. It would block a consumer that publishes."""
     columns = ("queue_name", "consumer_tag", "ack_required", "prefetch_count", "active")
-    event_count = await asyncio.to_thread(system.bus.broker.ctl, "list_consumers", *columns)
+    consumers = await asyncio.to_thread(system.bus.broker.ctl, "list_consumers", *columns)
     (consumer,) = [
         line.split("\t")
-        for line in event_count.splitlines()
+        for line in consumers.splitlines()
         if line.startswith(system.bus.queue + "\t")
     ]
     assert consumer == [system.bus.queue, "imds-relay vm-0", "true", str(PREFETCH), "true"]
     names = await asyncio.to_thread(system.bus.broker.ctl, "list_connections", "client_properties")
     assert names.count('"imds-relay approvals of journey at vm-0"') == 1
     assert names.count('"imds-relay bus"') == 1
-    waiting: Arguments = {
-        "x-queue-type": "quorum",
-        "x-single-active-consumer": True,
-        "x-dead-letter-exchange": f"{system.bus.exchange}.dlx",
-        "x-max-length": MAX_APPROVALS,
-        "x-max-length-bytes": MAX_APPROVALS_BYTES,
-        "x-overflow": "reject-publish",
-    }
-    async with (
-        system.bus.channel() as channel
-    ):  # declaring the same once more is allowed with equal arguments alone
-        await channel.declare_queue(system.bus.queue, durable=True, arguments=waiting)
-        await channel.declare_exchange(f"{system.bus.exchange}.approvals", "topic", durable=True)
-        await channel.declare_exchange(f"{system.bus.exchange}.dlx", "topic", durable=True)
-        dead_letter_count: Arguments = {"x-queue-type": "quorum", "x-max-length": 10_000}
-        await channel.declare_queue(
-            f"{system.bus.exchange}.dead", durable=True, arguments=dead_letter_count
-        )
 
 
 # --- what somebody tries who knows RabbitMQ well
