@@ -19,8 +19,6 @@ from relay.fleet.settings import TrustDomain, overlapping_scopes
 from tests.chat.slack_server import APP_TOKEN, CHANNEL, TOKEN
 from tests.test_config import error_of, load_text
 
-TEAM_AND_USER = f"{'t' * 26}/{'u' * 26}"
-TENANT_AND_OBJECT = "8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11/0b1c2d3e-1111-2222-3333-444455556666"
 DOCUMENT = """\
 approvals:
   people:
@@ -96,35 +94,14 @@ def test_a_principal_of_no_client_is_an_error_with_its_place(
     assert str(error.value) == f"{tmp_path / 'relay.yaml'}:{line}: {place}: {problem}"
 
 
-@pytest.mark.parametrize(
-    "principal",
-    [
-        "slack:T024BE7LH/U7",
-        "slack:E024BE7LH/W012A3CDE",
-        f"mattermost:{TEAM_AND_USER}",
-        f"entra:{TENANT_AND_OBJECT}",
-        "mtls:bob.internal",
-        "local:Bob",
-    ],
-)
-def test_a_well_formed_principal_is_accepted(tmp_path: Path, principal: str) -> None:
-    load_people(tmp_path, person=principal)
-    load_people(tmp_path, group=principal)
-    load_people(tmp_path, rule=principal)
+@pytest.mark.parametrize("principal", ["slack:E024BE7LH/W012A3CDE", "mtls:bob.internal"])
+def test_a_principal_that_is_one_is_accepted_in_each_place(tmp_path: Path, principal: str) -> None:
+    for key in ("person", "group", "rule"):
+        load_people(tmp_path, **{key: principal})
 
 
 @pytest.mark.parametrize(
-    "principal",
-    [
-        "slack:t024be7lh/u7",
-        "slack:U7/T024BE7LH",
-        "slack:T024BE7LH",
-        "slack:T024BE7LH/bob",
-        "mattermost:team/user",
-        f"mattermost:{TEAM_AND_USER.upper()}",
-        f"entra:{TENANT_AND_OBJECT.upper()}",
-        "entra:example.com/bob",
-    ],
+    "principal", ["slack:t024be7lh/u7", "mattermost:team/user", "entra:example.com/bob"]
 )
 def test_an_id_of_another_form_is_an_error_that_says_the_form(
     tmp_path: Path, principal: str

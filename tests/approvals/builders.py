@@ -47,7 +47,7 @@ from relay.store import (
     TrackedEvent,
 )
 from relay.store.approvals import Memory
-from relay.store.chain import read_all_rows, verify_journal
+from relay.store.chain import JournalRow, read_all_rows, verify_journal
 from relay.store.file import StateFile, open_state_file
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Route, Transaction
@@ -60,6 +60,8 @@ _SCHEMAS = {
 }
 ORIGIN = Origin("prod", "vm-0")
 BOOT_ID = "boot-1"
+NO_EVENTS = ("claim", "answer", "mode")
+"""The kinds of rows of a journal that are none."""
 SETTINGS = ApprovalsSettings.model_validate(
     {
         "rules": [
@@ -308,6 +310,12 @@ def build_status(
 # --- on a file
 
 
+def events_in(rows: Iterable[JournalRow], *names: str) -> list[CloudEvent]:
+    """Return the CloudEvents in rows of a journal, or those with some names."""
+    events = [CloudEvent.parse(row.body) for row in rows if row.kind not in NO_EVENTS]
+    return [event for event in events if not names or event.name in names]
+
+
 def open_grants(tx: Transaction) -> list[Grant]:
     return [grant for grant, _ in tx.approvals.open_grants()]
 
@@ -492,12 +500,7 @@ class ApprovalFile:
         The hash chain of the journal is checked too.
         """
         verify_journal(self.connection)
-        recorded_events = [
-            CloudEvent.parse(row.body)
-            for row in read_all_rows(self.connection)
-            if row.kind not in ("claim", "answer", "mode")
-        ]
-        return [recorded for recorded in recorded_events if not names or recorded.name in names]
+        return events_in(read_all_rows(self.connection), *names)
 
     def event_names(self) -> list[str]:
         """The names of the events in the journal, without those of Azure's changes."""

@@ -39,6 +39,7 @@ from tests.approvals.builders import (
     build_creation,
     build_end,
     build_request,
+    events_in,
 )
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
@@ -198,12 +199,7 @@ class GateHarness:
         return read_journal(self.path)
 
     def events(self, *names: str) -> list[CloudEvent]:
-        recorded_events = [
-            CloudEvent.parse(row.body)
-            for row in self.journal()
-            if row.kind not in ("claim", "answer", "mode")
-        ]
-        return [recorded for recorded in recorded_events if not names or recorded.name in names]
+        return events_in(self.journal(), *names)
 
     def kinds(self) -> list[str]:
         return [row.kind for row in self.journal()]

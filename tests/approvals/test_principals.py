@@ -25,17 +25,20 @@ from relay.approvals.principals import (
 from relay.errors import ConfigError
 from tests.approvals.builders import build_decision, build_status, one_rule
 
+ENTRA = "entra:8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11/0b1c2d3e-1111-2222-3333-444455556666"
+MATTERMOST = f"mattermost:{'t' * 26}/{'u' * 26}"
+
 
 @pytest.mark.parametrize(
     "principal",
     [
         "client:alice",
         "local:root",
-        "entra:8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11/0b1c2d3e-1111-2222-3333-444455556666",
+        ENTRA,
         "mtls:alice@example.com",
         "slack:T024/U7",
         "slack:E024BE7LH/W012A3CDE",
-        f"mattermost:{'t' * 26}/{'u' * 26}",
+        MATTERMOST,
     ],
 )
 def test_the_relay_and_its_chats_have_these_forms_of_principals(principal: str) -> None:
@@ -56,8 +59,13 @@ def test_the_relay_and_its_chats_have_these_forms_of_principals(principal: str) 
         "slack:T/U",
         "slack:t024/u7",
         "slack:T024/U7/U8",
+        "slack:U7/T024",
+        "slack:T024",
         "mattermost:team/user",
+        f"mattermost:{MATTERMOST[11:].upper()}",
         "entra:11111111-2222/3333",
+        f"entra:{ENTRA[6:].upper()}",
+        "entra:example.com/bob",
         "",
         # A machine is a scope and a relay word, and only machines have patterns.
         "vm:a*/*/*",

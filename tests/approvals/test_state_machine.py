@@ -28,6 +28,7 @@ from relay.store.chain import read_all_rows, verify_journal
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
+    NO_EVENTS,
     ApprovalFile,
     build_caller,
     build_creation,
@@ -606,7 +607,7 @@ class Approvals(MachineOnFile):
         )
         for position, kind, body in rows.fetchall():
             self.read_to = position
-            if kind not in ("claim", "answer", "mode"):
+            if kind not in NO_EVENTS:
                 self.journaled.append(CloudEvent.parse(body))
         return [recorded for recorded in self.journaled if recorded.name in names]
 

@@ -1,4 +1,4 @@
-"""``check``, ``init``, ``keys`` and ``schema``: what needs no running relay."""
+"""``check``, ``keys`` and ``schema``: what needs no running relay."""
 
 from __future__ import annotations
 
@@ -357,21 +357,6 @@ def test_check_calls_approved_what_the_rules_allow_without_a_vote(
         tmp_path, json.dumps({"approvals": approvals}), "--against", document, "--json"
     )
     assert [each["approved"] for each in result.json["events"]] == [approved]
-
-
-# --- init
-
-
-def test_what_init_prints_passes_check_on_a_machine_without_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    printed = run_command("init")
-    assert (printed.code, printed.err) == (0, "")
-    (tmp_path / "relay.yaml").write_text(printed.out)
-    result = run_command("check")
-    assert (result.code, result.err) == (0, "")
-    assert "user-initiated" in result.out
 
 
 # --- keys

@@ -74,16 +74,6 @@ def test_wrong_use_of_simulate_is_exit_code_2(arguments: tuple[str, ...], text: 
     assert text in result.err
 
 
-async def test_a_playbook_is_played_once_and_tells_what_happens() -> None:
-    result = await asyncio.to_thread(
-        run_process, "simulate", "no-impact", "--once", "--scale", "3600", "--port", "0"
-    )
-    assert (result.code, result.err) == (0, "")
-    assert "finds its IMDS at http://127.0.0.1:" in result.out
-    assert re.search(r"scheduled +Freeze", result.out)
-    assert result.out.splitlines()[-1].endswith("the playbook has ended")
-
-
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> None:
     async with start_process("simulate", "--port", "0") as simulator:

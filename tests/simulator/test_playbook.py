@@ -152,8 +152,10 @@ def test_the_program_tells_addresses_description_and_end(tmp_path: Path) -> None
         encoding="utf-8",
     )
     result = run_command("simulate", str(file), "--once", "--scale", "100", "--port", "0")
+    assert (result.code, result.err) == (0, "")
     texts = [line.split(" ", 1)[1] for line in result.out.splitlines()]
     assert texts[0].startswith("a finds its IMDS at http://127.0.0.1:")
     assert texts[1].startswith("b finds its IMDS at http://127.0.0.1:")
     assert texts[2] == "a case"
+    assert texts[3].startswith("scheduled Reboot ")
     assert texts[-1] == "the playbook has ended"
