@@ -20,18 +20,18 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from relay.app import start_relay
 from relay.clock import SystemClock
 from relay.config import load
 from relay.events.catalog import CATALOG, cloudevent_schema
 from relay.events.timestamps import format_rfc3339
-from relay.simulator import VM, Plan, Setup, Simulator, load_packaged_playbooks
+from relay.simulator import Plan, load_packaged_playbooks
 from tests.builders import cloudevent
 from tests.chat.teams_server import running_workflow
 from tests.cli.command import run_async, run_process
 from tests.documented import ROOT, block, blocks
 from tests.eventually import eventually
 from tests.journey.relay_process import client
+from tests.relay_in_process import document_of, relay_in_process, simulated
 
 EVENT = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 """The event of the pages."""
@@ -59,33 +59,17 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
         client("alice", key="a-first-key-for-tests-only"),
         client("db-drain", key="a-second-key-for-tests-only"),
     ]
-    async with Simulator(Setup(vms=(VM("db-0"),))) as azure, running_workflow() as workflow:
-        document = {
-            "scope": "prod",
-            "relay": "db-0",
-            "source": {"url": azure.url, "interval": "500ms"},
-            "store": {"path": str(tmp_path / "relay.db")},
-            "sinks": [
-                {"kind": "teams", "name": "ops-teams", "url": workflow.url, "allow_http": True}
-            ],
-            "approvals": {
-                "rules": [
-                    {
-                        "name": "databases",
-                        "approve": {"votes": 2, "from": ["client:alice", "client:db-drain"]},
-                    }
-                ]
-            },
-            "api": {
-                "listen": "127.0.0.1:0",
-                "socket": str(tmp_path / "relay.sock"),
-                "clients": voters,
-            },
-        }
+    quorum = {"votes": 2, "from": ["client:alice", "client:db-drain"]}
+    api = {"listen": "127.0.0.1:0", "socket": str(tmp_path / "relay.sock"), "clients": voters}
+    async with simulated("db-0") as azure, running_workflow() as workflow:
+        ops = {"kind": "teams", "name": "ops-teams", "url": workflow.url, "allow_http": True}
+        rules = [{"name": "databases", "approve": quorum}]
+        sections = {"sinks": [ops], "approvals": {"rules": rules}, "api": api}
+        document = document_of(tmp_path, azure, scope="prod", relay="db-0", **sections)
         file = tmp_path / "relay.yaml"
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
-        async with start_relay(load(file, {}).config, SystemClock()) as running:
-            url = f"http://127.0.0.1:{running.server.port}"
+        async with relay_in_process(azure, load(file, {}).config) as relay:
+            url = relay.url
             azure.schedule(Plan(type="Reboot", id=EVENT, resources=("db-0",), notice=900.0))
             await eventually(lambda: bool(workflow.cards))
             shown = (await run_async("show", EVENT, "--json", "-c", str(file))).json

@@ -14,6 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from relay import signature
 from relay.signature import SignatureRefused
+from tests.journey.relay_process import signed_headers
 
 NOW = datetime(2026, 4, 11, 22, 26, 58, 900_000, UTC)
 BODY = '{"name":"påvirker"}'.encode()
@@ -99,11 +100,7 @@ def test_the_reference_library_verifies_what_we_sign_with_either_secret_of_a_rot
 
 
 def test_what_the_reference_library_signs_is_verified_and_its_id_returned() -> None:
-    headers = {
-        "webhook-id": "msg_1",
-        "webhook-timestamp": str(int(NOW.timestamp())),
-        "webhook-signature": Webhook(OLD).sign("msg_1", NOW, BODY.decode()),
-    }
+    headers = signed_headers(BODY, OLD, at=NOW)
     assert verify(headers, secrets=[NEW, OLD]) == "msg_1"
     with pytest.raises(SignatureRefused):
         verify(headers, secrets=[STRANGE])

@@ -18,8 +18,6 @@ from aiohttp import web
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
-from relay.amqp.connection import GuardedConnection
-from relay.amqp.topology import approvals_queue, declare_topology, events_topology
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
 from relay.config.model import NO_RULE_FOR_USER_EVENTS
@@ -33,6 +31,7 @@ from tests.cli import test_run
 from tests.cli.command import file_names, run_async, run_process, serve_handler
 from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, run_server
+from tests.journey.bus import SCOPE, Bus
 from tests.journey.relay_process import SECRET
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.http_receiver import Received, good, listening
@@ -218,7 +217,7 @@ async def test_a_broker_is_looked_at_and_left_as_it_was(
 
 LEAST = {"configure": "^$", "write": r"^azure\.scheduledevents$"}
 """The rights of docs/rabbitmq.md for `declare: passive`, without the right to take approvals."""
-QUEUE = "azure.scheduledevents.approvals.prod"
+QUEUE = f"azure.scheduledevents.approvals.{SCOPE}"
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["may read", "may not read"])
@@ -230,37 +229,17 @@ async def test_the_documented_rights_are_enough_for_a_broker_that_lets_nobody_lo
     It is a warning only if the relay needs the right.
     """
     own_broker.add_user("least", "least", **LEAST, read=f"^{re.escape(QUEUE)}$" if read else "^$")
-    connection = GuardedConnection(URL(own_broker.amqp_url()), "test")
-    await connection.connect()
-    async with connection:
-        await declare_topology(
-            connection,
-            (
-                *events_topology("azure.scheduledevents"),
-                *approvals_queue("azure.scheduledevents", "prod").topology,
-            ),
-            True,
-        )
+    await Bus(own_broker, "azure.scheduledevents").make()
     refuses = not read and await _is_refused(own_broker.amqp_url("least"))
-    sections = {
-        "scope": "prod",
-        "sinks": [
-            {
-                "kind": "rabbitmq",
-                "name": "bus",
-                "url": own_broker.amqp_url("least"),
-                "declare": "passive",
-            }
-        ],
-        "approvals": {"amqp": {"url": own_broker.amqp_url("least"), "declare": "passive"}},
-    }
-    _, findings = await examined(configured(tmp_path, azure.url, **sections))
+    amqp = {"url": own_broker.amqp_url("least"), "declare": "passive"}
+    sections = {"sinks": [{"kind": "rabbitmq", "name": "bus", **amqp}], "approvals": {"amqp": amqp}}
+    _, findings = await examined(configured(tmp_path, azure.url, scope=SCOPE, **sections))
     lines = {
         finding["said"]: finding["state"]
         for about in ("sink bus", "approvals.amqp")
         for finding in findings[about]
     }
-    key = "event.scheduled.none.prod"
+    key = f"event.scheduled.none.{SCOPE}"
     assert lines[f"the user may publish to azure.scheduledevents with the key {key}"] == "ok"
     assert all(
         " is there" in message

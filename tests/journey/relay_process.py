@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,22 @@ def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:
         "allow_http": True,
         "secrets": [SECRET],
         **more,
+    }
+
+
+def signed_headers(
+    body: bytes,
+    secret: str = CLIENT_SECRET,
+    *,
+    message_id: str = "msg_1",
+    at: datetime | None = None,
+) -> dict[str, str]:
+    """Return the headers with which the reference library signs a callback, now or ``at``."""
+    moment = at or datetime.now(UTC)
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(moment.timestamp())),
+        "webhook-signature": Webhook(secret).sign(message_id, moment, body.decode()),
     }
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from relay.app import run
 from relay.clock import SystemClock
 from relay.config import Config, LoadedConfig
-from relay.simulator import VM, Setup, Simulator
+from tests.relay_in_process import document_of, simulated
 
 
 class _BreakableClock(SystemClock):
@@ -34,14 +34,8 @@ class _BreakableClock(SystemClock):
 
 async def test_a_part_that_fails_ends_the_relay_with_its_error(tmp_path: Path) -> None:
     """A relay without its poller would look healthy and see no events."""
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        config = Config.model_validate(
-            {
-                "source": {"url": sim.url},
-                "store": {"path": str(tmp_path / "relay.db")},
-                "api": {"listen": "127.0.0.1:0"},
-            }
-        )
+    async with simulated() as sim:
+        config = Config.model_validate(document_of(tmp_path, sim, api={"listen": "127.0.0.1:0"}))
         clock = _BreakableClock()
         loaded = LoadedConfig(config, None)
         running = asyncio.create_task(run(loaded, lambda: loaded, clock=clock))

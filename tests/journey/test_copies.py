@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
 import orjson
 from pamqp.commands import Basic
-from standardwebhooks import Webhook
 
 from tests.eventually import eventually
 from tests.journey.bus import KEY as ROUTING_KEY
 from tests.journey.bus import define_users, running_system
-from tests.journey.relay_process import CLIENT_SECRET, KEY, client
+from tests.journey.relay_process import CLIENT_SECRET, KEY, client, signed_headers
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 from tests.store.open_store import read_journal
@@ -39,17 +37,9 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         RawChannel(own_broker.amqp_url("drain")) as channel,
     ):
         event, decision = await system.schedule_reboot(starts_after=30.0)
-        url, body, now = (
-            f"http://127.0.0.1:{system.running.server.port}/v1",
-            orjson.dumps(decision),
-            datetime.now(UTC),
-        )
-        json = {"Content-Type": "application/json"}
-        signed = json | {
-            "webhook-id": "msg_200",
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_200", now, body.decode()),
-        }
+        url = f"http://127.0.0.1:{system.running.server.port}/v1"
+        body, json = orjson.dumps(decision), {"Content-Type": "application/json"}
+        bearer, signed = {"Authorization": f"Bearer {KEY}"}, signed_headers(body)
         statuses: Counter[int] = Counter()
 
         async def post(path: str, headers: dict[str, str]) -> None:
@@ -66,17 +56,9 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         async with asyncio.TaskGroup() as group:
             group.create_task(publish())
             for number in range(COPIES // 3 + 1):
-                group.create_task(
-                    post(
-                        "approvals",
-                        {
-                            **json,
-                            "Authorization": f"Bearer {KEY}",
-                            "Idempotency-Key": f"copy-{number}",
-                        },
-                    )
-                )
-                group.create_task(post("callbacks/drain", signed))
+                own = {"Idempotency-Key": f"copy-{number}"}
+                group.create_task(post("approvals", json | bearer | own))
+                group.create_task(post("callbacks/drain", json | signed))
         await system.sim.wait_until_approved(event, within=60)
         await eventually(system.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES

@@ -19,12 +19,18 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from standardwebhooks import Webhook
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.depth import depth
 from tests.eventually import eventually
-from tests.journey.relay_process import CLIENT_SECRET, KEY, RelayProcess, client, relay
+from tests.journey.relay_process import (
+    CLIENT_SECRET,
+    KEY,
+    RelayProcess,
+    client,
+    relay,
+    signed_headers,
+)
 
 REQUESTS = depth(100_000, 2_000)
 WORKERS = 32
@@ -46,16 +52,9 @@ def _post(path: str, body: bytes, *headers: str, length: int | None = None) -> b
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-def _signed(
-    body: bytes, secret: str = CLIENT_SECRET, *, ago: float = 0, message_id: str = "msg_1"
-) -> tuple[str, ...]:
-    moment = datetime.now(UTC) - timedelta(seconds=ago)
-    signature = Webhook(secret).sign(message_id, moment, body.decode())
-    return (
-        f"webhook-id: {message_id}",
-        f"webhook-timestamp: {int(moment.timestamp())}",
-        f"webhook-signature: {signature}",
-    )
+def _signed(body: bytes, secret: str = CLIENT_SECRET, *, ago: float = 0) -> list[str]:
+    headers = signed_headers(body, secret, at=datetime.now(UTC) - timedelta(seconds=ago))
+    return [f"{name}: {value}" for name, value in headers.items()]
 
 
 def hostile_requests(vote: bytes, replayed: bytes) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ from tests.journey.relay_process import (
     inbox,
     name_of,
     relay,
+    told_relay,
     webhook,
 )
 from tests.rabbitmq import Reachable
@@ -177,14 +178,8 @@ async def test_a_hangup_during_the_start_is_a_reload_after_it(tmp_path: Path) ->
 
 async def test_a_relay_stops_in_the_middle_of_a_reload(tmp_path: Path) -> None:
     """The old receiver still holds a delivery, so the reload waits for its answer."""
-    async with (
-        inbox() as slow,
-        inbox() as other,
-        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        relay(tmp_path, {"source": {"url": sim.url}, "sinks": [webhook(slow.url)]}) as process,
-    ):
+    async with inbox() as other, told_relay(tmp_path) as (slow, sim, process):
         slow.may_answer.clear()
-        await process.start()
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
         await eventually(lambda: slow.types_of(event.event_id) == ["event.scheduled"])
         process.document["sinks"] = [webhook(other.url)]

@@ -12,14 +12,13 @@ import itertools
 import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
 import orjson
 from pamqp.commands import Basic
-from standardwebhooks import Webhook
 
+from tests.journey.relay_process import signed_headers
 from tests.raw_amqp import RawChannel
 
 WORKERS = 32
@@ -72,7 +71,6 @@ class Flood:
         self._progressed = asyncio.Event()
         self._open_streams = 0
         self._unread: deque[aiohttp.ClientResponse] = deque()
-        self._signers = {client.name: Webhook(client.secret) for client in attack.clients}
 
     def _session(self, **connector: Any) -> aiohttp.ClientSession:
         """Return a session that makes as many connections as it is asked for."""
@@ -149,14 +147,7 @@ class Flood:
             return kind, path, headers, None
         body = orjson.dumps(decision)
         if kind == "callback":
-            moment = datetime.now(UTC)
-            headers = {
-                "webhook-id": str(number),
-                "webhook-timestamp": str(int(moment.timestamp())),
-                "webhook-signature": self._signers[client.name].sign(
-                    str(number), moment, body.decode()
-                ),
-            }
+            headers = signed_headers(body, client.secret, message_id=str(number))
         return kind, path, {**headers, "Content-Type": "application/json"}, body
 
     async def _keep_stream(self, session: aiohttp.ClientSession, number: int) -> None:
