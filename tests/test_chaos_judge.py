@@ -84,9 +84,7 @@ async def test_what_is_lost_repeated_and_made_up_is_counted(tmp_path: Path) -> N
     assert found(changed) == {"invalid_journals": 1}
 
 
-async def test_a_start_request_needs_a_quorum_and_a_claim_and_the_end_of_the_one_before(
-    tmp_path: Path,
-) -> None:
+async def test_start_requests_need_a_quorum_a_claim_and_the_end_of_the_last(tmp_path: Path) -> None:
     lower, other = EVENT_ID.lower(), "another"
     table: list[tuple[int, bool, list[RecordedCall], dict[str, int], int]] = [
         (0, True, [start_request()], {"without_claim": 1}, 1),

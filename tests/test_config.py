@@ -129,9 +129,7 @@ def all_sections(model: type[BaseModel]) -> set[type[BaseModel]]:
     return sections
 
 
-def test_what_init_prints_for_an_agent_is_an_agent_with_the_defaults(
-    file: Path, tmp_path: Path
-) -> None:
+def test_what_init_prints_for_an_agent_is_one_with_the_defaults(file: Path, tmp_path: Path) -> None:
     secret = tmp_path / "broker-url"
     secret.write_text("amqps://vmss-a:secret@broker.example.com/prod")
     text = AGENT_EXAMPLE.read_text().replace("/etc/imds-relay/broker-url", str(secret))
@@ -337,9 +335,7 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("unit", "seconds"), [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)]
 )
-def test_a_duration_is_a_number_and_a_unit(
-    file: Path, number: str, unit: str, seconds: float
-) -> None:
+def test_a_duration_has_number_and_unit(file: Path, number: str, unit: str, seconds: float) -> None:
     store = load_text(file, f"store: {{retain: {number}{unit}}}").store
     assert store.retain == pytest.approx(float(number) * seconds)
 
@@ -449,9 +445,7 @@ def test_a_configuration_that_is_printed_shows_no_secret(file: Path) -> None:
     assert isinstance(config.api.clients[0].secrets[0], SecretStr)
 
 
-def test_a_file_of_the_environment_takes_the_place_of_a_secret_of_the_document(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_the_environment_replaces_a_secret_of_the_document(tmp_path: Path) -> None:
     """The environment wins, whichever of x and x_file it gives."""
     secret = tmp_path / "url"
     secret.write_text("amqp://guest:guest@127.0.0.1:5672/\n", encoding="utf-8")

@@ -74,9 +74,7 @@ def test_a_change_is_named_by_its_key(
     assert changes(before, after) == expected
 
 
-def test_a_secret_that_moves_to_another_file_is_a_change_and_one_that_changes_is_none(
-    tmp_path: Path,
-) -> None:
+def test_a_secret_that_moves_is_a_change_and_one_that_changes_is_none(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).write_text(SECRET)
     one = {"sinks": [hook("a", secrets=[], secrets_file=str(tmp_path / "one"))]}

@@ -103,9 +103,7 @@ def test_a_principal_that_is_one_is_accepted_in_each_place(tmp_path: Path, princ
 @pytest.mark.parametrize(
     "principal", ["slack:t024be7lh/u7", "mattermost:team/user", "entra:example.com/bob"]
 )
-def test_an_id_of_another_form_is_an_error_that_says_the_form(
-    tmp_path: Path, principal: str
-) -> None:
+def test_an_id_of_another_form_is_an_error_with_the_form(tmp_path: Path, principal: str) -> None:
     kind = principal.partition(":")[0]
     for key in ("person", "group", "rule"):
         with pytest.raises(ConfigError, match=f"expected {kind}:.*; got {principal!r}"):

@@ -185,9 +185,7 @@ def test_the_chat_of_the_page_is_opened_like_the_one_that_tests_run() -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_the_private_authority_of_the_page_is_one_that_strict_clients_accept(
-    tmp_path: Path,
-) -> None:
+def test_the_private_authority_of_the_page_is_one_strict_clients_accept(tmp_path: Path) -> None:
     commands = block("docs/operations.md", "sh", "Private CAs")
     done = subprocess.run(
         ["bash", "-euc", commands], cwd=tmp_path, capture_output=True, text=True, check=False

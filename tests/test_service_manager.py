@@ -121,9 +121,7 @@ async def test_a_relay_that_waits_for_the_metadata_service_does_not_hold_up_the_
         assert await manager.receive() == ["READY=1", "STATUS=Running"]
 
 
-async def test_an_event_loop_that_stands_still_sends_no_sign_of_life(
-    manager: Listener, tmp_path: Path
-) -> None:
+async def test_a_still_event_loop_sends_no_sign_of_life(manager: Listener, tmp_path: Path) -> None:
     mine = {"WATCHDOG_PID": str(os.getpid())}
     async with reporting(tmp_path, environment=LIFE | mine):
         assert await manager.receive() == ["WATCHDOG=1"]  # nothing is ready before it is

@@ -23,9 +23,7 @@ def test_the_main_job_is_done_from_end_to_end() -> None:
     assert "approved by client:operator, completed" in result.out
 
 
-def test_a_local_socket_is_refused_with_a_remedy_only_where_one_is_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_local_socket_is_refused_with_a_remedy_only_if_one_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "relay.yaml"
     file.write_text("{scope: s, relay: r, api: {socket: relay.sock, listen: '127.0.0.1:0'}}")
     result = run("run", cwd=tmp_path)

@@ -131,9 +131,7 @@ def _old(state: GrantState) -> dict[str, Any]:
         ("409 comes before 503", 409, ask(revision="x", mode="off")),
     ],
 )
-def test_a_request_is_accepted_or_refused(
-    what: str, expected: int, refusal: DecisionAnswer | None
-) -> None:
+def test_who_may_decide_and_when(what: str, expected: int, refusal: DecisionAnswer | None) -> None:
     assert (refusal.status if refusal is not None else 202) == expected, what
 
 

@@ -22,9 +22,7 @@ from tests.approvals.builders import (
 from tests.clocks import NOON
 
 
-def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
-    approvals: ApprovalFile,
-) -> None:
+def test_the_claim_follows_the_grant_and_says_what_will_be_sent(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT)
     (claimed,) = approvals.claim()
     kinds = [row.kind for row in read_all_rows(approvals.connection)]
@@ -44,9 +42,7 @@ def test_the_journal_has_the_claim_after_the_grant_with_what_will_be_sent(
     assert approvals.grants[0].state == "sent"
 
 
-def test_an_accepted_start_request_is_recorded_once_and_uses_up_its_votes(
-    approvals: ApprovalFile,
-) -> None:
+def test_an_accepted_start_request_is_told_once_and_uses_votes_up(approvals: ApprovalFile) -> None:
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
     approvals.accept(approvals.claim())
@@ -76,9 +72,7 @@ def test_a_refusal_by_imds_is_recorded_once_and_final(approvals: ApprovalFile) -
     assert approvals.submit(by="eve", of=USER_REBOOT).status == 409
 
 
-def test_a_message_is_the_cause_of_its_vote_its_grant_and_its_start_request(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_message_causes_its_vote_its_grant_and_its_start_request(approvals: ApprovalFile) -> None:
     approvals.record_document(REDEPLOY)
     approvals.submit(
         by=build_caller("alice", channel="amqp"), of=REDEPLOY, request_id="m", message_id="m"
@@ -98,9 +92,7 @@ def test_a_clock_that_was_set_back_changes_no_cause(approvals: ApprovalFile) -> 
     assert approvals.cause("approval.granted") == approvals.events("approval.recorded")[1].id
 
 
-def test_a_release_is_the_cause_of_the_automatic_grant_that_follows(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_release_causes_the_automatic_grant_that_follows(approvals: ApprovalFile) -> None:
     approvals.record_document(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
     approvals.record_document(USER_REBOOT)
@@ -109,9 +101,7 @@ def test_a_release_is_the_cause_of_the_automatic_grant_that_follows(
     assert approvals.cause("approval.granted") == approvals.events("approval.recorded")[-1].id
 
 
-def test_an_earlier_release_at_the_same_moment_causes_no_later_grant(
-    approvals: ApprovalFile,
-) -> None:
+def test_an_earlier_release_at_that_moment_causes_no_later_grant(approvals: ApprovalFile) -> None:
     """The cause is what led to the grant, not what has the same time."""
     approvals.record_document(FREEZE)
     approvals.submit("hold", "eve", FREEZE)
@@ -120,9 +110,7 @@ def test_an_earlier_release_at_the_same_moment_causes_no_later_grant(
     assert approvals.cause("approval.granted") == approvals.events("event.updated")[0].id
 
 
-def test_the_newest_vote_is_the_cause_of_a_grant_that_waited_for_the_switch(
-    approvals: ApprovalFile,
-) -> None:
+def test_the_newest_vote_causes_a_grant_that_waited_for_the_switch(approvals: ApprovalFile) -> None:
     """The hold expires while approvals are off, so its release completes nothing."""
     approvals.crash(SETTINGS.model_copy(update={"hold_expires": 60.0}))
     approvals.record_document(REBOOT)

@@ -134,9 +134,7 @@ def test_a_row_that_is_in_the_chain_and_cannot_be_read_turns_approvals_of_its_ev
     assert approvals.claim() == []
 
 
-def test_damage_that_was_seen_is_not_forgotten_when_the_journal_is_pruned(
-    approvals: ApprovalFile,
-) -> None:
+def test_damage_that_was_seen_outlives_the_pruning_of_the_journal(approvals: ApprovalFile) -> None:
     """What the row says by now is in the chain, and only the hold is missing."""
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
@@ -465,9 +463,7 @@ def test_the_audit_names_a_claim_that_does_not_follow(
     assert named.endswith(f"(e-1) {problem}")
 
 
-def test_a_claim_follows_from_the_votes_that_the_rules_asked_for_then(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_claim_follows_from_the_votes_the_rules_asked_for_then(approvals: ApprovalFile) -> None:
     """The rules asked for more votes when the approval was granted."""
     approvals.record_document(REBOOT)
     approvals.submit()
@@ -483,9 +479,7 @@ def test_a_claim_follows_from_the_votes_that_the_rules_asked_for_then(
 # --- what must keep working
 
 
-def test_an_acceptance_takes_no_vote_on_a_state_that_came_while_it_was_sent(
-    approvals: ApprovalFile,
-) -> None:
+def test_an_acceptance_takes_no_vote_on_a_state_that_came_later(approvals: ApprovalFile) -> None:
     """The answer of IMDS shows the new state, but it ends the votes on the claimed state."""
     approvals.record_document(REDEPLOY)
     approvals.submit(of=REDEPLOY)
@@ -549,9 +543,7 @@ def test_a_hold_outlives_the_pruning_after_the_end_of_its_event(approvals: Appro
     assert approvals.connection.execute("SELECT count(*) FROM journal").fetchone() == (0,)
 
 
-def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(
-    approvals: ApprovalFile,
-) -> None:
+def test_votes_holds_and_grants_outlive_the_pruning_of_the_journal(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.submit()
     approvals.submit("hold", "eve")

@@ -73,9 +73,7 @@ def test_approval_events_carry_the_head_of_the_journal_before_them(approvals: Ap
     assert "journalhead" not in approvals.events("event.scheduled")[0].attributes
 
 
-def test_the_event_id_is_compared_without_case_and_reported_as_azure_wrote_it(
-    approvals: ApprovalFile,
-) -> None:
+def test_an_event_id_has_no_case_and_is_told_as_azure_wrote_it(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     assert approvals.submit(event_id="e-1").body["eventId"] == "E-1"
     assert approvals.events("approval.recorded")[0].subject == "E-1"
@@ -94,9 +92,7 @@ def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: ApprovalFi
     assert approvals.submit(by="bob").body["votes"] == 1
 
 
-def test_a_changed_event_voids_its_votes_once_even_if_it_changes_back(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_changed_event_voids_votes_once_even_if_it_changes_back(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.submit()
     approvals.record_document(build_event(resources=("db-1", "db-2")))
@@ -145,9 +141,7 @@ def test_an_operator_releases_every_hold(approvals: ApprovalFile) -> None:
     assert decide(approvals, "release", OPERATOR, of=USER_REBOOT) == "granted"
 
 
-def test_an_expired_hold_is_recorded_as_a_release_and_lets_the_votes_grant(
-    approvals: ApprovalFile,
-) -> None:
+def test_an_expired_hold_is_told_as_a_release_and_lets_votes_grant(approvals: ApprovalFile) -> None:
     approvals.close()
     approvals.crash(SETTINGS.model_copy(update={"hold_expires": 60.0}))
     approvals.record_document(REBOOT)

@@ -78,9 +78,7 @@ async def test_a_stream_of_changes_does_not_keep_a_hold_from_its_end(tmp_path: P
         assert len(harness.events("approval.recorded")) == 2
 
 
-async def test_an_event_is_granted_after_a_wrong_clock_was_set_back_before_not_before(
-    tmp_path: Path,
-) -> None:
+async def test_an_event_is_granted_once_the_clock_is_back_before_not_before(tmp_path: Path) -> None:
     clock = ManualClock(NOON + timedelta(hours=1))
     async with running_gate(tmp_path, USER_REBOOT, clock=clock) as harness:
         await harness.settle()
@@ -106,9 +104,7 @@ async def test_a_grant_is_read_afresh_claimed_sent_and_reported(tmp_path: Path) 
         assert start_request_tasks() == []
 
 
-async def test_events_that_are_granted_together_are_sent_one_after_the_other(
-    tmp_path: Path,
-) -> None:
+async def test_events_that_are_granted_together_are_sent_one_after_another(tmp_path: Path) -> None:
     ids = [f"E-{number}" for number in range(12)]
     events = [build_event(each, event_source="User") for each in ids]
     async with running_gate(tmp_path, *events) as harness:
@@ -118,9 +114,7 @@ async def test_events_that_are_granted_together_are_sent_one_after_the_other(
 
 
 @pytest.mark.parametrize("ids", ["one id", "no id", "ids of their own"])
-async def test_200_concurrent_copies_of_one_approval_are_one_start_request(
-    tmp_path: Path, ids: str
-) -> None:
+async def test_200_copies_of_one_approval_are_one_start_request(tmp_path: Path, ids: str) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         copies = [
             {"one id": "r", "no id": None, "ids of their own": f"r{number}"}[ids]
@@ -190,9 +184,7 @@ async def test_notices_from_the_fresh_read_come_first_too(tmp_path: Path) -> Non
 # --- between the fresh read and the claim
 
 
-async def test_a_grant_fails_if_not_before_passes_while_the_claim_waits_for_the_disk(
-    tmp_path: Path,
-) -> None:
+async def test_a_grant_fails_if_not_before_passes_while_its_claim_waits(tmp_path: Path) -> None:
     """The time of the claim counts, not the time at which the gate asked for it."""
     async with running_gate(tmp_path, REDEPLOY) as harness:
         disk = threading.Event()
@@ -278,9 +270,7 @@ async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path
 # --- a hold between two attempts
 
 
-async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(
-    tmp_path: Path,
-) -> None:
+async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(tmp_path: Path) -> None:
     azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.wait_for_start_requests(1)
@@ -302,9 +292,7 @@ async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(
 
 
 @pytest.mark.parametrize("hold_first", [True, False], ids=["hold first", "claim first"])
-async def test_of_a_hold_and_the_claim_of_a_retry_the_first_wins(
-    tmp_path: Path, hold_first: bool
-) -> None:
+async def test_the_first_of_a_hold_and_a_retry_wins(tmp_path: Path, hold_first: bool) -> None:
     """Both wait for the disk at once; the order of the transactions decides, not of the calls."""
     azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
     async with running_gate(tmp_path, azure=azure) as harness:
@@ -368,9 +356,7 @@ async def test_a_change_of_the_wall_clock_is_noticed_within_a_minute(tmp_path: P
 # --- kills
 
 
-async def test_a_claim_is_repeated_after_a_kill_while_nothing_has_changed(
-    tmp_path: Path,
-) -> None:
+async def test_a_claim_is_repeated_after_a_kill_while_nothing_has_changed(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_answer.clear()
         await harness.submit(of=REDEPLOY)
@@ -421,9 +407,7 @@ async def test_nothing_is_sent_while_the_claim_cannot_be_written(tmp_path: Path)
         await harness.wait_for_events("startrequest.accepted")
 
 
-async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_final(
-    tmp_path: Path,
-) -> None:
+async def test_an_answer_that_is_not_written_is_told_from_memory_and_final(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         event_names: list[str] = []
         harness.store.listeners.recorded.append(
@@ -443,9 +427,7 @@ async def test_an_answer_that_cannot_be_written_is_reported_from_memory_and_fina
         assert event_names.count("startrequest.accepted") == 1
 
 
-async def test_an_event_that_came_while_nothing_could_be_written_is_granted_afterwards(
-    tmp_path: Path,
-) -> None:
+async def test_an_event_that_came_while_the_disk_was_full_is_granted_later(tmp_path: Path) -> None:
     async with running_gate(tmp_path) as harness:
         await harness.settle()
         disk = LimitedDisk(tmp_path)

@@ -167,9 +167,7 @@ def _told(wait: WaitingFor) -> str:
         ({"scope": ["other*"]}, A, ""),
     ],
 )
-def test_the_machines_that_a_limit_counts(
-    match: dict[str, Any], of: ScheduledEvent, names: str
-) -> None:
+def test_what_a_limit_counts(match: dict[str, Any], of: ScheduledEvent, names: str) -> None:
     limit = Limit.model_validate({"name": "one", "match": match, "max": 1})
     found = limit.machines_of(common_event_data(of, 1), "prod")
     assert sorted(machine.name for machine in found) == sorted(
@@ -248,9 +246,7 @@ def test_a_clock_that_is_set_back_does_not_make_a_rest_endless(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("approve", [_VOTE, "automatic"])
-def test_a_change_of_one_event_alone_lets_those_go_that_wait_for_it(
-    tmp_path: Path, approve: Any
-) -> None:
+def test_a_change_of_one_event_lets_those_go_that_wait_for_it(tmp_path: Path, approve: Any) -> None:
     """The gate looks at the events that changed."""
     with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, approve) as approvals:
         approvals.record_document(started(A), C, B)
@@ -296,9 +292,7 @@ def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_pat
         assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
 
 
-def test_a_start_request_without_an_answer_waits_while_azure_has_started_another_event(
-    tmp_path: Path,
-) -> None:
+def test_a_start_request_without_an_answer_waits_while_another_has_started(tmp_path: Path) -> None:
     """Another event of its machine, which may be down already, is no reason for it to go."""
     same_machine = event("C", "db-1")
     with approvals_with(tmp_path, DATABASES | {"rest": "0s"}, "automatic") as approvals:
@@ -327,9 +321,7 @@ def test_a_start_request_without_an_answer_comes_before_an_older_grant(tmp_path:
 # --- what is said
 
 
-def test_a_limit_does_not_keep_a_vote_alive_and_the_end_says_for_what_it_waited(
-    tmp_path: Path,
-) -> None:
+def test_a_limit_keeps_no_vote_alive_and_the_end_says_for_what_it_waited(tmp_path: Path) -> None:
     with approvals_with(tmp_path, DATABASES) as approvals:
         approvals.record_document(started(A), B)
         assert decide(approvals, "approve", "alice", of=B) == "waiting"

@@ -132,9 +132,7 @@ def test_a_pattern_matches_scope_and_relay_separately(
 @example("*", "*", "client", "a/b")
 @example("*", "*", "client", "vm:a/b")
 @example("*", "*", "slack", "T/U")
-def test_a_pattern_matches_nobody_but_machines(
-    scope: str, relay: str, prefix: str, name: str
-) -> None:
+def test_a_pattern_matches_only_machines(scope: str, relay: str, prefix: str, name: str) -> None:
     assert not matches_principal(f"vm:{scope}/{relay}", f"{prefix}:{name}")
 
 
@@ -159,9 +157,7 @@ def test_only_a_machine_has_a_scope() -> None:
         ("any scope", "vm:*/test", "prod", True),
     ],
 )
-def test_the_scope_of_an_entry_is_before_the_slash(
-    what: str, entry: str, scope: str, can_be: bool
-) -> None:
+def test_the_scope_is_before_the_slash(what: str, entry: str, scope: str, can_be: bool) -> None:
     assert can_mean_machine_in_scope(entry, scope) is can_be, what
 
 
@@ -228,9 +224,7 @@ def test_nobody_else_has_resources_of_a_machine(principal: str) -> None:
         ("automatic", ["vm:prod/db-1"]),
     ],
 )
-def test_a_vote_counts_only_while_its_machine_is_the_one_of_the_event(
-    approve: Any, counted: list[str]
-) -> None:
+def test_a_vote_counts_only_of_the_machine_of_the_event(approve: Any, counted: list[str]) -> None:
     """Whatever the state file says: the votes are checked again whenever they are counted."""
     voters = ("vm:prod/db-1", "vm:prod/db-2", "vm:test/db-1", "vm:prod/*", "vm:prod/db-1/x")
     votes = [build_decision(principal=voter, approval_id=voter) for voter in voters]

@@ -65,9 +65,7 @@ def test_over_amqp_each_message_has_an_event_as_its_answer(approvals: ApprovalFi
     assert approvals.status().vote_count == 1
 
 
-def test_a_copy_of_a_request_that_changed_nothing_changes_nothing_later(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_copy_of_what_changed_nothing_changes_nothing_later(approvals: ApprovalFile) -> None:
     """Whoever captured it could otherwise take the hold again after its release."""
     approvals.record_document(REBOOT)
     for number in range(2):
@@ -127,9 +125,7 @@ def test_the_same_id_from_another_principal_is_no_repeat(approvals: ApprovalFile
     assert approvals.submit(by="bob", request_id="r").body["votes"] == 2
 
 
-def test_the_refusal_of_an_unknown_event_holds_only_the_id_that_was_sent(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_refusal_of_an_unknown_event_holds_only_the_id_as_sent(approvals: ApprovalFile) -> None:
     answer = approvals.submit(event_id="no-Such", message_id="m")
     assert answer.status == 404
     details = approvals.data("approval.refused")
@@ -227,9 +223,7 @@ def rules(*each: dict[str, Any]) -> ApprovalsSettings:
     return ApprovalsSettings.model_validate({"rules": named})
 
 
-def test_a_request_about_an_event_of_several_scopes_decides_nothing_until_it_names_one(
-    tmp_path: Path,
-) -> None:
+def test_a_request_about_several_scopes_decides_nothing_until_it_names_one(tmp_path: Path) -> None:
     approvals = ApprovalFile(tmp_path / "hub.db", is_hub=True)
     approvals.record_in_scopes(REDEPLOY, "a", "b")
     answer = approvals.submit(of=REDEPLOY, request_id="r")

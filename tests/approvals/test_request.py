@@ -114,9 +114,7 @@ async def decide(harness: GateHarness) -> bool:
     return await handler.read(message).decide()
 
 
-async def test_a_message_about_an_event_whose_rows_are_damaged_is_dead_lettered(
-    tmp_path: Path,
-) -> None:
+async def test_a_message_about_an_event_with_damaged_rows_is_dead_lettered(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         assert (await harness.submit("hold", of=REDEPLOY)).accepted
         await damage(harness, "approval.recorded", "e-1")

@@ -45,9 +45,7 @@ def prune(tx: Transaction) -> int:
     return prune_all_tables(tx, settings, NOON + timedelta(seconds=60))[0]
 
 
-def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
-    approvals: ApprovalFile,
-) -> None:
+def test_work_in_a_commit_with_pruning_knows_what_was_accepted(approvals: ApprovalFile) -> None:
     approvals.record_document(USER_REBOOT)
     approvals.accept(approvals.claim())
 
@@ -60,9 +58,7 @@ def test_work_that_shares_a_commit_with_pruning_knows_what_was_accepted(
     assert len(approvals.events("approval.granted")) == 1
 
 
-def test_a_claim_that_shares_a_commit_with_pruning_obeys_a_standing_hold(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_claim_in_a_commit_with_pruning_obeys_a_standing_hold(approvals: ApprovalFile) -> None:
     approvals.record_document(build_event("E-9", event_type="Freeze"))
     approvals.record_document(USER_REBOOT)
     approvals.hold_ahead()
@@ -106,9 +102,7 @@ async def test_a_start_request_is_in_flight_until_its_answer_though_an_error_rep
         assert harness.kinds()[-2:] == ["approval.refused", "startrequest.accepted"]
 
 
-async def test_damage_of_standing_holds_ends_the_reads_before_a_start_request(
-    tmp_path: Path,
-) -> None:
+async def test_damage_of_standing_holds_ends_reads_before_a_start_request(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_read.clear()
         await harness.hold_ahead(match={"resources": ["nobody"]})
@@ -123,9 +117,7 @@ async def test_damage_of_standing_holds_ends_the_reads_before_a_start_request(
         assert harness.azure.sent == []
 
 
-async def test_an_answer_about_damaged_rows_keeps_no_notice_from_its_sinks(
-    tmp_path: Path,
-) -> None:
+async def test_an_answer_about_damaged_rows_keeps_no_notice_from_its_sinks(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         harness.azure.may_answer.clear()
         await harness.submit("approve", "alice", REDEPLOY)

@@ -31,9 +31,7 @@ def held(approvals: ApprovalFile, event_id: str = "E-1") -> bool:
     return approval_state(approvals.status(event_id)) == "held"
 
 
-def test_a_standing_hold_keeps_an_automatic_rule_from_starting_a_later_event(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_standing_hold_keeps_automatic_rules_from_later_events(approvals: ApprovalFile) -> None:
     answer = approvals.hold_ahead(match={"event_source": ["User"]})
     assert (answer.status, answer.body["principal"]) == (201, "client:eve")
     approvals.record_document(USER_REBOOT)
@@ -48,9 +46,7 @@ def test_a_standing_hold_keeps_an_automatic_rule_from_starting_a_later_event(
     }
 
 
-def test_votes_under_a_standing_hold_are_recorded_and_grant_at_its_end(
-    approvals: ApprovalFile,
-) -> None:
+def test_votes_under_a_standing_hold_are_kept_and_grant_at_its_end(approvals: ApprovalFile) -> None:
     hold_id = approvals.hold_ahead().body["holdId"]
     approvals.record_document(REBOOT)
     approvals.submit()
@@ -65,9 +61,7 @@ def test_votes_under_a_standing_hold_are_recorded_and_grant_at_its_end(
     assert claimed.event_id == "E-1"
 
 
-def test_a_standing_hold_expires_with_an_event_and_lets_what_is_satisfied_go(
-    approvals: ApprovalFile,
-) -> None:
+def test_the_expiry_of_a_standing_hold_is_told_and_lets_events_go(approvals: ApprovalFile) -> None:
     hold_id = approvals.hold_ahead(ends=60.0).body["holdId"]
     approvals.record_document(USER_REBOOT)
     assert approvals.apply_transitions() == NOON + timedelta(seconds=60)
@@ -235,9 +229,7 @@ def test_the_number_of_standing_holds_is_bounded(approvals: ApprovalFile) -> Non
 # --- what the answers say
 
 
-def test_every_text_about_a_standing_hold_says_that_azure_proceeds(
-    approvals: ApprovalFile,
-) -> None:
+def test_every_text_about_a_standing_hold_says_that_azure_proceeds(approvals: ApprovalFile) -> None:
     created = approvals.hold_ahead().body
     ended = approvals.end_ahead(created["holdId"]).body
     approvals.hold_ahead(ends=1.0)
@@ -260,9 +252,7 @@ def test_answers_name_the_ten_standing_holds_that_end_last(approvals: ApprovalFi
 # --- old rows
 
 
-def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_standing_hold_in_force_stays_in_the_journal_at_any_age(approvals: ApprovalFile) -> None:
     hold_id = approvals.hold_ahead(ends=300 * 86400.0).body["holdId"]
     approvals.clock.advance(200 * 86400.0)
     approvals.prune(audit_retain=1.0)
@@ -279,9 +269,7 @@ def test_a_standing_hold_in_force_stays_in_the_journal_whatever_its_age(
 # --- the gate
 
 
-async def test_a_standing_hold_that_comes_during_the_fresh_read_stops_the_start_request(
-    tmp_path: Path,
-) -> None:
+async def test_a_standing_hold_during_the_fresh_read_stops_a_start_request(tmp_path: Path) -> None:
     async with running_gate(tmp_path, settings=SETTINGS) as gate:
         gate.azure.may_read.clear()
         await gate.record_document(USER_REBOOT)

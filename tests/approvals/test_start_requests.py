@@ -46,9 +46,7 @@ async def test_a_claim_names_who_executes_the_start_request(tmp_path: Path) -> N
         assert (claim.agent, claim.attempt_number, claim.event_id) == ("vm-1", 1, "E-1")
 
 
-async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(tmp_path: Path) -> None:
     azure = Azure(ManualClock(), REDEPLOY, agents=[])
     async with running_gate(tmp_path, azure=azure) as harness:
         await harness.submit(of=REDEPLOY)
@@ -66,9 +64,7 @@ async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(
         assert (accepted.data["attempts"], [claim.agent for claim in azure.claims]) == (1, ["vm-1"])
 
 
-async def test_after_a_start_request_that_reached_nobody_the_next_goes_at_once(
-    tmp_path: Path,
-) -> None:
+async def test_after_a_start_request_to_nobody_the_next_goes_at_once(tmp_path: Path) -> None:
     azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1", "vm-2", "vm-3"])
     azure.answers.extend([RETURNED, RETURNED])
     async with running_gate(tmp_path, azure=azure) as harness:
@@ -78,9 +74,7 @@ async def test_after_a_start_request_that_reached_nobody_the_next_goes_at_once(
         assert [note["agent"] for note in harness.claim_notes()] == ["vm-1", "vm-2", "vm-3"]
 
 
-async def test_one_who_cannot_be_reached_is_not_asked_again_and_again_without_a_pause(
-    tmp_path: Path,
-) -> None:
+async def test_who_cannot_be_reached_is_not_asked_again_without_a_pause(tmp_path: Path) -> None:
     azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1"])
     azure.answers.extend([RETURNED] * 3)
     async with running_gate(tmp_path, azure=azure) as harness:
@@ -96,9 +90,7 @@ async def test_one_who_cannot_be_reached_is_not_asked_again_and_again_without_a_
 # --- turns
 
 
-async def test_a_grant_that_fails_again_and_again_delays_another_by_one_turn_only(
-    tmp_path: Path,
-) -> None:
+async def test_a_grant_that_fails_again_and_again_delays_others_by_one_turn(tmp_path: Path) -> None:
     clock = ManualClock()
     azure = Azure(clock, USER_REBOOT, OTHER_REBOOT, answers=[TIMEOUT, None, TIMEOUT, TIMEOUT])
     async with running_gate(tmp_path, azure=azure, clock=clock) as harness:
@@ -136,9 +128,7 @@ async def test_a_grant_that_was_just_read_is_not_claimed_while_the_relay_waits_t
         assert "claim" not in harness.kinds()
 
 
-async def test_each_scope_has_pauses_of_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_scopes_pause_by_themselves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     often = ScopeOfFleet(clock, "a", USER_REBOOT, answers=[TIMEOUT] * 4)
     slow = SourceUnavailable("expected 200, got 429", status=429, retry_after=20)
@@ -187,9 +177,7 @@ def limited(approve: Any, **changes: Any) -> ApprovalsSettings:
     return one_rule(approve, limits=[limit])
 
 
-async def test_a_grant_that_waits_reads_no_document_and_goes_when_the_slot_is_free(
-    tmp_path: Path,
-) -> None:
+async def test_a_waiting_grant_reads_nothing_and_goes_when_a_slot_is_free(tmp_path: Path) -> None:
     """Azure starts another event between the grant and the claim."""
     async with running_gate(tmp_path, A, B, settings=limited(BY_ALICE)) as harness:
         harness.azure.document = (A, started(B))
@@ -225,9 +213,7 @@ async def test_more_known_machines_make_more_slots_after_a_wake(tmp_path: Path) 
         assert harness.azure.sent == ["B", "A"]
 
 
-async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slot_goes_from_one_to_another(
-    tmp_path: Path,
-) -> None:
+async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slots_move_on(tmp_path: Path) -> None:
     clock = ManualClock()
     west, east = ScopeOfFleet(clock, "west", A), ScopeOfFleet(clock, "east", B)
     settings = limited(BY_ALICE, rest="0s")

@@ -311,8 +311,6 @@ def test_nothing_is_claimed_if_the_revision_is_not_that_of_the_stored_event() ->
         ("there is no NotBefore", None, build_status(NO_NOT_BEFORE, grants=granted())),
     ],
 )
-def test_when_a_transition_can_become_due(
-    what: str, seconds: float | None, status: ApprovalStatus
-) -> None:
+def test_when_a_change_is_due(what: str, seconds: float | None, status: ApprovalStatus) -> None:
     expected = None if seconds is None else NOON + timedelta(seconds=seconds)
     assert next_change_at(status) == expected, what

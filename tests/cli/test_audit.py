@@ -131,9 +131,7 @@ def verify_export(export: str) -> str:
     return result.stdout if result.returncode == 0 else result.stderr.strip().splitlines()[-1]
 
 
-async def test_what_export_prints_proves_itself(
-    journal_of_a_decision: tuple[str, Path, str],
-) -> None:
+async def test_what_is_exported_proves_itself(journal_of_a_decision: tuple[str, Path, str]) -> None:
     """The chain is computed again from the lines alone, by the program of the documentation."""
     config, _, _ = journal_of_a_decision
     exported = (await run_async("audit", "export", "-c", config)).out
@@ -143,9 +141,7 @@ async def test_what_export_prints_proves_itself(
     assert verify_export(exported) == f"it holds: {head}\n"
 
 
-async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
-    tmp_path: Path,
-) -> None:
+async def test_an_export_proves_itself_across_pruning_and_with_any_text(tmp_path: Path) -> None:
     path, path_text = tmp_path / "relay.db", str(tmp_path / "relay.db")
     with open_file_in(path) as file:
         journal = Journal(file.connection)
@@ -172,9 +168,7 @@ async def test_an_export_proves_itself_across_pruning_and_whatever_was_written(
     assert len(emptied.splitlines()) == 2
 
 
-async def test_an_export_that_was_touched_proves_it(
-    journal_of_a_decision: tuple[str, Path, str],
-) -> None:
+async def test_a_touched_export_proves_it(journal_of_a_decision: tuple[str, Path, str]) -> None:
     config, _, _ = journal_of_a_decision
     begin, *lines, end = (await run_async("audit", "export", "-c", config)).out.splitlines()
     for touched, problem in (

@@ -325,9 +325,7 @@ def sample_approves(one: Mapping[str, Any]) -> bool:
         for kind in ("Freeze", "Reboot")
     ]
 )
-def test_the_rules_of_the_sample_approve_exactly_what_the_sample_approves(
-    events: list[dict[str, Any]],
-) -> None:
+def test_rules_of_the_sample_approve_exactly_what_it_approves(events: list[dict[str, Any]]) -> None:
     for number, one in enumerate(events):
         one |= {
             "EventId": f"event-{number}",
@@ -362,9 +360,7 @@ def test_check_calls_approved_what_the_rules_allow_without_a_vote(
 # --- keys
 
 
-def test_keys_makes_a_key_its_digest_and_a_secret_that_the_configuration_takes(
-    tmp_path: Path,
-) -> None:
+def test_keys_makes_a_key_its_digest_and_a_secret_for_the_configuration(tmp_path: Path) -> None:
     made = run_command("keys", "--json").json
     assert made["key"].startswith("imdsr_")
     assert made["key_sha256"] == hashlib.sha256(made["key"].encode()).hexdigest()

@@ -43,9 +43,7 @@ async def elsewhere(relay: RunningRelay, *arguments: str, key: str = ALICE_KEY) 
 # --- looking
 
 
-async def test_events_lists_what_azure_announced_with_where_its_approval_stands(
-    relay: RunningRelay,
-) -> None:
+async def test_events_lists_what_comes_and_where_its_approval_stands(relay: RunningRelay) -> None:
     assert (await relay.run("events")).out == "no events\n"
     event = await relay.announce()
     result = await relay.run("events")
@@ -323,9 +321,7 @@ def test_a_url_that_is_none_is_exit_code_2(url: str) -> None:
     assert result.err.startswith("imds-relay: --url: expected http:// or https:// and a host")
 
 
-async def test_a_reload_prints_what_has_changed_or_ends_with_what_is_wrong(
-    relay: RunningRelay,
-) -> None:
+async def test_a_reload_prints_what_changed_or_ends_with_what_is_wrong(relay: RunningRelay) -> None:
     file = Path(relay.config)
 
     def read() -> LoadedConfig:

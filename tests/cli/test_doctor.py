@@ -83,9 +83,7 @@ async def test_all_is_well_and_nothing_was_made(azure: Simulator, tmp_path: Path
     assert file_names(tmp_path) == ["relay.yaml"]
 
 
-async def test_scheduled_events_are_not_switched_on_unless_asked_for(
-    azure: Simulator, tmp_path: Path
-) -> None:
+async def test_the_feature_is_not_switched_on_unasked(azure: Simulator, tmp_path: Path) -> None:
     """The first GET of the document switches the feature on for the VM.
 
     See docs/protocol.md#polling-delays-reboots-by-users.
@@ -110,9 +108,7 @@ async def test_a_table_for_people_has_a_remedy_behind_what_is_wrong(tmp_path: Pa
     assert "Remedy: this must run on an Azure VM, and nothing may block the way there" in result.out
 
 
-async def test_a_metadata_service_that_answers_with_an_error_has_a_remedy_of_its_own(
-    tmp_path: Path,
-) -> None:
+async def test_a_metadata_service_that_answers_an_error_has_its_own_remedy(tmp_path: Path) -> None:
     async with run_server(Answer(b"", status=500)) as server:
         code, findings = await examined(configured(tmp_path, server.url))
     (finding,) = findings[f"metadata service {server.url}"]
@@ -163,9 +159,7 @@ async def test_an_address_that_another_program_has_failed(azure: Simulator, tmp_
     assert "no relay of this configuration" in findings["listener"][0]["said"]
 
 
-async def test_receivers_are_reached_and_nothing_is_posted(
-    azure: Simulator, tmp_path: Path
-) -> None:
+async def test_receivers_are_reached_and_get_nothing(azure: Simulator, tmp_path: Path) -> None:
     def sink(name: str, **more: Any) -> dict[str, Any]:
         return {"kind": "webhook", "name": name, "secrets": [SECRET], "allow_http": True, **more}
 

@@ -87,9 +87,7 @@ async def test_an_agent_of_another_domain_may_do_neither(node: Broker, tmp_path:
     assert "the user may not hear the hub" in found[2][1]
 
 
-async def test_a_hub_may_order_and_consume_and_has_no_metadata_service(
-    node: Broker, tmp_path: Path
-) -> None:
+async def test_a_hub_may_order_and_consume_and_needs_no_azure(node: Broker, tmp_path: Path) -> None:
     domains = [{"user": "a", "scopes": ["scope-a*"]}]
     fleet = {"role": "hub", "url": url(node, "imds-hub"), "declare": "passive", "domains": domains}
     code, found = await fleet_findings(tmp_path, fleet=fleet)

@@ -56,9 +56,7 @@ async def test_a_beginning_of_several_event_ids_names_none(tmp_path: Path) -> No
         assert not relay.azure.start_requests
 
 
-def test_a_table_shows_a_beginning_of_each_event_id_that_no_other_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_table_shows_a_unique_beginning_of_each_event_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     ids = ["C7061BAC-AFDC", "c7061bac-4513", "A16123F0-B24B", "short", None]
     page = with_short_event_ids({"items": [{"eventId": each} for each in ids], "next": None})

@@ -32,9 +32,7 @@ EACH: dict[str, Any] = {
 }
 
 
-async def test_explain_says_which_rule_decides_what_is_missing_and_until_when(
-    tmp_path: Path,
-) -> None:
+async def test_explain_says_which_rule_decides_what_is_missing_until_when(tmp_path: Path) -> None:
     async with running_relay(tmp_path, rules=[FREEZE, EACH]) as relay:
         event = await relay.announce()
         explanation = (await relay.run("explain", event.event_id, "--json")).json

@@ -78,9 +78,7 @@ def test_the_rights_are_the_least_that_hub_and_agents_need(hub_yaml: Path) -> No
     }
 
 
-def test_the_hubs_user_keeps_the_rights_for_its_sinks_and_approvals_in_the_same_place(
-    hub_yaml: Path,
-) -> None:
+def test_the_hubs_user_keeps_the_rights_for_its_sinks_and_approvals_there(hub_yaml: Path) -> None:
     hub_yaml.write_text(HUB + ALSO)
     answer = run_command("fleet", "definitions", "--json", "--config", str(hub_yaml)).json
     hub = answer["permissions"][0]

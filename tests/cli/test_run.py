@@ -99,9 +99,7 @@ async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(
     assert last == f"imds-relay: another relay holds {folder}/relay.db: {remedy}"
 
 
-async def test_a_port_that_is_taken_exits_with_1_and_a_remedy(
-    azure: Simulator, tmp_path: Path
-) -> None:
+async def test_a_taken_port_exits_with_1_and_a_remedy(azure: Simulator, tmp_path: Path) -> None:
     """Not with 2: a service manager may try again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -181,9 +179,7 @@ main()
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-async def test_what_python_asyncio_and_a_crash_say_is_in_the_log_in_its_form(
-    tmp_path: Path, form: str
-) -> None:
+async def test_all_that_python_says_has_the_form_of_the_log(tmp_path: Path, form: str) -> None:
     """The relay of this process has bugs of many kinds."""
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     sink = {"kind": "webhook", "name": "drain", "url": "https://x.example", "secrets": [secret]}

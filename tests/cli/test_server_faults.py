@@ -211,9 +211,7 @@ def test_a_stream_is_read_the_same_however_it_is_cut(
 
 
 @pytest.mark.parametrize("arguments", [("show", "E" * 36), ("deliveries", "7")])
-async def test_a_long_log_is_shown_in_part_or_with_all_its_pages(
-    arguments: tuple[str, str],
-) -> None:
+async def test_a_long_log_is_shown_in_part_or_with_all_pages(arguments: tuple[str, str]) -> None:
     log = "history" if arguments[0] == "show" else "log"
     pages = {None: ([3, 4], "3"), "3": ([1, 2], "1"), "1": ([0], None)}
 

@@ -93,9 +93,7 @@ def test_the_version_is_printed() -> None:
     ],
     ids=["verb", "option", "missing argument", "mode", "verb of a verb", "extra", "client name"],
 )
-def test_wrong_usage_is_one_sentence_and_exit_code_2(
-    arguments: tuple[str, ...], sentence: str
-) -> None:
+def test_wrong_usage_is_one_sentence_and_code_2(arguments: tuple[str, ...], sentence: str) -> None:
     result = run_command(*arguments)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("imds-relay: ")
@@ -165,9 +163,7 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_every_error_has_its_code_and_its_sentence(
-    error: Exception, code: int, sentence: str
-) -> None:
+def test_every_error_has_a_code_and_a_sentence(error: Exception, code: int, sentence: str) -> None:
     assert (exit_code(error), error_text(error)) == (code, sentence)
 
 

@@ -153,9 +153,7 @@ async def test_nobody_leads_a_verb_in_a_shared_folder_to_a_relay_of_theirs(
     ],
     ids=["none", "socket", "no socket", "section", "no section", "another key"],
 )
-def test_variables_say_where_the_relay_is_too(
-    variables: dict[str, str], socket: str | None
-) -> None:
+def test_variables_tell_where_the_relay_is(variables: dict[str, str], socket: str | None) -> None:
     environment = {f"IMDS_RELAY_{name}": value for name, value in variables.items()}
     assert locate_relay(environment=environment).socket == socket
 

@@ -51,9 +51,7 @@ def test_the_order_of_events_and_resources_and_the_case_of_ids_change_nothing(
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_applying_the_changes_to_the_old_document_gives_the_new_one(
-    old: Document, new: Document
-) -> None:
+def test_the_old_document_and_its_changes_give_the_new_one(old: Document, new: Document) -> None:
     live = by_key(old.events)
     for change in diff_events_with_document(old.events, new):
         if change.kind == "ended":
@@ -81,9 +79,7 @@ def test_the_kind_of_a_change_follows_from_both_states(old: Document, new: Docum
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_changed_holds_each_field_that_differs_with_its_value_before(
-    old: Document, new: Document
-) -> None:
+def test_changed_holds_what_differs_with_its_value_before(old: Document, new: Document) -> None:
     previous = by_key(old.events)
     for change in diff_events_with_document(old.events, new):
         before = previous.get(change.event.lowercase_event_id)

@@ -191,9 +191,7 @@ async def test_whoever_may_pretend_to_be_anybody_speaks_for_anybody(system: Syst
 # --- hold and release
 
 
-async def test_a_hold_keeps_a_vote_back_until_its_release_which_is_then_the_cause(
-    system: System,
-) -> None:
+async def test_a_hold_keeps_votes_back_until_its_release_which_is_the_cause(system: System) -> None:
     event, decision = await system.schedule_reboot()
     for message_id, kind in (("held", "hold"), ("voted", "approve")):
         await system.bus.send({**decision, "decision": kind}, message_id)

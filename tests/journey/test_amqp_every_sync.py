@@ -62,9 +62,7 @@ async def _next_life(process: RelayProcess) -> None:
 
 @needs_strace
 @pytest.mark.timeout(depth(1200, 60))
-async def test_killed_at_a_sync_of_the_path_a_message_counts_once(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_killed_at_a_sync_a_message_counts_once(own_broker: Broker, tmp_path: Path) -> None:
     """At every single one, until one life gets through: then there was no further sync."""
     define_users(own_broker)
     for sync in count(1) if CHAOS else (4,):

@@ -49,9 +49,7 @@ def refused(system: System) -> int:
 
 
 @pytest.mark.timeout(300)
-async def test_a_hold_behind_a_flood_of_another_client_is_decided(
-    node: Broker, tmp_path: Path
-) -> None:
+async def test_a_hold_behind_a_flood_of_others_is_decided(node: Broker, tmp_path: Path) -> None:
     """What is over the limit of its client is dead-lettered, and not told."""
     async with running_system(node, tmp_path) as system:
         _, vote = await system.schedule_reboot()
@@ -130,9 +128,7 @@ class Handler:
         )
 
 
-async def test_messages_that_wait_are_submitted_together_in_order_and_by_kind(
-    node: Broker,
-) -> None:
+async def test_messages_that_wait_are_submitted_together_in_order_and_by_kind(node: Broker) -> None:
     """Otherwise a hold waits for a commit of each hold and each release before it.
 
     If some cannot be recorded at first, no release may end a newer hold.

@@ -51,9 +51,7 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_step(tmp_path
         assert [call.event_ids for call in sim.start_requests] == [(event.event_id,)]
 
 
-async def test_a_relay_killed_before_the_answer_sends_again_while_the_event_still_waits(
-    tmp_path: Path,
-) -> None:
+async def test_killed_before_the_answer_it_sends_again_while_an_event_waits(tmp_path: Path) -> None:
     """The claim is on disk before the POST, so the restarted relay knows of the request.
 
     `test_machine_goes` kills it where Azure took the request.
@@ -73,9 +71,7 @@ async def test_a_relay_killed_before_the_answer_sends_again_while_the_event_stil
         assert kinds.index("approval.granted") < kinds.index("claim")
 
 
-async def test_with_a_full_disk_notices_still_go_out_and_nothing_is_approved(
-    tmp_path: Path,
-) -> None:
+async def test_with_a_full_disk_notices_go_out_and_nothing_is_approved(tmp_path: Path) -> None:
     """Notices go out from memory. Approvals get 503 and start nothing.
 
     Once the disk has room again, the relay records everything in order.

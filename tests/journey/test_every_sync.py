@@ -203,9 +203,7 @@ async def test_a_kill_at_a_sync_sends_nothing_without_a_quorum_and_loses_nothing
 
 
 @pytest.mark.timeout(300)
-async def test_a_kill_at_any_time_sends_nothing_without_a_quorum_and_loses_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_a_kill_at_any_time_sends_nothing_unasked_and_loses_nothing(tmp_path: Path) -> None:
     for number, milliseconds in enumerate(KILLS):
         await kill_and_restart(
             tmp_path / f"{number}", kill_after=0.6 + milliseconds / 1000, changes=number % 2 == 1

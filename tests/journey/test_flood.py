@@ -186,9 +186,7 @@ async def _approve(process: RelayProcess, vote: dict[str, Any]) -> tuple[int, fl
 
 
 @pytest.mark.timeout(900)
-async def test_a_flood_starts_nothing_and_breaks_nothing_and_an_approval_still_works(
-    tmp_path: Path,
-) -> None:
+async def test_a_flood_starts_and_breaks_nothing_and_approvals_still_work(tmp_path: Path) -> None:
     clients = [client(secrets=[CLIENT_SECRET]), client("honest", key=HONEST)]
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
         document = {

@@ -90,9 +90,7 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
             yield vm
 
 
-async def test_notices_come_before_the_start_request_and_the_boot_id_shows_the_reboot(
-    tmp_path: Path,
-) -> None:
+async def test_notices_come_first_and_the_boot_id_shows_the_reboot(tmp_path: Path) -> None:
     """The relay is killed after Azure accepted. It starts under another boot id.
 
     See docs/guarantees.md#notices-come-before-the-startrequest and
@@ -116,9 +114,7 @@ async def test_notices_come_before_the_start_request_and_the_boot_id_shows_the_r
         assert len(vm.azure.start_requests) == 1
 
 
-async def test_a_reboot_before_the_answer_leaves_the_start_request_unknown(
-    tmp_path: Path,
-) -> None:
+async def test_a_reboot_before_the_answer_leaves_the_start_request_unknown(tmp_path: Path) -> None:
     """The relay is killed during the POST. It reports the reboot as completed.
 
     It cannot know whether Azure took the StartRequest.
@@ -152,9 +148,7 @@ async def test_a_reboot_before_the_answer_leaves_the_start_request_unknown(
         ]
 
 
-async def test_an_orderly_shutdown_reports_first_that_the_start_request_was_accepted(
-    tmp_path: Path,
-) -> None:
+async def test_an_orderly_shutdown_tells_first_that_azure_accepted(tmp_path: Path) -> None:
     """SIGTERM comes while Azure accepts. The relay reports the answer and exits with 0 in time."""
     async with machine(tmp_path) as vm:
         vm.azure.add_fault(Fault(kind="delay", on="approval", calls=1, time=1.0))

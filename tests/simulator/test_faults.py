@@ -86,9 +86,7 @@ async def test_a_reset_breaks_the_connection_off(client: aiohttp.ClientSession) 
         assert (sim.calls[-1].status, sim.calls[-1].fault) == (None, "reset")
 
 
-async def test_a_hang_does_not_keep_the_simulator_from_ending(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_a_hang_keeps_no_simulator_from_ending(client: aiohttp.ClientSession) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, Simulator(PAIR) as sim:
         sim.add_fault(Fault(kind="hang", calls=2))
 

@@ -260,9 +260,7 @@ def test_an_event_only_goes_from_scheduled_to_started_to_gone(actions: list[Time
 
 
 @given(ACTIONS)
-def test_nothing_starts_by_itself_before_not_before_unless_it_was_approved(
-    actions: list[TimedAction],
-) -> None:
+def test_nothing_starts_before_not_before_unless_it_is_approved(actions: list[TimedAction]) -> None:
     by_hand: set[str] = set()
 
     def on_transition(at: datetime, kind: str, event: Event | None) -> None:

@@ -31,9 +31,7 @@ async def approve(client: aiohttp.ClientSession, url: str, *event_ids: str) -> i
         return response.status
 
 
-async def test_two_vms_share_one_document_and_either_may_approve(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_vms_share_one_document_and_each_may_approve(client: aiohttp.ClientSession) -> None:
     async with Simulator(PAIR) as sim:
         event = sim.schedule(Plan(resources=("vm-0", "vm-1"), starts_after=0.0))
         assert await get(client, sim.urls["vm-0"]) == await get(client, sim.urls["vm-1"])
@@ -69,9 +67,7 @@ async def test_an_approval_needs_no_content_type_and_any_case_of_the_event_id_wi
         b'{"StartRequests": "A"}',
     ],
 )
-async def test_a_malformed_start_request_is_refused(
-    client: aiohttp.ClientSession, body: bytes
-) -> None:
+async def test_a_wrong_start_request_is_refused(client: aiohttp.ClientSession, body: bytes) -> None:
     async with Simulator() as sim:
         async with client.post(sim.url + EVENTS, data=body) as response:
             assert response.status == 400
@@ -135,9 +131,7 @@ async def test_the_sixth_call_in_a_second_is_too_many(client: aiohttp.ClientSess
         assert (await get(client, sim.url))[0] == 200
 
 
-async def test_the_first_call_is_slow_and_calls_during_it_wait_no_longer(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_the_first_call_is_slow_and_none_waits_longer(client: aiohttp.ClientSession) -> None:
     clock = ManualClock()
     setup = Setup(first_call=120.0, rate_limit=None)
     async with Simulator(setup, clock=clock) as sim, clock.ticking(0.5):

@@ -52,9 +52,7 @@ def count_acknowledged(folder: Path, output: list[str]) -> int:
         *(pytest.param(True, sync, id=f"old file, {sync}") for sync in (1, 2, 3, 4, 5, 8, 20)),
     ],
 )
-def test_killed_at_any_sync_nothing_acknowledged_is_lost(
-    tmp_path: Path, begun: bool, sync: int
-) -> None:
+def test_kills_at_a_sync_lose_nothing_acknowledged(tmp_path: Path, begun: bool, sync: int) -> None:
     """With a fresh file, the first dozen syncs are those that create it."""
     if begun:
         with open_file_in(tmp_path / "relay.db"):

@@ -78,9 +78,7 @@ def test_an_events_entries_hold_up_its_start_until_all_are_settled(tx: Transacti
     assert not tx.deliveries.is_event_waiting("e")
 
 
-def test_attempts_are_logged_and_counted_and_what_was_delivered_is_settled(
-    tx: Transaction,
-) -> None:
+def test_attempts_are_logged_and_counted_and_what_was_delivered_is_settled(tx: Transaction) -> None:
     first, second, third = (record(tx, number)[0] for number in range(1, 4))
     failed = Attempt(
         at=NOW, elapsed=0.25, outcome="deferred", status=503, reason="no", response="later"

@@ -283,9 +283,7 @@ def test_two_that_are_set_aside_do_not_overwrite_each_other(tmp_path: Path) -> N
     assert [copy.read_bytes() for copy in set_aside(path)] == [b"broken 0", b"broken 1"]
 
 
-def test_a_crash_between_setting_aside_and_beginning_afresh_leaves_approvals_off(
-    tmp_path: Path,
-) -> None:
+def test_a_crash_between_setting_aside_and_a_new_file_leaves_approvals_off(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     path.write_bytes(b"broken")
     with open_file_in(path):
@@ -370,9 +368,7 @@ def test_a_second_relay_of_the_same_process_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone_however_it_went(
-    tmp_path: Path,
-) -> None:
+def test_a_second_process_is_refused_until_the_first_is_gone_in_any_way(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -387,9 +383,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_however_it_went(
             assert file.trusted
 
 
-def test_a_store_that_is_bound_to_a_vm_is_not_trusted_where_none_can_be_told(
-    tmp_path: Path,
-) -> None:
+def test_a_store_bound_to_a_vm_is_not_trusted_where_none_can_be_told(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     nobody = StateFileScopeAndVm(IDENTITY.scope, None)
     with open_file_in(path, nobody) as file:

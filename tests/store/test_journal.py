@@ -335,9 +335,7 @@ def test_history_and_what_follows_a_position_leave_out_what_is_no_event(tmp_path
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x00\xff\x00", "no JSON: é", b"{"])
-def test_many_bodies_are_read_byte_for_byte_though_one_is_broken(
-    tmp_path: Path, broken: bytes | str
-) -> None:
+def test_bodies_are_read_whole_though_one_is_broken(tmp_path: Path, broken: bytes | str) -> None:
     with filled(tmp_path / "relay.db") as (connection, _):
         connection.execute("UPDATE journal SET body = ? WHERE position = 2", (broken,))
         bodies = Journal(connection).bodies_at_positions([1, 2, 4, ROWS + 1])

@@ -121,9 +121,7 @@ def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
         assert found == list(together)
 
 
-def test_more_than_go_into_one_statement_are_journalled_and_wait_in_their_order(
-    tmp_path: Path,
-) -> None:
+def test_more_than_go_into_one_statement_are_journalled_and_wait_in_order(tmp_path: Path) -> None:
     """The returned entries have the ids of the waiting entries, for every sink."""
     events = [numbered_event(number) for number in range(3 * MAX_ROWS_PER_STATEMENT + 1)]
     with open_file_in(tmp_path / "relay.db") as file:

@@ -38,9 +38,7 @@ def test_new_folders_and_all_files_are_private(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_file_that_others_could_read_and_one_that_is_set_aside_are_narrowed(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_others_can_read_and_one_that_is_set_aside_are_narrowed(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     path.write_bytes(b"not a database, and long enough to be taken for a broken header" * 10)
     path.chmod(0o644)
@@ -51,9 +49,7 @@ def test_a_file_that_others_could_read_and_one_that_is_set_aside_are_narrowed(
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o720])
-def test_a_folder_in_which_others_can_write_is_refused_with_the_remedy(
-    tmp_path: Path, mode: int
-) -> None:
+def test_a_folder_others_can_write_to_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
     """They could put another file in the place of any."""
     tmp_path.chmod(mode)
     with (

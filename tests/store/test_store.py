@@ -40,9 +40,7 @@ async def test_what_was_recorded_is_on_disk_before_it_is_answered_and_told(tmp_p
         assert seen == [[1]]
 
 
-async def test_listeners_are_handed_the_event_and_an_entry_for_every_wanting_sink(
-    tmp_path: Path,
-) -> None:
+async def test_listeners_get_the_event_and_an_entry_for_every_wanting_sink(tmp_path: Path) -> None:
     async with open_store_in(
         tmp_path, lambda event: ("bus", "chat") if event.name == "event.scheduled" else ()
     ) as store:
@@ -134,9 +132,7 @@ async def test_a_mistake_in_the_work_is_no_trouble_with_the_disk(
         assert await store.transact(record_event(1)) == 1
 
 
-async def test_a_listeners_error_reaches_whoever_recorded_and_nobody_waits_in_vain(
-    tmp_path: Path,
-) -> None:
+async def test_a_listeners_error_reaches_its_cause_and_nobody_waits_in_vain(tmp_path: Path) -> None:
     def broken(_: Sequence[RecordedEvent]) -> None:
         raise LookupError("a mistake of ours")
 
@@ -232,9 +228,7 @@ async def test_when_the_document_was_last_read_is_remembered_once(tmp_path: Path
         assert await store.transact(lambda tx: tx.pop_last_read_at_of_previous_run()) is None
 
 
-async def test_work_goes_to_the_sinks_of_its_submission_also_if_it_runs_again(
-    tmp_path: Path,
-) -> None:
+async def test_work_goes_to_sinks_of_its_submission_also_if_it_runs_again(tmp_path: Path) -> None:
     def fail(_: Transaction) -> None:
         raise LookupError("a mistake in this work")
 

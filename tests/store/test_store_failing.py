@@ -71,9 +71,7 @@ def chain_holds(path: Path) -> int:
         return verify_journal(reader)[1]
 
 
-async def test_a_full_disk_refuses_what_fails_closed_and_carries_on_with_what_fails_open(
-    disk: Disk,
-) -> None:
+async def test_a_full_disk_refuses_what_fails_closed_and_takes_what_fails_open(disk: Disk) -> None:
     path = disk.folder / "relay.db"
     async with open_listened_store(disk.folder) as (store, notified):
         await store.transact(record_event(1))
@@ -133,9 +131,7 @@ async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Di
 
 
 @pytest.mark.parametrize("failure", ["full disk", "lock"])
-def test_a_large_journal_needs_no_memory_while_the_file_cannot_be_written(
-    failure: str, tmp_path: Path
-) -> None:
+def test_a_large_journal_needs_no_memory_while_writes_fail(failure: str, tmp_path: Path) -> None:
     output = subprocess.run(
         (sys.executable, "-m", "tests.store.record_on_failing_disk", tmp_path, failure, str(ROWS)),
         check=True,
@@ -159,9 +155,7 @@ def counted(runs: list[int], number: int) -> Work[int]:
 
 
 @pytest.mark.parametrize("disk", ["limit"], indirect=True)
-async def test_a_try_to_write_that_fails_repeats_in_order_what_changed_something(
-    disk: Disk,
-) -> None:
+async def test_a_write_that_fails_repeats_in_order_what_changed_something(disk: Disk) -> None:
     runs: list[int] = []
     async with open_listened_store(disk.folder) as (store, notified):
         disk.fill()

@@ -92,9 +92,7 @@ async def test_the_log_tells_an_event_from_its_announcement_to_its_outcome_once(
     assert told.types() == [*names, "event.scheduled"]
 
 
-async def test_a_sink_that_fails_and_recovers_is_told_with_its_reason(
-    tmp_path: Path, told: Told
-) -> None:
+async def test_a_sink_that_fails_and_recovers_is_told_with_why(tmp_path: Path, told: Told) -> None:
     async with running_relay(tmp_path) as relay:
         relay.receiver.status = 500
         relay.azure.schedule(Plan(type="Freeze", resources=("db-0",)))
@@ -109,9 +107,7 @@ async def test_a_sink_that_fails_and_recovers_is_told_with_its_reason(
     assert states == [("paused", LOCAL_PRINCIPAL), ("on", LOCAL_PRINCIPAL)]
 
 
-async def test_events_are_told_in_their_order_and_once_however_many(
-    tmp_path: Path, told: Told
-) -> None:
+async def test_events_are_told_in_order_and_once_however_many(tmp_path: Path, told: Told) -> None:
     """Those that do not fit in memory have short lines. A new sink that gets all tells nothing."""
     count = MAX_EVENTS_IN_RESULTS + 3
     owner = StateFileScopeAndVm("west", None)
