@@ -273,9 +273,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_wrong_document_is_refused_with_line_key_path_expectation_and_value(
-    file: Path, text: str, message: str
-) -> None:
+def test_a_wrong_document_is_refused_in_exact_words(file: Path, text: str, message: str) -> None:
     assert error_of(file, text.replace("SECRET", SECRET)) == message
 
 

@@ -195,9 +195,7 @@ def test_patterns_overlap_only_if_a_short_text_matches_both(one: str, other: str
         ("single", "vmss-a_0", True),
     ],
 )
-def test_a_domain_speaks_for_the_scopes_and_relays_that_its_patterns_match(
-    scope: str, relay: str, may: bool
-) -> None:
+def test_a_domain_speaks_for_what_its_patterns_match(scope: str, relay: str, may: bool) -> None:
     domain = TrustDomain(user="a", scopes=("vmss-a-*", "single"), relays=("vmss-a_?*",))
     assert domain.may_speak_for_relay(scope, relay) is may
 

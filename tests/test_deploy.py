@@ -118,9 +118,7 @@ def _named(definitions: dict[str, Any], kind: str, vhost: str) -> list[dict[str,
     )
 
 
-async def test_an_approval_reaches_the_relays_queue_from_who_may_send_it_and_for_this_scope_alone(
-    defined: Broker,
-) -> None:
+async def test_only_who_may_send_for_this_scope_reaches_the_relays_queue(defined: Broker) -> None:
     """Topic permissions: drain may write approve.compose only, and nobody else may approve."""
     async with channel_of(defined, "drain") as channel:
         there = await channel.get_exchange(f"{MAIN}.approvals", ensure=False)
@@ -177,9 +175,7 @@ async def program(path: str, environment: dict[str, str]) -> AsyncIterator[async
             await process.wait()
 
 
-async def test_the_example_drains_and_approves_over_the_broker_of_the_compose_file(
-    defined: Broker, tmp_path: Path
-) -> None:
+async def test_the_example_drains_and_approves_over_amqp(defined: Broker, tmp_path: Path) -> None:
     """The whole journey with the shipped files: definitions, configuration, program."""
     drained = tmp_path / "drained"
     environment = {

@@ -127,18 +127,14 @@ async def fetch(azure: Azure, folder: Path, secret: str, patience: str) -> tuple
     return process.returncode or 0, said.decode()
 
 
-async def test_the_secret_is_fetched_as_the_vm_and_only_its_owner_can_read_it(
-    azure: Azure, tmp_path: Path
-) -> None:
+async def test_the_vm_fetches_the_secret_for_its_owner_alone(azure: Azure, tmp_path: Path) -> None:
     assert await fetch(azure, tmp_path, "agent-broker-url", "0") == (0, "")
     file = tmp_path / "broker-url"
     assert file.read_text() == URL
     assert stat.S_IMODE(file.stat().st_mode) == 0o400
 
 
-async def test_a_secret_that_is_not_there_ends_the_setup_and_leaves_the_old_one(
-    azure: Azure, tmp_path: Path
-) -> None:
+async def test_an_absent_secret_ends_setup_and_keeps_the_old(azure: Azure, tmp_path: Path) -> None:
     (tmp_path / "broker-url").write_text("amqps://old")
     code, said = await fetch(azure, tmp_path, "another", "0")
     assert code == 1

@@ -185,9 +185,7 @@ def document(name: str, node: Broker) -> dict[str, Any]:
 # --- from plain relays to a fleet
 
 
-async def test_a_vm_becomes_an_agent_and_nobody_is_left_untold_or_told_twice(
-    broker: Broker, tmp_path: Path
-) -> None:
+async def test_a_vm_becomes_an_agent_and_each_is_told_once(broker: Broker, tmp_path: Path) -> None:
     """The steps of docs/fleet.md: a hub with a paused sink, then an agent on the same store."""
     sinks = {"sinks": [{**webhook(""), "events": ["event.*"]}]}
     async with AsyncExitStack() as stack:

@@ -51,9 +51,7 @@ class Parent(BaseModel):
         ),
     ],
 )
-def test_the_first_error_has_a_path_and_a_message_without_the_input(
-    document: Any, path: str, message: str
-) -> None:
+def test_the_first_error_has_a_path_and_no_input(document: Any, path: str, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Parent.model_validate(document)
     assert first_error_path_and_message(caught.value) == (path, message)

@@ -121,9 +121,7 @@ def test_approvals_are_off_after_rows_changed_while_the_relay_was_stopped(
     assert approvals.submit().status == 503, "what was damaged is not pruned"
 
 
-def test_a_row_that_is_in_the_chain_and_cannot_be_read_turns_approvals_of_its_event_off(
-    approvals: ApprovalFile,
-) -> None:
+def test_a_row_that_cannot_be_read_turns_approvals_of_an_event_off(approvals: ApprovalFile) -> None:
     approvals.record_document(REDEPLOY)
     approvals.transact(
         lambda tx: tx.journal.append_non_event_row(
@@ -309,9 +307,7 @@ def test_a_damaged_standing_hold_turns_approvals_off_while_the_relay_runs_and_is
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_pruning_of_rows_of_a_live_event_is_none_of_the_relay_s(
-    approvals: ApprovalFile, is_running: bool
-) -> None:
+def test_pruned_rows_of_a_live_event_are_damage(approvals: ApprovalFile, is_running: bool) -> None:
     """Whoever can write to the file can write the checkpoint, too."""
     approvals.record_document(USER_REBOOT, step=False)
     approvals.submit("hold", "eve", USER_REBOOT)
@@ -377,9 +373,7 @@ def test_what_was_read_is_right_after_a_rollback(approvals: ApprovalFile) -> Non
         "DELETE FROM journal WHERE event_key = 'e-1'",
     ],
 )
-def test_an_event_whose_rows_are_damaged_keeps_its_slot_and_its_end_is_no_cancellation(
-    tmp_path: Path, change: str
-) -> None:
+def test_damaged_rows_keep_a_slot_and_end_in_no_cancellation(tmp_path: Path, change: str) -> None:
     """Azure may have accepted its StartRequest."""
     fields = SETTINGS.model_dump(mode="json", by_alias=True)
     fields["limits"] = [{"name": "one", "max": 1}]

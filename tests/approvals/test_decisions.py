@@ -175,9 +175,7 @@ def test_a_hold_stays_in_force_when_its_event_id_comes_back(approvals: ApprovalF
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-def test_the_expiry_of_a_hold_is_recorded_only_if_its_event_is_back(
-    approvals: ApprovalFile, is_back: bool
-) -> None:
+def test_a_hold_expires_only_if_its_event_is_back(approvals: ApprovalFile, is_back: bool) -> None:
     about = build_event(event_source="User", due=1e6)
     approvals.record_document(about)
     approvals.submit("hold", "eve", about)

@@ -135,9 +135,7 @@ async def test_200_copies_of_one_approval_are_one_start_request(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("seconds", [0, 60, -3600], ids=["right", "ahead", "back"])
-async def test_notices_have_tell_first_to_get_out_by_the_monotonic_clock(
-    tmp_path: Path, seconds: float
-) -> None:
+async def test_tell_first_is_of_the_monotonic_clock(tmp_path: Path, seconds: float) -> None:
     async with running_gate(tmp_path, USER_REBOOT, sinks=("bus", "hook")) as harness:
         await harness.wait_for_events("approval.granted")
         await harness.settle()

@@ -171,10 +171,8 @@ def test_a_decision_is_written_as_a_whole_or_not_at_all(approvals: ApprovalFile)
     assert approvals.grants == []
 
 
-def test_a_request_id_is_known_across_restarts_for_longer_than_a_signature_is_valid(
-    approvals: ApprovalFile,
-) -> None:
-    """A clock ahead of ours makes a signature valid for longer."""
+def test_a_request_id_is_known_longer_than_a_signature_is_valid(approvals: ApprovalFile) -> None:
+    """Across restarts, too. A clock ahead of ours makes a signature valid for longer."""
     approvals.record_document(REBOOT)
     first = approvals.submit(by="alice", request_id="msg_1")
     approvals.clock.advance(MAX_AGE + MAX_AHEAD + 1)

@@ -70,9 +70,7 @@ def test_a_claim_in_a_commit_with_pruning_obeys_a_standing_hold(approvals: Appro
     assert approvals.transact(share_commit) == [None]
 
 
-async def test_a_start_request_is_in_flight_until_its_answer_though_an_error_repeats_a_commit(
-    tmp_path: Path,
-) -> None:
+async def test_a_start_request_stays_in_flight_while_a_commit_is_repeated(tmp_path: Path) -> None:
     """What comes before the answer in a commit runs again, too, if work behind the answer fails."""
 
     def fail(_: Transaction) -> None:

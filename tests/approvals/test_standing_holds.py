@@ -78,9 +78,7 @@ def test_the_expiry_of_a_standing_hold_is_told_and_lets_events_go(approvals: App
     assert len(approvals.events("standing-hold.expired")) == 1
 
 
-def test_an_event_is_granted_at_the_end_of_a_standing_hold_whatever_event_was_named(
-    approvals: ApprovalFile,
-) -> None:
+def test_events_are_granted_after_standing_holds_whatever_is_named(approvals: ApprovalFile) -> None:
     approvals.hold_ahead(ends=60.0)
     approvals.record_document(USER_REBOOT)
     approvals.clock.advance(60.0)

@@ -116,9 +116,7 @@ async def test_after_an_answer_the_pauses_begin_anew(tmp_path: Path) -> None:
 # --- the end
 
 
-async def test_a_grant_that_was_just_read_is_not_claimed_while_the_relay_waits_to_be_idle(
-    tmp_path: Path,
-) -> None:
+async def test_a_grant_just_read_is_not_claimed_while_the_relay_stops(tmp_path: Path) -> None:
     async with running_gate(tmp_path, USER_REBOOT) as harness:
         harness.azure.may_read.clear()
         await eventually(lambda: harness.azure.reads == 1)

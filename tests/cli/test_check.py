@@ -229,18 +229,14 @@ def test_check_refuses_the_tls_files_that_run_refuses(tmp_path: Path, wrong: str
     assert result.err.endswith("No such file or directory\n")
 
 
-def test_check_without_a_file_says_that_the_defaults_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = run_command("check")
     assert result.code == 0
     assert "the defaults: there is no file" in result.out
 
 
-def test_check_against_a_document_says_which_rule_decides_about_each_event(
-    relay_yaml: str, tmp_path: Path
-) -> None:
+def test_check_against_a_document_says_what_rules_decide(relay_yaml: str, tmp_path: Path) -> None:
     document = tmp_path / "document.json"
     document.write_bytes(
         azure(

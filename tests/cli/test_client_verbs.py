@@ -298,9 +298,7 @@ async def test_the_key_comes_from_the_option_the_variable_or_a_file(
 
 
 @pytest.mark.parametrize("key", ["imdsr_wrong", ""], ids=["wrong key", "empty key"])
-async def test_a_wrong_key_says_where_to_put_the_right_one_and_is_not_shown(
-    relay: RunningRelay, key: str
-) -> None:
+async def test_a_wrong_key_has_a_remedy_and_is_not_shown(relay: RunningRelay, key: str) -> None:
     result = await elsewhere(relay, "events", key=key)
     assert (result.code, result.out) == (1, "")
     assert "IMDS_RELAY_KEY" in result.err

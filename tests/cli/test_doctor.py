@@ -121,9 +121,7 @@ async def test_a_metadata_service_that_answers_an_error_has_its_own_remedy(tmp_p
     [(0, "ok"), (20, "warning"), (-20, "warning"), (400, "failed"), (-400, "failed")],
     ids=["right", "20 s ahead", "20 s behind", "400 s ahead", "400 s behind"],
 )
-async def test_the_clock_is_compared_with_the_metadata_services(
-    tmp_path: Path, offset: int, state: str
-) -> None:
+async def test_the_clock_is_compared_with_azures(tmp_path: Path, offset: int, state: str) -> None:
     def answer(_: Received) -> Answer:
         return Answer(
             INSTANCE,
@@ -390,9 +388,7 @@ PEM = str(LOOPBACK)
     ],
     ids=["certificate", "no certificate", "not our address"],
 )
-async def test_the_section_of_the_api_is_examined(
-    api: dict[str, Any], about: str, state: str, said: str
-) -> None:
+async def test_the_api_is_examined(api: dict[str, Any], about: str, state: str, said: str) -> None:
     section = {"listen": "127.0.0.1:0", "allow_http": True, **api}
     findings, is_running = await diagnose(ApiSettings.model_validate(section), Path("relay.db"))
     assert not is_running

@@ -85,9 +85,7 @@ async def test_with_a_wrong_configuration_nothing_is_started(tmp_path: Path) -> 
     assert file_names(tmp_path) == ["relay.yaml"]
 
 
-async def test_a_second_relay_on_the_same_state_file_exits_with_1_and_a_remedy(
-    azure: Simulator, tmp_path: Path
-) -> None:
+async def test_a_second_relay_exits_with_1_and_a_remedy(azure: Simulator, tmp_path: Path) -> None:
     folder = configured(tmp_path, azure.url)
     async with start_process("run", cwd=folder) as first:
         await read_until(first.stderr, " runs; ")
@@ -229,9 +227,7 @@ async def test_the_level_decides_which_lines_there_are(azure: Simulator, tmp_pat
             await read_until(relay.stderr, " debug ")
 
 
-async def test_a_reader_of_the_log_that_stalls_does_not_stop_the_relay(
-    azure: Simulator, tmp_path: Path
-) -> None:
+async def test_a_stalled_reader_of_the_log_stops_no_relay(azure: Simulator, tmp_path: Path) -> None:
     """Nobody reads standard error, and its pipe is full."""
     folder = configured(
         tmp_path,

@@ -138,9 +138,7 @@ def frame(position: int, reason: str = "") -> bytes:
     ],
     ids=["the same journal", "another journal", "the beginning of a journal", "no journal"],
 )
-async def test_tail_goes_on_behind_the_last_event_and_says_whether_any_is_missing(
-    first: str, said: str
-) -> None:
+async def test_tail_goes_on_where_it_was_and_says_if_any_is_missing(first: str, said: str) -> None:
     last_event_ids: list[str | None] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:

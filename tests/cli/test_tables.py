@@ -40,9 +40,7 @@ CELLS = st.one_of(st.none(), st.integers(), st.text(max_size=90), st.just(SETS),
 
 
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS, CELLS), min_size=1, max_size=4))
-def test_no_line_of_any_table_is_longer_than_the_terminal_and_nothing_is_cut(
-    rows: list[tuple[object, ...]],
-) -> None:
+def test_tables_fit_the_terminal_and_nothing_is_cut(rows: list[tuple[object, ...]]) -> None:
     columns = ("one", "two", "three", "four", "five")
     lines = printed(columns, rows)
     assert max(map(cell_len, lines)) <= 80

@@ -43,9 +43,7 @@ def by_key(events: Iterable[ScheduledEvent]) -> dict[str, ScheduledEvent]:
 
 
 @given(DOCUMENTS.flatmap(lambda document: st.tuples(st.just(document), shuffled(document))))
-def test_the_order_of_events_and_resources_and_the_case_of_ids_change_nothing(
-    documents: tuple[Document, Document],
-) -> None:
+def test_the_order_and_the_case_of_ids_change_nothing(documents: tuple[Document, Document]) -> None:
     document, shuffled_document = documents
     assert diff_events_with_document(document.events, shuffled_document) == ()
 
@@ -110,9 +108,7 @@ def test_changed_holds_what_differs_with_its_value_before(old: Document, new: Do
         ({"resource_type": None}, False),
     ],
 )
-def test_a_revision_is_the_state_that_an_approver_decides_about(
-    changes: dict[str, Any], is_another: bool
-) -> None:
+def test_a_revision_is_what_approvers_decide_on(changes: dict[str, Any], is_another: bool) -> None:
     assert (make_event(**changes).revision != make_event().revision) is is_another
 
 

@@ -154,9 +154,7 @@ async def test_what_cannot_be_used_is_dead_lettered_and_is_no_event(
         "nested without end",
     ],
 )
-async def test_properties_that_no_decoder_likes_do_not_end_the_connection(
-    system: System, properties: bytes
-) -> None:
+async def test_broken_properties_end_no_connection(system: System, properties: bytes) -> None:
     """Back in the queue, the message would end each next connection: nobody could approve."""
     dead_letter_count = len(system.bus.dead_letters)
     async with RawChannel(system.bus.broker.amqp_url("drain")) as channel:

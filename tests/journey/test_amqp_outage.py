@@ -179,9 +179,7 @@ def _is_full(process: RelayProcess, ledger: Ledger, recorded: int) -> bool:
 
 
 @pytest.mark.timeout(depth(480, 180))
-async def test_a_broker_that_is_gone_for_long_finds_everything_on_its_return(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_a_broker_that_was_gone_finds_everything(own_broker: Broker, tmp_path: Path) -> None:
     """Memory stays flat. Then the first message comes within five seconds, and all in order."""
     exchange = unused_exchange("gone")
     async with (

@@ -244,9 +244,7 @@ async def test_a_broker_that_is_killed_costs_no_approval(
         await system.sim.wait_until_approved(event, within=60)
 
 
-async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(
-    node: Broker, tmp_path: Path
-) -> None:
+async def test_a_relay_ends_in_time_while_the_broker_hangs(node: Broker, tmp_path: Path) -> None:
     """Neither the sink nor the consumer waits for a farewell."""
     async with running_system(node, tmp_path, wait=False) as system:
         await eventually(system.is_consuming, every=0.1)
@@ -256,9 +254,7 @@ async def test_a_relay_that_is_stopped_while_the_broker_hangs_ends_in_time(
     node.thaw()
 
 
-async def test_under_a_memory_alarm_approvals_still_count_and_are_answered_afterwards(
-    node: Broker, tmp_path: Path
-) -> None:
+async def test_under_alarm_approvals_count_and_are_told_later(node: Broker, tmp_path: Path) -> None:
     """An alarm blocks those who publish; this connection only consumes.
 
     See docs/protocol.md#an-alarm-blocks-publishers.

@@ -92,9 +92,7 @@ async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_ki
         consumer.cancel()
 
 
-async def test_what_is_down_at_the_start_is_waited_for_and_nothing_is_lost(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_what_is_down_at_the_start_is_waited_for(own_broker: Broker, tmp_path: Path) -> None:
     """Neither a broker nor a receiver is needed to start; both get everything when they come."""
     own_broker.stop()
     queue = Inbox()

@@ -268,9 +268,7 @@ async def scene(node: Broker, folder: Path) -> AsyncIterator[Scene]:
 
 @pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
 @pytest.mark.timeout(900)
-async def test_known_clients_without_rights_delay_nobody_and_leave_little(
-    own_broker: Broker, tmp_path: Path
-) -> None:
+async def test_weak_clients_delay_none_and_leave_little(own_broker: Broker, tmp_path: Path) -> None:
     async with scene(own_broker, tmp_path) as stage:
         _, target = await stage.schedule()
         last, vote = await stage.schedule()

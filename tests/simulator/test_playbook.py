@@ -106,9 +106,7 @@ async def test_every_shipped_playbook_runs_to_its_end(name: str) -> None:
         ),
     ],
 )
-def test_a_wrong_playbook_names_file_place_expectation_and_value(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_wrong_playbook_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "own.yaml"))

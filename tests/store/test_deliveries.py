@@ -185,9 +185,7 @@ def test_only_a_dead_letter_is_sent_again(tx: Transaction, state: EntryState) ->
     assert tx.deliveries.page(sink="bus")[0]["state"] == state
 
 
-def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_of_the_relay_dropped(
-    tx: Transaction,
-) -> None:
+def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped(tx: Transaction) -> None:
     bus, chat = record(tx, 1)
     delivered, _ = record(tx, 2)
     tx.deliveries.store_final_state(delivered.id, "delivered", None, NOW)

@@ -331,9 +331,7 @@ def test_the_file_of_another_version_is_refused_and_left_alone(tmp_path: Path) -
         "ALTER TABLE journal RENAME COLUMN at TO au",
     ],
 )
-def test_a_file_is_set_aside_if_the_relay_cannot_read_what_it_needs_at_its_start(
-    tmp_path: Path, statement: str
-) -> None:
+def test_a_file_that_the_start_cannot_read_is_set_aside(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "relay.db"
     with open_file_in(path) as file:
         tx = Transaction(file.connection, lambda _: ("chat",))

@@ -114,9 +114,7 @@ def test_any_changed_column_of_any_row_is_found(
 
 
 @pytest.mark.parametrize("position", range(1, ROWS))
-def test_a_changed_row_whose_own_hash_was_made_to_fit_is_found_by_the_next(
-    tmp_path: Path, position: int
-) -> None:
+def test_a_changed_row_whose_hash_fits_is_found_by_the_next(tmp_path: Path, position: int) -> None:
     """Each hash covers all earlier rows. A forger must change every later row and the head too."""
     with filled(tmp_path / "relay.db") as (connection, heads):
         row = list(read_all_rows(connection))[position - 1]

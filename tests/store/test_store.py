@@ -160,9 +160,7 @@ async def test_cancelling_the_wait_does_not_stop_the_work(tmp_path: Path) -> Non
         assert await store.read(lambda tx: tx.head().position) == 1
 
 
-async def test_what_was_submitted_before_closing_is_done_and_what_comes_after_is_refused(
-    tmp_path: Path,
-) -> None:
+async def test_what_precedes_closing_is_done_and_what_follows_is_refused(tmp_path: Path) -> None:
     async with open_store_in(tmp_path) as store:
         before = [store.submit(record_event(number)) for number in range(600)]
     assert [future.result() for future in before] == list(range(1, 601))

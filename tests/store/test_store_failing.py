@@ -304,9 +304,7 @@ async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Pa
     assert chain_holds(tmp_path / "relay.db") == 2
 
 
-async def test_a_file_that_breaks_while_in_use_is_gone_around_and_set_aside_at_the_next_start(
-    tmp_path: Path,
-) -> None:
+async def test_a_file_that_breaks_in_use_is_gone_around_and_set_aside_later(tmp_path: Path) -> None:
     path = tmp_path / "relay.db"
     async with open_listened_store(tmp_path) as (store, notified):
         for number in range(50):

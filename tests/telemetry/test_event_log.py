@@ -43,9 +43,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
     return Told(caplog)
 
 
-async def test_the_log_tells_an_event_from_its_announcement_to_its_outcome_once(
-    tmp_path: Path, told: Told
-) -> None:
+async def test_the_log_tells_an_event_from_first_to_last_once(tmp_path: Path, told: Told) -> None:
     async with running_relay(
         tmp_path,
         rules=[{"name": "one", "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL]}}],
