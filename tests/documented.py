@@ -128,10 +128,8 @@ def _claims(file: Path) -> Iterator[tuple[str, str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node.func) in {"block", "blocks", "select"}:
             arguments = [
-                argument.value
-                if isinstance(argument, ast.Constant)
-                else constants.get(_name(argument))
-                for argument in node.args
+                each.value if isinstance(each, ast.Constant) else constants.get(_name(each))
+                for each in node.args
             ]
             page, language, heading = [*arguments, "", ""][:3]
             yield str(page), str(language), str(heading)

@@ -113,9 +113,7 @@ def _named(definitions: dict[str, Any], kind: str, vhost: str) -> list[dict[str,
         for entry in definitions[kind]
         if entry["vhost"] == vhost
     ]
-    return sorted(
-        (entry for entry in mine if EXAMPLE_QUEUE not in json.dumps(entry)), key=json.dumps
-    )
+    return sorted((each for each in mine if EXAMPLE_QUEUE not in json.dumps(each)), key=json.dumps)
 
 
 async def test_only_who_may_send_for_this_scope_reaches_the_relays_queue(defined: Broker) -> None:

@@ -88,11 +88,9 @@ def test_packages_are_installed_by_hash_and_the_project_from_its_source() -> Non
     ]
     assert len(installs) >= 3
     assert [
-        install
-        for install in installs
-        if not re.match(
-            r" (--require-hashes -r requirements/|--no-deps (/wheel/|dist/))", install[1]
-        )
+        each
+        for each in installs
+        if not re.match(r" (--require-hashes -r requirements/|--no-deps (/wheel/|dist/))", each[1])
     ] == []
     installer = files["requirements/install"]
     for arguments in re.findall(r"' install (.*?)(?: ;;)?$", installer, re.MULTILINE):

@@ -55,9 +55,7 @@ from tests.clocks import NOON, ManualClock
 from tests.events.strategies import make_event
 
 T = TypeVar("T")
-_SCHEMAS = {
-    event_type.name: Draft202012Validator(cloudevent_schema(event_type)) for event_type in CATALOG
-}
+_SCHEMAS = {each.name: Draft202012Validator(cloudevent_schema(each)) for each in CATALOG}
 ORIGIN = Origin("prod", "vm-0")
 BOOT_ID = "boot-1"
 NO_EVENTS = ("claim", "answer", "mode")
@@ -504,9 +502,7 @@ class ApprovalFile:
 
     def event_names(self) -> list[str]:
         """The names of the events in the journal, without those of Azure's changes."""
-        return [
-            recorded.name for recorded in self.events() if not recorded.name.startswith("event.")
-        ]
+        return [each.name for each in self.events() if not each.name.startswith("event.")]
 
     def data(self, name: str) -> dict[str, Any]:
         """The data of the only event with this name."""

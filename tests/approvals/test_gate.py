@@ -232,9 +232,7 @@ async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Pat
         await eventually(lambda: bool(harness.azure.sent))
         short_wait = asyncio.create_task(harness.gate.stop_start_requests(2))
         long_wait = asyncio.create_task(harness.gate.stop_start_requests(1000))
-        await eventually(
-            lambda: sum(seconds <= 0.05 for seconds in harness.clock.remaining_sleeps) == 2
-        )
+        await eventually(lambda: sum(each <= 0.05 for each in harness.clock.remaining_sleeps) == 2)
         harness.clock.advance(2)
         await short_wait
         assert not long_wait.done()

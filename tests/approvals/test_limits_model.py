@@ -244,9 +244,7 @@ class Limits(MachineOnFile):
         for row in rows:
             grants = self.approvals.status(row.key).grants
             names = machines_of(row.event)
-            is_taking = row.event.is_started or any(
-                grant.may_have_been_accepted for grant in grants
-            )
+            is_taking = row.event.is_started or any(each.may_have_been_accepted for each in grants)
             facts.append((row.event.event_id, names, is_taking))
         return facts
 

@@ -279,9 +279,7 @@ class Approvals(MachineOnFile):
     def _settle(self, of: str) -> None:
         """Forget what has expired now, so that a clock set back does not revive it."""
         model, now = self.model[of], self.clock.now()
-        in_flight = {
-            claim.grant.revision for claim in self.claims_in_flight if claim.event_id == of
-        }
+        in_flight = {each.grant.revision for each in self.claims_in_flight if each.event_id == of}
         model.holds = {holder: until for holder, until in model.holds.items() if until > now}
         over = model.seen.not_before_time is not None and now >= model.seen.not_before_time
         model.votes = {
@@ -621,9 +619,7 @@ class Approvals(MachineOnFile):
         assert len(grants) == sum(recorded.name == "approval.granted" for recorded in events)
         for grant in grants:
             answers = [
-                recorded.name
-                for recorded in events
-                if recorded.attributes.get("causationid") == grant.cause
+                each.name for each in events if each.attributes.get("causationid") == grant.cause
             ]
             state = "failed" if grant.state == "refused" else grant.state
             has_answer = state in ("accepted", "failed")
@@ -698,9 +694,7 @@ class Approvals(MachineOnFile):
         for index, vote in votes:
             if vote.data["approvalId"] in counting_ids or vote.subject in accepted_subjects:
                 continue
-            later = [
-                recorded for recorded in events[index + 1 :] if recorded.subject == vote.subject
-            ]
+            later = [each for each in events[index + 1 :] if each.subject == vote.subject]
             is_voided = any(recorded.name == "approval.voided" for recorded in later)
             is_replaced = any(
                 recorded.name == "approval.recorded"

@@ -233,8 +233,7 @@ async def test_a_sink_is_pinged_paused_and_resumed(relay: RunningRelay) -> None:
     async def waits() -> bool:
         listed = (await relay.run("deliveries", "--json")).json["items"]
         return any(
-            (delivery["eventId"], delivery["state"]) == (event.event_id, "waiting")
-            for delivery in listed
+            (each["eventId"], each["state"]) == (event.event_id, "waiting") for each in listed
         )
 
     await eventually(waits)

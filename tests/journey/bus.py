@@ -134,8 +134,7 @@ class Bus:
     ) -> int:
         """Publish as fast as the broker reads; return how many messages it did not take."""
         properties = [
-            Basic.Properties(message_id=message_id, user_id=user, delivery_mode=2)
-            for message_id in message_ids
+            Basic.Properties(message_id=each, user_id=user, delivery_mode=2) for each in message_ids
         ]
         body = orjson.dumps(decision)
         async with RawChannel(self.broker.amqp_url(user)) as channel:

@@ -24,7 +24,7 @@ from pamqp.commands import Basic
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.depth import CHAOS
 from tests.eventually import eventually
-from tests.journey.bus import KEY, SCOPE, Bus, System, unused_exchange
+from tests.journey.bus import KEY, RULE, Bus, System, relay_document, unused_exchange
 from tests.journey.relay_process import (
     CLIENT_SECRET,
     Inbox,
@@ -229,25 +229,12 @@ async def scene(node: Broker, folder: Path) -> AsyncIterator[Scene]:
         box = await stack.enter_async_context(inbox())
         honest = client("honest", key=HONEST_KEY, amqp_user="honest", can=["approve", "hold"])
         voters = [section["name"] for _, section in clients if "approve" in section["can"]]
-        rule = {
-            "name": "reboots",
-            "match": {"event_type": ["Reboot"]},
-            "approve": {"votes": 1, "from": [f"client:{name}" for name in ("honest", *voters)]},
-        }
-        amqp_url = node.amqp_url()
-        document = {
-            "scope": SCOPE,
-            "relay": "vm-0",
-            "source": {"url": sim.url},
-            "sinks": [
-                webhook(box.url),
-                {"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": bus.exchange},
-            ],
-            "approvals": {"amqp": {"url": amqp_url}, "tell_first": "0s", "rules": [rule]},
-            "api": {
-                "clients": [honest, *(section for _, section in clients)],
-            },
-        }
+        names = [f"client:{name}" for name in ("honest", *voters)]
+        document = relay_document(node, bus.exchange)
+        document["source"] = {"url": sim.url}
+        document["sinks"].append(webhook(box.url))
+        document["approvals"]["rules"] = [RULE | {"approve": {"votes": 1, "from": names}}]
+        document["api"] = {"clients": [honest, *(section for _, section in clients)]}
         process = await stack.enter_async_context(relay(folder, document))
         await process.start()
 

@@ -147,9 +147,7 @@ def test_a_corrupt_file_is_set_aside_untouched_and_a_fresh_one_begins_off(
     path.write_bytes(content)
     aside = opened_afresh(path)
     assert aside.read_bytes() == content
-    warnings = [
-        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
-    ]
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert "is corrupt" in warnings[0]
     assert str(aside) in warnings[0]
     assert "imds-relay approvals on" in warnings[1]

@@ -336,9 +336,7 @@ async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Dis
     async with open_listened_store(disk.folder) as (store, notified):
         release = threading.Event()
         store.submit(lambda _: release.wait(10))
-        futures = [
-            store.submit(record_event(number), fail_open=number % 2 == 0) for number in range(40)
-        ]
+        futures = [store.submit(record_event(each), fail_open=each % 2 == 0) for each in range(40)]
         disk.fill()
         release.set()
         results = await asyncio.gather(*futures, return_exceptions=True)
