@@ -78,7 +78,7 @@ class Azure:
         self.may_read.set()
         self.may_answer.set()
         self.store: Store
-        self._clock = clock
+        self.clock = clock
         self._recorder = Recorder(ORIGIN, BOOT_ID, frozenset({"db-1"}))
 
     async def refresh_event(self, _scope: str, _grant: Grant) -> None:
@@ -92,7 +92,7 @@ class Azure:
 
     async def poll(self) -> None:
         """Record the document as a poll does."""
-        result = SuccessfulPoll(Document(1, self.document), self._clock.now(), gap=False)
+        result = SuccessfulPoll(Document(1, self.document), self.clock.now(), gap=False)
         await self.store.transact(lambda tx: self._recorder.record(tx, result), fail_open=True)
 
     def choose_agent(self, _scope: str, _grant: Grant) -> str | None:
@@ -137,7 +137,7 @@ class ScopeOfFleet(Azure):
     @override
     async def poll(self) -> None:
         """Record the document as the hub does from the reports of its agents."""
-        keys, now = {event.lowercase_event_id for event in self.document}, self._clock.now()
+        keys, now = {event.lowercase_event_id for event in self.document}, self.clock.now()
         news: list[EventNews] = [
             *(EventNews(self.scope, now, event.event_id, event, 1) for event in self.document),
             *(EventNews(self.scope, now, key) for key in sorted(self._live_keys - keys)),
@@ -166,16 +166,10 @@ class Fleet:
 
 class GateHarness:
     def __init__(
-        self,
-        path: Path,
-        clock: ManualClock,
-        azure: Azure,
-        store: Store,
-        gate: Gate,
-        task: asyncio.Task[None],
+        self, path: Path, azure: Azure, store: Store, gate: Gate, task: asyncio.Task[None]
     ) -> None:
-        self.path, self.clock, self.azure, self.store, self.gate = path, clock, azure, store, gate
-        self._task = task
+        self.path, self.azure, self.store, self.gate, self._task = path, azure, store, gate, task
+        self.clock = azure.clock
 
     def check_running(self) -> None:
         if self._task.done():
@@ -260,63 +254,60 @@ async def running_gate(
     clock: ManualClock | None = None,
     sinks: Sequence[str] = (),
     names_us: bool = True,
-    azure: Azure | None = None,
+    answers: Sequence[SourceError | None] = (),
+    agents: Sequence[str] | None = None,
     count_machines: CountMachines | None = None,
 ) -> AsyncIterator[GateHarness]:
     """Run a gate on the store in a folder. Leaving the context kills it.
 
     The gate has not begun to run yet.
     """
-    clock = clock or ManualClock()
-    path = folder / "relay.db"
-    azure = azure or Azure(clock, *events)
-    async with open_store(
-        StoreSettings(path=path),
-        StateFileScopeAndVm(ORIGIN.scope, "vm"),
-        clock,
-        lambda _: sinks,
-    ) as store:
-        azure.store = store
-        await azure.poll()
-        engine = ApprovalEngine(
-            settings, ORIGIN, client_resources=CLIENT_RESOURCES, count_machines=count_machines
-        )
-        gate = Gate(engine, store, azure, clock, lambda _: names_us)
-        async with _running(gate) as task:
-            yield GateHarness(path, clock, azure, store, gate, task)
+    azure = Azure(clock or ManualClock(), *events, answers=answers, agents=agents)
+    engine = ApprovalEngine(
+        settings, ORIGIN, client_resources=CLIENT_RESOURCES, count_machines=count_machines
+    )
+    owner = StateFileScopeAndVm(ORIGIN.scope, "vm")
+    async with _running(
+        folder, owner, engine, azure, azure, sinks=sinks, names_us=names_us
+    ) as harness:
+        yield harness
 
 
 @asynccontextmanager
 async def running_hub(
-    folder: Path,
-    clock: ManualClock,
-    *scopes: ScopeOfFleet,
-    settings: ApprovalsSettings = SETTINGS,
+    folder: Path, *scopes: ScopeOfFleet, settings: ApprovalsSettings = SETTINGS
 ) -> AsyncIterator[GateHarness]:
     """Run the gate of a hub on the store in a folder. Leaving the context kills it."""
-    path = folder / "relay.db"
-    async with open_store(
-        StoreSettings(path=path), StateFileScopeAndVm("hub", "vm", is_hub=True), clock, lambda _: ()
-    ) as store:
-        for scope in scopes:
-            scope.store = store
-            await scope.poll()
-        engine = ApprovalEngine(settings, Origin("hub", "hub-0"), client_resources=CLIENT_RESOURCES)
-        gate = Gate(engine, store, Fleet(scopes), clock, lambda _: False)
-        async with _running(gate) as task:
-            yield GateHarness(path, clock, scopes[0], store, gate, task)
+    engine = ApprovalEngine(settings, Origin("hub", "hub-0"), client_resources=CLIENT_RESOURCES)
+    owner = StateFileScopeAndVm("hub", "vm", is_hub=True)
+    async with _running(folder, owner, engine, Fleet(scopes), *scopes) as harness:
+        yield harness
 
 
 @asynccontextmanager
-async def _running(gate: Gate) -> AsyncIterator[asyncio.Task[None]]:
-    with gate.in_force():
-        task = asyncio.create_task(gate.run())
-        try:
-            yield task
-            assert not task.done(), task.exception()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+async def _running(
+    folder: Path,
+    owner: StateFileScopeAndVm,
+    engine: ApprovalEngine,
+    port: Azure | Fleet,
+    *scopes: Azure,
+    sinks: Sequence[str] = (),
+    names_us: bool = False,
+) -> AsyncIterator[GateHarness]:
+    path, clock = folder / "relay.db", scopes[0].clock
+    async with open_store(StoreSettings(path=path), owner, clock, lambda _: sinks) as store:
+        for scope in scopes:
+            scope.store = store
+            await scope.poll()
+        gate = Gate(engine, store, port, clock, lambda _: names_us)
+        with gate.in_force():
+            task = asyncio.create_task(gate.run())
+            try:
+                yield GateHarness(path, scopes[0], store, gate, task)
+                assert not task.done(), task.exception()
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
 
 
 def start_request_tasks() -> list[str]:

@@ -13,18 +13,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from relay.approvals import ApprovalsSettings, ClaimedGrant
-from relay.approvals.engine import ApprovalEngine
-from relay.events.model import Document, ScheduledEvent
-from relay.ingest import Recorder, SuccessfulPoll
-from relay.store import StateFileScopeAndVm, StoreSettings
+from relay.approvals import ApprovalsSettings
+from relay.store import StoreSettings
 from relay.store.claim_audit import audit_claims
 from relay.store.file import open_for_reading
-from relay.store.sqlite import open_store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
-    CLIENT_RESOURCES,
-    ORIGIN,
     REBOOT,
     REDEPLOY,
     SETTINGS,
@@ -34,7 +28,8 @@ from tests.approvals.builders import (
     build_event,
     build_request,
 )
-from tests.clocks import NOON, ManualClock
+from tests.approvals.running_gate import running_gate
+from tests.clocks import NOON
 
 OTHER = build_event("E-2", event_type="Freeze")
 ROWS = (
@@ -67,6 +62,15 @@ def by_hand(approvals: ApprovalFile, *statements: str) -> None:
 
 def prune(approvals: ApprovalFile, *, audit_retain: float = 400 * 86400.0) -> None:
     approvals.prune(retain=StoreSettings().retain, audit_retain=audit_retain)
+
+
+def in_order(approvals: ApprovalFile, order: str, change: str) -> None:
+    """Prune and change the file, in this order."""
+    for step in order.split(", "):
+        if step == "prune":
+            prune(approvals)
+        else:
+            by_hand_running(approvals, change)
 
 
 def problems(approvals: ApprovalFile) -> tuple[str, ...]:
@@ -207,12 +211,8 @@ def test_a_hold_that_changes_while_the_relay_runs_is_missed(
     approvals.submit("hold", "eve", event)
     approvals.record_document(event, OTHER)
     assert approvals.status().is_held
-    for step in order.split(", "):
-        if step == "prune":
-            prune(approvals)
-        else:
-            where = "kind = 'approval.recorded' AND CAST(body AS TEXT) LIKE '%client:eve%'"
-            by_hand_running(approvals, f"{change} WHERE {where}")
+    where = "kind = 'approval.recorded' AND CAST(body AS TEXT) LIKE '%client:eve%'"
+    in_order(approvals, order, f"{change} WHERE {where}")
     approvals.apply_transitions()
     assert approvals.claim() == []
     assert not voted or "approvals of event e-1 are off: journal: " in caplog.text
@@ -222,28 +222,10 @@ def test_a_hold_that_changes_while_the_relay_runs_is_missed(
 async def test_a_hold_is_missed_also_if_other_work_failed_in_the_commit_that_recorded_it(
     tmp_path: Path, *, is_standing: bool
 ) -> None:
-    clock, queued = ManualClock(), threading.Event()
-    owner, path = StateFileScopeAndVm(ORIGIN.scope, "vm"), tmp_path / "relay.db"
-    engine = ApprovalEngine(SETTINGS, ORIGIN, client_resources=CLIENT_RESOURCES)
-    recorder = Recorder(ORIGIN, None, None)
-    asked = (
-        build_creation("eve", at=clock.now())
-        if is_standing
-        else build_request("hold", "eve", REDEPLOY)
-    )
-
-    def claim(tx: Transaction) -> list[ClaimedGrant | None]:
-        grants = tx.approvals.open_grants()
-        return [engine.claim_grant(tx, grant, clock.now()) for grant, _ in grants]
-
-    async with open_store(StoreSettings(path=path), owner, clock, lambda _: ()) as store:
-        store.follow_up = lambda tx: engine.follow_up(tx, clock.now())
-
-        async def record(*events: ScheduledEvent) -> None:
-            poll = SuccessfulPoll(Document(1, events), clock.now(), gap=False)
-            await store.transact(lambda tx: recorder.record(tx, poll))
-
-        await record(REDEPLOY)
+    queued, hold = threading.Event(), build_request("hold", "eve", REDEPLOY)
+    asked = build_creation(at=NOON) if is_standing else hold
+    async with running_gate(tmp_path, REDEPLOY) as harness:
+        store, engine = harness.store, harness.gate.engine
         waiting = store.submit(lambda _: queued.wait())
         held = store.submit(lambda tx: engine.decide(tx, asked))
         failed = store.submit(lambda tx: tx.occurrences.require_occurrence(99))
@@ -251,18 +233,17 @@ async def test_a_hold_is_missed_also_if_other_work_failed_in_the_commit_that_rec
         assert (await waiting, (await held).accepted) == (True, True)
         with pytest.raises(KeyError):
             await failed
-        with contextlib.closing(sqlite3.connect(path)) as other:
+        with contextlib.closing(sqlite3.connect(harness.path)) as other:
             other.execute("DROP TRIGGER journal_is_append_only")
             other.execute(
                 "UPDATE journal SET kind = 'approval.refused' "
                 "WHERE kind IN ('approval.recorded', 'standing-hold.created')"
             )
             other.commit()
-        await record(REDEPLOY, OTHER)
-        vote = build_request("approve", "alice", REDEPLOY)
-        answer = await store.transact(lambda tx: engine.decide(tx, vote))
-        assert answer.body["state"] == "held"
-        assert await store.transact(claim) == []
+        await harness.record_document(REDEPLOY, OTHER)
+        assert (await harness.submit(of=REDEPLOY)).body["state"] == "held"
+        await harness.settle()
+        assert harness.azure.sent == []
 
 
 @pytest.mark.parametrize(
@@ -279,11 +260,7 @@ def test_a_standing_hold_that_changes_while_the_relay_runs_goes_on(
         approvals.hold_ahead(match={"event_type": ["Freeze"]})
     approvals.record_document(OTHER)
     approvals.record_document()
-    for step in order.split(", "):
-        if step == "prune":
-            prune(approvals)
-        else:
-            by_hand_running(approvals, f"{change} WHERE position = 1")
+    in_order(approvals, order, f"{change} WHERE position = 1")
     approvals.record_document(USER_REBOOT)
     assert (approvals.grants, approvals.claim()) == ([], [])
     prune(approvals)

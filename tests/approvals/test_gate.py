@@ -24,7 +24,7 @@ from tests.approvals.builders import (
     build_request,
     one_rule,
 )
-from tests.approvals.running_gate import TIMEOUT, Azure, running_gate, start_request_tasks
+from tests.approvals.running_gate import TIMEOUT, running_gate, start_request_tasks
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 from tests.store.conftest import LimitedDisk
@@ -247,12 +247,8 @@ async def test_wait_until_idle_waits_for_the_answer_or_its_timeout(tmp_path: Pat
 
 
 async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path: Path) -> None:
-    azure = Azure(
-        ManualClock(),
-        USER_REBOOT,
-        answers=[SourceUnavailable("expected 200, got 429", status=429, retry_after=60)],
-    )
-    async with running_gate(tmp_path, azure=azure) as harness:
+    slow = SourceUnavailable("expected 200, got 429", status=429, retry_after=60)
+    async with running_gate(tmp_path, USER_REBOOT, answers=[slow]) as harness:
         await harness.wait_for_start_requests(1)
         await harness.record_document(STARTED)
         (failed,) = await harness.wait_for_events("startrequest.failed")
@@ -260,15 +256,14 @@ async def test_a_change_of_the_event_during_a_pause_is_reported_at_once(tmp_path
         assert "not known" in failed.data["reason"]
         harness.clock.advance(60)
         await harness.settle()
-        assert azure.sent == ["E-1"]
+        assert harness.azure.sent == ["E-1"]
 
 
 # --- a hold between two attempts
 
 
 async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
-    async with running_gate(tmp_path, azure=azure) as harness:
+    async with running_gate(tmp_path, USER_REBOOT, answers=[TIMEOUT]) as harness:
         await harness.wait_for_start_requests(1)
         held = await harness.submit("hold", "eve", USER_REBOOT)
         assert (held.status, held.body["state"]) == (202, "held")
@@ -278,7 +273,7 @@ async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(tmp_
         for _ in range(3):
             harness.clock.advance(20)
             await harness.settle()
-        assert (azure.reads, azure.sent) == (1, ["E-1"])
+        assert (harness.azure.reads, harness.azure.sent) == (1, ["E-1"])
         released = await harness.submit("release", "eve", USER_REBOOT)
         assert released.body["state"] == "granted"
         assert "notice" not in released.body
@@ -290,8 +285,7 @@ async def test_a_hold_between_two_attempts_stops_the_next_until_its_release(tmp_
 @pytest.mark.parametrize("hold_first", [True, False], ids=["hold first", "claim first"])
 async def test_the_first_of_a_hold_and_a_retry_wins(tmp_path: Path, hold_first: bool) -> None:
     """Both wait for the disk at once; the order of the transactions decides, not of the calls."""
-    azure = Azure(ManualClock(), USER_REBOOT, answers=[TIMEOUT])
-    async with running_gate(tmp_path, azure=azure) as harness:
+    async with running_gate(tmp_path, USER_REBOOT, answers=[TIMEOUT]) as harness:
         await harness.wait_for_start_requests(1)
         disk = threading.Event()
         holds: list[asyncio.Future[DecisionAnswer]] = []
@@ -305,17 +299,17 @@ async def test_the_first_of_a_hold_and_a_retry_wins(tmp_path: Path, hold_first: 
             if hold_first:
                 hold()
 
-        azure.after_read = after_read
-        azure.may_answer.clear()
+        harness.azure.after_read = after_read
+        harness.azure.may_answer.clear()
         harness.clock.advance(1)
         await eventually(lambda: harness.gate.engine.in_flight != set())
         if not hold_first:
             hold()
         disk.set()
         assert (await holds[0]).status == (202 if hold_first else 409)
-        azure.may_answer.set()
+        harness.azure.may_answer.set()
         await harness.settle()
-        assert len(azure.sent) == (1 if hold_first else 2)
+        assert len(harness.azure.sent) == (1 if hold_first else 2)
 
 
 # --- time and the wall clock

@@ -114,7 +114,7 @@ class Scopes(MachineOnFile):
 
     async def _open(self) -> None:
         self.stack = AsyncExitStack()
-        hub = running_hub(self.folder, self.clock, *self.scopes.values())
+        hub = running_hub(self.folder, *self.scopes.values())
         self.harness: GateHarness = await self.stack.enter_async_context(hub)
         await self.harness.settle()
 

@@ -22,7 +22,6 @@ from tests.approvals.builders import (
 from tests.approvals.running_gate import (
     RETURNED,
     TIMEOUT,
-    Azure,
     ScopeOfFleet,
     running_gate,
     running_hub,
@@ -37,79 +36,75 @@ OTHER_REBOOT = build_event("E-2", event_source="User")
 
 
 async def test_a_claim_names_who_executes_the_start_request(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1", "vm-2"])
-    async with running_gate(tmp_path, azure=azure) as harness:
+    async with running_gate(tmp_path, USER_REBOOT, agents=["vm-1", "vm-2"]) as harness:
         await harness.wait_for_events("startrequest.accepted")
         (note,) = harness.claim_notes()
-        (claim,) = azure.claims
+        (claim,) = harness.azure.claims
         assert (note["agent"], note["attempt"]) == ("vm-1", 1)
         assert (claim.agent, claim.attempt_number, claim.event_id) == ("vm-1", 1, "E-1")
 
 
 async def test_a_grant_is_claimed_only_when_there_is_somebody_to_execute_it(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), REDEPLOY, agents=[])
-    async with running_gate(tmp_path, azure=azure) as harness:
+    async with running_gate(tmp_path, REDEPLOY, agents=[]) as harness:
         await harness.submit(of=REDEPLOY)
         for tries, pause in enumerate((1, 2, 4, 8, 8), 1):
-            await eventually(lambda tries=tries: azure.reads == tries)
+            await eventually(lambda tries=tries: harness.azure.reads == tries)
             await harness.settle()
             harness.clock.advance(pause - 0.1)
             await harness.settle()
-            assert azure.reads == tries
+            assert harness.azure.reads == tries
             harness.clock.advance(0.2)
         assert "claim" not in harness.kinds()
-        azure.agents = ["vm-1"]
+        harness.azure.agents = ["vm-1"]
         harness.clock.advance(8)
         (accepted,) = await harness.wait_for_events("startrequest.accepted")
-        assert (accepted.data["attempts"], [claim.agent for claim in azure.claims]) == (1, ["vm-1"])
+        assert (accepted.data["attempts"], [claim.agent for claim in harness.azure.claims]) == (
+            1,
+            ["vm-1"],
+        )
 
 
 async def test_after_a_start_request_to_nobody_the_next_goes_at_once(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1", "vm-2", "vm-3"])
-    azure.answers.extend([RETURNED, RETURNED])
-    async with running_gate(tmp_path, azure=azure) as harness:
+    given: dict[str, Any] = {"answers": [RETURNED] * 2, "agents": ["vm-1", "vm-2", "vm-3"]}
+    async with running_gate(tmp_path, USER_REBOOT, **given) as harness:
         (accepted,) = await harness.wait_for_events("startrequest.accepted")
-        assert [claim.agent for claim in azure.claims] == ["vm-1", "vm-2", "vm-3"]
+        assert [claim.agent for claim in harness.azure.claims] == ["vm-1", "vm-2", "vm-3"]
         assert accepted.data["attempts"] == 3
         assert [note["agent"] for note in harness.claim_notes()] == ["vm-1", "vm-2", "vm-3"]
 
 
 async def test_who_cannot_be_reached_is_not_asked_again_without_a_pause(tmp_path: Path) -> None:
-    azure = Azure(ManualClock(), USER_REBOOT, agents=["vm-1"])
-    azure.answers.extend([RETURNED] * 3)
-    async with running_gate(tmp_path, azure=azure) as harness:
+    given: dict[str, Any] = {"answers": [RETURNED] * 3, "agents": ["vm-1"]}
+    async with running_gate(tmp_path, USER_REBOOT, **given) as harness:
         await harness.wait_for_start_requests(2)
         harness.clock.advance(0.9)
         await harness.settle()
-        assert len(azure.sent) == 2
+        assert len(harness.azure.sent) == 2
         harness.clock.advance(0.1)
         await harness.wait_for_events("startrequest.accepted")
-        assert len(azure.sent) == 4
+        assert len(harness.azure.sent) == 4
 
 
 # --- turns
 
 
 async def test_a_grant_that_fails_again_and_again_delays_others_by_one_turn(tmp_path: Path) -> None:
-    clock = ManualClock()
-    azure = Azure(clock, USER_REBOOT, OTHER_REBOOT, answers=[TIMEOUT, None, TIMEOUT, TIMEOUT])
-    async with running_gate(tmp_path, azure=azure, clock=clock) as harness:
-        await clock.advance_until(lambda: bool(harness.events("startrequest.accepted")))
+    answers = [TIMEOUT, None, TIMEOUT, TIMEOUT]
+    async with running_gate(tmp_path, USER_REBOOT, OTHER_REBOOT, answers=answers) as harness:
+        await harness.clock.advance_until(lambda: bool(harness.events("startrequest.accepted")))
         await harness.settle()
-        assert azure.sent[-3:] == ["E-1", "E-2", "E-1"]
+        assert harness.azure.sent[-3:] == ["E-1", "E-2", "E-1"]
 
 
 async def test_after_an_answer_the_pauses_begin_anew(tmp_path: Path) -> None:
-    clock = ManualClock()
     answers = [TIMEOUT, TIMEOUT, None, TIMEOUT]
-    azure = Azure(clock, USER_REBOOT, OTHER_REBOOT, answers=answers)
-    async with running_gate(tmp_path, azure=azure, clock=clock) as harness:
+    async with running_gate(tmp_path, USER_REBOOT, OTHER_REBOOT, answers=answers) as harness:
         for sent, pause in ((1, 1.0), (2, 2.0), (4, 1.0)):
             await harness.wait_for_start_requests(sent)
-            clock.advance(pause - 0.1)
+            harness.clock.advance(pause - 0.1)
             await harness.settle()
-            assert len(azure.sent) == sent
-            clock.advance(0.1)
+            assert len(harness.azure.sent) == sent
+            harness.clock.advance(0.1)
         await harness.wait_for_events("startrequest.accepted", 2)
 
 
@@ -133,7 +128,7 @@ async def test_scopes_pause_by_themselves(tmp_path: Path, caplog: pytest.LogCapt
     once = ScopeOfFleet(clock, "b", USER_REBOOT, answers=[slow])
     fails_later = ScopeOfFleet(clock, "c", answers=[TIMEOUT])
     with caplog.at_level(logging.WARNING):
-        async with running_hub(tmp_path, clock, often, once, fails_later) as harness:
+        async with running_hub(tmp_path, often, once, fails_later) as harness:
             for sent, pause in enumerate((1, 2, 4), 1):
                 await eventually(lambda sent=sent: len(often.sent) == sent)
                 await harness.settle()
@@ -215,7 +210,7 @@ async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slots_move_on(tmp_path
     clock = ManualClock()
     west, east = ScopeOfFleet(clock, "west", A), ScopeOfFleet(clock, "east", B)
     settings = limited(BY_ALICE, rest="0s")
-    async with running_hub(tmp_path, clock, west, east, settings=settings) as harness:
+    async with running_hub(tmp_path, west, east, settings=settings) as harness:
         # B is granted in its scope, and Azure starts A in the other one before the claim.
         east.may_read.clear()
         assert (await harness.submit(of=B)).body["state"] == "granted"

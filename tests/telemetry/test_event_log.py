@@ -11,13 +11,12 @@ import pytest
 
 from relay.events.build import Origin, relay_event
 from relay.simulator import Plan
-from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.sqlite import open_store
 from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from relay.telemetry.lines import log_recorded_events
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
-from tests.clocks import NOON, ManualClock
+from tests.clocks import NOON
 from tests.eventually import eventually
+from tests.store.open_store import open_store_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +107,7 @@ async def test_a_sink_that_fails_and_recovers_is_told_with_why(tmp_path: Path, t
 async def test_events_are_told_in_order_and_once_however_many(tmp_path: Path, told: Told) -> None:
     """Those that do not fit in memory have short lines. A new sink that gets all tells nothing."""
     count = MAX_EVENTS_IN_RESULTS + 3
-    owner = StateFileScopeAndVm("west", None)
-    settings = StoreSettings(path=tmp_path / "relay.db")
-    async with open_store(settings, owner, ManualClock(), lambda _: ()) as store:
+    async with open_store_in(tmp_path, lambda _: ()) as store:
         store.listeners.recorded.append(log_recorded_events)
         await store.transact(lambda tx: record_pings(tx, count))
         await store.transact(lambda tx: tx.deliver_again(1, "new", NOON))
