@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
@@ -92,6 +92,11 @@ class _RosterOfTests(Roster):
         super().__init__()
         self._fresh = fresh
         self._hears = hears
+        self.unheard: set[str] = set()
+
+    @override
+    def unheard_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
+        return self.unheard.__contains__
 
     @override
     def hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
@@ -292,6 +297,25 @@ async def test_an_event_ends_only_once_agents_are_heard_and_the_broker_says_that
         assert await rig.told() == ["event.scheduled"]
         await eventually(lambda: has_ended(rig))
         assert not left
+        running.cancel()
+
+
+@pytest.mark.usefixtures("quick_ends")
+async def test_an_event_does_not_end_before_who_showed_it_could_connect_again(
+    tmp_path: Path,
+) -> None:
+    """After an outage of the broker, agents connect again over a minute."""
+    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
+        roster = cast("_RosterOfTests", rig.merger._roster)  # noqa: SLF001
+        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
+        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+        roster.unheard.add("vm-1")
+        running = group.create_task(rig.merger.end_events_when_due())
+        rig.merger.restart_end_waits()
+        await eventually(lambda: rig.questions > 3)
+        assert await rig.told() == ["event.scheduled"]
+        roster.unheard.clear()
+        await eventually(lambda: has_ended(rig))
         running.cancel()
 
 

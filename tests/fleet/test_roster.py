@@ -114,6 +114,30 @@ def test_a_hub_that_stood_still_knows_nothing_about_silence() -> None:
     assert roster.agents_to_forget(at(200_000)) == []
 
 
+def test_after_a_lost_connection_agents_are_unheard_until_they_are_heard_or_silent() -> None:
+    roster = Roster()
+    roster.note_listening(at(0))
+    pulse(roster, "web_1", 0)
+    assert not roster.unheard_check(SCOPE, at(1))("web_1")
+    roster.note_connection_lost()
+    roster.note_listening(at(10))
+    assert roster.unheard_check(SCOPE, at(10))("web_1")
+    listening(roster, 161, since=10)
+    assert not roster.unheard_check(SCOPE, at(161))("web_1")
+    pulse(roster, "web_1", 161)
+    assert not roster.unheard_check(SCOPE, at(161))("web_1")
+
+
+def test_a_hub_that_connects_again_each_day_forgets_a_silent_agent_too() -> None:
+    roster = Roster()
+    agent, day = pulse(roster, "web_1", 0), int(FORGOTTEN_AFTER.total_seconds())
+    for begin in range(0, day + 1, day // 2):
+        roster.note_connection_lost()
+        assert roster.agents_to_forget(at(begin)) == []
+        listening(roster, begin + 151, since=begin)
+    assert roster.agents_to_forget(at(day + 151)) == [agent]
+
+
 def test_a_clock_of_the_hub_that_is_set_back_makes_no_agent_fresh_for_longer() -> None:
     roster = Roster()
     roster.note_listening(at(10_000))

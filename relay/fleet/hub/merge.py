@@ -20,8 +20,8 @@ A word is the state in which an agent saw the event, or that the event is gone f
 6. After the end, a live word is a return if its agent had said gone, or saw the event more than
    `MAX_LAG` after the end. All others are behind. A return begins a new occurrence.
 
-In 5, an agent shows the event if its word is live and at most `MAX_LAG` older than the newest word
-that says gone. So an agent that cannot read its document does not keep an event alive.
+In 3 to 5, what an agent shows is at most `MAX_LAG` older than the word to which it is compared. So
+an agent that cannot read its document keeps no state and no event alive.
 
 The hub forgets an agent whose VM was deleted, or that was silent for 24 hours (`forget_agent`). If
 it was the only one that showed the event, the event is *orphaned*: it has ended when an agent's
@@ -204,17 +204,21 @@ def forget_agent(history: EventHistory, agent: str, now: datetime, *, is_last: b
 # --- what time alone does
 
 
-def end_if_still_gone(history: EventHistory, now: datetime, fresh: IsFresh) -> MergeResult:
+def end_if_still_gone(
+    history: EventHistory, now: datetime, fresh: IsFresh, unheard: IsFresh = lambda _: False
+) -> MergeResult:
     """End the event if nobody has shown it for `END_WAIT` since an agent said that it is gone.
 
     Only a hub that listens may call this (`Roster.has_listened`): agents may say what it does not
-    hear.
+    hear. It waits for agents that showed the event and are ``unheard`` since it listens.
     """
     if history.end_due_at is None or now < history.end_due_at:
         return history, None
     gone = [agent for agent, word in history.words.items() if word.says_gone]
     if not any(map(fresh, gone)) or history.was_seen_after_gone:
         return replace(history, end_due_at=None), None
+    if any(unheard(agent) for agent, word in history.words.items() if word.state is not None):
+        return replace(history, end_due_at=now + END_WAIT), None
     return _end(history, now)
 
 
@@ -317,7 +321,7 @@ def _apply_live(
         if name != agent and word.state == history.told[-1]
     }
     shown = max([history.told_at, *(word.seen for word in showing.values())])
-    is_shown = any(map(fresh, showing))
+    is_shown = any(fresh(name) and seen <= word.seen + MAX_LAG for name, word in showing.items())
     is_overdue = seen > shown + MAX_LAG and not is_shown
     if history.started and not event.is_started:
         if not is_overdue:

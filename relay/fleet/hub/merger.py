@@ -284,7 +284,8 @@ class EventMerger:
         for name in list(self._ending):
             history = self._by_scope[name[0]][name[1]]
             fresh = self._roster.hearing_check(name[0], now)
-            self._take(name, end_if_still_gone(history, now, fresh), batch)
+            unheard = self._roster.unheard_check(name[0], now)
+            self._take(name, end_if_still_gone(history, now, fresh, unheard), batch)
         await self._write(batch)
 
     # --- memory and state file

@@ -81,6 +81,8 @@ class Roster:
         self._agents: dict[str, dict[str, Agent]] = {}
         self._listening_since: datetime | None = None
         self._listened_at: datetime | None = None
+        self._heard: set[tuple[str, str]] = set()
+        """The agents that were heard since the hub has connected."""
         for agent in agents:
             self.put(agent)
 
@@ -123,6 +125,7 @@ class Roster:
 
     def note_connection_lost(self) -> None:
         self._listening_since = self._listened_at = None
+        self._heard.clear()
 
     def note_message(
         self, sender: AuthorizedSender, name: str, now: datetime, pulse: Pulse | None = None
@@ -132,6 +135,7 @@ class Roster:
             scope=sender.scope, relay=sender.relay, user=sender.user, name=name, first_heard=now
         )
         self.unsaved.add((sender.scope, sender.relay))
+        self._heard.add((sender.scope, sender.relay))
         if pulse is None:
             return self.put(replace(known, user=sender.user, name=name, last_report=now))
         return self.put(
@@ -190,6 +194,11 @@ class Roster:
 
         return is_heard
 
+    def unheard_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
+        """Return whether an agent may still connect again: not silent, and not heard since then."""
+        is_heard = self.hearing_check(scope, now)
+        return lambda relay: (scope, relay) not in self._heard and is_heard(relay)
+
     def silent_scopes(self, now: datetime) -> frozenset[str]:
         return frozenset(
             scope
@@ -198,7 +207,11 @@ class Roster:
         )
 
     def agents_to_forget(self, now: datetime) -> list[Agent]:
-        return [agent for agent in self if self._silence_duration(agent, now) >= FORGOTTEN_AFTER]
+        return [
+            agent
+            for agent in self
+            if now - agent.last_heard >= FORGOTTEN_AFTER and self.freshness(agent, now) == "silent"
+        ]
 
     def agents_terminated_by(self, scope: str, event: ScheduledEvent) -> list[Agent]:
         """Return the agents to forget because an event that has ended deleted their VMs."""
