@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 
 from relay.clock import Clock, SystemClock
@@ -29,6 +30,7 @@ from relay.roles.reload import Reloader
 
 __all__ = ["RunningRelay", "run", "start_relay"]
 
+MAX_THREADS = 64
 STOP_TIMEOUT = 9.0
 """Seconds after which a stop is forced: before the service manager kills, which waits ten."""
 _log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ async def run(
     of a running relay fails: the other parts end with it, because running a relay would be trusted
     and do nothing.
     """
+    # Name look-ups that hang hold threads for long. Nothing else may wait for them.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS))
     stop = asyncio.Event()
     is_up = asyncio.Event()
     hangup = asyncio.Event()

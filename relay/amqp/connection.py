@@ -46,6 +46,7 @@ from relay.amqp.failures import (
 )
 from relay.clock import Clock
 from relay.errors import Deferred
+from relay.files import require_small_regular_file
 from relay.net import exponential_backoff, with_jitter
 from relay.net.egress import guarded_socket
 from relay.net.tls import client_context_trusting_ca_file, load_client_certificate
@@ -153,6 +154,7 @@ class GuardedConnection(aio_pika.Connection):
         loop = asyncio.get_running_loop()
         for option in FILE_OPTIONS & url.query.keys():
             # An error of the ssl module would not name the file.
+            require_small_regular_file(Path(url.query[option]))
             Path(url.query[option]).open("rb").close()  # noqa: ASYNC230  # a small local file
         context = await asyncio.to_thread(_tls_context, url) if url.scheme == "amqps" else None
         addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)

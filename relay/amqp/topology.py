@@ -192,7 +192,6 @@ async def declare_topology(
                         f"the broker refused to make {part.title} ({broker_message(error)}): grant "
                         "the user configure, read and write on it, or make it yourself and set "
                         "declare: passive",
-                        failure="slow",
                         status=403,
                     ) from None
                 unknown.append(part)
@@ -208,7 +207,6 @@ async def declare_topology(
         raise Deferred(
             f"the broker has no {', no '.join(missing)}: make what is missing, "
             "or set declare: true, or declare: false to go without",
-            failure="slow",
             status=404,
         )
     return tuple(unknown)

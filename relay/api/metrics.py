@@ -132,7 +132,8 @@ async def read_metrics(relay: Relay, server: ServerState) -> Metrics:
     dead_letters: Mapping[str, int] | None = None
     with suppress(StoreUnavailable):
         async with server.long_reads:
-            dead_letters = await relay.store.read(lambda tx: _add_stored(metrics, tx, relay, now))
+            stored, dead_letters = await relay.store.read(lambda tx: _read_stored(tx, relay, now))
+        metrics.families.update(stored.families)
     if relay.approvals_link is not None:
         metrics.gauge(
             "approvals_link_up",
@@ -220,10 +221,9 @@ def _add_recorded(metrics: Metrics, counts: EventCounts, unrecorded: Mapping[str
     metrics.counts("start_requests_total", "Grants that ended", "result", counts.start_requests)
 
 
-def _add_stored(
-    metrics: Metrics, tx: Transaction, relay: Relay, now: datetime
-) -> Mapping[str, int]:
-    """Add what the state file says, and return the numbers of dead letters by sink."""
+def _read_stored(tx: Transaction, relay: Relay, now: datetime) -> tuple[Metrics, Mapping[str, int]]:
+    """Return what the state file says, and the numbers of dead letters by sink."""
+    metrics = Metrics()
     dead_letters = tx.deliveries.count_by_sink("parked")
     engine, live, missing_votes = relay.gate.engine, Counter[tuple[str, str]](), 0
     for event_type, event_status, count in tx.occurrences.count_live():
@@ -265,7 +265,7 @@ def _add_stored(
     )
     mode = _one_of(get_args(Mode), engine.effective_approval_mode(tx))
     metrics.gauges("approvals_mode", "1 for the mode of approvals", "mode", mode)
-    return dead_letters
+    return metrics, dead_letters
 
 
 def _add_sink(metrics: Metrics, worker: Worker) -> None:

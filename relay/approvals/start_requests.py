@@ -173,6 +173,7 @@ class StartRequestSender:
         """Send StartRequests for the grants of a scope until none is open."""
         while True:
             scope.wake.clear()
+            scope.can_be_freed = True  # by what is recorded with this read
             try:
                 found = await self._store.read(partial(self._find_open_grants, scope.name))
             except StoreUnavailable:
@@ -283,11 +284,17 @@ class StartRequestSender:
         if is_final:
             scope.failures = 0
             scope.unreached_agents.clear()
-        # The StartRequest was sent, so its answer counts even if the file cannot be written.
-        now = self._clock.now()
-        await self._store.transact(
-            lambda tx: self._engine.record_start_answer(tx, claim, answer, now), fail_open=True
+        # The StartRequest was sent, so its answer counts even if the file cannot be written, and
+        # the StartRequest is in flight until the answer is recorded.
+        work = partial(
+            self._engine.record_start_answer, claim=claim, error=answer, now=self._clock.now()
         )
+        while True:
+            try:
+                await self._store.transact(work, fail_open=True)
+                break
+            except StoreUnavailable:  # nor can it be read
+                await self._clock.sleep(RETRY_DELAY)
         if answer is not None and not is_final:
             raise answer
 

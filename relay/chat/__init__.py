@@ -36,9 +36,7 @@ def raise_deferred_if_secret_unusable(name: str, verb: str = "is") -> Iterator[N
     try:
         yield
     except ValueError as error:
-        raise Deferred(
-            f"the {name} of this sink {verb} no longer usable: {error}", failure="slow"
-        ) from None
+        raise Deferred(f"the {name} of this sink {verb} no longer usable: {error}") from None
 
 
 class ChatSettings(SinkSettings):

@@ -105,7 +105,7 @@ class MessagePlanner:
     async def mark_shown(self, update: MessageUpdate, ref: str | None) -> None:
         """Record that the message, ``ref`` now, shows the card. No refresh is due then."""
         await self.store.transact(
-            lambda tx: tx.messages.mark_shown(update.message.id, ref, update.content_hash),
+            lambda tx: tx.messages.mark_shown(update.message, ref, update.content_hash),
             fail_open=True,
         )
 
@@ -113,7 +113,7 @@ class MessagePlanner:
         """Record that the thread has the lines of an update, and when to refresh the message."""
         position, refresh_at = update.history_position, update.refresh_at
         await self.store.transact(
-            lambda tx: tx.messages.mark_history_told(update.message.id, position, refresh_at),
+            lambda tx: tx.messages.mark_history_told(update.message, position, refresh_at),
             fail_open=True,
         )
 

@@ -94,7 +94,8 @@ async def deciding(
         async def finish() -> None:
             await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
             await drain(dispatcher)
-            server.state.settled.clear()
+            if server.state.relay is not None and server.state.relay.gate is gate:
+                server.state.settled.clear()  # a half that was left late clears nothing
 
         # What was submitted before goes to the sinks of before. New ones get what is live.
         store.route = partial(matching_sinks, sinks=config.sinks)

@@ -264,8 +264,7 @@ class Webhook:
             secrets, template = self._fixed or (settings.signing_secrets(), read_template(settings))
         except ValueError as error:
             raise Deferred(
-                f"the url, secrets or credentials of this sink cannot be used any more: {error}",
-                failure="slow",
+                f"the url, secrets or credentials of this sink cannot be used any more: {error}"
             ) from None
         headers = {**template.headers, **signed_headers(secrets, event, self._clock.now())}
         request = replace(template, headers=headers, body=event.body, tls=tls)

@@ -195,12 +195,15 @@ class Approvals:
     def look_again(self) -> None:
         """Forget what is not on disk: it was rolled back."""
         self._folded: dict[str, tuple[int, EventApprovals]] = {}
+        self._watched: set[str] | None = None
 
     def remember(self) -> None:
         """Remember what this transaction has folded: it is on disk now."""
         self._memory.folded |= {
             key: each for key, each in self._folded.items() if each[1] is not NOTHING
         }
+        if self._memory.watched is None:
+            self._memory.watched = self._watched
 
     def forget_pruned(self, *, any_row: bool) -> None:
         """Forget events that are over, but those in force if no row of the journal was pruned.
@@ -228,8 +231,9 @@ class Approvals:
         except StoreError as error:
             return self._set_damage(event_key, str(error))
         self._folded[event_key] = end, folded
-        if folded.is_open and self._memory.watched is not None:
-            self._memory.watched.add(event_key)
+        for watched in (self._memory.watched, self._watched):
+            if folded.is_open and watched is not None:
+                watched.add(event_key)
         return folded
 
     def _set_damage(self, event_key: str, damage: str) -> EventApprovals:
@@ -330,15 +334,15 @@ class Approvals:
         )
 
     def _watched_keys(self) -> set[str]:
-        if self._memory.watched is None:
+        if self._memory.watched is None and self._watched is None:
             rows = self._connection.execute(
                 "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION "
                 "SELECT key FROM (SELECT key FROM occurrence INDEXED BY occurrence_ended "
                 "WHERE NOT live ORDER BY last_changed DESC LIMIT ?)",
                 (MAX_ENDED_AT_START,),
             ).fetchall()
-            self._memory.watched = {key for (key,) in rows if self.of_key(key).is_open}
-        return self._memory.watched
+            self._watched = {key for (key,) in rows if self.of_key(key).is_open}
+        return self._memory.watched or self._watched or set()
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
         """Return the grants without a final answer, oldest first, and their occurrences."""

@@ -43,6 +43,10 @@ class ChatMessage:
 _CHAT_MESSAGE = TypeAdapter(ChatMessage)
 
 
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else format_sortable(moment)
+
+
 class ChatMessages:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -80,19 +84,35 @@ class ChatMessages:
             [(sink, occurrence, message) for occurrence in occurrences],
         )
 
-    def mark_shown(self, message: int, ref: str | None, content_hash: str) -> None:
-        """Record that a message is posted and shows this content. It has no timer yet."""
+    def mark_shown(self, planned: ChatMessage, ref: str | None, content_hash: str) -> None:
+        """Record that a message is posted and shows this content, as ``planned`` of what it was.
+
+        Its timer is over, but not one that was set since.
+        """
         self._connection.execute(
-            "UPDATE message SET ref = ?, content_hash = ?, "
-            "is_due = 0, refresh_at = NULL WHERE id = ?",
-            (ref, content_hash, message),
+            "UPDATE message SET ref = :ref, content_hash = :hash, "
+            "is_due = iif(refresh_at IS :at, 0, is_due), "
+            "refresh_at = iif(refresh_at IS :at, NULL, refresh_at) WHERE id = :id",
+            {"ref": ref, "hash": content_hash, "at": _text(planned.refresh_at), "id": planned.id},
         )
 
-    def mark_history_told(self, message: int, position: int, refresh_at: datetime | None) -> None:
-        """Record how far a thread tells, and when time alone will change the message."""
+    def mark_history_told(
+        self, planned: ChatMessage, position: int, refresh_at: datetime | None
+    ) -> None:
+        """Record how far a thread tells, and when time alone will change the message.
+
+        A timer that was set since the update was ``planned`` stays.
+        """
         self._connection.execute(
-            "UPDATE message SET history_position = ?, refresh_at = ?, is_due = 0 WHERE id = ?",
-            (position, format_sortable(refresh_at) if refresh_at is not None else None, message),
+            "UPDATE message SET history_position = :position, "
+            "is_due = iif(coalesce(refresh_at, :at) IS :at, 0, is_due), "
+            "refresh_at = iif(coalesce(refresh_at, :at) IS :at, :next, refresh_at) WHERE id = :id",
+            {
+                "position": position,
+                "at": _text(planned.refresh_at),
+                "next": _text(refresh_at),
+                "id": planned.id,
+            },
         )
 
     def take_occurrences_due_for_refresh(self, sink: str, now: datetime) -> list[int]:
@@ -113,8 +133,8 @@ class ChatMessages:
     def refresh_all(self, now: datetime) -> None:
         """Have every message about a live event shown again."""
         self._connection.execute(
-            "UPDATE message SET refresh_at = ?, content_hash = '', is_due = 0 "
-            "WHERE content_hash IS NOT NULL AND id IN "
+            "UPDATE message SET refresh_at = ?, is_due = 0, "
+            "content_hash = iif(content_hash IS NULL, NULL, '') WHERE id IN "
             "(SELECT message FROM message_about WHERE occurrence IN "
             "(SELECT id FROM occurrence INDEXED BY occurrence_live WHERE live))",
             (format_sortable(now),),
@@ -122,8 +142,7 @@ class ChatMessages:
 
     def refresh_about(self, occurrences: Sequence[int], now: datetime) -> None:
         self._connection.execute(
-            "UPDATE message SET refresh_at = ?, is_due = 0 "
-            "WHERE content_hash IS NOT NULL AND id IN "
+            "UPDATE message SET refresh_at = ?, is_due = 0 WHERE id IN "
             "(SELECT message FROM message_about "
             "WHERE occurrence IN (SELECT value FROM json_each(?)))",
             (format_sortable(now), orjson.dumps(occurrences).decode()),

@@ -240,17 +240,23 @@ class Store:
         self._uncommitted = None
 
     def _repeat_uncommitted_work(self, connection: sqlite3.Connection) -> None:
-        """Do in a new transaction what was done in one that was lost, or in a copy."""
+        """Do in a new transaction what was done in one that was lost, or in a copy: all or nothing.
+
+        Raises sqlite3.Error with nothing done.
+        """
         self._roll_back_uncommitted()
         self._uncommitted = connection
-        for done in self._uncommitted_work.copy():
-            job = _Job(*done, "open")
-            self._run_in_savepoint(job, connection)
-            if job.error is not None:
-                self._uncommitted_work.remove(done)
-                _log.error(
-                    "what was sent from memory could not be recorded afterwards", exc_info=job.error
-                )
+        try:
+            for done in self._uncommitted_work.copy():
+                job = _Job(*done, "open")
+                self._run_in_savepoint(job, connection)
+                if job.error is not None:
+                    self._uncommitted_work.remove(done)
+                    text = "what was sent from memory could not be recorded afterwards"
+                    _log.error(text, exc_info=job.error)
+        except sqlite3.Error:
+            self._roll_back_uncommitted()
+            raise
 
     def _commit_jobs(self, jobs: Sequence[_Job]) -> bool:
         """Run jobs in one transaction on the file. Return whether it could be written."""

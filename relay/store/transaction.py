@@ -31,6 +31,7 @@ from relay.store import (
 from relay.store.approvals import Approvals, Memory
 from relay.store.chat_messages import ChatMessages
 from relay.store.deliveries import Deliveries
+from relay.store.file import is_file_error
 from relay.store.fleet import FleetTables
 from relay.store.journal import Journal
 from relay.store.occurrences import Occurrences
@@ -131,9 +132,9 @@ class Transaction:
             self._connection.execute("SAVEPOINT follow_up")
             try:
                 self._follow_up(self)
-            except sqlite3.Error:
-                raise
-            except Exception:  # noqa: BLE001  # a fault in approvals must not cost a notice
+            except Exception as error:  # a fault in approvals must not cost a notice
+                if is_file_error(error):
+                    raise
                 _log.exception("cannot record what follows from a change")
                 self._connection.execute("ROLLBACK TO follow_up")
                 del self.recorded[recorded:]

@@ -185,7 +185,7 @@ async def test_passive_names_each_that_is_missing_and_makes_it_not(
             Deferred, match=f"^the broker has no {re.escape(part.title)}: make what is missing"
         ) as caught:
             await declare_topology(broker_connection, parts_of(exchange), "passive")
-        assert (caught.value.failure, caught.value.status) == ("slow", 404)
+        assert (caught.value.failure, caught.value.status) == ("transient", 404)
         assert not await exists(broker_connection, part)
         await declare_topology(broker_connection, parts_of(exchange), True)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,25 @@ def test_a_bucket_of_a_histogram_includes_its_bound_and_all_below() -> None:
     (family,) = metrics.collect()
     samples = [(sample.labels.get("le"), sample.value) for sample in family.samples]
     assert samples == [("0.5", 2.0), ("1.0", 4.0), ("+Inf", 5.0), (None, 5.0), (None, 9.25)]
+
+
+async def test_a_scrape_whose_read_runs_twice_has_every_value_once(relay: RunningRelay) -> None:
+    """As all work of a commit does of which some fails."""
+
+    def fail(_: object) -> None:
+        raise KeyError("what is read is not there")
+
+    may_go_on = threading.Event()
+    relay.store.submit(lambda _: may_go_on.wait(30))
+    scraping = asyncio.create_task(relay.call("GET", "/metrics"))
+    await eventually(lambda: relay.store._jobs.qsize() == 1)  # noqa: SLF001
+    failing = relay.store.submit(fail)
+    may_go_on.set()
+    with pytest.raises(KeyError):
+        await failing
+    lines = (await scraping).body.decode().splitlines()
+    samples = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(samples) == len(set(samples)) > 50
 
 
 async def test_an_approval_is_followed_from_missing_votes_to_its_start(relay: RunningRelay) -> None:

@@ -8,13 +8,16 @@ import threading
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.approvals import ClaimedGrant
+from relay.errors import StoreUnavailable
 from relay.store import StoreSettings
 from relay.store.file import open_for_reading
 from relay.store.retention import prune_all_tables
+from relay.store.sqlite import Work
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (
     REDEPLOY,
@@ -135,3 +138,29 @@ async def test_an_answer_about_damaged_rows_keeps_no_notice_from_its_sinks(tmp_p
         with contextlib.closing(open_for_reading(harness.path)) as reader:
             kinds = [kind for (kind,) in reader.execute("SELECT kind FROM journal")]
         assert {"startrequest.accepted", "event.scheduled"} <= set(kinds)
+
+
+async def test_a_start_request_is_in_flight_while_its_answer_cannot_be_recorded(
+    tmp_path: Path,
+) -> None:
+    """Otherwise the next one would be sent for what Azure has accepted."""
+    async with running_gate(tmp_path, USER_REBOOT) as harness:
+        harness.azure.may_answer.clear()
+        await eventually(lambda: bool(harness.azure.sent))
+        failures, submit = [StoreUnavailable("neither written nor read")] * 3, harness.store.submit
+
+        def fail(work: Work[Any], *, fail_open: bool = False) -> asyncio.Future[Any]:
+            if not (fail_open and failures):
+                return submit(work, fail_open=fail_open)
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.set_exception(failures.pop())
+            return future
+
+        harness.store.submit = fail  # type: ignore[method-assign]
+        harness.azure.may_answer.set()
+        for _ in range(10):
+            await harness.settle()
+            harness.clock.advance(1)
+        await harness.wait_for_events("startrequest.accepted")
+        assert failures == []
+        assert len(harness.azure.sent) == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.chat import message_planner
+from relay.chat.cards.card import Card
 from relay.errors import Deferred
 from relay.store import Mode
 from tests.approvals.builders import ORIGIN, build_event
@@ -169,6 +172,49 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(relay: Wal
     await set_mode("off", [])
     await set_mode("on", ["approve", "hold"])
     assert relay.wall.calls == ["post", "edit", "edit"]
+
+
+class SlowWall(Wall):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_called, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    @override
+    async def post(self, card: Card) -> str | None:
+        await self._wait()
+        return await super().post(card)
+
+    @override
+    async def edit(self, ref: str, card: Card) -> None:
+        await self._wait()
+        await super().edit(ref, card)
+
+    async def _wait(self) -> None:
+        self.is_called.set()
+        await self.may_go_on.wait()
+
+
+@pytest.mark.parametrize("call", ["post", "edit"])
+async def test_what_changes_while_a_platform_is_called_is_shown_within_a_minute(
+    tmp_path: Path, call: str
+) -> None:
+    wall = SlowWall()
+    async with relay_with_wall(tmp_path, wall) as relay:
+        if call == "edit":
+            wall.may_go_on.set()
+            await relay.deliver_document(build_event())
+            wall.may_go_on.clear()
+            wall.is_called.clear()
+            await relay.submit("approve", "alice")
+        else:
+            await relay.record_document(build_event())
+        await wall.is_called.wait()
+        now = relay.clock.now()
+        await relay.store.transact(lambda tx: tx.store_approval_mode("off", "local:root", now))
+        wall.may_go_on.set()
+        await relay.settle()
+        await relay.pass_time(60)
+        await eventually(lambda: wall.decisions("m1") == [])
 
 
 async def test_a_button_leads_to_its_decision_about_what_is_shown(relay: WallRelay) -> None:

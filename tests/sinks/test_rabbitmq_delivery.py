@@ -151,7 +151,7 @@ async def test_a_user_who_may_not_declare_is_told_what_to_grant(own_broker: Brok
     url = await least(own_broker, write="^refused$")
     async with sink(url, "refused") as bus:
         error = await deferred(bus, cloudevent(), "access to exchange 'refused.unrouted'")
-    assert (error.failure, error.status) == ("slow", 403)
+    assert (error.failure, error.status) == ("transient", 403)
     assert "grant the user configure, read and write" in error.reason
     assert "hunter2" not in error.reason
 

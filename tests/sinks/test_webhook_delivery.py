@@ -168,7 +168,7 @@ async def test_a_file_that_has_become_wrong_is_waited_for_and_told_without_its_c
     async with connect(sink_settings, SystemClock()) as webhook:
         with pytest.raises(Deferred, match=reason) as caught:
             await webhook.deliver(cloudevent())
-    assert caught.value.failure == "slow"
+    assert caught.value.failure == "transient"
     assert "t0ken" not in caught.value.reason
 
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,6 +172,35 @@ async def test_a_write_that_fails_repeats_in_order_what_changed_something(disk: 
     path = disk.folder / "relay.db"
     assert read_column(path, "SELECT event_key FROM journal") == ["e-1", "e-3", "e-5"]
     assert chain_holds(path) == 3
+
+
+async def test_a_repeat_that_fails_midway_is_begun_anew(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what comes next would take the place of what was told before."""
+    run, runs = Store._run_in_savepoint, list[object]()  # noqa: SLF001
+
+    def fail_second(self: Store, *arguments: Any) -> bool:
+        runs.append(arguments)
+        if len(runs) == 2:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return run(self, *arguments)
+
+    async with open_listened_store(disk.folder) as (store, notified):
+        await store.transact(record_event(1))
+        disk.fill()
+        for number in (2, 3, 4):
+            await store.transact(record_event(number), fail_open=True)
+        monkeypatch.setattr(Store, "_run_in_savepoint", fail_second)
+        await eventually(lambda: len(runs) >= 2)  # the next try to write repeats what was told
+        await store.transact(record_event(5), fail_open=True)
+        disk.free()
+        await eventually(lambda: store.write_error is None)
+        journal = await store.read(lambda tx: tx.journal.events_after(0, 9))
+    assert [event.id for _, event in journal] == [each.id for each in notified.recorded]
+    assert [head.position for head, _ in journal] == [1, 2, 3, 4, 5]
 
 
 async def test_works_own_error_in_memory_undoes_it_alone_and_is_not_done_again(disk: Disk) -> None:
