@@ -79,20 +79,11 @@ def serving(chromium: Path, directory: Path) -> Iterator[str]:
     settings.write_text(
         json.dumps({"executablePath": str(launcher), "chromiumSandbox": False, "host": "127.0.0.1"})
     )
-    command = [
-        sys.executable,
-        "-m",
-        "playwright",
-        "launch-server",
-        "--browser",
-        "chromium",
-        "--config",
-        str(settings),
-    ]
+    launch = (sys.executable, "-m", "playwright", "launch-server", "--browser", "chromium")
     with (
         (directory / "output").open("w+") as output,
         subprocess.Popen(
-            command,
+            [*launch, "--config", str(settings)],
             env={**os.environ, "CHROMIUM": str(chromium), "UNUSED_FEATURES": UNUSED_FEATURES},
             stdout=subprocess.PIPE,
             stderr=output,

@@ -49,15 +49,21 @@ def read_yaml(path: Path) -> Any:
     return YAML(typ="safe", pure=True).load(path.read_text())
 
 
-@pytest.fixture(scope="module")
-def defined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A node that loads the definitions at its first start, as in the compose file."""
-    directory = tmp_path_factory.mktemp("defined")
+@contextlib.contextmanager
+def node_with(directory: Path, shipped: Path, definitions: Path) -> Iterator[Broker]:
+    """A node that loads definitions at its first start, as in the compose file."""
     with Broker(directory) as node:
         with (directory / "rabbitmq.conf").open("a") as configuration:
-            shipped = (ROOT / "deploy/rabbitmq/rabbitmq.conf").read_text()
-            configuration.write(shipped.replace("/etc/rabbitmq/definitions.json", str(DEFINITIONS)))
+            place = f"/etc/rabbitmq/{definitions.name}"
+            configuration.write(shipped.read_text().replace(place, str(definitions)))
         node.start()
+        yield node
+
+
+@pytest.fixture(scope="module")
+def defined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    shipped = ROOT / "deploy/rabbitmq/rabbitmq.conf"
+    with node_with(tmp_path_factory.mktemp("defined"), shipped, DEFINITIONS) as node:
         yield node
 
 
@@ -197,18 +203,12 @@ async def test_the_example_drains_and_approves_over_amqp(defined: Broker, tmp_pa
                 foreign = sim.schedule(Plan(type="Reboot", resources=("vm-0", "db-0"), lasts=None))
                 event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
                 await sim.wait_until_approved(event, within=60)
-                assert (
-                    await output.readline()
-                    == (
-                        f"drained and approved: io.imdsrelay.event.scheduled.v1 {event.event_id}\n"
-                    ).encode()
+                told, answer = (
+                    f"io.imdsrelay.{name}.v1 {event.event_id}"
+                    for name in ("event.scheduled", "startrequest.accepted")
                 )
-                assert (
-                    await output.readline()
-                    == (
-                        f"answered: io.imdsrelay.startrequest.accepted.v1 {event.event_id}: done\n"
-                    ).encode()
-                )
+                assert await output.readline() == f"drained and approved: {told}\n".encode()
+                assert await output.readline() == f"answered: {answer}: done\n".encode()
                 await _deleted_and_made_again(defined, "drain")
                 another = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
                 await sim.wait_until_approved(another, within=60)
@@ -224,9 +224,8 @@ async def _deleted_and_made_again(node: Broker, queue: str) -> None:
         while True:
             async with channel_of(node, "admin") as channel:
                 with contextlib.suppress(ChannelNotFoundEntity):
-                    if (
-                        await channel.declare_queue(queue, passive=True)
-                    ).declaration_result.consumer_count:
+                    declared = await channel.declare_queue(queue, passive=True)
+                    if declared.declaration_result.consumer_count:
                         return
 
 
@@ -317,10 +316,6 @@ async def test_the_relay_is_healthy_where_it_listens_and_not_elsewhere(
 async def _exit_code(command: str) -> int:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     process = await asyncio.create_subprocess_exec(
-        "sh",
-        "-c",
-        command,
-        env=environment,
-        stderr=asyncio.subprocess.DEVNULL,
+        "sh", "-c", command, env=environment, stderr=asyncio.subprocess.DEVNULL
     )
     return await process.wait()

@@ -24,7 +24,7 @@ from tests.cli.command import run_process
 from tests.eventually import eventually
 from tests.journey.relay_process import client, inbox, relay, webhook
 from tests.rabbitmq import Broker
-from tests.test_deploy import ROOT, program, read_yaml
+from tests.test_deploy import ROOT, node_with, program, read_yaml
 
 FOLDER = ROOT / "deploy/compose/fleet"
 AGENTS = ("agent-0", "agent-1", "agent-2")
@@ -96,19 +96,13 @@ def test_the_definitions_are_those_of_the_command_for_this_hub() -> None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A node that imports the folder of definitions at its first start, as in the compose file."""
+    """It imports a folder of definitions."""
     directory = tmp_path_factory.mktemp("fleet")
     definitions = directory / "definitions.d"
     definitions.mkdir()
     for file in FOLDER.glob("*.json"):
         (definitions / file.name).write_text(file.read_text())
-    with Broker(directory) as node:
-        with (directory / "rabbitmq.conf").open("a") as configuration_file:
-            shipped = (FOLDER / "rabbitmq.conf").read_text()
-            configuration_file.write(
-                shipped.replace("/etc/rabbitmq/definitions.d", str(definitions))
-            )
-        node.start()
+    with node_with(directory, FOLDER / "rabbitmq.conf", definitions) as node:
         yield node
 
 

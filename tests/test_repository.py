@@ -39,17 +39,8 @@ def test_the_package_says_the_version_of_its_distribution() -> None:
 
 
 def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "wheel",
-        "--directory",
-        str(tmp_path),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory")
+    subprocess.run([*build, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("imds_relay-*.whl")
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     written = {
