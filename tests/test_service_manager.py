@@ -113,10 +113,8 @@ async def test_a_relay_that_waits_for_the_metadata_service_does_not_hold_up_the_
     manager: Listener, tmp_path: Path
 ) -> None:
     async with reporting(tmp_path, start_patience=0.1) as (is_up, _):
-        assert await manager.receive() == [
-            "READY=1",
-            "STATUS=Starting. The log says what the relay waits for.",
-        ]
+        message = await manager.receive()
+        assert message == ["READY=1", "STATUS=Starting. The log says what the relay waits for."]
         is_up.set()
         assert await manager.receive() == ["READY=1", "STATUS=Running"]
 

@@ -64,10 +64,8 @@ def test_an_object_with_a_repeated_key_is_malformed(raw: bytes) -> None:
 
 
 def test_unambiguous_json_is_read() -> None:
-    assert read_json(b'{"a": [{"b": 1}, {"b": 2}], "c": {"a": null}}') == {
-        "a": [{"b": 1}, {"b": 2}],
-        "c": {"a": None},
-    }
+    read = read_json(b'{"a": [{"b": 1}, {"b": 2}], "c": {"a": null}}')
+    assert read == {"a": [{"b": 1}, {"b": 2}], "c": {"a": None}}
     for depth in (100, 990, 1020, 2000):
         try:
             read_json(b'{"a":' * depth + b"1" + b"}" * depth)

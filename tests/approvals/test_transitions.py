@@ -144,10 +144,8 @@ def test_why_a_vote_is_void(what: str, reason: Any, status: ApprovalStatus) -> N
 def test_one_transition_voids_all_votes_with_the_same_reason() -> None:
     changed = build_decision(revision="x"), build_decision(by="bob", revision="y")
     expired = build_decision(by="drain", expires=5)
-    assert due_transitions(build_status(None, *changed, expired, now=5)) == [
-        VoidVotes(changed, "changed"),
-        VoidVotes((expired,), "expired"),
-    ]
+    due = due_transitions(build_status(None, *changed, expired, now=5))
+    assert due == [VoidVotes(changed, "changed"), VoidVotes((expired,), "expired")]
 
 
 @pytest.mark.parametrize(

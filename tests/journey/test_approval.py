@@ -23,13 +23,8 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_step(tmp_path
     async with told_relay(tmp_path, approvals=APPROVALS) as (receiver, sim, process):
         event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
         status, answer = await process.approve(event)
-        assert (status, answer["state"], answer["votes"], answer["required"], answer["rule"]) == (
-            202,
-            "granted",
-            1,
-            1,
-            "reboots",
-        )
+        wanted = {"state": "granted", "votes": 1, "required": 1, "rule": "reboots"}
+        assert (status, wanted.items() <= answer.items()) == (202, True)
         await sim.wait_until_approved(event, within=60)
         await eventually(lambda: "event.started" in receiver.types_of(event.event_id))
         sim.end(event)
@@ -43,11 +38,8 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_step(tmp_path
             "event.ended",
         ]
         ended = receiver.by_subject()[event.event_id][-1]["data"]
-        assert (ended["outcome"], ended["evidence"], ended["approvedByRelay"]) == (
-            "completed",
-            "observed",
-            True,
-        )
+        told = (ended["outcome"], ended["evidence"], ended["approvedByRelay"])
+        assert told == ("completed", "observed", True)
         assert [call.event_ids for call in sim.start_requests] == [(event.event_id,)]
 
 

@@ -62,11 +62,8 @@ async def test_two_hundred_copies_over_http_callbacks_and_amqp_are_one_start_req
         await system.sim.wait_until_approved(event, within=60)
         await eventually(system.is_idle, every=0.1)
         assert sum(statuses.values()) + COPIES // 3 == COPIES
-        assert statuses.keys() <= {
-            202,
-            409,
-            429,
-        }  # 429: that many at once are too many of one client
+        # 429: that many at once are too many of one client.
+        assert statuses.keys() <= {202, 409, 429}
         assert system.starts(event) == 1
     kinds = Counter(row.kind for row in read_journal(tmp_path / "relay.db"))
     assert (kinds["approval.granted"], kinds["claim"], kinds["startrequest.accepted"]) == (1, 1, 1)

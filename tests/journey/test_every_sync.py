@@ -71,10 +71,8 @@ def check_journal(process: RelayProcess, posts: int, starts: int) -> list[Journa
             for kind, event in before
             if event["data"].get("revision") == claim["revision"]
         ]
-        assert {data["principal"] for kind, data in about_claim if kind == "approval.recorded"} == {
-            "client:alice",
-            "client:bob",
-        }
+        voters = {data["principal"] for kind, data in about_claim if kind == "approval.recorded"}
+        assert voters == {"client:alice", "client:bob"}
         assert any(
             kind == "approval.granted" and data["approvalId"] == claim["approvalId"]
             for kind, data in about_claim

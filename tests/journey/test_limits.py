@@ -50,10 +50,8 @@ async def test_three_approved_machines_go_one_after_the_other(tmp_path: Path) ->
             await eventually(
                 lambda next_one=next_one: "event.started" in receiver.types_of(next_one.event_id)
             )
-        assert [call.event_ids for call in sim.start_requests] == [
-            (first.event_id,),
-            (second.event_id,),
-        ]
+        sent = [call.event_ids for call in sim.start_requests]
+        assert sent == [(first.event_id,), (second.event_id,)]
         granted = [
             _time_of(next(one for one in told if one["type"].endswith("approval.granted.v1")))
             for told in (receiver.by_subject()[one.event_id] for one in (first, second))

@@ -105,11 +105,8 @@ async def test_notices_come_first_and_the_boot_id_shows_the_reboot(tmp_path: Pat
         await vm.boot(2)
         await vm.wait_for_notice(event, "event.ended")
         assert vm.known_at_approval == [BEFORE]
-        assert vm.receiver.types_of(event.event_id) == [
-            *BEFORE,
-            "startrequest.accepted",
-            "event.ended",
-        ]
+        told = vm.receiver.types_of(event.event_id)
+        assert told == [*BEFORE, "startrequest.accepted", "event.ended"]
         assert vm.outcome(event) == ("completed", "rebooted", True)
         assert len(vm.azure.start_requests) == 1
 
@@ -129,23 +126,14 @@ async def test_a_reboot_before_the_answer_leaves_the_start_request_unknown(tmp_p
         await vm.boot(2)
         await vm.wait_for_notice(event, "startrequest.failed")
         assert vm.known_at_approval == [BEFORE]
-        assert vm.receiver.types_of(event.event_id) == [
-            *BEFORE,
-            "event.ended",
-            "approval.voided",
-            "startrequest.failed",
-        ]
+        told = vm.receiver.types_of(event.event_id)
+        assert told == [*BEFORE, "event.ended", "approval.voided", "startrequest.failed"]
         assert vm.outcome(event) == ("completed", "rebooted", False)
         failed = vm.receiver.by_subject()[event.event_id][-1]["data"]
         assert "whether IMDS took the StartRequest is not known" in failed["reason"]
         assert len(vm.azure.start_requests) == 1
-        assert [row.kind for row in vm.relay.journal()] == [
-            *BEFORE,
-            "claim",
-            "event.ended",
-            "approval.voided",
-            "startrequest.failed",
-        ]
+        kinds = [row.kind for row in vm.relay.journal()]
+        assert kinds == [*BEFORE, "claim", "event.ended", "approval.voided", "startrequest.failed"]
 
 
 async def test_an_orderly_shutdown_tells_first_that_azure_accepted(tmp_path: Path) -> None:

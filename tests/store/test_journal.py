@@ -282,10 +282,8 @@ def test_a_head_that_the_journal_does_not_have_gives_its_beginning(tmp_path: Pat
         assert journal.head_at(ROWS + 1) == GENESIS
         journal.prune(NOW + timedelta(minutes=3), NOW)
         begin = heads[3]
-        assert [journal.head_at(head.position, head.hash) for head in heads] == [
-            *[begin] * 4,
-            *heads[4:],
-        ]
+        found = [journal.head_at(head.position, head.hash) for head in heads]
+        assert found == [*[begin] * 4, *heads[4:]]
 
 
 def test_an_audit_beside_a_relay_that_prunes_sees_one_moment(tmp_path: Path) -> None:

@@ -105,11 +105,8 @@ def test_foreign_text_cannot_begin_a_line_or_move_the_cursor() -> None:
     assert line.isprintable()  # one line
     assert "\\n2026-01-01" in line
     parsed = json(made)
-    assert (parsed["message"], parsed["reason"], parsed["resources"]) == (
-        HOSTILE,
-        HOSTILE,
-        [HOSTILE],
-    )
+    told = (parsed["message"], parsed["reason"], parsed["resources"])
+    assert told == (HOSTILE, HOSTILE, [HOSTILE])
 
 
 def test_a_field_cannot_be_forged_by_the_value_of_another() -> None:
