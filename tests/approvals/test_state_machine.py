@@ -41,31 +41,21 @@ from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
 _VOTERS = ["client:alice", "client:bob", "client:carol"]
-_USUAL = [
-    {"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"},
-    {
-        "name": "reboots",
-        "match": {"event_type": ["Reboot"]},
-        "approve": {"votes": 2, "from": _VOTERS, "expires": "2m", "close_before": "30s"},
-    },
-]
-_LENIENT = [
-    _USUAL[0],
-    {
-        "name": "reboots",
-        "match": {"event_type": ["Reboot"]},
-        "approve": {"votes": 1, "from": _VOTERS, "expires": "2m"},
-    },
-]
+_USERS = {"name": "users", "match": {"event_source": ["User"]}, "approve": "automatic"}
+
+
+def _reboots(**quorum: Any) -> dict[str, Any]:
+    approve = {"votes": 1, "from": _VOTERS, "expires": "2m"} | quorum
+    return {"name": "reboots", "match": {"event_type": ["Reboot"]}, "approve": approve}
+
+
+_USUAL, _LENIENT = [_USERS, _reboots(votes=2, close_before="30s")], [_USERS, _reboots()]
 _WINDOW = {
     "name": "window",
     "match": {"event_type": ["Reboot"], "time": {"from": "12:02", "to": "12:06"}},
+    "approve": {"votes": 1, "from": ["group:team"]},
 }
-_TIMED = [
-    _USUAL[0],
-    _WINDOW | {"approve": {"votes": 1, "from": ["group:team"]}},
-    _USUAL[1],
-]
+_TIMED = [_USERS, _WINDOW, _USUAL[1]]
 _PRINCIPALS = {"ann": ["client:alice", "client:carol", "mtls:ann.internal"]}
 _RULES: dict[str, ApprovalsSettings] = {
     name: ApprovalsSettings.model_validate(

@@ -32,7 +32,7 @@ from tests.cli.command import file_names, run_async, run_process, serve_handler
 from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, run_server
 from tests.journey.bus import SCOPE, Bus
-from tests.journey.relay_process import SECRET
+from tests.journey.relay_process import SECRET, rabbitmq
 from tests.rabbitmq import Broker, Reachable
 from tests.sinks.http_receiver import Received, good, listening
 
@@ -190,8 +190,7 @@ async def test_a_broker_is_looked_at_and_left_as_it_was(
     azure: Simulator, tmp_path: Path, broker: Reachable, exchange: str
 ) -> None:
     url = broker.amqp_url()
-    sink = {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}
-    folder = configured(tmp_path, azure.url, sinks=[sink])
+    folder = configured(tmp_path, azure.url, sinks=[rabbitmq(url, exchange)])
     code, findings = await examined(folder)
     assert (code, states({"bus": findings["sink bus"]})) == (0, {"ok"})
     said = "\n".join(finding["said"] for finding in findings["sink bus"])
@@ -263,9 +262,7 @@ async def test_a_broker_whose_user_may_not_publish_or_that_is_gone_failed(
     async with await aio_pika.connect(own_broker.amqp_url()) as connection:
         await (await connection.channel()).declare_exchange(exchange, "topic", durable=True)
     url = own_broker.amqp_url().replace("guest:guest", "reader:secret-of-reader")
-    sinks = [
-        {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange, "declare": "passive"}
-    ]
+    sinks = [rabbitmq(url, exchange) | {"declare": "passive"}]
     code, findings = await examined(configured(tmp_path, azure.url, sinks=sinks))
     messages = [finding["said"] for finding in findings["sink bus"] if finding["state"] == "failed"]
     assert code == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+from typing import Any
 
 import orjson
 import pytest
@@ -12,46 +13,17 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.approvals.status import approval_json_fields
 from relay.cli.show import EventStreamParser
+from tests.approvals.builders import build_status
+from tests.builders import DATA
 from tests.cli.command import read_until, run_async, serve_handler, start_process
 
-EVENT = {
-    "eventId": "E",
-    "eventType": "Reboot",
-    "eventStatus": "Scheduled",
-    "resources": ["a"],
-    "notBefore": None,
-    "durationSeconds": None,
-}
-SHOWN = {
-    **EVENT,
-    "scope": "s",
-    "eventSource": "User",
-    "description": None,
-    "revision": "r",
-    "outcome": None,
-}
-STANDING = {
-    "state": "pending",
-    "rule": "r",
-    "votes": 0,
-    "required": 1,
-    "missing": 1,
-    "mayVote": [],
-    "closes": None,
-    "waitingFor": [],
-    "standingHolds": [],
-    "runbook": None,
-}
-ANSWER = {
-    "approvalId": "i",
-    "eventId": "E",
-    "decision": "approve",
-    "state": "granted",
-    "votes": 1,
-    "required": 1,
-    "rule": "r",
-}
+EVENT = {**DATA, "eventId": "E", "eventType": "Reboot", "resources": ["a"], "durationSeconds": None}
+SHOWN = EVENT | {"scope": "s", "outcome": None}
+STANDING = {**approval_json_fields(build_status()), "mayVote": []}
+VOTE: dict[str, Any] = {"approvalId": "i", "eventId": "E", "decision": "approve", "rule": "r"}
+ANSWER = VOTE | {"state": "granted", "votes": 1, "required": 1}
 
 
 async def test_an_approval_whose_answer_was_lost_is_sent_again_under_the_same_id() -> None:

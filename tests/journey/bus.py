@@ -22,7 +22,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.eventually import eventually
-from tests.journey.relay_process import client, name_of
+from tests.journey.relay_process import client, name_of, rabbitmq
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 
@@ -59,9 +59,7 @@ def relay_document(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]
     return {
         "scope": SCOPE,
         "relay": "vm-0",
-        "sinks": [
-            {"kind": "rabbitmq", "name": "bus", "url": broker.amqp_url(), "exchange": exchange}
-        ],
+        "sinks": [rabbitmq(broker.amqp_url(), exchange)],
         "approvals": {
             "amqp": {"url": broker.amqp_url(), **amqp},
             "tell_first": "0s",

@@ -285,6 +285,10 @@ def webhook(url: str, name: str = "drain", **more: Any) -> dict[str, Any]:
     }
 
 
+def rabbitmq(url: str, exchange: str) -> dict[str, Any]:
+    return {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}
+
+
 def signed_headers(
     body: bytes,
     secret: str = CLIENT_SECRET,

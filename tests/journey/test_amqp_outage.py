@@ -26,7 +26,7 @@ from tests.counting_proxy import counting_proxy
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.journey.bus import unused_exchange
-from tests.journey.relay_process import RelayProcess, relay
+from tests.journey.relay_process import RelayProcess, rabbitmq, relay
 from tests.rabbitmq import Broker
 from tests.store.open_store import read_column
 
@@ -111,8 +111,8 @@ async def consumer(broker: Broker, exchange: str) -> AsyncIterator[Ledger]:
 
 
 def document(sim: Simulator, url: str, exchange: str) -> dict[str, Any]:
-    sink = {"kind": "rabbitmq", "name": "bus", "url": url, "exchange": exchange}
-    return {"scope": "journey", "source": {"url": sim.url, "interval": "500ms"}, "sinks": [sink]}
+    source = {"url": sim.url, "interval": "500ms"}
+    return {"scope": "journey", "source": source, "sinks": [rabbitmq(url, exchange)]}
 
 
 def appear(sim: Simulator) -> list[Event]:

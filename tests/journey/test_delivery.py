@@ -12,7 +12,7 @@ import orjson
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.depth import depth
 from tests.eventually import eventually
-from tests.journey.relay_process import Inbox, inbox, name_of, relay, told_relay, webhook
+from tests.journey.relay_process import Inbox, inbox, name_of, rabbitmq, relay, told_relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
@@ -51,13 +51,8 @@ async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_ki
         asyncio.TaskGroup() as group,
     ):
         consumer = group.create_task(_consume(broker.amqp_url(), exchange, queue))
-        document = {
-            "source": {"url": sim.url, "interval": "500ms"},
-            "sinks": [
-                {"kind": "rabbitmq", "name": "bus", "url": broker.amqp_url(), "exchange": exchange},
-                webhook(box.url),
-            ],
-        }
+        sinks = [rabbitmq(broker.amqp_url(), exchange), webhook(box.url)]
+        document = {"source": {"url": sim.url, "interval": "500ms"}, "sinks": sinks}
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
             events = [sim.schedule(Plan(resources=("vm-0",), lasts=None)) for _ in range(MANY)]
@@ -98,18 +93,9 @@ async def test_what_is_down_at_the_start_is_waited_for(own_broker: Broker, tmp_p
     queue = Inbox()
     (port,) = reserve(1)
     async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = {
-            "source": {"url": sim.url},
-            "sinks": [
-                {
-                    "kind": "rabbitmq",
-                    "name": "bus",
-                    "url": own_broker.amqp_url(),
-                    "exchange": "journey.late",
-                },
-                webhook(f"http://127.0.0.1:{port}/"),
-            ],
-        }
+        late_webhook = webhook(f"http://127.0.0.1:{port}/")
+        sinks = [rabbitmq(own_broker.amqp_url(), "journey.late"), late_webhook]
+        document = {"source": {"url": sim.url}, "sinks": sinks}
         async with relay(tmp_path / "relay", document) as process:
             await process.start()
             event = sim.schedule(Plan(resources=("vm-0",), lasts=None))

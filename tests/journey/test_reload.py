@@ -20,6 +20,7 @@ from tests.journey.relay_process import (
     client,
     inbox,
     name_of,
+    rabbitmq,
     relay,
     told_relay,
     webhook,
@@ -68,7 +69,7 @@ async def test_a_reload_takes_a_file_over_or_says_why_not(
         counting_proxy(broker.amqp_url()) as (proxy, amqp_url),
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
     ):
-        bus = {"kind": "rabbitmq", "name": "bus", "url": amqp_url, "exchange": exchange}
+        bus = rabbitmq(amqp_url, exchange)
         watcher = client("watcher", key=OTHER_KEY, can=["read"])
         document = {
             "source": {"url": sim.url},
