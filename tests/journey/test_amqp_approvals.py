@@ -170,11 +170,8 @@ async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(
 ) -> None:
     """What makes the user_id worth something."""
     _, decision = coming
-    with pytest.raises(
-        RefusedError,
-        match="406 PRECONDITION_FAILED - user_id property set to 'drain' "
-        "but authenticated user was 'stranger'",
-    ):
+    told = "user_id property set to 'drain' but authenticated user was 'stranger'"
+    with pytest.raises(RefusedError, match=f"406 PRECONDITION_FAILED - {told}"):
         await system.bus.send(decision, user="stranger", user_id="drain")
 
 

@@ -70,11 +70,8 @@ async def test_with_a_full_disk_notices_go_out_and_nothing_is_approved(tmp_path:
     """
     with small_disk(tmp_path / "disk", "16m") as disk:
         store = {"path": str(disk.folder / "relay.db")}
-        async with told_relay(tmp_path / "relay", approvals=APPROVALS, store=store) as (
-            receiver,
-            sim,
-            process,
-        ):
+        started = told_relay(tmp_path / "relay", approvals=APPROVALS, store=store)
+        async with started as (receiver, sim, process):
             first = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
             await eventually(lambda: receiver.types_of(first.event_id) == ["event.scheduled"])
             disk.fill()

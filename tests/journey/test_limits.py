@@ -19,11 +19,8 @@ MACHINES = ("db-0", "db-1", "db-2")
 
 async def test_three_approved_machines_go_one_after_the_other(tmp_path: Path) -> None:
     """The relay is killed and started again while two of them wait."""
-    async with told_relay(tmp_path, machines=MACHINES, approvals=APPROVALS) as (
-        receiver,
-        sim,
-        process,
-    ):
+    started = told_relay(tmp_path, machines=MACHINES, approvals=APPROVALS)
+    async with started as (receiver, sim, process):
         # The last machine has the earliest NotBefore.
         events = [
             sim.schedule(Plan(type="Reboot", resources=(name,), notice=900.0 - number, lasts=None))

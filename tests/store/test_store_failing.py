@@ -295,11 +295,8 @@ async def test_a_relay_that_was_stopped_in_order_starts_on_a_full_disk_too(disk:
 @pytest.mark.parametrize("disk", ["full disk"], indirect=True)
 async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) -> None:
     disk.fill()
-    with pytest.raises(
-        StoreError,
-        match=r"store\.path: expected a folder that can be written, .*: "
-        r"the disk is full: make room",
-    ):
+    said = r"store\.path: expected a {} that can be written, .*: the disk is full: make room"
+    with pytest.raises(StoreError, match=said.format("folder")):
         open_state_file(disk.folder / "relay.db", IDENTITY, NOW)
     disk.free()
     async with open_store_in(disk.folder):
@@ -307,10 +304,7 @@ async def test_where_a_full_disk_has_no_room_to_begin_it_is_said_so(disk: Disk) 
     for removed in ("relay.db-wal", "relay.db-shm"):
         (disk.folder / removed).unlink()
     disk.fill()
-    with pytest.raises(
-        StoreError,
-        match=r"store\.path: expected a file that can be written, .*: the disk is full: make room",
-    ):
+    with pytest.raises(StoreError, match=said.format("file")):
         open_state_file(disk.folder / "relay.db", IDENTITY, NOW)
 
 

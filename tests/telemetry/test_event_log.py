@@ -43,11 +43,8 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
 
 
 async def test_the_log_tells_an_event_from_first_to_last_once(tmp_path: Path, told: Told) -> None:
-    async with running_relay(
-        tmp_path,
-        rules=[{"name": "one", "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL]}}],
-        tell_first="0s",
-    ) as relay:
+    rule = {"name": "one", "approve": {"votes": 1, "from": [LOCAL_PRINCIPAL]}}
+    async with running_relay(tmp_path, rules=[rule], tell_first="0s") as relay:
         event = await relay.announce()
         scheduled = await told.wait("event.scheduled")
         assert (scheduled["eventId"], scheduled["scope"]) == (event.event_id, "west")
