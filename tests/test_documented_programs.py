@@ -204,12 +204,8 @@ def test_the_changes_of_the_unit_on_the_page_are_valid(tmp_path: Path) -> None:
     parts.mkdir()
     for number, text in enumerate(blocks("docs/operations.md", "ini")):
         (parts / f"{number}.conf").write_text(text)
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    verified = subprocess.run(command, capture_output=True, text=True, check=False)
     said = [line for line in verified.stderr.splitlines() if "imds-relay" in line]
     assert said == []
 

@@ -146,13 +146,8 @@ async def test_an_export_proves_itself_across_pruning_and_with_any_text(tmp_path
     with open_file_in(path) as file:
         journal = Journal(file.connection)
         for number, key in enumerate(("e", "é\u2028", '"body":{}', "\x01\x7f\\", None, "last")):
-            append_row(
-                journal,
-                NOW + timedelta(minutes=number),
-                "event.scheduled",
-                orjson.dumps({"body": key}),
-                event_key=key,
-            )
+            at, body = NOW + timedelta(minutes=number), orjson.dumps({"body": key})
+            append_row(journal, at, "event.scheduled", body, event_key=key)
     first = (await run_async("audit", "export", "--store", path_text)).out
     assert verify_export(first).startswith("it holds: 6:")
     with open_file_in(path) as file:

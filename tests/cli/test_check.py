@@ -135,16 +135,10 @@ def test_check_says_who_people_and_groups_are_and_who_can_vote(tmp_path: Path) -
         "rest 2 local:root; person:ann (client:ann, slack:T024/U7)",
     ):
         assert line in words, line
-    assert checked(tmp_path, PEOPLE, "--json").json["voters"] == [
-        {
-            "rule": "rest",
-            "votes": 2,
-            "voters": [
-                {"name": "local:root", "principals": ["local:root"]},
-                {"name": "person:ann", "principals": ["client:ann", "slack:T024/U7"]},
-            ],
-        }
-    ]
+    root = {"name": "local:root", "principals": ["local:root"]}
+    ann = {"name": "person:ann", "principals": ["client:ann", "slack:T024/U7"]}
+    voters = checked(tmp_path, PEOPLE, "--json").json["voters"]
+    assert voters == [{"rule": "rest", "votes": 2, "voters": [root, ann]}]
 
 
 USER_RULE = "{name: user, match: {event_source: [user]}, approve: automatic}"

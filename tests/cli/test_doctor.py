@@ -123,12 +123,8 @@ async def test_a_metadata_service_that_answers_an_error_has_its_own_remedy(tmp_p
 )
 async def test_the_clock_is_compared_with_azures(tmp_path: Path, offset: int, state: str) -> None:
     def answer(_: Received) -> Answer:
-        return Answer(
-            INSTANCE,
-            headers={
-                "Date": format_datetime(datetime.now(UTC) + timedelta(seconds=offset), usegmt=True)
-            },
-        )
+        date = datetime.now(UTC) + timedelta(seconds=offset)
+        return Answer(INSTANCE, headers={"Date": format_datetime(date, usegmt=True)})
 
     async with run_server(answer) as server:
         code, findings = await examined(configured(tmp_path, server.url))

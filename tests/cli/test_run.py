@@ -229,12 +229,8 @@ async def test_the_level_decides_which_lines_there_are(azure: Simulator, tmp_pat
 
 async def test_a_stalled_reader_of_the_log_stops_no_relay(azure: Simulator, tmp_path: Path) -> None:
     """Nobody reads standard error, and its pipe is full."""
-    folder = configured(
-        tmp_path,
-        azure.url,
-        telemetry={"level": "debug"},
-        source={"url": azure.url, "interval": "500ms"},
-    )
+    source = {"url": azure.url, "interval": "500ms"}
+    folder = configured(tmp_path, azure.url, telemetry={"level": "debug"}, source=source)
     reader, writer = os.pipe()
     with open(writer, "wb", buffering=0) as end:  # noqa: ASYNC230, PTH123  # a descriptor
         os.set_blocking(writer, False)

@@ -163,13 +163,9 @@ def history(documents: Iterable[Document], origin: Origin) -> list[CloudEvent]:
     for document in documents:
         for item in diff_events_with_document(live, document):
             transition = transition_digest(item, origin)
+            count, incarnation = counts[transition], document.incarnation
             cloudevent.append(
-                build_event(
-                    item,
-                    previous_count=counts[transition],
-                    origin=origin,
-                    incarnation=document.incarnation,
-                )
+                build_event(item, previous_count=count, origin=origin, incarnation=incarnation)
             )
             counts[transition] += 1
         live = document.events

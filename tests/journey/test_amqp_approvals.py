@@ -292,13 +292,10 @@ async def test_nothing_is_sent_to_where_a_message_asks_for_a_reply(system: Syste
     event, decision = await system.schedule_reboot()
     async with system.bus.channel() as channel:
         replies = await channel.declare_queue(exclusive=True)
+        hold = {**decision, "decision": "hold"}
         for number, reply_to in enumerate((replies.name, "amq.rabbitmq.reply-to.crafted")):
-            await system.bus.send(
-                {**decision, "decision": "hold"},
-                f"reply {number}",
-                reply_to=reply_to,
-                correlation_id="x",
-            )
+            place = {"reply_to": reply_to, "correlation_id": "x"}
+            await system.bus.send(hold, f"reply {number}", **place)
             await system.bus.wait_for_event("approval.recorded", event, f"reply {number}")
         assert await replies.get(fail=False) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import aio_pika
 import orjson
@@ -23,12 +24,8 @@ async def _consume(url: str, exchange: str, into: Inbox) -> None:
     connection = await aio_pika.connect(url)
     async with connection, connection.channel() as channel:
         await channel.set_qos(prefetch_count=200)
-        await channel.declare_exchange(
-            exchange,
-            aio_pika.ExchangeType.TOPIC,
-            durable=True,
-            arguments={"alternate-exchange": f"{exchange}.unrouted"},
-        )
+        arguments: dict[str, Any] = {"alternate-exchange": f"{exchange}.unrouted"}
+        await channel.declare_exchange(exchange, "topic", durable=True, arguments=arguments)
         queue = await channel.declare_queue(exclusive=True)
         await queue.bind(exchange, "event.#")
         async with queue.iterator() as messages:

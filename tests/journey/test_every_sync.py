@@ -108,14 +108,9 @@ async def _vote(process: RelayProcess, event: Event) -> str | None:
     status, shown = await _call(process, "alice", "GET", f"/v1/events/{event.event_id}")
     if status != 200:
         return None
+    vote = {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]}
     for voter in KEYS:
-        await _call(
-            process,
-            voter,
-            "POST",
-            "/v1/approvals",
-            {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]},
-        )
+        await _call(process, voter, "POST", "/v1/approvals", vote)
     return str(shown["revision"])
 
 

@@ -203,12 +203,8 @@ async def test_a_flood_starts_and_breaks_nothing_and_approvals_still_work(tmp_pa
             shown = await process.shown(event)
             vote = {"eventId": event.event_id, "decision": "approve", "revision": shown["revision"]}
             refused = orjson.dumps({**vote, "revision": "of yesterday"})
-            flood = Flood(
-                process.port,
-                hostile_requests(
-                    orjson.dumps(vote), _post("/v1/callbacks/drain", refused, *_signed(refused))
-                ),
-            )
+            replayed = _post("/v1/callbacks/drain", refused, *_signed(refused))
+            flood = Flood(process.port, hostile_requests(orjson.dumps(vote), replayed))
             await flood.run(REQUESTS // 4)
             assert not sim.start_requests
             before = process.memory()

@@ -74,13 +74,11 @@ async def machine(folder: Path, **approvals: Any) -> AsyncIterator[Machine]:
         inbox() as receiver,
         Simulator(Setup(vms=(VM("vm-0"),)), report=read_log_line) as azure,
     ):
+        rule = {"name": "all", "approve": {"votes": 1, "from": ["client:drain"]}}
         document = {
             "source": {"url": azure.url},
             "sinks": [webhook(receiver.url)],
-            "approvals": {
-                "rules": [{"name": "all", "approve": {"votes": 1, "from": ["client:drain"]}}],
-                **approvals,
-            },
+            "approvals": {"rules": [rule], **approvals},
             "api": {"clients": [client()]},
         }
         prefix = (sys.executable, "-m", "tests.journey.with_boot_id", str(folder / "boot-id"))

@@ -89,16 +89,12 @@ async def test_a_reload_takes_a_file_over_or_says_why_not(
                 sinks = [bus, webhook(drain.url), webhook(second.url, "second")]
                 clients = {"clients": [client()], "public_url": "https://relay.example.com"}
                 status, body = await reload(process, sinks=sinks, api=clients)
-                assert (status, body) == (
-                    200,
-                    {
-                        "changes": [
-                            {"key": "sinks.second", "change": "added"},
-                            {"key": "api.public_url", "change": "changed"},
-                            {"key": "api.clients.watcher", "change": "removed"},
-                        ]
-                    },
-                )
+                changes = [
+                    {"key": "sinks.second", "change": "added"},
+                    {"key": "api.public_url", "change": "changed"},
+                    {"key": "api.clients.watcher", "change": "removed"},
+                ]
+                assert (status, body) == (200, {"changes": changes})
                 await eventually(lambda: second.types_of(event.event_id) == ["event.scheduled"])
                 await eventually(lambda: not watched.is_open)
 

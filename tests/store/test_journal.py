@@ -31,20 +31,12 @@ def fill(connection: sqlite3.Connection, count: int = ROWS) -> list[JournalHead]
     journal = Journal(connection)
     heads = [journal.head()]
     for number in range(count):
-        at = NOW + timedelta(minutes=number)
+        at, key, body = NOW + timedelta(minutes=number), f"e-{number}", numbered_event(number).body
         if number % 3 == 2:
-            journal.append_non_event_row(
-                at, "claim", {"eventId": f"E-{number}"}, event_key=f"e-{number}"
-            )
+            journal.append_non_event_row(at, "claim", {"eventId": f"E-{number}"}, event_key=key)
         else:
-            append_row(
-                journal,
-                at,
-                "event.scheduled",
-                numbered_event(number).body,
-                event_key=f"e-{number}",
-                transition=f"t{number}",
-            )
+            kind, transition = "event.scheduled", f"t{number}"
+            append_row(journal, at, kind, body, event_key=key, transition=transition)
         heads.append(journal.head())
     return heads
 

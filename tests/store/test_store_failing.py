@@ -240,12 +240,8 @@ async def test_closing_while_the_disk_is_full_says_what_is_lost_and_ends(
         await store.transact(record_event(1))
         disk.fill()
         await store.transact(record_event(2), fail_open=True)
-        await store.transact(
-            lambda tx: tx.deliveries.log_attempts(
-                [(1, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))]
-            ),
-            fail_open=True,
-        )
+        log = [(1, Attempt(at=NOW, elapsed=0.1, outcome="delivered"))]
+        await store.transact(lambda tx: tx.deliveries.log_attempts(log), fail_open=True)
     disk.free()
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "could still not be written" in error
