@@ -72,6 +72,7 @@ async def test_a_scrape_whose_read_runs_twice_has_every_value_once(relay: Runnin
 
     may_go_on = threading.Event()
     relay.store.submit(lambda _: may_go_on.wait(30))
+    await eventually(lambda: relay.store._jobs.qsize() == 0)  # noqa: SLF001  # it waits
     scraping = asyncio.create_task(relay.call("GET", "/metrics"))
     await eventually(lambda: relay.store._jobs.qsize() == 1)  # noqa: SLF001
     failing = relay.store.submit(fail)
