@@ -1,4 +1,7 @@
-"""The hub of a fleet is killed: `make chaos-tests` kills it 50 times, `make test` once."""
+"""A fleet whose broker is gone for a while, and whose hub is killed again and again.
+
+`make chaos-tests` kills the hub 50 times and the broker, `make test` the hub alone, once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from relay.simulator import Plan
 from relay.simulator.event import Event
 from relay.store.chain import verify_journal
 from relay.store.file import open_for_reading
-from tests.depth import depth
+from relay.store.rows import PageLimit
+from tests.depth import CHAOS, depth
 from tests.eventually import eventually
 from tests.fleet.running_fleet import RunningFleet, one_vote, running_fleet
 from tests.journey.relay_process import RelayProcess, relay
@@ -27,6 +31,7 @@ KILLS = depth(50, 1)
 MAX_UNFINISHED = 4
 SCOPE = "vmss-a-1f0c33ab"
 VMS = ("vm-0", "vm-1", "vm-2")
+PAGE = PageLimit(100)
 RULE = one_vote("vm:*/*")
 
 
@@ -36,6 +41,44 @@ def quick_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "FIRST_RECONNECT_SPREAD", 0.5)
     monkeypatch.setattr(link, "MAX_RECONNECT_SPREAD", 1.0)
     monkeypatch.setattr(start_orders, "RESTART_PAUSE", 0.0)
+
+
+@pytest.mark.skipif(not CHAOS, reason="starts the broker again: make chaos-tests")
+async def test_what_happens_while_the_broker_is_gone_is_told_afterwards_in_order(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    async with running_fleet(own_broker, tmp_path, {SCOPE: VMS}) as fleet:
+        azure = fleet.azures[SCOPE]
+        known = azure.schedule(Plan(resources=("vm-0",)))
+        await eventually(lambda: fleet.told(known.event_id) == ["event.scheduled"])
+        await asyncio.to_thread(own_broker.kill)
+        new = azure.schedule(Plan(resources=("vm-1",)))
+        await until_agents_have_recorded(fleet, new, "event.scheduled")
+        azure.update_event(known, description="it was moved")
+        azure.start(new)
+        await until_agents_have_recorded(fleet, known, "event.updated")
+        await until_agents_have_recorded(fleet, new, "event.started")
+        azure.cancel(known)
+        await until_agents_have_recorded(fleet, known, "event.ended")
+        await asyncio.to_thread(own_broker.start)
+        await eventually(lambda: len(fleet.told(known.event_id)) >= 3)
+        await eventually(lambda: len(fleet.told(new.event_id)) >= 2)
+        await fleet.wait_until_reported()
+        assert fleet.told(known.event_id) == ["event.scheduled", "event.updated", "event.ended"]
+        assert fleet.told(new.event_id) == ["event.scheduled", "event.started"]
+
+
+async def until_agents_have_recorded(fleet: RunningFleet, event: Event, name: str) -> None:
+    async def have_recorded() -> bool:
+        for agent in fleet.relays.values():
+            events = await agent.relay.store.read(
+                lambda tx: tx.journal.newest_changes(event.event_id.lower(), PAGE)
+            )
+            if name not in {each.name for each in events}:
+                return False
+        return True
+
+    await eventually(have_recorded, every=0.1, what=f"{name} at every agent")
 
 
 @pytest.mark.timeout(depth(1200, 300))
