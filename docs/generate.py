@@ -17,14 +17,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from chaos import report as proof
-from docs.reference import (
-    api,
-    commands,
-    log,
-    pretty,
-    slack,
-    with_generated_part,
-)
+from docs.reference import api, commands, log, pretty, slack, with_generated_part
 from relay.approvals.request import HOLD_NOTICE
 from relay.cli.init import initial_configuration
 from relay.config import AGENT_EXAMPLE

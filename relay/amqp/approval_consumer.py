@@ -39,11 +39,7 @@ from relay.amqp.message_verification import (
     UnusableMessage,
     extract_message_of_verified_sender,
 )
-from relay.amqp.topology import (
-    ApprovalsQueue,
-    declare_topology,
-    log_suffix_for_unchecked_parts,
-)
+from relay.amqp.topology import ApprovalsQueue, declare_topology, log_suffix_for_unchecked_parts
 from relay.clock import CALLER_RATE, Clock, TokenBuckets
 from relay.errors import Deferred
 from relay.logs import LogOnce
@@ -122,11 +118,7 @@ class ApprovalConsumer:
     async def run(self) -> NoReturn:
         """Stay connected and consume until cancelled."""
         await keep_connected(
-            self._urls,
-            self._connection_name,
-            self._clock,
-            self._consume,
-            self._note_failure,
+            self._urls, self._connection_name, self._clock, self._consume, self._note_failure
         )
 
     def _note_failure(self, failure: Deferred) -> None:

@@ -278,10 +278,7 @@ async def keep_connected(
 
 @contextlib.asynccontextmanager
 async def open_connection(
-    url: URL,
-    name: str,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    socket_buffers: int | None = None,
+    url: URL, name: str, max_body_bytes: int = MAX_BODY_BYTES, socket_buffers: int | None = None
 ) -> AsyncIterator[GuardedConnection]:
     """Yield one connection, and close it at the end. Raises Deferred if it cannot be opened."""
     connection = GuardedConnection(

@@ -62,10 +62,7 @@ class Queue:
     async def declare(self, channel: AbstractChannel, *, passive: bool) -> None:
         """Make and bind the queue; if ``passive``, only check it. Raises what aio-pika raises."""
         queue = await channel.declare_queue(
-            self.name,
-            durable=True,
-            passive=passive,
-            arguments=dict(self.all_arguments),
+            self.name, durable=True, passive=passive, arguments=dict(self.all_arguments)
         )
         if not passive:
             for key in self.keys:

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
     from relay.api.sign_in import SignIn
 
 Access = Literal[
-    "public",
-    "key",
-    "key or public",
-    "key or loopback",
-    "key, loopback or public",
-    "signature",
+    "public", "key", "key or public", "key or loopback", "key, loopback or public", "signature"
 ]
 """How the server identifies the caller.
 
@@ -118,11 +113,7 @@ class Callers:
             self.sign_in = SignIn(oidc, public_url, self._tokens, clock)
 
     async def identify(
-        self,
-        access: Access,
-        request: web.Request,
-        content: bytes,
-        rates: CallRates,
+        self, access: Access, request: web.Request, content: bytes, rates: CallRates
     ) -> Caller:
         """Return the caller; charge it, or its address if the call fails. Raises Problem."""
         peer = connection_of(request).peer

@@ -326,9 +326,7 @@ def _add_hub(metrics: Metrics, relay: Relay, now: datetime) -> None:
         metrics.gauges("hub_scopes", "Scopes that have agents", "state", scopes)
     if hub is not None:
         metrics.count(
-            "hub_reports_total",
-            "Reports about events that were read, copies included",
-            hub.reports,
+            "hub_reports_total", "Reports about events that were read, copies included", hub.reports
         )
         metrics.count("hub_copies_total", "Reports that said nothing new", hub.merger.copies)
         metrics.count("hub_pulses_total", "Pulses that were read", hub.pulses)

@@ -115,8 +115,7 @@ class Server:
 
     def _make_application(self) -> web.Application:
         application = web.Application(
-            middlewares=[_error_middleware(self.state)],
-            client_max_size=MAX_BODY_BYTES,
+            middlewares=[_error_middleware(self.state)], client_max_size=MAX_BODY_BYTES
         )
         for route in ROUTES:
             handler = aiohttp_handler(route, self.state)

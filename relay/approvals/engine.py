@@ -242,10 +242,7 @@ class ApprovalEngine:
         ):
             return build_accepted_answer(request, same_decision, status)
         decision = build_decision(
-            request,
-            status,
-            approval_id=new_approval_id(),
-            hold_expires=self.settings.hold_expires,
+            request, status, approval_id=new_approval_id(), hold_expires=self.settings.hold_expires
         )
         occurrence, ended = status.occurrence, find_decisions_to_end(request, status)
         left = (earlier for earlier in status.decisions if earlier not in ended)

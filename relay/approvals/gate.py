@@ -31,9 +31,7 @@ _log = logging.getLogger(__name__)
 MAX_TIMER = 60.0
 """Seconds until the wall clock is read again: somebody may have set it."""
 _NOT_RECORDED = refuse(
-    503,
-    "the decision cannot be recorded now; nothing was decided, try again",
-    is_transient=True,
+    503, "the decision cannot be recorded now; nothing was decided, try again", is_transient=True
 )
 _NOT_IN_FORCE = refuse(
     503,

@@ -210,9 +210,7 @@ class EligibleVoters:
 
 
 def eligible_voters(
-    quorum: Quorum,
-    groups: Mapping[str, Sequence[str]],
-    people: Mapping[str, Sequence[str]],
+    quorum: Quorum, groups: Mapping[str, Sequence[str]], people: Mapping[str, Sequence[str]]
 ) -> EligibleVoters:
     """Return who may vote, groups and people expanded. Raises KeyError for an unknown one."""
     members: list[str] = []

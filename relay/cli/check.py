@@ -18,13 +18,7 @@ from relay.approvals.limits import Limit
 from relay.approvals.rules import Quorum, Rule, RuleConditions
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.cli._options import AsJson, ConfigFile, option
-from relay.cli._output import (
-    format_duration,
-    pluralize,
-    print_json,
-    print_lines,
-    print_to_stderr,
-)
+from relay.cli._output import format_duration, pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig, load
 from relay.config.model import config_warnings

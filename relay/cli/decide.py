@@ -17,12 +17,7 @@ from relay.cli._events import (
     vote_count,
 )
 from relay.cli._options import AZURE_PROCEEDS, EventId, Reason, argument, option
-from relay.cli._output import (
-    CommandFailed,
-    format_local_time,
-    print_lines,
-    print_to_stderr,
-)
+from relay.cli._output import CommandFailed, format_local_time, print_lines, print_to_stderr
 from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
 from relay.sentences import join_names

@@ -130,10 +130,7 @@ async def run_demo(*, stay: bool) -> None:
     demo, key = Demo(), make_random_bearer_key()
     with TemporaryDirectory(prefix="imds-relay-demo-") as folder:
         store = Path(folder, "relay.db")
-        async with (
-            Simulator(Setup(vms=(VM(_VM_NAME),))) as azure,
-            demo.receive() as receiver_url,
-        ):
+        async with Simulator(Setup(vms=(VM(_VM_NAME),))) as azure, demo.receive() as receiver_url:
             demo.print(f"an Azure is simulated at {azure.url}, with one VM: {_VM_NAME}")
             demo.print(f"a webhook receiver listens at {receiver_url}")
             config = _configuration(azure.url, receiver_url, demo.secret, key, store)

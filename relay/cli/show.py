@@ -18,12 +18,7 @@ from relay.cli._events import (
     with_short_event_ids,
 )
 from relay.cli._options import AllPages, EventId, Scope, scope_query
-from relay.cli._output import (
-    format_local_time,
-    print_json_line,
-    print_lines,
-    print_to_stderr,
-)
+from relay.cli._output import format_local_time, print_json_line, print_lines, print_to_stderr
 from relay.cli._tables import print_fields, print_page, print_table
 from relay.cli.client import Client, RelayCall
 from relay.events.cloudevent import event_name

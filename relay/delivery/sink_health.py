@@ -62,12 +62,7 @@ class SinkHealth:
     """
 
     def __init__(
-        self,
-        name: str,
-        sink: Sink,
-        waiting: OrderedQueue,
-        clock: Clock,
-        report: RecordRelayEvent,
+        self, name: str, sink: Sink, waiting: OrderedQueue, clock: Clock, report: RecordRelayEvent
     ) -> None:
         self.state: SinkState = "on"
         self.is_failing = False

@@ -96,9 +96,7 @@ async def _check_can_receive_commands(
                 await queue.bind(exchange, key)
         except ChannelAccessRefused as error:
             return failure(
-                _SUBJECT,
-                f"the user may not hear the hub ({broker_message(error)})",
-                _REMEDY,
+                _SUBJECT, f"the user may not hear the hub ({broker_message(error)})", _REMEDY
             )
         except amqp.ChannelNotFoundEntity:
             return _missing_exchange(exchange)

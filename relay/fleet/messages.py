@@ -13,14 +13,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import orjson
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
 from typing_extensions import override  # in typing from Python 3.12
 

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relay.amqp.broker_url import Declare
-from relay.amqp.topology import (
-    Exchange,
-    Part,
-    Queue,
-    approvals_queue_name,
-    events_topology,
-)
+from relay.amqp.topology import Exchange, Part, Queue, approvals_queue_name, events_topology
 from relay.fleet.routing import (
     HUB,
     agent_publish_exchange_name,
@@ -59,10 +53,7 @@ class HubAccount:
 
 
 def fleet_definitions(
-    settings: HubSettings,
-    hub: HubAccount,
-    vhost: str,
-    password_hashes: Mapping[str, str],
+    settings: HubSettings, hub: HubAccount, vhost: str, password_hashes: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the definitions that ``rabbitmqctl import_definitions`` takes.
 

@@ -14,13 +14,7 @@ from dataclasses import replace
 from typing import Annotated, Final, Required
 
 import orjson
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    TypeAdapter,
-    ValidationError,
-    with_config,
-)
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs it up to Python 3.11
 
 from relay.errors import DocumentError

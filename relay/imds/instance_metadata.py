@@ -120,11 +120,7 @@ def read_boot_id() -> str | None:
 
 
 async def wait_for_instance_metadata(
-    client: ImdsClient,
-    clock: Clock,
-    *,
-    required: bool,
-    jitter: Callable[[], float] = random.random,
+    client: ImdsClient, clock: Clock, *, required: bool, jitter: Callable[[], float] = random.random
 ) -> Instance | None:
     """Read instance metadata; try again until it answers.
 

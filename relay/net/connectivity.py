@@ -28,11 +28,7 @@ _CHECK_RECEIVER = "check that it runs, and that firewalls let this VM through"
 
 
 async def check_connectivity(
-    subject: str,
-    url: URL,
-    *,
-    tls: ssl.SSLContext | None,
-    now: datetime,
+    subject: str, url: URL, *, tls: ssl.SSLContext | None, now: datetime
 ) -> Finding:
     """Look up the name, connect through the egress guard, do the TLS handshake, and hang up.
 

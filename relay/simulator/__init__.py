@@ -13,12 +13,4 @@ from relay.simulator.playbook import load_packaged_playbooks
 from relay.simulator.server import Simulator
 from relay.simulator.setup import VM, Fault, Setup
 
-__all__ = [
-    "VM",
-    "Event",
-    "Fault",
-    "Plan",
-    "Setup",
-    "Simulator",
-    "load_packaged_playbooks",
-]
+__all__ = ["VM", "Event", "Fault", "Plan", "Setup", "Simulator", "load_packaged_playbooks"]

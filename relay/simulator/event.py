@@ -11,12 +11,7 @@ from datetime import datetime
 from email.utils import format_datetime
 from typing import Any, ClassVar, Final, Literal
 
-from relay.imds.document import (
-    DURATION_SINCE,
-    PREFIX_UNTIL,
-    SOURCE_SINCE,
-    TYPE_SINCE,
-)
+from relay.imds.document import DURATION_SINCE, PREFIX_UNTIL, SOURCE_SINCE, TYPE_SINCE
 from relay.settings import Duration
 
 EventType = Literal["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]

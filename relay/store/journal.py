@@ -19,13 +19,7 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.store import JournalHead
-from relay.store.chain import (
-    GENESIS,
-    JournalRow,
-    check_row,
-    read_pruning_checkpoint,
-    row_hash,
-)
+from relay.store.chain import GENESIS, JournalRow, check_row, read_pruning_checkpoint, row_hash
 from relay.store.rows import PageLimit, bulk_insert, take_page
 
 APPROVAL_ROWS = (

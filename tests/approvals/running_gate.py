@@ -22,11 +22,7 @@ from relay.errors import SourceError, SourceRefused, SourceUnavailable, StartReq
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
-from relay.ingest import (
-    EventNews,
-    Recorder,
-    SuccessfulPoll,
-)
+from relay.ingest import EventNews, Recorder, SuccessfulPoll
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
 from relay.store.chain import JournalRow
 from relay.store.sqlite import Store, Work, open_store

@@ -326,7 +326,6 @@ def test_a_machine_releases_its_own_hold_even_if_the_event_does_not_name_it_any_
     people = {"people": {"fleet": ["vm:prod/*", "client:alice"]}}
     hold = build_decision("hold", principal=holder)
     refusal = find_decision_refusal(
-        machine("release"),
-        build_status(about, hold, settings=one_rule("automatic", **people)),
+        machine("release"), build_status(about, hold, settings=one_rule("automatic", **people))
     )
     assert (refusal.status if refusal is not None else None) == status

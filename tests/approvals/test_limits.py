@@ -183,13 +183,7 @@ def test_a_second_event_waits_until_the_first_is_over_and_its_rest_too(tmp_path:
         approvals.record_document(A, B)
         assert decide(approvals, "approve", "alice", of=A) == "granted"
         answer = approvals.submit(of=B)
-        wait = {
-            "limit": "databases",
-            "max": 1,
-            "machines": ["db-1"],
-            "behind": None,
-            "until": None,
-        }
+        wait = {"limit": "databases", "max": 1, "machines": ["db-1"], "behind": None, "until": None}
         assert answer.body["state"] == "waiting"
         assert answer.body["waitingFor"] == [wait]
         assert approvals.events("approval.recorded")[-1].data["waitingFor"] == [wait]

@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 
 from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
 from relay.approvals.amqp_handler import AmqpApprovalHandler
-from relay.approvals.request import (
-    InvalidField,
-    MalformedJsonBody,
-    read_json,
-    validate_body,
-)
+from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from tests import hostile
 from tests.approvals.builders import REDEPLOY, build_caller
 from tests.approvals.running_gate import GateHarness, running_gate

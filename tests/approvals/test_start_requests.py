@@ -11,21 +11,8 @@ import pytest
 from relay.approvals import ApprovalsSettings
 from relay.approvals.limits import Limit
 from relay.errors import SourceUnavailable
-from tests.approvals.builders import (
-    BY_ALICE,
-    REDEPLOY,
-    USER_REBOOT,
-    build_event,
-    one_rule,
-    started,
-)
-from tests.approvals.running_gate import (
-    RETURNED,
-    TIMEOUT,
-    ScopeOfFleet,
-    running_gate,
-    running_hub,
-)
+from tests.approvals.builders import BY_ALICE, REDEPLOY, USER_REBOOT, build_event, one_rule, started
+from tests.approvals.running_gate import RETURNED, TIMEOUT, ScopeOfFleet, running_gate, running_hub
 from tests.clocks import ManualClock
 from tests.eventually import eventually
 

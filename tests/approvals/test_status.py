@@ -42,8 +42,7 @@ def test_an_automatic_rule_needs_no_votes_and_counts_none() -> None:
     ],
 )
 def test_a_vote_counts_only_while_its_voter_may_give_it(
-    what: str,
-    client_resources: dict[str, tuple[str, ...] | None],
+    what: str, client_resources: dict[str, tuple[str, ...] | None]
 ) -> None:
     assert build_status(None, *VOTES).is_rule_satisfied
     status = replace(
@@ -100,11 +99,7 @@ _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
             "pending",
             build_status(grants=[build_grant(revision="x")]),
         ),
-        (
-            "a dry run would grant it",
-            "granted",
-            build_status(None, *_DRY_VOTES, mode="dry-run"),
-        ),
+        ("a dry run would grant it", "granted", build_status(None, *_DRY_VOTES, mode="dry-run")),
         ("votes of an earlier dry run", "pending", build_status(None, *_DRY_VOTES)),
         ("held in a dry run", "held", build_status(None, *_DRY_VOTES, _HOLD, mode="dry-run")),
         ("sent", "sent", build_status(grants=[build_grant("sent")])),

@@ -233,10 +233,7 @@ def of(event: ScheduledEvent) -> ApprovalStatus:
     return build_status(event, *(replace(vote, revision=event.revision) for vote in VOTES))
 
 
-BOB_SHORT, BOB_DRY = (
-    build_decision(by="bob", expires=1),
-    build_decision(by="bob", dry_run=True),
-)
+BOB_SHORT, BOB_DRY = (build_decision(by="bob", expires=1), build_decision(by="bob", dry_run=True))
 PAUSED = build_event(event_status="Paused")
 
 

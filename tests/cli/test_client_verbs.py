@@ -20,12 +20,7 @@ from relay.config import LoadedConfig, load
 from relay.roles.reload import Reloader
 from relay.simulator import Event, Plan
 from tests.cli.command import CommandResult, environment, run_async, run_command
-from tests.cli.running_relay import (
-    ALICE_KEY,
-    LOCAL_PRINCIPAL,
-    RunningRelay,
-    running_relay,
-)
+from tests.cli.running_relay import ALICE_KEY, LOCAL_PRINCIPAL, RunningRelay, running_relay
 from tests.eventually import eventually
 
 

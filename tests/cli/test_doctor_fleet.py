@@ -11,11 +11,7 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
-from relay.fleet.rabbitmq_definitions import (
-    HubAccount,
-    fleet_definitions,
-    hash_password,
-)
+from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions, hash_password
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.simulator import VM, Setup, Simulator
 from tests.cli.command import run_async

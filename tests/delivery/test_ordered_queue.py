@@ -134,11 +134,7 @@ class LanesLaw(RuleBasedStateMachine):
     def take_the_least_tried(self, *, of_all: bool) -> None:
         first = min(
             self.of("free").values(),
-            key=lambda lane: (
-                0 if of_all else lane.rank[0],
-                lane.waiting[0].attempts,
-                lane.rank,
-            ),
+            key=lambda lane: (0 if of_all else lane.rank[0], lane.waiting[0].attempts, lane.rank),
             default=None,
         )
         probe = self.lanes.mark_next_entry_in_flight(

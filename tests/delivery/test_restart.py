@@ -21,13 +21,7 @@ from tests.delivery.running_dispatcher import (
     running_dispatcher,
 )
 from tests.eventually import eventually
-from tests.store.open_store import (
-    NOW,
-    add_occurrence,
-    connection_of,
-    end_occurrence,
-    open_store_in,
-)
+from tests.store.open_store import NOW, add_occurrence, connection_of, end_occurrence, open_store_in
 
 
 async def test_what_was_not_settled_goes_out_again_with_its_ids_in_order(tmp_path: Path) -> None:

@@ -24,10 +24,7 @@ from tests.raw_amqp import RefusedError
 SCOPE = "vmss-a-1f0c33ab"
 OTHER = "vmss-b-2e1d44bc"
 RULE = one_vote("client:ops", "vm:*/*")
-DOMAINS = (
-    {"user": AGENT_USER, "scopes": ["vmss-a-*"]},
-    {"user": STRANGER, "scopes": ["vmss-b-*"]},
-)
+DOMAINS = ({"user": AGENT_USER, "scopes": ["vmss-a-*"]}, {"user": STRANGER, "scopes": ["vmss-b-*"]})
 
 
 @pytest.fixture

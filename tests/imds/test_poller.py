@@ -27,13 +27,7 @@ from relay.store.sqlite import Store
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 from tests.imds.running_poller import running_poller
-from tests.imds.scripted_server import (
-    Answer,
-    Script,
-    ScriptedServer,
-    answers_in_order,
-    run_server,
-)
+from tests.imds.scripted_server import Answer, Script, ScriptedServer, answers_in_order, run_server
 
 _SECOND = 1.06
 """Seconds. It is longer than the window in which the client makes at most two calls."""

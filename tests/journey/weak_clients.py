@@ -183,11 +183,7 @@ class Flood:
                 await self._progressed.wait()
             ids = range(start, min(start + MESSAGES_AT_ONCE, share))
             decision = decisions[start // MESSAGES_AT_ONCE % len(decisions)]
-            body = {
-                "eventId": attack.event_id,
-                "decision": decision,
-                "revision": attack.revision,
-            }
+            body = {"eventId": attack.event_id, "decision": decision, "revision": attack.revision}
             properties = [
                 Basic.Properties(message_id=str(id_), user_id=client.name, delivery_mode=2)
                 for id_ in ids

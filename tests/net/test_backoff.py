@@ -8,8 +8,7 @@ from relay.net import exponential_backoff, with_jitter
 
 
 @pytest.mark.parametrize(
-    ("failures", "seconds"),
-    [(0, 0.5), (1, 0.5), (2, 1.0), (3, 2.0), (4, 3.0), (100_000, 3.0)],
+    ("failures", "seconds"), [(0, 0.5), (1, 0.5), (2, 1.0), (3, 2.0), (4, 3.0), (100_000, 3.0)]
 )
 def test_the_pause_doubles_with_each_failure_to_a_maximum(failures: int, seconds: float) -> None:
     assert exponential_backoff(failures, first=0.5, maximum=3.0) == seconds

@@ -124,10 +124,7 @@ def test_a_hardware_failure_is_first_seen_as_started() -> None:
     assert statuses(machine) == {}
 
 
-@pytest.mark.parametrize(
-    ("started", "move"),
-    [(True, "cancel"), (True, "start"), (False, "end")],
-)
+@pytest.mark.parametrize(("started", "move"), [(True, "cancel"), (True, "start"), (False, "end")])
 def test_what_cannot_happen_in_a_state_is_refused(started: bool, move: str) -> None:
     machine = scope()
     machine.schedule(Plan(id="A", started=started))

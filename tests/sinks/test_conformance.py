@@ -108,10 +108,7 @@ async def rabbitmq_receiver(request: pytest.FixtureRequest) -> AsyncIterator[Rec
 
 RECEIVERS: dict[
     str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[ReceiverControl]]
-] = {
-    "webhook": webhook_receiver,
-    "rabbitmq": rabbitmq_receiver,
-}
+] = {"webhook": webhook_receiver, "rabbitmq": rabbitmq_receiver}
 
 
 def test_every_sink_has_a_receiver() -> None:

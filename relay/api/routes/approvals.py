@@ -234,10 +234,7 @@ async def show_hold(call: Call, hold_id: str) -> StandingHoldDetails:
 
 
 @post(
-    "/v1/standing-holds/{holdId}/end",
-    "end a standing hold early",
-    needs="operate",
-    problems=(409,),
+    "/v1/standing-holds/{holdId}/end", "end a standing hold early", needs="operate", problems=(409,)
 )
 async def end_hold(
     call: Call, hold_id: str, request_id: RequestId, body: EndBody

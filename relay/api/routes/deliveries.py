@@ -16,14 +16,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from relay.api.calls import (
-    MAX_DETAIL_ROWS,
-    PAGE_SIZE,
-    Call,
-    Cursor,
-    get_page,
-    post,
-)
+from relay.api.calls import MAX_DETAIL_ROWS, PAGE_SIZE, Call, Cursor, get_page, post
 from relay.api.responses import Problem
 from relay.delivery.sink_health import CircuitState
 from relay.delivery.worker import Worker
@@ -134,8 +127,7 @@ async def redeliver_all(call: Call, body: BulkRedeliveryRequest) -> BulkRedelive
     sinks = [sink.name for sink in relay.dispatcher.workers]
     if body.sink is not None and body.sink not in sinks:
         raise Problem(
-            404,
-            f"no sink {body.sink!r} in the configuration; {describe_choices(body.sink, sinks)}",
+            404, f"no sink {body.sink!r} in the configuration; {describe_choices(body.sink, sinks)}"
         )
     count = await relay.store.transact(lambda tx: tx.deliveries.redeliver(now, sink=body.sink))
     return BulkRedeliveryResult(redelivered=count)

@@ -15,25 +15,13 @@ import orjson
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from relay.api.calls import (
-    MAX_DETAIL_ROWS,
-    PAGE_SIZE,
-    Call,
-    Cursor,
-    Scope,
-    flag,
-    get_page,
-)
+from relay.api.calls import MAX_DETAIL_ROWS, PAGE_SIZE, Call, Cursor, Scope, flag, get_page
 from relay.api.responses import problem_of_refusal, rfc3339_or_null
 from relay.approvals.admission import UNKNOWN_EVENT, ambiguous_scope_refusal, hold_caveat
 from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import DecisionKind
 from relay.approvals.rules import Rule
-from relay.approvals.status import (
-    ApprovalState,
-    ApprovalStatus,
-    approval_json_fields,
-)
+from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_fields
 from relay.approvals.transitions import remind_at
 from relay.chat.cards.card import decisions_available_to_caller
 from relay.events.cloudevent import CloudEvent
@@ -150,8 +138,7 @@ class EventPage(TypedDict):
 
 
 _LIVE = flag(
-    "live",
-    "true: only events that are in Azure's document now; false: only those that ended",
+    "live", "true: only events that are in Azure's document now; false: only those that ended"
 )
 
 
@@ -188,8 +175,7 @@ async def list_events(
 
 
 @get_page(
-    "/v1/events/{eventId}",
-    "one event with its history, votes and deliveries, the newest of each",
+    "/v1/events/{eventId}", "one event with its history, votes and deliveries, the newest of each"
 )
 async def show_event(call: Call, reference: str, cursor: Cursor, scope: Scope) -> EventDetails:
     def read(tx: Transaction, occurrence: TrackedEvent) -> EventDetails:

@@ -236,8 +236,7 @@ def wait_again(history: EventHistory, now: datetime) -> EventHistory:
 
 
 def restore_history(
-    steps: Iterable[tuple[ScheduledEvent, datetime] | datetime],
-    words: Mapping[str, LastWord],
+    steps: Iterable[tuple[ScheduledEvent, datetime] | datetime], words: Mapping[str, LastWord]
 ) -> EventHistory | None:
     """Make the history from what the state file holds. Return None if it holds nothing.
 

@@ -22,16 +22,8 @@ from relay.amqp.broker_url import host_port
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, keep_connected
 from relay.amqp.diagnostics import check_publish
 from relay.amqp.diagnostics import diagnose as diagnose_broker
-from relay.amqp.failures import (
-    broker_message,
-    explain_failure,
-    raise_if_cancelled,
-)
-from relay.amqp.publisher import (
-    ConfirmedPublisher,
-    PublishResult,
-    routing_key,
-)
+from relay.amqp.failures import broker_message, explain_failure, raise_if_cancelled
+from relay.amqp.publisher import ConfirmedPublisher, PublishResult, routing_key
 from relay.amqp.topology import declare_topology, events_topology, log_suffix_for_unchecked_parts
 from relay.clock import Clock
 from relay.doctor_findings import Finding

@@ -20,11 +20,7 @@ from yarl import URL
 
 from relay import signature
 from relay.approvals.principals import PrincipalForm
-from relay.chat import (
-    AnswerableChatSettings,
-    MessageGone,
-    raise_deferred_if_secret_unusable,
-)
+from relay.chat import AnswerableChatSettings, MessageGone, raise_deferred_if_secret_unusable
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import parse_receiver_url

@@ -17,14 +17,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relay.chat.cards.card import (
-    Button,
-    Card,
-    cut,
-    longest_fitting,
-    on_one_line,
-    one_line,
-)
+from relay.chat.cards.card import Button, Card, cut, longest_fitting, on_one_line, one_line
 from relay.chat.cards.wording import Tone
 from relay.chat.platforms.mattermost.api import MattermostApi
 from relay.errors import Deferred

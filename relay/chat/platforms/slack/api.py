@@ -15,11 +15,7 @@ from pydantic import SecretStr, model_validator
 from yarl import URL
 
 from relay.approvals.principals import PrincipalForm
-from relay.chat import (
-    AnswerableChatSettings,
-    MessageGone,
-    raise_deferred_if_secret_unusable,
-)
+from relay.chat import AnswerableChatSettings, MessageGone, raise_deferred_if_secret_unusable
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError, Rejected
 from relay.net.egress import parse_receiver_url
@@ -228,11 +224,7 @@ class WebApi:
         return url
 
     async def call(
-        self,
-        method: str,
-        fields: Mapping[str, Any] | None = None,
-        *,
-        token: str | None = None,
+        self, method: str, fields: Mapping[str, Any] | None = None, *, token: str | None = None
     ) -> Mapping[str, Any]:
         """Call a method, with the bot token if no other is given.
 

@@ -78,8 +78,7 @@ class Click(Actor):
     user_id: _Id = Field(validation_alias=AliasPath("user", "id"))
     channel_id: _Id = Field(validation_alias=AliasPath("container", "channel_id"))
     message_ts: str = Field(
-        pattern=r"^[0-9]{1,12}\.[0-9]{1,9}$",
-        validation_alias=AliasPath("container", "message_ts"),
+        pattern=r"^[0-9]{1,12}\.[0-9]{1,9}$", validation_alias=AliasPath("container", "message_ts")
     )
     trigger_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")
     action_id: str = Field(max_length=255, validation_alias=AliasPath("actions", 0, "action_id"))

@@ -17,14 +17,7 @@ from typing import Any
 import orjson
 
 from relay.chat import MessageGone
-from relay.chat.cards.card import (
-    Button,
-    Card,
-    cut,
-    longest_fitting,
-    on_one_line,
-    one_line,
-)
+from relay.chat.cards.card import Button, Card, cut, longest_fitting, on_one_line, one_line
 from relay.chat.cards.wording import Tone
 from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.errors import Deferred
@@ -256,12 +249,7 @@ class Channel:
         return card_message(card, team_id, has_clicks=self._settings.uses_socket_mode)
 
     async def _post(self, message: Json, channel_id: str, thread: str | None = None) -> str:
-        fields = {
-            "channel": channel_id,
-            "unfurl_links": False,
-            "unfurl_media": False,
-            **message,
-        }
+        fields = {"channel": channel_id, "unfurl_links": False, "unfurl_media": False, **message}
         if thread is not None:
             fields["thread_ts"] = thread
         response = await self._api.call("chat.postMessage", fields)
