@@ -91,11 +91,8 @@ async def test_the_definitions_make_what_declare_true_makes(defined: Broker) -> 
     connection = GuardedConnection(URL(url_of(defined, "admin")).with_path("/made"), "test")
     await connection.connect()
     async with connection:
-        await declare_topology(
-            connection,
-            (*events_topology(MAIN), *approvals_queue(MAIN, SCOPE).topology),
-            declare=True,
-        )
+        topology = (*events_topology(MAIN), *approvals_queue(MAIN, SCOPE).topology)
+        await declare_topology(connection, topology, declare=True)
     everything = json.loads(await asyncio.to_thread(defined.ctl, "export_definitions", "-"))
     found = {
         vhost: [_named(everything, kind, vhost) for kind in ("exchanges", "queues", "bindings")]

@@ -38,12 +38,8 @@ def test_a_standing_hold_keeps_automatic_rules_from_later_events(approvals: Appr
     assert held(approvals)
     assert (approvals.events("approval.granted"), approvals.claim()) == ([], [])
     (summary,) = approval_json_fields(approvals.status())["standingHolds"]
-    assert summary == {
-        "holdId": answer.body["holdId"],
-        "principal": "client:eve",
-        "until": "2026-04-11T12:10:00Z",
-        "reason": "freeze",
-    }
+    told = {"principal": "client:eve", "until": "2026-04-11T12:10:00Z", "reason": "freeze"}
+    assert summary == {"holdId": answer.body["holdId"], **told}
 
 
 def test_votes_under_a_standing_hold_are_kept_and_grant_at_its_end(approvals: ApprovalFile) -> None:

@@ -366,14 +366,8 @@ class Approvals(MachineOnFile):
         before = self._count_events("approval.recorded")
         if of in self.model:
             self._settle(of)
-        answer = self.approvals.submit(
-            "approve",
-            who,
-            event_id=of,
-            revision=revision,
-            request_id=request,
-            digest=f"{of}{revision}",
-        )
+        ids: dict[str, Any] = {"request_id": request, "digest": f"{of}{revision}"}
+        answer = self.approvals.submit("approve", who, event_id=of, revision=revision, **ids)
         if (
             answer.status == 202
             and self.mode == "on"

@@ -164,10 +164,8 @@ def test_votes_stay_while_their_start_request_is_in_flight() -> None:
     """Started was seen before the answer: only the answer says whether the votes were used."""
     sent = build_grant("sent")
     status = build_status(STARTED, build_decision(), grants=[sent])
-    assert (
-        due_transitions(build_status(STARTED, build_decision(), grants=[sent], in_flight=[sent]))
-        == []
-    )
+    in_flight = build_status(STARTED, build_decision(), grants=[sent], in_flight=[sent])
+    assert due_transitions(in_flight) == []
     assert transition_types(due_transitions(status)) == [VoidVotes, FailGrant]
 
 

@@ -53,12 +53,8 @@ async def fleet_findings(folder: Path, **document: Any) -> tuple[int, list[tuple
 
 async def test_an_agent_may_report_and_hear_the_hub(node: Broker, tmp_path: Path) -> None:
     async with Simulator(Setup(vms=(VM("vm-0"),))) as azure:
-        code, found = await fleet_findings(
-            tmp_path,
-            scope="scope-a1",
-            source={"url": azure.url},
-            fleet={"role": "agent", "url": url(node, "a")},
-        )
+        source, fleet = {"url": azure.url}, {"role": "agent", "url": url(node, "a")}
+        code, found = await fleet_findings(tmp_path, scope="scope-a1", source=source, fleet=fleet)
     queues = await asyncio.to_thread(node.ctl, "list_queues", "-p", VHOST, "name", "messages")
     assert "azure.scheduledevents.fleet.in\t0" in queues  # nothing was sent
     texts = (
@@ -70,12 +66,10 @@ async def test_an_agent_may_report_and_hear_the_hub(node: Broker, tmp_path: Path
 
 
 async def test_an_agent_of_another_domain_may_do_neither(node: Broker, tmp_path: Path) -> None:
+    source = {"url": "http://127.0.0.1:1", "timeout": "1s"}
+    fleet = {"role": "agent", "url": url(node, "a")}
     code, found = await fleet_findings(
-        tmp_path,
-        scope="scope-b1",
-        relay="vm-0",
-        source={"url": "http://127.0.0.1:1", "timeout": "1s"},
-        fleet={"role": "agent", "url": url(node, "a")},
+        tmp_path, scope="scope-b1", relay="vm-0", source=source, fleet=fleet
     )
     assert code == 1
     assert [state for state, _ in found] == ["ok", "failed", "failed"]

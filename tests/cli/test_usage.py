@@ -139,13 +139,9 @@ def test_ctrl_c_while_it_still_loads_is_no_traceback() -> None:
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
+    command, said = (sys.executable, "-m", "relay", "schema"), subprocess.PIPE
     result = subprocess.run(
-        [sys.executable, "-m", "relay", "schema"],
-        env=environment(),
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        check=False,
-        timeout=120,
+        command, env=environment(), stdout=writer, stderr=said, check=False, timeout=120
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (1, b"")

@@ -86,11 +86,8 @@ async def test_while_the_state_file_cannot_be_written_messages_wait_in_the_queue
         disk.fill()
         try:
             await system.bus.send(decision, "waited")
-            await eventually(
-                lambda: log_of(caplog)[-1].endswith(
-                    "messages wait: the state file cannot be written"
-                )
-            )
+            waits = "messages wait: the state file cannot be written"
+            await eventually(lambda: log_of(caplog)[-1].endswith(waits))
             for _ in range(3):
                 await after_polls(system.sim)
                 assert await system.is_not_consuming()

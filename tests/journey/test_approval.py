@@ -29,17 +29,12 @@ async def test_a_vote_starts_the_event_and_the_receiver_gets_every_step(tmp_path
         await eventually(lambda: "event.started" in receiver.types_of(event.event_id))
         sim.end(event)
         await eventually(lambda: "event.ended" in receiver.types_of(event.event_id))
-        assert receiver.types_of(event.event_id) == [
-            "event.scheduled",
-            "approval.recorded",
-            "approval.granted",
-            "startrequest.accepted",
-            "event.started",
-            "event.ended",
-        ]
+        steps = ("approval.recorded", "approval.granted", "startrequest.accepted")
+        told = ["event.scheduled", *steps, "event.started", "event.ended"]
+        assert receiver.types_of(event.event_id) == told
         ended = receiver.by_subject()[event.event_id][-1]["data"]
-        told = (ended["outcome"], ended["evidence"], ended["approvedByRelay"])
-        assert told == ("completed", "observed", True)
+        outcome = (ended["outcome"], ended["evidence"], ended["approvedByRelay"])
+        assert outcome == ("completed", "observed", True)
         assert [call.event_ids for call in sim.start_requests] == [(event.event_id,)]
 
 

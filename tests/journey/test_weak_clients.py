@@ -177,13 +177,9 @@ class Scene:
             exchange=self.system.bus.approvals_exchange,
             routing_key=KEY,
         )
-        attackers = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.journey.weak_clients",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        program = (sys.executable, "-m", "tests.journey.weak_clients")
+        pipe = asyncio.subprocess.PIPE
+        attackers = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe)
         try:
             talk = asyncio.create_task(attackers.communicate(orjson.dumps(attack)))
             figures = await self.measure(lambda _: not talk.done())

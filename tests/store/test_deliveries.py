@@ -159,11 +159,8 @@ def test_pages_go_back_in_time_without_gap_or_repeat_whatever_is_asked_for(tx: T
 def test_a_dead_letter_that_is_sent_again_is_as_young_as_a_new_one(tx: Transaction) -> None:
     """Its age starts anew, or the first failure would park it again. The log keeps `recorded`."""
     bus, _ = record(tx, 1)
-    tx.deliveries.defer(
-        bus.id,
-        Attempt(at=NOW, elapsed=0.1, outcome="deferred", status=500, reason="no", response=None),
-        LATER,
-    )
+    failed = Attempt(at=NOW, elapsed=0.1, outcome="deferred", status=500, reason="no")
+    tx.deliveries.defer(bus.id, failed, LATER)
     tx.deliveries.store_final_state(bus.id, "parked", "given up", LATER)
     assert tx.deliveries.redeliver(LATER, entry_id=bus.id)
     assert tx.deliveries.redelivered == [replace(bus, attempts=1, recorded=LATER)]

@@ -150,14 +150,8 @@ def recorded(name: str, **added: Any) -> RecordedEvent:
 
 def test_a_start_request_that_azure_refused_is_no_other_failure() -> None:
     counts = EventCounts()
-    counts.count_recorded_events(
-        [
-            recorded("startrequest.accepted", status=200),
-            recorded("startrequest.failed", status=400),
-            recorded("startrequest.failed", status=None),
-            recorded("startrequest.failed", status=503),
-        ]
-    )
+    failed = [recorded("startrequest.failed", status=status) for status in (400, None, 503)]
+    counts.count_recorded_events([recorded("startrequest.accepted", status=200), *failed])
     assert counts.start_requests == {"accepted": 1, "refused": 1, "failed": 2}
 
 
