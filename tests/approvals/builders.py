@@ -314,6 +314,11 @@ def events_in(rows: Iterable[JournalRow], *names: str) -> list[CloudEvent]:
     return [event for event in events if not names or event.name in names]
 
 
+def write_damaged_row(tx: Transaction, kind: str, event_key: str | None = None) -> None:
+    """Write a row that is in the chain, and that nobody can read."""
+    tx.journal.append_non_event_row(NOON, kind, {"data": {}}, event_key=event_key)
+
+
 def open_grants(tx: Transaction) -> list[Grant]:
     return [grant for grant, _ in tx.approvals.open_grants()]
 

@@ -27,6 +27,7 @@ from tests.approvals.builders import (
     build_creation,
     build_event,
     build_request,
+    write_damaged_row,
 )
 from tests.approvals.running_gate import running_gate
 from tests.clocks import NOON
@@ -127,11 +128,7 @@ def test_approvals_are_off_after_rows_changed_while_the_relay_was_stopped(
 
 def test_a_row_that_cannot_be_read_turns_approvals_of_an_event_off(approvals: ApprovalFile) -> None:
     approvals.record_document(REDEPLOY)
-    approvals.transact(
-        lambda tx: tx.journal.append_non_event_row(
-            NOON, "approval.recorded", {"data": {}}, event_key="e-1"
-        )
-    )
+    approvals.transact(lambda tx: write_damaged_row(tx, "approval.recorded", "e-1"))
     assert approvals.submit(of=REDEPLOY).status == 503
     assert approvals.claim() == []
 

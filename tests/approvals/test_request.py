@@ -15,7 +15,7 @@ from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMes
 from relay.approvals.amqp_handler import AmqpApprovalHandler
 from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from tests import hostile
-from tests.approvals.builders import REDEPLOY, build_caller
+from tests.approvals.builders import REDEPLOY, build_caller, write_damaged_row
 from tests.approvals.running_gate import GateHarness, running_gate
 from tests.clocks import NOON
 
@@ -86,15 +86,6 @@ def test_any_other_json_raises_one_of_the_two_errors(anything: Any) -> None:
         validate_body(anything)
 
 
-async def damage(harness: GateHarness, kind: str, event_key: str | None = None) -> None:
-    """Write a row that cannot be read."""
-    await harness.store.transact(
-        lambda tx: tx.journal.append_non_event_row(
-            harness.clock.now(), kind, {"data": {}}, event_key=event_key
-        )
-    )
-
-
 async def decide(harness: GateHarness) -> bool:
     handler = AmqpApprovalHandler(
         callers={"drain": build_caller("alice", channel="amqp")},
@@ -110,7 +101,7 @@ async def decide(harness: GateHarness) -> bool:
 async def test_a_message_about_an_event_with_damaged_rows_is_dead_lettered(tmp_path: Path) -> None:
     async with running_gate(tmp_path, REDEPLOY) as harness:
         assert (await harness.submit("hold", of=REDEPLOY)).accepted
-        await damage(harness, "approval.recorded", "e-1")
+        await harness.store.transact(lambda tx: write_damaged_row(tx, "approval.recorded", "e-1"))
         with pytest.raises(UnusableMessage, match=r"^journal: .* approvals of this event are off"):
             await decide(harness)
 
@@ -119,5 +110,5 @@ async def test_a_message_waits_while_damage_turns_all_approvals_off(tmp_path: Pa
     """It was read before anybody saw the damage."""
     async with running_gate(tmp_path, REDEPLOY) as harness:
         assert (await harness.hold_ahead()).accepted
-        await damage(harness, "standing-hold.created")
+        await harness.store.transact(lambda tx: write_damaged_row(tx, "standing-hold.created"))
         assert await decide(harness) is False

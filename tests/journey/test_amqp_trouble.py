@@ -7,7 +7,6 @@ import logging
 import re
 import time
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from relay.logs import ThrottledLog
 from relay.roles.deciding import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
+from tests.approvals.builders import write_damaged_row
 from tests.background_tasks import BackgroundTasks
 from tests.eventually import eventually
 from tests.journey.bus import (
@@ -203,10 +203,9 @@ async def test_what_nobody_can_decide_buries_the_message_that_met_it_and_no_othe
             await eventually(lambda: buried(system) == ["cursed"])
         await system.bus.send({**damaged, "decision": "hold"}, "held", user="holder")
         await system.bus.wait_for_event("approval.recorded", cause="held")
+        key = damaged["eventId"].lower()
         await system.running.relay.store.transact(
-            lambda tx: tx.journal.append_non_event_row(
-                datetime.now(UTC), "approval.recorded", {}, event_key=damaged["eventId"].lower()
-            )
+            lambda tx: write_damaged_row(tx, "approval.recorded", key)
         )
         await system.bus.send(damaged, "about the damaged one")
         await approve(system, "blessed")
