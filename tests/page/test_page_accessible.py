@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.async_playwright import (  # type: ignore[import-untyped]  # no types
-    Axe,
-)
+from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]  # no types
 from playwright.async_api import Page
 
 from tests.api.running_relay import SCOPE
