@@ -195,7 +195,7 @@ class Roster:
         return is_heard
 
     def unheard_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
-        """Return whether an agent may still connect again: not silent, and not heard since then."""
+        """Return whether an agent may yet connect: not silent, unheard since the hub connected."""
         is_heard = self.hearing_check(scope, now)
         return lambda relay: (scope, relay) not in self._heard and is_heard(relay)
 
