@@ -32,7 +32,7 @@ from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
 from relay.events.model import diff_events_with_document
 from relay.events.timestamps import format_rfc3339, format_sortable, parse_timestamp
-from relay.fleet.message_reader import read_message
+from relay.fleet.messages import read_message
 from relay.imds.discover import read_lease, read_reply
 from relay.imds.document import API_VERSIONS, parse_document
 from relay.imds.instance_metadata import derive_scope, parse_instance, resource_names

@@ -2,25 +2,41 @@
 
 Agents send `Pulse`, `VoteMessage` and `StartResult`, and their ``event.*`` and ``relay.*`` events
 as they recorded them. The hub sends `StartOrder`, `VoteAnswer` and `PulseRequest`.
-The fields are strict, because anybody may have sent what is read (`relay.fleet.message_reader`).
-Fields that a later version adds are ignored.
+
+`read_message` reads one from bytes that anybody may have sent. So it is strict about every field
+that is used, and ignores fields that a later version adds. It does not prove who sent the message:
+`relay.fleet.routing` does, and `ReceivedMessage.require_sent_by` compares both.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 from pydantic.alias_generators import to_camel
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.events.build import Origin
-from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id
-from relay.events.model import EventId, ScheduledEvent
+from relay.amqp.message_verification import UnusableMessage
+from relay.events.build import Origin, relay_event
+from relay.events.catalog import CATALOG
+from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id, event_name
+from relay.events.model import EventId, ScheduledEvent, relay_word
 from relay.events.timestamps import format_rfc3339, parse_timestamp
+from relay.fleet.routing import AuthorizedSender
+from relay.settings import first_error_path_and_message
 
 MAX_BODY_BYTES = 1024 * 1024
 """Bytes of a message. A connection of the fleet must let bodies of this size pass."""
@@ -78,23 +94,22 @@ def _require_each_once(live: tuple[ChangeData, ...] | None) -> object:
     return live
 
 
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
-Name = Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
-Number = Annotated[int, Field(ge=0, lt=2**63)]
-MessageId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-Time = Annotated[datetime, BeforeValidator(_parse_time), PlainSerializer(format_rfc3339)]
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
+_Name = Annotated[str, Field(max_length=256, pattern=_PRINTABLE)]
+_Number = Annotated[int, Field(ge=0, lt=2**63)]
+_Time = Annotated[datetime, BeforeValidator(_parse_time), PlainSerializer(format_rfc3339)]
 _Status = Annotated[int, Field(ge=100, lt=600)]
 _Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-MAX_SECONDS, le=MAX_SECONDS)]
 _SmallJson = Annotated[dict[str, Any], AfterValidator(_require_small_json)]
 
 
-class Strict(BaseModel):
+class _Strict(BaseModel):
     """What may come from anybody."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, hide_input_in_errors=True)
 
 
-class ChangeData(Strict):
+class ChangeData(_Strict):
     """What all ``event.*`` share. It takes everything that the reader of IMDS takes."""
 
     routed_as: ClassVar = "event"
@@ -119,7 +134,7 @@ class EndedData(ChangeData):
     evidence: Literal["observed", "rebooted", "none"]
 
 
-class _Message(Strict):
+class _Message(_Strict):
     """A message of the fleet. Its fields are written in camelCase."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
@@ -149,11 +164,11 @@ class Pulse(_Message):
     """A sign of life of an agent, and what its VM sees."""
 
     kind = routed_as = "pulse"
-    vm_id: Name | None = None
-    version: Name
+    vm_id: _Name | None = None
+    version: _Name
     """The version of the agent."""
-    zone: Name | None = None
-    names: Annotated[tuple[Name, ...], Field(strict=False, max_length=MAX_NAMES)]
+    zone: _Name | None = None
+    names: Annotated[tuple[_Name, ...], Field(strict=False, max_length=MAX_NAMES)]
     """The names under which this VM can stand in the resources of an event."""
     live: Annotated[
         tuple[ChangeData, ...] | None,
@@ -180,11 +195,11 @@ class VoteMessage(_Message):
     """A decision that a local program gave its agent."""
 
     kind = routed_as = "vote"
-    nonce: Name
+    nonce: _Name
     """The answer to this message has the same."""
-    request_id: Name
+    request_id: _Name
     """A repeat of the request has the same."""
-    user: Name
+    user: _Name
     """Who gave it to the agent, such as ``local:root``. Only for the audit."""
     body: _SmallJson
     """The body of ``POST /v1/approvals``."""
@@ -194,14 +209,14 @@ class StartOrder(_Message):
     """The hub's order to send one StartRequest."""
 
     kind = "start-order"
-    grant: Number
-    attempt: Number
+    grant: _Number
+    attempt: _Number
     event_id: EventId
     """The EventId in the case that Azure wrote."""
     revision: Annotated[str, Field(min_length=1, max_length=128)]
-    deadline: Time
+    deadline: _Time
     """No StartRequest may be sent after it. The agent refuses one that is too far away."""
-    vm_id: Name | None = None
+    vm_id: _Name | None = None
     """The VM that is meant. Two names of relays can give the same relay word. None: any."""
     journalhead: str | None = None
     """The position and hash of the hub's journal before the claim: an attribute, not data."""
@@ -209,8 +224,8 @@ class StartOrder(_Message):
 
 class StartResult(_Message):
     kind, routed_as = "start-result", "start"
-    grant: Number
-    attempt: Number
+    grant: _Number
+    attempt: _Number
     result: StartOutcome
     status: _Status | None = None
     """The HTTP status of IMDS; None if there was no answer."""
@@ -220,7 +235,7 @@ class StartResult(_Message):
 
 class VoteAnswer(_Message):
     kind = "vote-answer"
-    nonce: Name
+    nonce: _Name
     status: _Status
     """The HTTP status for the local program."""
     body: _SmallJson
@@ -241,3 +256,108 @@ Content: TypeAlias = Message | ChangeData | CloudEvent
 
 def cloudevent_type(kind: str) -> str:
     return f"{TYPE_PREFIX}fleet.{kind}{TYPE_VERSION}"
+
+
+# --- what arrives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedMessage:
+    """A message that was read. Nothing in it proves who sent it."""
+
+    origin: Origin
+    """The relay that the message names as its sender."""
+    at: datetime
+    """When the sender made the message, by its own clock."""
+    content: Content
+
+    def require_sent_by(self, sender: AuthorizedSender, kind: str, hub: Origin) -> None:
+        """Raise UnusableMessage if it is not what its key says, or of the ``hub`` itself."""
+        if self.origin == hub:
+            raise UnusableMessage("it names the hub itself as its sender")
+        if (self.origin.scope, relay_word(self.origin.relay)) != (sender.scope, sender.relay):
+            raise UnusableMessage("its body names another relay than its routing key")
+        if kind != ("relay" if isinstance(self.content, CloudEvent) else self.content.routed_as):
+            raise UnusableMessage("its body is of another kind than its routing key")
+
+
+class _Envelope(_Strict):
+    specversion: Literal["1.0"]
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    type: str
+    source: str
+    time: _Time
+    scope: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$")]
+    relay: _Name
+    subject: str | None = None
+    journalhead: Annotated[str | None, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")] = None
+    data: dict[str, Any]
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.scope, self.relay)
+
+
+class _RelayEventData(_Strict):
+    sink: Annotated[str | None, Field(max_length=128, pattern=_PRINTABLE)]
+    reason: Annotated[str, Field(max_length=10_000)]
+    count: _Number
+
+
+_MODELS: Mapping[str, type[Message | ChangeData]] = {
+    **{cloudevent_type(model.kind): model for model in MESSAGES},
+    **{
+        f"{TYPE_PREFIX}event.{change}{TYPE_VERSION}": EndedData if change == "ended" else ChangeData
+        for change in ("scheduled", "updated", "started", "ended")
+    },
+}
+_RELAY_EVENT_TYPES = {each.type for each in CATALOG if each.name.startswith("relay.")}
+
+
+def read_message(body: bytes) -> ReceivedMessage:
+    """Return a message with its sender and time. Raises UnusableMessage, and nothing else."""
+    if len(body) > MAX_BODY_BYTES:
+        raise UnusableMessage(f"its body has more than {MAX_BODY_BYTES} bytes")
+    content: Content
+    try:
+        fields = orjson.loads(body)
+        envelope = _Envelope.model_validate(fields)
+        if envelope.type in _RELAY_EVENT_TYPES:
+            content = _read_relay_event(envelope, fields)
+        elif (model := _MODELS.get(envelope.type)) is not None:
+            data = {**envelope.data, "journalhead": envelope.journalhead}
+            content = model.model_validate(data)
+        else:
+            raise UnusableMessage(f"its type is unknown: {envelope.type!r:.100}")
+    except orjson.JSONDecodeError as error:
+        raise UnusableMessage(f"its body is not JSON: {error}") from None
+    except orjson.JSONEncodeError as error:
+        raise UnusableMessage(f"its body cannot be written as JSON: {error}") from None
+    except ValidationError as error:
+        path, problem = first_error_path_and_message(error)
+        raise UnusableMessage(f"its body is no message of a fleet: {path}: {problem}") from None
+    return ReceivedMessage(origin=envelope.origin, at=envelope.time, content=content)
+
+
+def _read_relay_event(envelope: _Envelope, fields: Any) -> CloudEvent:
+    """Return a ``relay.*`` as an agent recorded it. The hub records it too, with the same id.
+
+    So the id must be that of its content: an agent that chose it could choose the id that an event
+    of another scope will have, and consumers would drop that event as a repeat.
+    """
+    data = _RelayEventData.model_validate(envelope.data)
+    if envelope.journalhead is None:
+        raise UnusableMessage("it has no journalhead")
+    expected = relay_event(
+        event_name(envelope.type),
+        envelope.origin,
+        envelope.time,
+        sink=data.sink,
+        reason=data.reason,
+        count=data.count,
+        head=envelope.journalhead,
+    )
+    for name in ("source", "subject", "id", "time"):
+        if fields.get(name) != expected.attributes.get(name):
+            raise UnusableMessage(f"its {name} is not that of its content")
+    return expected

@@ -25,8 +25,14 @@ from relay.events.model import ScheduledEvent
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
-from relay.fleet.message_reader import read_message
-from relay.fleet.messages import ChangeData, Pulse, StartOrder, StartOutcome, StartResult
+from relay.fleet.messages import (
+    ChangeData,
+    Pulse,
+    StartOrder,
+    StartOutcome,
+    StartResult,
+    read_message,
+)
 from relay.fleet.routing import AuthorizedSender
 from relay.store import StateFileScopeAndVm, StoreSettings
 from relay.store.chain import JournalRow

@@ -23,8 +23,7 @@ from relay.app import RunningRelay, start_relay
 from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.build import Origin
-from relay.fleet.message_reader import read_message
-from relay.fleet.messages import Message, Pulse, PulseRequest, StartOrder, StartResult
+from relay.fleet.messages import Message, Pulse, PulseRequest, StartOrder, StartResult, read_message
 from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
 from relay.fleet.routing import (
     agent_publish_exchange_name,

@@ -17,7 +17,6 @@ from relay.amqp.message_verification import UnusableMessage
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
-from relay.fleet.message_reader import read_message
 from relay.fleet.messages import (
     MAX_ASKED,
     MAX_BODY_BYTES,
@@ -33,6 +32,7 @@ from relay.fleet.messages import (
     StartResult,
     VoteAnswer,
     VoteMessage,
+    read_message,
 )
 from relay.fleet.routing import AuthorizedSender, parse_agent_routing_key, report_key
 from relay.imds.document import parse_document

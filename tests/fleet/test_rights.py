@@ -26,8 +26,7 @@ from relay.amqp.broker_url import Declare
 from relay.amqp.connection import open_connection
 from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
-from relay.fleet.message_reader import read_message
-from relay.fleet.messages import PulseRequest, VoteAnswer
+from relay.fleet.messages import PulseRequest, VoteAnswer, read_message
 from relay.fleet.rabbitmq_definitions import (
     HubAccount,
     HubExchange,

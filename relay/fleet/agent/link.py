@@ -24,8 +24,7 @@ from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.link import RIGHTS, Link
-from relay.fleet.message_reader import read_message
-from relay.fleet.messages import Content, PulseRequest
+from relay.fleet.messages import Content, PulseRequest, read_message
 from relay.fleet.routing import (
     AGENT_QUEUE_ARGUMENTS,
     agent_binding_keys,

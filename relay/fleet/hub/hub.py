@@ -28,15 +28,16 @@ from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.fleet.hub.roster_keeper import RosterKeeper
 from relay.fleet.hub.start_orders import OrderPort
-from relay.fleet.message_reader import ReceivedMessage, read_message
 from relay.fleet.messages import (
     MAX_ASKED,
     ChangeData,
     EndedData,
     Pulse,
     PulseRequest,
+    ReceivedMessage,
     StartResult,
     VoteMessage,
+    read_message,
 )
 from relay.fleet.routing import (
     AuthorizedSender,
