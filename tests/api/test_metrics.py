@@ -58,7 +58,7 @@ def test_a_bucket_of_a_histogram_includes_its_bound_and_all_below() -> None:
     for seconds in (0.0, 0.5, 0.75, 1.0, 7.0):
         histogram.observe(seconds)
     metrics = Metrics()
-    metrics.histogram("waits", "Waits", histogram)
+    metrics.add("poll_duration_seconds", histogram)
     (family,) = metrics.collect()
     samples = [(sample.labels.get("le"), sample.value) for sample in family.samples]
     assert samples == [("0.5", 2.0), ("1.0", 4.0), ("+Inf", 5.0), (None, 5.0), (None, 9.25)]
