@@ -26,7 +26,6 @@ from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, 
 from relay.chat import CallbackRefused
 from relay.chat.platforms.mattermost import clicks as mattermost_clicks
 from relay.chat.platforms.slack import clicks as slack_clicks
-from relay.cli.show import EventStreamParser
 from relay.config import load
 from relay.errors import ConfigError, DocumentError
 from relay.events.build import common_event_data
@@ -174,19 +173,11 @@ def dhcp(data: bytes) -> None:
     read_lease(data.decode("ascii", "replace"))
 
 
-def stream(data: bytes) -> None:
-    """Server-sent events: how the bytes are cut does not matter."""
-    whole, cut = EventStreamParser(), EventStreamParser()
-    size = data[0] % 7 + 1 if data else 1
-    pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    assert list(whole.feed(data)) == [frame for piece in pieces for frame in cut.feed(piece)]
-
-
 TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     target.__name__: target
     for target in (
         *(document, instance, signature, callback, chat, fleet),
-        *(date, yaml, address, dhcp, stream),
+        *(date, yaml, address, dhcp),
     )
 }
 

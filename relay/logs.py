@@ -1,10 +1,11 @@
-"""Logs that say a thing once, or not too often."""
+"""What operators are told: logs that say a thing once or not too often, and what doctor finds."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from relay.clock import Clock, TokenBuckets
 
@@ -67,3 +68,29 @@ def throttled_sink_log(logger: logging.Logger, clock: Clock, sink: str) -> Calla
 def log_extra(**fields: object) -> dict[str, Any]:
     """Return the ``extra`` of a logger's call, whose fields docs/log.md lists. None is left out."""
     return {"fields": fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of a check of ``imds-relay doctor``. No text contains a secret."""
+
+    subject: str
+    state: Literal["ok", "warning", "failed"]
+    message: str
+    remedy: str | None = None
+
+    @property
+    def line(self) -> str:
+        return self.message if self.remedy is None else f"{self.message}. Remedy: {self.remedy}"
+
+
+def ok(subject: str, message: str) -> Finding:
+    return Finding(subject=subject, state="ok", message=message)
+
+
+def warning(subject: str, message: str, remedy: str | None = None) -> Finding:
+    return Finding(subject=subject, state="warning", message=message, remedy=remedy)
+
+
+def failure(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(subject=subject, state="failed", message=message, remedy=remedy)

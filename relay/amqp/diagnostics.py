@@ -13,8 +13,8 @@ from relay.amqp.broker_url import Declare, host_port
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, open_connection
 from relay.amqp.failures import broker_message, explain_failure, is_current_task_cancelled_by_caller
 from relay.amqp.topology import Part, Queue
-from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import Deferred
+from relay.logs import Finding, failure, ok, warning
 
 
 async def diagnose(

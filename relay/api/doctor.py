@@ -22,9 +22,9 @@ from yarl import URL
 from relay.api.entra_settings import OidcSettings, redirect_uri
 from relay.api.settings import ApiSettings, automatic_socket, supports_local_sockets
 from relay.api.sockets import make_server_context, open_tcp_sockets
-from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import ConfigError
 from relay.files import may_exist
+from relay.logs import Finding, failure, ok, warning
 from relay.net.http import read_body_start
 
 _TIMEOUT = 5.0

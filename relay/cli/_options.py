@@ -12,6 +12,9 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
+from relay.errors import ConfigError
+from relay.files import describe_os_error
+
 
 def option(name: str, metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(name, *names, metavar=metavar, help=text, **settings)
@@ -48,6 +51,17 @@ AZURE_PROCEEDS = (
     "Azure proceeds at NotBefore regardless, and other relays and Azure Resource Manager "
     "can still approve."
 )
+
+
+def read_named_file(option_name: str, file: Path) -> str:
+    """Return the text of a file that an option names. Raises ConfigError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"{option_name}: expected a file that can be read, {file}: {reason}"
+        ) from None
 
 
 def scope_query(scope: str | None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from relay.api.sockets import make_server_context
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Quorum, Rule, RuleConditions
 from relay.approvals.status import ApprovalStatus, first_matching_rule
-from relay.cli._options import AsJson, ConfigFile, option
+from relay.cli._options import AsJson, ConfigFile, option, read_named_file
 from relay.cli._output import format_duration, pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_fields, print_table
 from relay.config import Config, LoadedConfig, load
@@ -52,7 +52,11 @@ def check(
         make_server_context(loaded.config.api.tls)  # raises for files that `run` would refuse
     events = None
     if against is not None:
-        document = _read_document_file(against, loaded.config.source.api_version)
+        body = read_named_file("--against", against).encode()
+        try:
+            document = parse_document(body, loaded.config.source.api_version)
+        except DocumentError as error:
+            raise ConfigError(f"--against: {against}: {error}") from error
         events = list(evaluate_rules_for_document(loaded.config, document, datetime.now(UTC)))
     findings = static_findings(loaded.config.api, loaded.config.store.path)
     warnings = [
@@ -89,17 +93,6 @@ def check(
         print_table(titles, rows, empty="the document holds no events")
     for warning in warnings:
         print_to_stderr(f"warning: {warning}")
-
-
-def _read_document_file(file: Path, api_version: str) -> Document:
-    try:
-        return parse_document(file.read_bytes(), api_version)
-    except OSError as error:
-        raise ConfigError(
-            f"--against: expected a file that can be read, {file}: {error.strerror}"
-        ) from error
-    except DocumentError as error:
-        raise ConfigError(f"--against: {file}: {error}") from error
 
 
 def evaluate_rules_for_document(

@@ -28,7 +28,7 @@ from typing_extensions import override
 from yarl import URL
 
 from relay.api.settings import automatic_socket, supports_local_sockets
-from relay.cli._options import AsJson, option
+from relay.cli._options import AsJson, option, read_named_file
 from relay.cli._output import EXIT_DONE, CommandFailed, RefusedByPolicy, Unprocessable, print_json
 from relay.config import locate_relay
 from relay.errors import ConfigError
@@ -81,6 +81,8 @@ _URL_ADVICE: Final = "give --url and a key: --url https://HOST:PORT --key-file F
 _CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
 _STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 """The relay sends a comment on an idle stream every few seconds."""
+_MAX_STREAM_LINE: Final = 2**24
+"""Bytes: more than an event of the largest document that the relay reads."""
 _POST_ATTEMPTS: Final = 3
 _RETRY_DELAY: Final = 0.5
 _CONNECTION_ERRORS: Final = (
@@ -130,22 +132,33 @@ class Client:
     async def put(self, *path: str, body: Mapping[str, Any]) -> Any:
         return await self._call("PUT", path, json=body)
 
-    @asynccontextmanager
-    async def stream_chunks(
-        self, *path: str, headers: Mapping[str, str]
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yield the chunks of an endless response. Raises ConnectionError when it breaks."""
-        url = self._url(path, None)
+    async def stream(self, last: str | None) -> AsyncIterator[Mapping[bytes, bytes]]:
+        """Yield the frames of the stream behind a journalhead, without an end.
+
+        Raises ConnectionError when the connection breaks.
+        """
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+        frame: dict[bytes, bytes] = {}
         try:
             async with self.session.get(
-                url, headers=headers, timeout=_STREAM_TIMEOUT, allow_redirects=False
+                self._url(("stream",), None),
+                headers=headers,
+                timeout=_STREAM_TIMEOUT,
+                allow_redirects=False,
+                read_bufsize=_MAX_STREAM_LINE,
             ) as response:
                 if response.status != HTTPStatus.OK:
                     problem = error_from_response(response.status, await response.read())
                     if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
                         raise ConnectionError(problem)  # the relay is starting or stopping
                     raise problem
-                yield response.content.iter_any()
+                async for line in response.content:
+                    name, _, value = line.rstrip(b"\r\n").partition(b":")
+                    if name:
+                        frame[name] = value.removeprefix(b" ")
+                    elif frame and not line.strip(b"\r\n"):  # else it is a comment
+                        yield frame
+                        frame = {}
         except _CONNECTION_ERRORS as error:
             raise ConnectionError(self._describe_connection_error(error)) from error
 
@@ -370,15 +383,8 @@ def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def _read_key(key: str | None, file: Path | None) -> str | None:
-    if file is not None:
-        try:
-            key = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", error)
-            raise ConfigError(
-                f"--key-file: expected a file that can be read, {file}: {reason}"
-            ) from error
-    key = key.strip() if key is not None else None
-    if key and not (key.isascii() and key.isprintable()):
+    text = key if file is None else read_named_file("--key-file", file)
+    text = text.strip() if text is not None else None
+    if text and not (text.isascii() and text.isprintable()):
         raise ConfigError("expected a bearer key as `imds-relay keys` prints it, on one line")
-    return key
+    return text

@@ -28,13 +28,13 @@ from relay.cli._tables import print_table
 from relay.clock import Clock, SystemClock
 from relay.config import Config, LoadedConfig, load, load_kinds
 from relay.config.model import config_warnings
-from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
 from relay.fleet.diagnostics import diagnose_broker_for_agent, diagnose_broker_for_hub
 from relay.fleet.routing import HUB, hub_approvals_queue
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.instance_metadata import Instance, derive_scope, resource_names
+from relay.logs import Finding, failure, ok, warning
 from relay.settings import values_in
 from relay.sinks import SinkSettings
 from relay.store.diagnostics import diagnose as diagnose_store

@@ -10,13 +10,20 @@ from typing import Annotated, Any
 import typer
 from yarl import URL
 
-from relay.cli._options import AsJson, ConfigFile, DefaultGroup, Scope, option, scope_query
+from relay.cli._options import (
+    AsJson,
+    ConfigFile,
+    DefaultGroup,
+    Scope,
+    option,
+    read_named_file,
+    scope_query,
+)
 from relay.cli._output import format_local_time, pluralize, print_json, print_lines, print_to_stderr
 from relay.cli._tables import print_table
 from relay.cli.client import RelayCall, RelayCommand
 from relay.config import Config, load
 from relay.errors import ConfigError
-from relay.files import describe_os_error
 from relay.fleet.rabbitmq_definitions import (
     SALT_BYTES,
     HubAccount,
@@ -162,21 +169,13 @@ def _password_hashes(hashes: Sequence[str], files: Sequence[str]) -> dict[str, s
         if user in found:
             raise ConfigError(f"expected one password for {user}, got two")
         if name == "--password-file":
-            value = _hash_of_file(value)
+            password = read_named_file(name, Path(value)).strip()
+            if not password:
+                raise ConfigError(f"--password-file: {value}: expected a password, it is empty")
+            value = hash_password(password, secrets.token_bytes(SALT_BYTES))
         elif not is_password_hash(value):
             raise ConfigError(
                 f"--password-hash: expected a hash that RabbitMQ made for {user}, got another text"
             )
         found[user] = value
     return found
-
-
-def _hash_of_file(file: str) -> str:
-    try:
-        password = Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        problem = describe_os_error(error) if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"--password-file: {file}: {problem}") from None
-    if not password:
-        raise ConfigError(f"--password-file: {file}: expected a password, it is empty")
-    return hash_password(password, secrets.token_bytes(SALT_BYTES))

@@ -142,22 +142,6 @@ def _explanation_fields(explanation: Mapping[str, Any]) -> Iterator[tuple[str, o
         yield "held by", f"{hold['principal']} until {hold_until}; {explanation['holdMeans']}"
 
 
-class EventStreamParser:
-    def __init__(self) -> None:
-        self._unfinished_line = b""
-        self._frame: dict[bytes, bytes] = {}
-
-    def feed(self, chunk: bytes) -> Iterator[dict[bytes, bytes]]:
-        *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
-        for line in lines:
-            name, _, value = line.removesuffix(b"\r").partition(b":")
-            if name:  # without one it is a comment, or the end of the frame
-                self._frame[name] = value.removeprefix(b" ")
-            elif line in (b"", b"\r") and self._frame:
-                yield self._frame
-                self._frame = {}
-
-
 _MIN_RECONNECT_DELAY, _MAX_RECONNECT_DELAY = 0.5, 15.0
 """Seconds. The delay doubles with each attempt that fails."""
 _MAY_BE_MISSING = "events may be missing: the journal of the relay does not go on where this ended"
@@ -173,23 +157,18 @@ async def _follow(relay: Client, *, as_json: bool) -> None:
     is_broken = False
     delay = _MIN_RECONNECT_DELAY
     while True:
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
-        stream = EventStreamParser()
         try:
-            async with relay.stream_chunks("stream", headers=headers) as chunks:
-                async for frame in (
-                    frame async for chunk in chunks for frame in stream.feed(chunk)
-                ):
-                    delay = _MIN_RECONNECT_DELAY
-                    head = frame.get(b"journalhead", b"").decode("ascii", "replace")
-                    if is_broken:
-                        is_broken = False
-                        # docs/api.md#the-stream
-                        what = "no event is missing" if last and last == head else _MAY_BE_MISSING
-                        print_to_stderr(f"connected again; {what}")
-                    last = head
-                    if b"data" in frame:
-                        _print_event(orjson.loads(frame[b"data"]), as_json=as_json)
+            async for frame in relay.stream(last):
+                delay = _MIN_RECONNECT_DELAY
+                head = frame.get(b"journalhead", b"").decode("ascii", "replace")
+                if is_broken:
+                    is_broken = False
+                    # docs/api.md#the-stream
+                    what = "no event is missing" if last and last == head else _MAY_BE_MISSING
+                    print_to_stderr(f"connected again; {what}")
+                last = head
+                if b"data" in frame:
+                    _print_event(orjson.loads(frame[b"data"]), as_json=as_json)
             reason = "the relay ended the stream"
         except ConnectionError as error:
             if last is None:

@@ -11,7 +11,6 @@ from relay.amqp.connection import GuardedConnection
 from relay.amqp.diagnostics import check_publish
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message
-from relay.doctor_findings import Finding, failure, ok, warning
 from relay.events.build import Origin
 from relay.fleet.routing import (
     AGENT_QUEUE_ARGUMENTS,
@@ -24,6 +23,7 @@ from relay.fleet.routing import (
     scope_key,
 )
 from relay.fleet.settings import AgentSettings, HubSettings
+from relay.logs import Finding, failure, ok, warning
 
 _SUBJECT = "fleet"
 _REMEDY = "grant it the rights that `imds-relay fleet definitions` prints"

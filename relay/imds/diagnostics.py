@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from relay.clock import Clock
-from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import DocumentError, SourceError
 from relay.imds import DISCOVER, SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.instance_metadata import Instance, parse_instance
+from relay.logs import Finding, failure, ok, warning
 
 CLOCK_SKEW_WARNING = 5.0
 """Seconds between the clocks that are worth a warning."""

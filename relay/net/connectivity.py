@@ -16,7 +16,7 @@ from ipaddress import ip_address
 import aiohappyeyeballs
 from yarl import URL
 
-from relay.doctor_findings import Finding, failure, ok, warning
+from relay.logs import Finding, failure, ok, warning
 from relay.net.egress import AddressRefused, guarded_socket, is_refused
 from relay.net.tls import HTTPS_CA_OPTION, default_context, explain_refusal
 

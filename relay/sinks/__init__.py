@@ -10,7 +10,7 @@ docs/adding-a-sink.md shows how to write one. The module defines
   once at the start, and leaves it once at the end. It may start tasks and connections, but must not
   wait for the destination, which may be down. Leaving it ends everything that it started.
 - ``diagnose(settings, clock, scope)``, optional, a coroutine that returns a list of
-  `relay.doctor_findings.Finding`. ``imds-relay doctor`` calls it, without ``connect``. It checks
+  `relay.logs.Finding`. ``imds-relay doctor`` calls it, without ``connect``. It checks
   the destination and delivers nothing.
 
 The dispatcher calls `Sink.deliver` for each event that the settings select: one event of an EventId

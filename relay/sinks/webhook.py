@@ -21,9 +21,9 @@ from yarl import URL
 
 from relay import signature
 from relay.clock import Clock
-from relay.doctor_findings import Finding
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
+from relay.logs import Finding
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
 from relay.net.http import (

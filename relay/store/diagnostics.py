@@ -10,9 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from relay.doctor_findings import Finding, failure, ok, warning
 from relay.errors import StoreError
 from relay.files import current_user, may_exist
+from relay.logs import Finding, failure, ok, warning
 from relay.store import StoreSettings
 from relay.store.file import SCHEMA_VERSION, open_for_reading, read_problem
 

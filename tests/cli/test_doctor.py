@@ -21,8 +21,8 @@ from yarl import URL
 from relay.api.doctor import diagnose
 from relay.api.settings import ApiSettings
 from relay.config.model import NO_RULE_FOR_USER_EVENTS
-from relay.doctor_findings import Finding
 from relay.imds.diagnostics import NOT_POLLED
+from relay.logs import Finding
 from relay.simulator import VM, Setup, Simulator
 from relay.store.file import SCHEMA_VERSION
 from tests.api.entra import Entra, run_entra

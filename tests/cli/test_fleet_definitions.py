@@ -126,7 +126,7 @@ def test_a_hash_is_that_of_rabbitmq() -> None:
     [
         (("--password-hash", "vmss-a"), "--password-hash: expected USER and a value with ="),
         (("--password-hash", "vmss-a=topsecret"), "expected a hash that RabbitMQ made for vmss-a"),
-        (("--password-file", "vmss-a=/absent"), "--password-file: /absent: No such file"),
+        (("--password-file", "vmss-a=/absent"), "can be read, /absent: No such file"),
         (("--password-hash", f"x={hash_password('x', b'salt')}"), "users of this fleet, x is none"),
         (("--hub-user", "vmss-a"), "--hub-user: expected a user of no domain, got 'vmss-a'"),
         (

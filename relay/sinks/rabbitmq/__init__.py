@@ -14,7 +14,7 @@ from pydantic import Field
 
 from relay.amqp.broker_url import BrokerSettings, Declare, ExchangeName
 from relay.clock import Clock
-from relay.doctor_findings import Finding
+from relay.logs import Finding
 from relay.settings import Duration
 from relay.sinks import Sink, SinkSettings
 

@@ -26,10 +26,9 @@ from relay.amqp.failures import broker_message, explain_failure, raise_if_cancel
 from relay.amqp.publisher import ConfirmedPublisher, PublishResult, routing_key
 from relay.amqp.topology import declare_topology, events_topology, log_suffix_for_unchecked_parts
 from relay.clock import Clock
-from relay.doctor_findings import Finding
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
-from relay.logs import LogOnce, log_extra
+from relay.logs import Finding, LogOnce, log_extra
 from relay.sinks import Receipt
 from relay.sinks.rabbitmq import Settings
 

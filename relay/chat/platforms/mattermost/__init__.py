@@ -19,8 +19,8 @@ from relay.chat.platforms.mattermost.api import MattermostApi, Settings
 from relay.chat.platforms.mattermost.clicks import Clicks
 from relay.chat.platforms.mattermost.posts import Channel
 from relay.clock import Clock
-from relay.doctor_findings import Finding, failure, ok
 from relay.errors import Deferred
+from relay.logs import Finding, failure, ok
 from relay.net.http import open_session
 
 _DOCUMENTATION = "see docs/chat/mattermost.md"

@@ -21,8 +21,8 @@ from relay.chat.platforms.slack.clicks import Answers
 from relay.chat.platforms.slack.messages import Channel
 from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.clock import Clock
-from relay.doctor_findings import Finding, failure, ok
 from relay.errors import DeliveryError
+from relay.logs import Finding, failure, ok
 from relay.net.http import open_session
 
 __all__ = ["Settings", "connect", "diagnose"]

@@ -24,7 +24,7 @@ from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
 from relay.chat.platforms.teams.card import Json, card_message, follow_up_message
 from relay.clock import Clock
-from relay.doctor_findings import Finding
+from relay.logs import Finding
 from relay.net.connectivity import check_connectivity
 from relay.net.egress import parse_receiver_url
 from relay.net.http import Request, Response, interpret_response, open_session, post
