@@ -1,9 +1,9 @@
 """The sink that all chat platforms share: it keeps one message per event up to date.
 
 Each platform builds a `LiveMessageSink` around its `ChatPlatform`, which posts, edits and replies.
-`deliver` gets a plan from `relay.chat.message_planner`, calls the platform, and records what
-succeeded. A task of the sink adds an entry to the store when time alone has changed a message, so
-the store retries that update like any other.
+`deliver` gets a plan from `relay.chat.context`, calls the platform, and records what succeeded. A
+task of the sink adds an entry to the store when time alone has changed a message, so the store
+retries that update like any other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from relay.chat import CallbackRefused, ChatSettings, MessageGone, Reply
 from relay.chat.cards.card import Card
 from relay.chat.cards.wording import timeline_line
-from relay.chat.context import ChatContext
-from relay.chat.message_planner import MessageUpdate
+from relay.chat.context import ChatContext, MessageUpdate
 from relay.clock import Clock
 from relay.errors import Deferred, StoreUnavailable
 from relay.events.cloudevent import CloudEvent, is_about_event

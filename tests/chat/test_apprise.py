@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relay.chat.cards import event_card
 from relay.chat.cards.card import Buttons, Card
-from relay.chat.cards.event_card import event_card
 from relay.chat.platforms import apprise
 from relay.chat.platforms.apprise import Services, Settings, card_text, load_service
 from relay.errors import Deferred

@@ -17,8 +17,8 @@ from relay.approvals.admission import SENT_BEFORE_NOTICE, find_decision_refusal
 from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
 from relay.approvals.request import HOLD_NOTICE, DecisionKind
 from relay.approvals.status import ApprovalStatus
+from relay.chat.cards import MAX_LISTED_EVENTS, event_card, grouped_card
 from relay.chat.cards.card import Buttons, Card, available_decisions
-from relay.chat.cards.event_card import MAX_LISTED_EVENTS, event_card, grouped_card
 from relay.chat.cards.wording import (
     WHAT_HOLD_DOES,
     next_refresh_time,

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import Caller, Right, Rights
 from relay.chat import AnswerableChatSettings, ChatSettings
+from relay.chat.cards import event_card, grouped_card
 from relay.chat.cards.card import Buttons
-from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.context import ChatDecisionSubmitter
 from relay.clock import SystemClock
 from relay.config import Config, load_kinds

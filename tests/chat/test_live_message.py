@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.chat import message_planner
+from relay.chat import context
 from relay.chat.cards.card import Card
 from relay.errors import Deferred
 from relay.store import Mode
@@ -37,7 +37,7 @@ async def test_of_a_long_history_the_newest_is_told_and_no_change_is_missed(
     tmp_path: Path, can_edit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The change of Azure is older than what is read of the history."""
-    monkeypatch.setattr(message_planner, "MAX_UNPOSTED_EVENTS", 30)
+    monkeypatch.setattr(context, "MAX_UNPOSTED_EVENTS", 30)
     clock = ManualClock()
     async with relay_with_wall(tmp_path, Wall(can_edit=can_edit), clock=clock) as relay:
         await relay.deliver_document(build_event())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from relay.chat.message_planner import MessagePlanner
+from relay.chat.context import MessagePlanner
 from relay.errors import Deferred
 from relay.store.transaction import Transaction
 from tests.approvals.builders import build_event

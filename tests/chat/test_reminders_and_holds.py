@@ -8,12 +8,12 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE
+from relay.chat.cards import event_card, grouped_card
 from relay.chat.cards.card import Buttons, Card
-from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms.apprise import card_text
 from relay.chat.platforms.mattermost.posts import attachments
 from relay.chat.platforms.slack.messages import card_message as slack_message
-from relay.chat.platforms.teams.card import card_message as teams_message
+from relay.chat.platforms.teams import card_message as teams_message
 from tests.approvals.builders import build_creation, build_end, build_event, build_status
 from tests.chat.slack_block_kit import is_valid_block_kit, rich_text_elements
 from tests.chat.slack_server import TEAM

@@ -13,11 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from relay.chat.cards import event_card, grouped_card
 from relay.chat.cards.card import Buttons, Card
-from relay.chat.cards.event_card import event_card, grouped_card
 from relay.chat.platforms import teams
-from relay.chat.platforms.teams import Settings, WorkflowWebhook
-from relay.chat.platforms.teams.card import (
+from relay.chat.platforms.teams import (
+    Settings,
+    WorkflowWebhook,
     card_message,
     escape_markdown,
     follow_up_message,

@@ -2,7 +2,7 @@
 
 A card says how much time is left, such as "at most 15 min left" (`time_left`). That text changes in
 steps, because each change is an edit of the message. `next_refresh_time` returns the next moment at
-which anything in a message becomes wrong. `relay.chat.message_planner` records it, and the message
+which anything in a message becomes wrong. `relay.chat.context` records it, and the message
 is then brought up to date.
 """
 

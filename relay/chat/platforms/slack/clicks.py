@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import DecisionKind
+from relay.chat.cards import event_line
 from relay.chat.cards.card import event_page
-from relay.chat.cards.event_card import event_line
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.api import Settings, WebApi, Workspace
 from relay.chat.platforms.slack.messages import LINK_ACTION_PREFIX, Json, text_message
