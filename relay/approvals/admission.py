@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from relay.approvals.limits import WaitingFor, shorten_name_list
+from relay.approvals.limits import shorten_name_list
 from relay.approvals.principals import is_machine, scope_of_machine
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, refuse
 from relay.approvals.standing_holds import hold_summaries, latest_ending_holds
 from relay.approvals.status import ApprovalStatus, is_scheduled
+from relay.events.data_types import LimitWait
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, TrackedEvent
@@ -302,13 +303,13 @@ def build_accepted_answer(
 
 
 def told_of_decision(
-    decision: str, status: ApprovalStatus, waiting_for: Iterable[WaitingFor]
+    decision: str, status: ApprovalStatus, waiting_for: Iterable[LimitWait]
 ) -> dict[str, Any]:
     """Return what is told only where it is so. ``notice``: the hold may come too late."""
     is_late = decision == "hold" and status.may_be_accepted_by_imds
     fields = {
         "notice": SENT_BEFORE_NOTICE if is_late else "",
-        "waitingFor": [wait.to_json() for wait in waiting_for],
+        "waitingFor": list(waiting_for),
         "standingHolds": hold_summaries(status.active_standing_holds),
     }
     return {name: value for name, value in fields.items() if value}

@@ -25,7 +25,7 @@ from relay.approvals.admission import (
     find_same_decision,
 )
 from relay.approvals.limit_slots import LimitSlots
-from relay.approvals.limits import CountMachines, WaitingFor
+from relay.approvals.limits import CountMachines
 from relay.approvals.recording import (
     Recording,
     new_approval_id,
@@ -54,6 +54,7 @@ from relay.approvals.transitions import (
 from relay.clock import TokenBuckets
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
+from relay.events.data_types import LimitWait
 from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
 from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
@@ -370,7 +371,7 @@ class ApprovalEngine:
 
     def _waits_until_expiry(
         self, tx: Transaction, transition: Transition, status: ApprovalStatus
-    ) -> Sequence[WaitingFor]:
+    ) -> Sequence[LimitWait]:
         """Return for which limits an event waited until the first of its votes expired."""
         if not isinstance(transition, VoidVotes) or transition.reason != "expired":
             return ()

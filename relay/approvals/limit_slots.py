@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from relay.approvals.limits import NEVER, CountMachines, Limit, Needs, Taking, WaitingFor, assign
+from relay.approvals.limits import NEVER, CountMachines, Limit, Needs, Taking, assign
 from relay.approvals.status import ApprovalStatus, InFlight
 from relay.approvals.transitions import can_unsent_grant_keep_slot
+from relay.events.data_types import LimitWait
 from relay.events.timestamps import parse_timestamp
 from relay.store import TrackedEvent
 from relay.store.transaction import Transaction
@@ -37,7 +38,7 @@ class Line:
     going: list[Taking]
     places: list[tuple[Place, TrackedEvent, Needs]]
     """The events in line, first one first."""
-    waits: Mapping[int, tuple[WaitingFor, ...]]
+    waits: Mapping[int, tuple[LimitWait, ...]]
     """For what each event in line waits, by occurrence."""
 
     @property
@@ -77,7 +78,7 @@ class LimitSlots:
         """Whether an event needs slots of a limit."""
         return bool(self._needs_of(event, now))
 
-    def waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[WaitingFor, ...]:
+    def waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[LimitWait, ...]:
         """Return for which limits the event waits that ``status`` is about.
 
         An event waits if only the limits keep it from being granted, or from being sent.

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from relay.approvals.rules import BoundedDuration, Hours, RuleConditions
+from relay.events.data_types import LimitWait
 from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import format_rfc3339
 from relay.settings import Name, Section
@@ -128,29 +129,6 @@ class Machine:
     """As Azure writes it; of an event that names no resource ``event <EventId>``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingFor:
-    """A limit for which an event waits, and the machines that take its slots."""
-
-    limit: str
-    slots: int
-    machines: tuple[str, ...]
-    """The machines that take the slots, sorted; of another scope as ``<scope>/<name>``."""
-    behind: str | None
-    """The event that comes first, if there would be a slot otherwise (`TrackedEvent.reference`)."""
-    until: datetime | None
-    """When time alone frees enough slots; None if that is not known."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "limit": self.limit,
-            "max": self.slots,
-            "machines": list(self.machines),
-            "behind": self.behind,
-            "until": format_rfc3339(self.until) if self.until is not None else None,
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class Taking:
     """An event takes slots of a limit for its machines."""
@@ -168,7 +146,7 @@ Needs = Mapping[str, frozenset[Machine]]
 
 def assign(
     sizes: Mapping[str, int], going: Iterable[Taking], line: Sequence[tuple[TrackedEvent, Needs]]
-) -> dict[int, tuple[WaitingFor, ...]]:
+) -> dict[int, tuple[LimitWait, ...]]:
     """Give the slots of each limit to the events in line; return for what each of them waits.
 
     ``sizes`` are the slots of each limit. ``going`` take theirs whatever the limits say; such an
@@ -187,14 +165,14 @@ def assign(
     # it has slots there, that its machines may go lets no other event go: two could do so mutually.
     certain = {taking.occurrence for taking in going} - {event.id for event, _ in line}
     first_waiting: dict[str, str] = {}
-    waits: dict[int, tuple[WaitingFor, ...]] = {}
+    waits: dict[int, tuple[LimitWait, ...]] = {}
     for event, needs in line:
         found = (
             _wait(event, limit, machines, sizes[limit], taken[limit], certain, first_waiting)
             for limit, machines in needs.items()
         )
         waits[event.id] = tuple(wait for wait in found if wait is not None)
-        blocking = {wait.limit for wait in waits[event.id]}
+        blocking = {wait["limit"] for wait in waits[event.id]}
         if not blocking:
             certain.add(event.id)
         if not blocking & first_waiting.keys():
@@ -215,7 +193,7 @@ def _wait(
     taken: Iterable[Taking],
     certain: Collection[int],
     first_waiting: Mapping[str, str],
-) -> WaitingFor | None:
+) -> LimitWait | None:
     has_slots = False
     others: dict[Machine, datetime] = {}
     going: set[Machine] = set()
@@ -241,13 +219,13 @@ def _wait(
         machine.name if machine.scope == event.scope else f"{machine.scope}/{machine.name}"
         for machine in others
     )
-    return WaitingFor(
-        limit=limit,
-        slots=slots,
-        machines=tuple(sorted(names)),
-        behind=first if fits else None,
-        until=min(frees, default=None),
-    )
+    return {
+        "limit": limit,
+        "max": slots,
+        "machines": sorted(names),
+        "behind": first if fits else None,
+        "until": format_rfc3339(min(frees)) if frees else None,
+    }
 
 
 def _fit(machines: frozenset[Machine], others: Collection[Machine], slots: int) -> bool:
@@ -259,18 +237,18 @@ def _fit(machines: frozenset[Machine], others: Collection[Machine], slots: int) 
 # --- what is said
 
 
-def describe_waits(waits: Iterable[WaitingFor]) -> str:
+def describe_waits(waits: Iterable[LimitWait]) -> str:
     """Return for what an event waits, for people. The notice that Azure proceeds follows it."""
     return "it waits for " + " and for ".join(map(_describe_wait, waits))
 
 
-def _describe_wait(wait: WaitingFor) -> str:
-    plural = "s" if wait.slots != 1 else ""
-    text = f"limit {wait.limit} (at most {wait.slots} machine{plural} at once)"
-    if wait.behind is not None:
-        return f"{text}: event {wait.behind} comes first"
-    verb = "has" if len(wait.machines) == 1 else "have"
-    return f"{text}: {shorten_name_list(wait.machines)} {verb} the slots"
+def _describe_wait(wait: LimitWait) -> str:
+    plural = "s" if wait["max"] != 1 else ""
+    text = f"limit {wait['limit']} (at most {wait['max']} machine{plural} at once)"
+    if wait["behind"] is not None:
+        return f"{text}: event {wait['behind']} comes first"
+    verb = "has" if len(wait["machines"]) == 1 else "have"
+    return f"{text}: {shorten_name_list(wait['machines'])} {verb} the slots"
 
 
 def shorten_name_list(names: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any
 
 from relay.approvals.admission import told_of_decision
-from relay.approvals.limits import WaitingFor
 from relay.approvals.request import HOLD_NOTICE, DecisionRequest
 from relay.approvals.standing_holds import is_about, standing_hold_to_json_object
 from relay.approvals.status import ApprovalStatus
@@ -26,26 +25,13 @@ from relay.approvals.transitions import (
     VoidVotes,
 )
 from relay.events.build import Origin, approval_or_startrequest_event, standing_hold_event
-from relay.events.data_types import NO_REMARKS
+from relay.events.data_types import NO_REMARKS, EventData, LimitWait
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, Grant, GrantState, RecordedEvent, StandingHold, TrackedEvent
 from relay.store.transaction import Transaction
 
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
-_UNKNOWN_EVENT_DATA: dict[str, Any] = dict.fromkeys(
-    (
-        "eventType",
-        "eventStatus",
-        "resourceType",
-        "resources",
-        "notBefore",
-        "description",
-        "eventSource",
-        "durationSeconds",
-        "documentIncarnation",
-        "revision",
-    )
-)
+_UNKNOWN_EVENT: dict[str, Any] = dict.fromkeys(EventData.__annotations__)
 """The ``data`` of an event that the store does not know, apart from its EventId: all null."""
 
 
@@ -67,7 +53,7 @@ class Recording:
         status: ApprovalStatus,
         cause: str,
         ended: Sequence[Decision],
-        waiting_for: Sequence[WaitingFor] = (),
+        waiting_for: Sequence[LimitWait] = (),
     ) -> Decision:
         """Record ``approval.recorded``; return the decision as the journal has it.
 
@@ -96,7 +82,7 @@ class Recording:
         transition: Transition,
         status: ApprovalStatus,
         cause: Decision | None,
-        waited_for: Sequence[WaitingFor] = (),
+        waited_for: Sequence[LimitWait] = (),
     ) -> Decision | None:
         """Record a transition; return the decision that causes the next one.
 
@@ -156,13 +142,13 @@ class Recording:
         name = "startrequest.accepted" if state == "accepted" else "startrequest.failed"
         self._event(name, details, grant.cause)
 
-    def _voided_votes(self, transition: VoidVotes, waited_for: Sequence[WaitingFor]) -> None:
+    def _voided_votes(self, transition: VoidVotes, waited_for: Sequence[LimitWait]) -> None:
         votes, reason = transition.decisions, transition.reason
         is_expired = reason == "expired"
         cause = votes[-1].recorded_event_id if is_expired else self.occurrence.last_event_id
         details: dict[str, Any] = {"why": reason, **_ended_field(votes)}
         if waited_for:
-            details["waitedFor"] = [wait.to_json() for wait in waited_for]
+            details["waitedFor"] = list(waited_for)
         self._event("approval.voided", details, cause)
 
     def _expired_hold(self, hold: Decision, status: ApprovalStatus) -> Decision:
@@ -244,7 +230,7 @@ def record_refusal(
         **(_NO_VOTES if status is None else status.vote_count_fields),
         "refusal": reason,
     }
-    cause, data = request.message_id, {"eventId": request.event_id, **_UNKNOWN_EVENT_DATA}
+    cause, data = request.message_id, {**_UNKNOWN_EVENT, "eventId": request.event_id}
     if status is not None:
         origin = origin.copy_for_scope(status.occurrence.scope)
         cause, data = cause or status.occurrence.last_event_id, status.occurrence.data

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from relay.approvals.limits import WaitingFor
 from relay.approvals.principals import (
     can_mean_machine_in_scope,
     is_chat_principal,
@@ -35,6 +34,7 @@ from relay.approvals.rules import (
     person_of,
 )
 from relay.approvals.standing_holds import hold_summaries, is_in_force
+from relay.events.data_types import LimitWait
 from relay.events.match import covers_all_resources
 from relay.events.model import ScheduledEvent, relay_word
 from relay.events.timestamps import format_rfc3339
@@ -69,7 +69,7 @@ class ApprovalStatus:
     resources_by_client: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """The clients that may approve, and the resources each may decide for (None: all)."""
     in_flight: InFlight = frozenset()
-    waiting_for: tuple[WaitingFor, ...] = ()
+    waiting_for: tuple[LimitWait, ...] = ()
     """The limits that alone keep the event from being granted, or from being sent."""
     standing_holds: tuple[StandingHold, ...] = ()
     """The standing holds about the event that are not over, also those that do not apply yet."""
@@ -379,7 +379,7 @@ def approval_json_fields(status: ApprovalStatus) -> dict[str, Any]:
         **status.vote_count_fields,
         "missing": status.votes_missing if status.is_startable else 0,
         "closes": format_rfc3339(closes_at) if closes_at is not None else None,
-        "waitingFor": [wait.to_json() for wait in status.waiting_for],
+        "waitingFor": list(status.waiting_for),
         "standingHolds": hold_summaries(status.active_standing_holds),
         "runbook": status.rule.runbook if status.rule is not None else None,
     }

@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from relay.approvals.limits import (
-    NEVER,
-    Limit,
-    Machine,
-    Taking,
-    WaitingFor,
-    assign,
-    count_selected_machines,
-)
+from relay.approvals.limits import NEVER, Limit, Machine, Taking, assign, count_selected_machines
 from relay.approvals.status import approval_json_fields, approval_state
 from relay.errors import SourceUnavailable
 from relay.events.build import common_event_data
+from relay.events.data_types import LimitWait
 from relay.events.model import ScheduledEvent
 from tests.approvals.builders import (
     ApprovalFile,
@@ -148,10 +141,10 @@ def test_who_gets_the_slots(
     assert [" and ".join(map(_told, found[number])) for number in range(len(line))] == waits
 
 
-def _told(wait: WaitingFor) -> str:
-    behind = f", behind {wait.behind}" if wait.behind is not None else ""
-    until = f" until {wait.until:%H:%M}" if wait.until is not None else ""
-    return f"{wait.limit}: {' '.join(wait.machines)}{behind}{until}"
+def _told(wait: LimitWait) -> str:
+    behind = f", behind {wait['behind']}" if wait["behind"] is not None else ""
+    until = f" until {wait['until'][11:16]}" if wait["until"] is not None else ""
+    return f"{wait['limit']}: {' '.join(wait['machines'])}{behind}{until}"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +276,7 @@ def test_start_requests_without_an_answer_take_slots_while_they_wait_too(tmp_pat
         approvals.crash(one_rule(_VOTE, limits=[DATABASES, everything]))
         assert decide(approvals, "approve", "alice", of=web) == "waiting"
         (wait,) = approvals.status("W").waiting_for
-        assert (wait.limit, wait.machines) == ("everything", ("db-1", "db-2", "db-3"))
+        assert (wait["limit"], wait["machines"]) == ("everything", ["db-1", "db-2", "db-3"])
 
 
 def test_a_start_request_without_an_answer_waits_while_another_has_started(tmp_path: Path) -> None:
@@ -295,7 +288,7 @@ def test_a_start_request_without_an_answer_waits_while_another_has_started(tmp_p
         approvals.record_document(A, started(B), same_machine)
         assert approvals.claim() == []
         assert states(approvals, "C") == {"C": "waiting"}
-        assert approvals.status("A").waiting_for[0].machines == ("db-2",)
+        assert approvals.status("A").waiting_for[0]["machines"] == ["db-2"]
         approvals.record_document(A, same_machine)
         assert [claim.event_id for claim in approvals.claim()] == ["A", "C"]
 

@@ -289,7 +289,7 @@ class Limits(MachineOnFile):
                 )
                 is_blocked.append(not needed <= certain[limit["name"]] and not fits)
             assert any(is_blocked), f"{of} is first in line and waits for nothing"
-            named = {wait.limit for wait in status.waiting_for}
+            named = {wait["limit"] for wait in status.waiting_for}
             assert named <= {limit["name"] for limit in self.limits}
 
     def _taken_by_others(
@@ -312,7 +312,7 @@ class Limits(MachineOnFile):
             may_go = any(grant.may_have_been_accepted for grant in status.grants)
             # A grant that waits takes no slot of a limit for which it waits. It may keep those of
             # the others.
-            waits_for = {wait.limit for wait in status.waiting_for}
+            waits_for = {wait["limit"] for wait in status.waiting_for}
             for limit in self.limits:
                 keeps_slot = is_granted and limit["name"] not in waits_for
                 if found.event.is_started or may_go or keeps_slot:
@@ -363,7 +363,7 @@ class Limits(MachineOnFile):
                 status = self.approvals.status(of)
                 assert (approval_state(status) == "waiting") <= bool(status.waiting_for)
                 for wait in status.waiting_for:
-                    assert wait.machines or wait.behind
+                    assert wait["machines"] or wait["behind"]
 
 
 TestLimits = Limits.TestCase

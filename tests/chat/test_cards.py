@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE, find_decision_refusal
-from relay.approvals.limits import LIMIT_NOTICE, WaitingFor
+from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import HOLD_NOTICE, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards import MAX_LISTED_EVENTS, event_card, grouped_card
@@ -29,6 +29,8 @@ from relay.chat.cards.wording import (
 )
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
+from relay.events.data_types import LimitWait
+from relay.events.timestamps import format_rfc3339
 from relay.sentences import MAX_NAMES, RELAY_EVENTS, impact_text, join_names
 from tests.approvals.builders import (
     REBOOT,
@@ -101,7 +103,9 @@ def test_a_held_event_says_what_a_hold_means_and_offers_to_release_it() -> None:
     assert "Held by: client:alice until 13:00" in all_text(card)
 
 
-LIMIT = WaitingFor(limit="databases", slots=1, machines=("db-2",), behind=None, until=NOON + MINUTE)
+LIMIT = LimitWait(
+    limit="databases", max=1, machines=["db-2"], behind=None, until=format_rfc3339(NOON + MINUTE)
+)
 WAITING = replace(build_status(None, *VOTES), waiting_for=(LIMIT,))
 ENDED = {
     outcome: replace(build_status(), occurrence=build_occurrence(live=False, outcome=outcome))
@@ -123,7 +127,7 @@ IS_ACCEPTED = "It is approved: Azure has accepted the StartRequest."
 
 
 def waiting(**changes: object) -> ApprovalStatus:
-    return replace(WAITING, waiting_for=(replace(LIMIT, **changes),))  # type: ignore[arg-type]  # each row gives its fields
+    return replace(WAITING, waiting_for=(LIMIT | changes,))  # type: ignore[arg-type]  # each row gives its fields
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def waiting(**changes: object) -> ApprovalStatus:
         (WAITING, "waiting", "this relay would start: Azure proceeds at NotBefore", "to be sent"),
         (replace(WAITING, grants=(build_grant(),)), "waiting", "waits for limit", "to be sent"),
         (waiting(behind="E-7", until=None), "waiting", "event E-7 comes first.", "12:01"),
-        (waiting(slots=12, machines=MACHINES, until=None), "waiting", "and 2 more", "db-10"),
+        (waiting(max=12, machines=MACHINES, until=None), "waiting", "and 2 more", "db-10"),
     ],
 )
 def test_each_state_is_said_in_words(

@@ -224,7 +224,7 @@ def event_line(status: ApprovalStatus) -> Text:
     if status.is_held:
         text += (", held",)
     elif status.is_startable and status.waiting_for:
-        limits = join_names([wait.limit for wait in status.waiting_for])
+        limits = join_names([wait["limit"] for wait in status.waiting_for])
         text += (f", waits for limit {limits}",)
     elif status.is_granted_or_claimed:
         text += (", approved",)

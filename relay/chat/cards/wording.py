@@ -87,7 +87,7 @@ def azure_proceeds_regardless_notice(
 
 def limit_waits_text(status: ApprovalStatus) -> Text:
     text: Text = (sentence(describe_waits(status.waiting_for)).removesuffix("."),)
-    ends = [wait.until for wait in status.waiting_for]
+    ends = [parse_timestamp(wait["until"]) for wait in status.waiting_for]
     known = [end for end in ends if end is not None]
     return (
         (*text, ", until ", max(known), ".") if known and len(known) == len(ends) else (*text, ".")
@@ -176,8 +176,8 @@ def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     yield from (next_hold_change(hold, status.now) for hold in status.standing_holds)
     yield from (status.decision_expires_at(decision) for decision in status.decisions)
     for wait in status.waiting_for:
-        if wait.until is not None:
-            yield wait.until + _TIME_TO_FREE_SLOT
+        if (until := parse_timestamp(wait["until"])) is not None:
+            yield until + _TIME_TO_FREE_SLOT
 
 
 def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
