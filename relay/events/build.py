@@ -23,8 +23,19 @@ from relay.events.timestamps import format_rfc3339, parse_timestamp
 class RecordRelayEvent(Protocol):
     """A function that records a ``relay.*`` event: parts get it to report their own state."""
 
-    def __call__(self, name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
-        """``count`` is how many things the event stands for; ``sink`` is what it is about."""
+    def __call__(
+        self,
+        name: str,
+        reason: str,
+        *,
+        sink: str | None = None,
+        count: int = 1,
+        scope: str | None = None,
+    ) -> None:
+        """``count`` is how many things the event stands for; ``sink`` is what it is about.
+
+        ``scope`` is that of the event, if a hub reports it about another than its own.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
-from relay.fleet.hub.roster_keeper import SelectedMachineCounter
 from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
 from relay.fleet.votes import MachineVotes
@@ -47,7 +46,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         on_unusable = unusable_message_log(server.state.rejection_log, clock)
         hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()
-        count_machines = SelectedMachineCounter(hub.roster, clock).machines_of_limit
         make_relay = partial(
             Relay,
             store=store,
@@ -68,7 +66,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
                 origin,
                 trusted=store.trusted,
                 client_resources=config.api.resources_by_client_principal,
-                count_machines=count_machines,
+                count_machines=lambda limit: hub.roster.machines_of_limit(limit, clock.monotonic()),
             )
             # No event is about the machine of the hub. So no StartRequest waits until the sinks
             # were told: the hub can still tell them when the VM stops.
@@ -100,7 +98,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             await is_entered.wait()
             await hub.run()
 
-        stack.callback(hub.keeper.save)
+        stack.callback(hub.save_agents)
         # It listens until the half is left: the results of orders still arrive.
         async with running(hub=listen()), running_relay.entered():
             is_entered.set()

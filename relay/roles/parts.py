@@ -102,13 +102,14 @@ async def open_store_with_log(
 def make_relay_event_recorder(store: Store, origin: Origin, clock: Clock) -> RecordRelayEvent:
     """Return what records ``relay.*`` events. It does not wait until they are on disk."""
 
-    def record(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
+    def record(
+        name: str, reason: str, *, sink: str | None = None, count: int = 1, scope: str | None = None
+    ) -> None:
         at = clock.now()
+        of = origin if scope is None else origin.copy_for_scope(scope)
 
         def build(head: JournalHead) -> CloudEvent:
-            return relay_event(
-                name, origin, at, sink=sink, reason=reason, count=count, head=str(head)
-            )
+            return relay_event(name, of, at, sink=sink, reason=reason, count=count, head=str(head))
 
         def tell_unrecorded(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is not None:

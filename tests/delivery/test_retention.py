@@ -36,7 +36,9 @@ async def test_a_flood_of_refusals_pushes_no_event_out_of_the_dead_letters(tmp_p
     """Of each type the oldest go first, and each report counts what was lost since the start."""
     reports: list[tuple[str, str, str | None, int]] = []
 
-    def report(name: str, reason: str, *, sink: str | None = None, count: int = 1) -> None:
+    def report(
+        name: str, reason: str, *, sink: str | None = None, count: int = 1, **_: object
+    ) -> None:
         reports.append((name, reason, sink, count))
 
     clock = ManualClock()

@@ -186,7 +186,7 @@ async def test_a_hub_that_was_killed_reads_the_rest_of_its_queue(tmp_path: Path)
         await hub.take([report(build_event(), AGENT)])
         clock.advance(55)
         await hub.take([pulse(build_event(), seconds=5)])
-        hub.keeper.save()
+        hub.save_agents()
     async with loaded_hub(tmp_path, clock=clock) as (hub, _):
         await hub.take([report(started, AGENT, at=NOON + timedelta(seconds=20))])
         assert history_of(hub).started
@@ -198,7 +198,7 @@ async def test_a_killed_hub_knows_until_when_pulses_showed_an_event(tmp_path: Pa
         await hub.take([report(build_event(), AGENT), report(build_event(), other)])
         clock.advance(60)
         await hub.take([pulse(build_event(), seconds=60, origin=other)])
-        hub.keeper.save()
+        hub.save_agents()
     async with loaded_hub(tmp_path, clock=clock) as (hub, _):
         behind = report(build_event(), AGENT, is_gone=True, at=NOON + timedelta(seconds=30))
         await hub.take([behind])

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.approvals.limits import Limit
-from relay.events.build import Origin
 from relay.fleet.hub.hub import UPKEEP_INTERVAL
-from relay.fleet.hub.roster import FORGOTTEN_AFTER, Agent, Roster
-from relay.fleet.hub.roster_keeper import COUNT_INTERVAL, RosterKeeper, SelectedMachineCounter
+from relay.fleet.hub.roster import COUNT_INTERVAL, FORGOTTEN_AFTER, Agent, Roster
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
-from relay.store import RecordedEvent, StateFileScopeAndVm
-from relay.store.sqlite import Store
-from tests.clocks import ManualClock
 from tests.events.strategies import make_event
-from tests.store.open_store import open_store_in
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SCOPE = "prod-vmss-1f0c33ab"
@@ -248,8 +240,7 @@ def limit(**match: list[str]) -> Limit:
 
 
 def test_each_agent_that_a_limit_selects_by_its_names_and_scope_is_one_machine() -> None:
-    roster, clock = Roster(), ManualClock()
-    counts = SelectedMachineCounter(roster, clock)
+    roster = Roster()
     db_0 = pulse(roster, "db_0", 0, names=("db_0", "db000000"))
     roster.note_message(sender("db_1"), "db_1", NOON)
     roster.note_message(sender("db_0", "east"), "db_0", NOON)
@@ -262,113 +253,78 @@ def test_each_agent_that_a_limit_selects_by_its_names_and_scope_is_one_machine()
         ({}, 4),
     ):
         # A reload can change what a limit selects. Then it is counted at once.
-        assert counts.machines_of_limit(limit(**match)) == count
+        assert roster.machines_of_limit(limit(**match), 0) == count
     roster.forget(db_0)
-    clock.advance(COUNT_INTERVAL - 1)
-    assert counts.machines_of_limit(limit()) == 4
-    clock.advance(1)
-    assert counts.machines_of_limit(limit()) == 3
+    assert roster.machines_of_limit(limit(), COUNT_INTERVAL - 1) == 4
+    assert roster.machines_of_limit(limit(), COUNT_INTERVAL) == 3
 
 
 # --- what the hub reports about its agents
 
 
 @dataclass
-class Rig:
-    """A keeper whose clock a test advances. ``told`` are the names of the events it records."""
+class Hub:
+    """A roster of a hub that listens, has heard an agent, and looks at it at an interval."""
 
-    clock: ManualClock
-    store: Store
-    told: list[str]
-    lost: list[str] = field(default_factory=list)
+    roster: Roster = field(default_factory=Roster)
+    now: float = 0.0
     is_connected: bool = True
-    keeper: RosterKeeper = field(init=False)
+    told: list[str] = field(default_factory=list)
+    """The names of what it told."""
+    lost: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.keeper = RosterKeeper(Origin("hub", "hub-0"), self.store)
-
-    def listen(self) -> None:
-        """Do what the hub does at each look at the roster."""
-        now, roster = self.clock.now(), self.keeper.roster
-        if self.is_connected:
-            roster.note_listening(now)
-        else:
-            roster.note_connection_lost()
-        self.keeper.tell(now)
-        for agent in roster.agents_to_forget(now):
-            self.lost.append(agent.relay)
-            roster.forget(agent)
-        self.keeper.save()
+        self._look()
+        self.hear()
 
     def hear(self, clock_offset: float = 0.0) -> None:
-        pulse = Pulse(version="1", names=(), live=(), clock_offset=clock_offset)
-        self.keeper.roster.note_message(sender("vm-0"), "vm-0", self.clock.now(), pulse)
+        pulse(self.roster, "vm-0", self.now, clock_offset=clock_offset)
 
-    async def pass_time(self, seconds: float) -> None:
+    def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds / UPKEEP_INTERVAL)):
-            self.clock.advance(UPKEEP_INTERVAL)
-            self.listen()
-        await self.store.read(lambda _: None)  # what was submitted before is recorded
+            self.now += UPKEEP_INTERVAL
+            self._look()
+
+    def _look(self) -> None:
+        if self.is_connected:
+            self.roster.note_listening(at(self.now))
+        else:
+            self.roster.note_connection_lost()
+        self.told += [name for name, *_ in self.roster.news(at(self.now))]
+        for agent in self.roster.agents_to_forget(at(self.now)):
+            self.lost.append(agent.relay)
+            self.roster.forget(agent)
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A keeper that knows an agent, which it has heard."""
-    async with open_store_in(
-        tmp_path, lambda _: (), StateFileScopeAndVm("hub", None, is_hub=True)
-    ) as store:
-        told: list[str] = []
-
-        def note(events: Any) -> None:
-            told.extend(event.name for event in events if isinstance(event, RecordedEvent))
-
-        store.listeners.recorded.append(note)
-        clock = ManualClock()
-        made = Rig(clock, store, told)
-        await made.keeper.load()
-        made.listen()
-        made.hear()
-        yield made
+def test_a_silent_scope_is_told_once_and_so_is_its_return() -> None:
+    hub = Hub()
+    hub.pass_time(400)
+    assert hub.told == ["relay.silent"]
+    hub.hear()
+    hub.pass_time(20)
+    assert hub.told == ["relay.silent", "relay.source-recovered"]
 
 
-async def test_a_silent_scope_is_told_once_and_so_is_its_return(rig: Rig) -> None:
-    await rig.pass_time(400)
-    assert rig.told == ["relay.silent"]
-    rig.hear()
-    await rig.pass_time(20)
-    assert rig.told == ["relay.silent", "relay.source-recovered"]
+def test_a_scope_does_not_come_back_because_the_hub_hears_nobody() -> None:
+    hub = Hub()
+    hub.pass_time(200)
+    hub.is_connected = False
+    hub.pass_time(200)
+    hub.is_connected = True
+    hub.pass_time(400)
+    assert hub.told == ["relay.silent"]
 
 
-async def test_a_scope_does_not_come_back_because_the_hub_hears_nobody(rig: Rig) -> None:
-    await rig.pass_time(200)
-    rig.is_connected = False
-    await rig.pass_time(200)
-    rig.is_connected = True
-    await rig.pass_time(400)
-    assert rig.told == ["relay.silent"]
+def test_a_scope_does_not_come_back_because_its_agents_are_forgotten() -> None:
+    hub = Hub()
+    hub.pass_time(24 * 3600 + 60)
+    assert hub.lost == ["vm-0"]
+    assert hub.told == ["relay.silent"]
 
 
-async def test_a_scope_does_not_come_back_because_its_agents_are_forgotten(rig: Rig) -> None:
-    await rig.pass_time(24 * 3600 + 60)
-    assert rig.lost == ["vm-0"]
-    assert rig.told == ["relay.silent"]
-
-
-async def test_a_wrong_clock_is_told_once_until_it_is_right_again(rig: Rig) -> None:
-    rig.hear(clock_offset=9.0)
-    await rig.pass_time(30)
-    rig.hear(clock_offset=8.0)
-    await rig.pass_time(30)
-    assert rig.told == ["relay.clock-skewed"]
-    rig.hear(clock_offset=0.1)
-    await rig.pass_time(10)
-    rig.hear(clock_offset=9.0)
-    await rig.pass_time(10)
-    assert rig.told == ["relay.clock-skewed"] * 2
-
-
-async def test_the_agents_are_known_after_a_restart(rig: Rig) -> None:
-    await rig.pass_time(UPKEEP_INTERVAL)
-    again = RosterKeeper(Origin("hub", "hub-0"), rig.store)
-    await again.load()
-    assert [agent.relay for agent in again.roster] == ["vm-0"]
+def test_a_wrong_clock_is_told_once_until_it_is_right_again() -> None:
+    hub = Hub()
+    for clock_offset, told in ((9.0, 1), (8.0, 1), (0.1, 1), (9.0, 2)):
+        hub.hear(clock_offset)
+        hub.pass_time(10)
+        assert hub.told == ["relay.clock-skewed"] * told

@@ -26,7 +26,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
-from relay.fleet.hub.roster_keeper import RosterKeeper
+from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import (
     MAX_ASKED,
@@ -78,8 +78,7 @@ class Hub:
         """``on_unusable`` counts and logs a message: its RabbitMQ user, and why it is unusable."""
         self.reports = 0
         self.pulses = 0
-        self.keeper = RosterKeeper(origin, store)
-        self.roster = self.keeper.roster
+        self.roster = Roster()
         self.link = HubLink(
             settings,
             origin,
@@ -122,7 +121,8 @@ class Hub:
         return history.agents_seeing_told_state if history is not None else frozenset()
 
     async def load(self) -> None:
-        await self.keeper.load()
+        for row in await self._store.read(lambda tx: tx.fleet.agents()):
+            self.roster.put(Agent(**{name: getattr(row, name) for name in row.__slots__}))
         await self.merger.load()
 
     async def run(self) -> None:
@@ -156,10 +156,17 @@ class Hub:
             for agent in self.roster.agents_terminated_by(event.scope, event.event):
                 await self.merger.forget_agent(agent)
         now = self._clock.now()
-        self.keeper.tell(now)
+        for name, scope, reason, count in self.roster.news(now):
+            self._report(name, reason, count=count, scope=scope)
         for agent in self.roster.agents_to_forget(now):
             await self.merger.forget_agent(agent)
-        self.keeper.save()
+        self.save_agents()
+
+    def save_agents(self) -> None:
+        if agents := self.roster.take_unsaved():
+            done = self._store.submit(lambda tx: tx.fleet.save_agents(agents), fail_open=True)
+            # asyncio logs an exception that nobody retrieves; the store has reported this one.
+            done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _ask(self, scope: str, event_ids: Sequence[str]) -> None:
         request = PulseRequest(event_ids=tuple(event_ids[:MAX_ASKED]))

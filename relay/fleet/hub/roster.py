@@ -1,5 +1,7 @@
 """The agents of a fleet: who they are, who has been heard of lately, and who can act. Pure.
 
+`Hub` writes into the roster what it hears, stores it, and tells what follows from it (`news`).
+
 An agent is *fresh* if the hub has heard of it within `FRESH_FOR`, and *silent* if the hub has
 listened for as long and heard nothing. Directly after the hub has connected, an agent can be
 neither. The hub listens while it is connected and nothing waits for it in its queue: what an agent
@@ -15,6 +17,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from relay.approvals.limits import Limit, count_selected_machines
 from relay.events.model import (
     ScheduledEvent,
     add_underscore_prefixed_names,
@@ -37,6 +40,8 @@ MAX_POLL_AGE = 60.0
 """Seconds. An agent that has read no document for so long cannot act."""
 _GOOD_POLL_AGE = 5.0
 """Seconds. Below this, agents are equally good."""
+COUNT_INTERVAL = 60.0
+"""Seconds until the machines of a limit are counted again: a fleet can have many."""
 
 
 class Agent(AgentRow):
@@ -76,13 +81,18 @@ class Agent(AgentRow):
 
 class Roster:
     def __init__(self, agents: Iterable[Agent] = ()) -> None:
-        self.unsaved: set[tuple[str, str]] = set()
+        self._unsaved: set[tuple[str, str]] = set()
         """Scope and relay word of the agents that have changed."""
         self._agents: dict[str, dict[str, Agent]] = {}
         self._listening_since: datetime | None = None
         self._listened_at: datetime | None = None
         self._heard: set[tuple[str, str]] = set()
         """The agents that were heard since the hub has connected."""
+        self._told_silent: frozenset[str] = frozenset()
+        self._told_wrong: frozenset[tuple[str, str]] = frozenset()
+        """The agents whose clocks are wrong."""
+        self._counts: dict[str, tuple[Limit, float, int]] = {}
+        """By the name of a limit: the limit, when it was counted, and the count."""
         for agent in agents:
             self.put(agent)
 
@@ -134,7 +144,7 @@ class Roster:
         known = self.agent(sender.scope, sender.relay) or Agent(
             scope=sender.scope, relay=sender.relay, user=sender.user, name=name, first_heard=now
         )
-        self.unsaved.add((sender.scope, sender.relay))
+        self._unsaved.add((sender.scope, sender.relay))
         self._heard.add((sender.scope, sender.relay))
         if pulse is None:
             return self.put(replace(known, user=sender.user, name=name, last_report=now))
@@ -157,11 +167,15 @@ class Roster:
         """Note when agents read documents that were merged, by the clock of IMDS."""
         for scope, relay, at in read:
             if (known := self.agent(scope, relay)) is not None:
-                self.unsaved.add((scope, relay))
+                self._unsaved.add((scope, relay))
                 self.put(replace(known, document_at=max(known.document_at or at, at)))
 
+    def take_unsaved(self) -> list[Agent]:
+        """Return the agents that have changed, to store them."""
+        names, self._unsaved = self._unsaved, set()
+        return [agent for name in names if (agent := self.agent(*name)) is not None]
+
     def forget(self, agent: Agent) -> None:
-        self.unsaved.discard((agent.scope, agent.relay))
         agents = self._agents.get(agent.scope, {})
         agents.pop(agent.relay, None)
         if not agents:
@@ -224,6 +238,50 @@ class Roster:
     def agents_with_wrong_clocks(self, now: datetime) -> list[Agent]:
         fresh = (agent for agent in self if self.freshness(agent, now) == "fresh")
         return [agent for agent in fresh if agent.is_clock_wrong]
+
+    def news(self, now: datetime) -> Iterator[tuple[str, str, str, int]]:
+        """Yield what is to be told of silence and wrong clocks: each once, and each return.
+
+        It is the name of an event, the scope, the reason, and how many agents it is about.
+        """
+        silent = self.silent_scopes(now)
+        for scope in sorted(silent - self._told_silent):
+            reason = (
+                f"no agent of scope {scope} has been heard of for "
+                f"{FRESH_FOR.total_seconds():g} s: none of its events starts or ends, until one is"
+            )
+            yield "relay.silent", scope, reason, len(self.agents_of_scope(scope))
+        # A scope is not silent either if the hub hears nobody now, or has forgotten all its agents.
+        heard = {
+            scope
+            for scope in self._told_silent
+            if any(self.freshness(it, now) == "fresh" for it in self.agents_of_scope(scope))
+        }
+        for scope in sorted(heard):
+            yield "relay.source-recovered", scope, f"an agent of scope {scope} is heard of again", 1
+        self._told_silent = (self._told_silent - heard) & self.scopes | silent
+        wrong = self.agents_with_wrong_clocks(now)
+        for agent in wrong:
+            if (agent.scope, agent.relay) not in self._told_wrong:
+                reason = (
+                    f"the clock of agent {agent.name} of scope {agent.scope} is wrong by "
+                    f"{agent.clock_offset:g} s: it gets no start orders"
+                )
+                yield "relay.clock-skewed", agent.scope, reason, 1
+        self._told_wrong = frozenset((agent.scope, agent.relay) for agent in wrong)
+
+    def machines_of_limit(self, limit: Limit, now: float) -> int:
+        """Return how many machines a limit selects, whose ``max`` is a share.
+
+        Each agent is one. ``now`` is monotonic. The thread of the store calls this.
+        """
+        counted = self._counts.get(limit.name)
+        # After a reload another limit can have this name.
+        if counted is None or counted[0] != limit or now - counted[1] >= COUNT_INTERVAL:
+            machines = ((agent.scope, agent.names or (agent.name,)) for agent in self)
+            counted = limit, now, count_selected_machines(limit, machines)
+            self._counts[limit.name] = counted
+        return counted[2]
 
     def can_agent_execute_order(self, agent: Agent, now: datetime) -> bool:
         """Whether an agent can execute an order: it pulses and reads, and its clock is right."""
