@@ -1,8 +1,8 @@
 """Votes, holds, grants and reminders of each event: a fold of its rows of the journal.
 
 No table holds them, so nothing can differ from the journal. `fold` is pure. `Approvals` reads the
-rows in a transaction, verifies that the hash chain holds them, and remembers what it folded once
-that is on disk: later only newer rows are read. What follows is decided in `relay.approvals`.
+rows in a transaction, verifies that the hash chain holds them, and remembers what it folded: later
+only newer rows are read. What follows is decided in `relay.approvals`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import orjson
 
@@ -70,22 +71,12 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
     """Return what is known after one more row. Raises one of `VALUE_ERRORS` if it is not ours."""
     if row.kind in ("claim", "answer"):
         note = orjson.loads(row.body)
-        return _with_grant(
-            before,
-            lambda grant: grant.id == note["granted"],
-            lambda grant: (
-                replace(
-                    grant, state="sent", attempts=note["attempt"], status=None, is_answered=False
-                )
-                if row.kind == "claim"
-                else replace(
-                    grant,
-                    state=note["state"],
-                    status=grant.status if note["status"] is None else note["status"],
-                    is_answered=True,
-                )
-            ),
-        )
+        if row.kind == "claim":
+            changes = {"state": "sent", "attempts": note["attempt"], "status": None}
+        else:
+            changes = {"state": note["state"], "status": note["status"]}
+        changes["is_answered"] = row.kind == "answer"
+        return _with_grant(before, lambda grant: grant.id == note["granted"], changes)
     event = CloudEvent.parse(row.body)
     data = event.data
     ended = data.get("ended", ())
@@ -100,31 +91,25 @@ def fold(before: EventApprovals, row: JournalRow) -> EventApprovals:
             reminded = (*before.reminded, (row.position, data["revision"]))
             return replace(before, reminded=reminded)
         case "startrequest.accepted" | "startrequest.failed":
+            state = "refused" if data["status"] == 400 else "failed"  # HTTP
+            if row.kind == "startrequest.accepted":
+                state = "accepted"
             return _with_grant(
                 before,
                 lambda grant: grant.is_open and grant.approval_id == data["approvalId"],
-                lambda grant: _answered(grant, row.kind, data["status"]),
+                {"state": state, "status": data["status"], "is_answered": True},
             )
     return replace(before, decisions=decisions)
 
 
-def _answered(grant: Grant, kind: str, status: int | None) -> Grant:
-    grant = replace(grant, is_answered=True)
-    if kind == "startrequest.accepted":
-        return replace(grant, state="accepted", status=status)
-    if status == 400 and grant.state == "sent":  # HTTP
-        return replace(grant, state="refused", status=status)
-    return replace(grant, state="failed")
-
-
 def _with_grant(
-    before: EventApprovals, is_meant: Callable[[Grant], bool], change: Callable[[Grant], Grant]
+    before: EventApprovals, is_meant: Callable[[Grant], bool], changes: Mapping[str, Any]
 ) -> EventApprovals:
     """Change the newest such grant; none is there if it was pruned, with an event long ended."""
     grants = list(before.grants)
     for index in reversed(range(len(grants))):
         if is_meant(grants[index]):
-            grants[index] = change(grants[index])
+            grants[index] = replace(grants[index], **changes)
             return replace(before, grants=tuple(grants))
     return before
 
@@ -166,16 +151,16 @@ def _grant_of(position: int, event: CloudEvent, decisions: Iterable[Decision]) -
 
 @dataclass(slots=True)
 class Memory(HoldMemory):
-    """What was folded and is on disk, for all transactions of a store."""
+    """What transactions have folded. Each has a copy, which takes its place if it is committed."""
 
     folded: dict[str, tuple[int, EventApprovals]] = field(default_factory=dict)
-    """What the rows of an event up to a position say. Damage stays until the next start."""
-    watched: set[str] | None = None
-    """The keys of events from whose end something may have to follow; None: not known yet."""
+    """What the rows of an event up to a position say."""
+    has_ended: bool = False
+    """Whether that are all events from whose end something may have to follow."""
 
     def copy(self) -> Memory:
-        watched = None if self.watched is None else set(self.watched)
-        return replace(self, folded=dict(self.folded), watched=watched)
+        folded = {key: each for key, each in self.folded.items() if each[1] is not NOTHING}
+        return replace(self, folded=folded)
 
 
 class Approvals:
@@ -190,55 +175,37 @@ class Approvals:
         self._journal = journal
         self._occurrences = occurrences
         self._memory = memory
-        self.look_again()
-
-    def look_again(self) -> None:
-        """Forget what is not on disk: it was rolled back."""
-        self._folded: dict[str, tuple[int, EventApprovals]] = {}
-        self._watched: set[str] | None = None
-
-    def remember(self) -> None:
-        """Remember what this transaction has folded: it is on disk now."""
-        self._memory.folded |= {
-            key: each for key, each in self._folded.items() if each[1] is not NOTHING
-        }
-        if self._memory.watched is None:
-            self._memory.watched = self._watched
 
     def forget_pruned(self, *, any_row: bool) -> None:
         """Forget events that are over, but those in force if no row of the journal was pruned.
 
-        What is live stays: its rows are not pruned, and they are compared with it. So does damage:
-        what is left may not show it.
+        What is live stays: its rows are not pruned, and they are compared with it.
         """
         rows = self._connection.execute("SELECT key FROM occurrence WHERE live").fetchall()
         live = {key for (key,) in rows}
         self._memory.folded = {
             key: (upto, each)
             for key, (upto, each) in self._memory.folded.items()
-            if each.damage is not None or key in live or (each.is_open and not any_row)
+            if key in live or (each.is_open and not any_row)
         }
-        self._memory.watched = None
-        self.look_again()
+        self._memory.has_ended = False
 
     def of_key(self, event_key: str) -> EventApprovals:
-        end, remembered = self._journal.head().position, self._memory.folded
-        upto, known = self._folded.get(event_key) or remembered.get(event_key, (0, NOTHING))
-        if known.damage is not None or upto == end:
-            return known
-        try:
-            folded = self._journal.fold(known, fold, APPROVAL_ROWS, event_key, after=upto)
-        except StoreError as error:
-            return self._set_damage(event_key, str(error))
-        self._folded[event_key] = end, folded
-        for watched in (self._memory.watched, self._watched):
-            if folded.is_open and watched is not None:
-                watched.add(event_key)
-        return folded
+        if event_key in self._memory.damaged:
+            return EventApprovals(self._memory.damaged[event_key])
+        end = self._journal.head().position
+        upto, known = self._memory.folded.get(event_key, (0, NOTHING))
+        if upto != end:
+            try:
+                known = self._journal.fold(known, fold, APPROVAL_ROWS, event_key, after=upto)
+            except StoreError as error:
+                return self._set_damage(event_key, str(error))
+            self._memory.folded[event_key] = end, known
+        return known
 
     def _set_damage(self, event_key: str, damage: str) -> EventApprovals:
         _log.error("approvals of event %s are off: %s", event_key, damage)
-        self._folded[event_key] = self._memory.folded[event_key] = 0, EventApprovals(damage)
+        self._memory.damaged[event_key] = damage
         return EventApprovals(damage)
 
     def verify(self, event_key: str) -> None:
@@ -247,7 +214,7 @@ class Approvals:
         What differs is damage, which turns its approvals off.
         """
         known = self.of_key(event_key)
-        if known.damage is not None:
+        if event_key in self._memory.damaged:
             return
         try:
             if self._journal.fold(NOTHING, fold, APPROVAL_ROWS, event_key) != known:
@@ -318,10 +285,11 @@ class Approvals:
             for occurrence in self._occurrences.live_with_keys(event_keys)
             if all_live or self.of_key(occurrence.key) is not NOTHING
         ]
-        watched = self._watched_keys()
+        keys = self._keys_to_check() if event_keys is None else sorted(event_keys)
         ended = [
             occurrence
-            for key in sorted(watched if event_keys is None else watched.intersection(event_keys))
+            for key in keys
+            if self.of_key(key).is_open
             for occurrence in self._occurrences.all_of_key(key)
             if not occurrence.live and self._needs_check_after_end(occurrence)
         ]
@@ -333,16 +301,18 @@ class Approvals:
             decision.decision == "approve" for decision in approvals.unused_decisions
         )
 
-    def _watched_keys(self) -> set[str]:
-        if self._memory.watched is None and self._watched is None:
+    def _keys_to_check(self) -> list[str]:
+        if not self._memory.has_ended:
             rows = self._connection.execute(
                 "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION "
                 "SELECT key FROM (SELECT key FROM occurrence INDEXED BY occurrence_ended "
                 "WHERE NOT live ORDER BY last_changed DESC LIMIT ?)",
                 (MAX_ENDED_AT_START,),
             ).fetchall()
-            self._watched = {key for (key,) in rows if self.of_key(key).is_open}
-        return self._memory.watched or self._watched or set()
+            for (key,) in rows:
+                self.of_key(key)
+            self._memory.has_ended = True
+        return sorted(self._memory.folded)
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
         """Return the grants without a final answer, oldest first, and their occurrences."""

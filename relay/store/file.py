@@ -57,14 +57,14 @@ class StateFile:
     """The open and locked file.
 
     ``trusted`` is False if the file belongs to a VM and the relay could not learn its own VM ID.
-    ``damage`` is what is wrong with the chain of its journal; None: nothing is.
+    ``damaged`` says why approvals are off, as in `relay.store.approvals.Memory`.
     """
 
     path: Path
     connection: sqlite3.Connection
     lock: sqlite3.Connection
     trusted: bool
-    damage: str | None
+    damaged: dict[str | None, str]
     keys: EventKeyFormat = SINGLE_SCOPE
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ def _open(path: Path, lock: sqlite3.Connection, identity: StateFileScopeAndVm) -
         if identity.vm_id is not None and owner is None:
             connection.execute("INSERT INTO meta VALUES ('vm_id', ?)", (identity.vm_id,))
         connection.execute("COMMIT")
-        damage = _find_damage(connection)
+        damaged = _find_damage(connection)
     except Exception as error:
         connection.close()
         if isinstance(error, VALUE_ERRORS) or (
@@ -247,7 +247,7 @@ def _open(path: Path, lock: sqlite3.Connection, identity: StateFileScopeAndVm) -
         raise
     is_trusted = identity.vm_id is not None or owner is None
     return StateFile(
-        path=path, connection=connection, lock=lock, trusted=is_trusted, damage=damage, keys=keys
+        path=path, connection=connection, lock=lock, trusted=is_trusted, damaged=damaged, keys=keys
     )
 
 
@@ -290,15 +290,15 @@ def _load(connection: sqlite3.Connection, keys: EventKeyFormat) -> None:
         fleet.sightings([occurrence.key for occurrence in live])
 
 
-def _find_damage(connection: sqlite3.Connection) -> str | None:
+def _find_damage(connection: sqlite3.Connection) -> dict[str | None, str]:
     # Later only rows that are looked for are verified. A row can have been removed, or changed so
     # that nobody looks for it. Whose it was is not known.
     try:
         verify_journal(connection)
     except StoreError as error:
         _log.error("approvals are off: %s; see imds-relay audit verify", error)
-        return str(error)
-    return None
+        return {None: str(error)}
+    return {}
 
 
 def _check_owner(connection: sqlite3.Connection, identity: StateFileScopeAndVm) -> None:

@@ -42,11 +42,7 @@ NewRow = tuple[str, str | None, str | None, bytes]
 class Journal:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.look_again()
-
-    def look_again(self) -> None:
-        """Forget the head. Otherwise it is read once: nobody else writes meanwhile."""
-        self._head: JournalHead | None = None
+        self._head: JournalHead | None = None  # read once: nobody else writes meanwhile
 
     def head(self) -> JournalHead:
         if self._head is None:

@@ -114,7 +114,7 @@ class Store:
         self.route = route
         """Says which sinks want an event, for all work submitted from now on."""
         self._loop = asyncio.get_running_loop()
-        self._memory = Memory(state_file.damage)
+        self._memory = Memory(state_file.damaged)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._uncommitted: sqlite3.Connection | None = None  # while the file cannot be written
@@ -266,24 +266,21 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
-            memory = self._memory
-            transaction = self._make_transaction(connection, memory, self.follow_up)
-            is_shared = all(job.run(transaction) for job in jobs)
-            if not is_shared:
+            transaction = self._make_transaction(connection, self._memory, self.follow_up)
+            memory = transaction.memory
+            if not all(job.run(transaction) for job in jobs):
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
-                memory = memory.copy()  # what each has read, until all of it is on disk
+                memory = self._memory
                 for job in jobs:
                     transaction = self._make_transaction(connection, memory, self.follow_up)
                     if self._run_in_savepoint(job, connection, transaction):
-                        transaction.remember()
+                        memory = transaction.memory
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             _roll_back(connection)
             self._set_write_error(str(error))
             return False
-        if is_shared:
-            transaction.remember()
         self._memory = memory
         self.commit_seconds.observe(time.monotonic() - began)
         return True

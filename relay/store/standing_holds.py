@@ -40,10 +40,9 @@ NO_HOLDS = FoldedHolds()
 
 @dataclass(slots=True)
 class HoldMemory:
-    """What was folded and is on disk, for all transactions of a store."""
-
-    damage: str | None = None
-    """Why all approvals are off until the next start: rows of the journal cannot be trusted."""
+    damaged: dict[str | None, str] = field(default_factory=dict)
+    """Why approvals are off until the next start, because rows of the journal cannot be trusted: by
+    the key of their event; None: all. All copies share it: what is rolled back was found, too."""
     holds: FoldedHolds = NO_HOLDS
 
 
@@ -51,21 +50,12 @@ class StandingHolds:
     def __init__(self, journal: Journal, memory: HoldMemory) -> None:
         self._journal = journal
         self._memory = memory
-        self.look_again()
-
-    def look_again(self) -> None:
-        """Forget what is not on disk: it was rolled back."""
-        self._known = self._memory.holds
-
-    def remember(self) -> None:
-        """Remember what this transaction has folded: it is on disk now."""
-        self._memory.holds = self._known
 
     @property
     def damage(self) -> str | None:
         """Why all approvals are off: rows of the journal that cannot be trusted."""
         self._folded()
-        return self._memory.damage
+        return self._memory.damaged.get(None)
 
     def list_open(self) -> tuple[StandingHold, ...]:
         """Return the standing holds that were not ended and did not expire, oldest first.
@@ -98,21 +88,22 @@ class StandingHolds:
             self._set_damage("journal: rows of standing holds were changed or removed")
 
     def forget_pruned(self) -> None:
-        self._known = NO_HOLDS
+        self._memory.holds = NO_HOLDS
 
     def _folded(self) -> FoldedHolds:
-        if self._known.position != self._journal.head().position:
+        memory, end = self._memory, self._journal.head().position
+        if memory.holds.position != end:
             try:
-                self._known = self._fold(self._known)
+                memory.holds = self._fold(memory.holds)
             except StoreError as error:
                 self._set_damage(str(error))
-                self._known = replace(self._known, position=self._journal.head().position)
-        return self._known
+                memory.holds = replace(memory.holds, position=end)
+        return memory.holds
 
     def _set_damage(self, damage: str) -> None:
-        if self._memory.damage is None:
+        if None not in self._memory.damaged:
             _log.error("approvals are off, because standing holds cannot be read: %s", damage)
-            self._memory.damage = damage
+            self._memory.damaged[None] = damage
 
     def _fold(self, known: FoldedHolds) -> FoldedHolds:
         end = self._journal.head().position

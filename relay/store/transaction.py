@@ -101,21 +101,25 @@ class Transaction:
     ) -> None:
         self._connection = connection
         self._follow_up = follow_up
-        memory = memory if memory is not None else Memory()
         self.route = route
         self.keys = keys
         self.occurrences = Occurrences(connection, keys)
         self.answers = Answers(connection)
         self.messages = ChatMessages(connection)
         self.fleet = FleetTables(connection)
-        self.journal = Journal(connection)
         self.deliveries = Deliveries(connection)
-        self.approvals = Approvals(connection, self.journal, self.occurrences, memory)
-        self.standing_holds = StandingHolds(self.journal, memory)
+        self._go_on_from(memory if memory is not None else Memory())
         self.recorded: list[RecordedEvent] = []
         self.changed: set[str] | None = set()
         """The keys of the events about which the current piece of work has recorded something;
         None: it has recorded something about all events."""
+
+    def _go_on_from(self, memory: Memory) -> None:
+        """Forget what was read after this was known."""
+        self.memory = memory.copy()
+        self.journal = Journal(self._connection)
+        self.approvals = Approvals(self._connection, self.journal, self.occurrences, self.memory)
+        self.standing_holds = StandingHolds(self.journal, self.memory)
 
     @property
     def total_row_changes(self) -> int:
@@ -128,7 +132,7 @@ class Transaction:
         If that fails, the work stays: approvals can stop, notices go out.
         """
         if self.changed != set() and self._follow_up is not None:
-            recorded = len(self.recorded)
+            recorded, memory = len(self.recorded), self.memory.copy()
             self._connection.execute("SAVEPOINT follow_up")
             try:
                 self._follow_up(self)
@@ -138,17 +142,12 @@ class Transaction:
                 _log.exception("cannot record what follows from a change")
                 self._connection.execute("ROLLBACK TO follow_up")
                 del self.recorded[recorded:]
-                for part in (self.journal, self.deliveries, self.approvals, self.standing_holds):
-                    part.look_again()
+                self.deliveries.look_again()
+                self._go_on_from(memory)
             self._connection.execute("RELEASE follow_up")
         results = self.recorded, self.deliveries.redelivered
         self.recorded, self.deliveries.redelivered, self.changed = [], [], set()
         return results
-
-    def remember(self) -> None:
-        """Let later transactions go on from what this one has read: it is on disk now."""
-        self.approvals.remember()
-        self.standing_holds.remember()
 
     def note(self, at: datetime, kind: str, content: Mapping[str, Any], event_key: str) -> None:
         self.journal.append_non_event_row(at, kind, content, event_key=event_key)

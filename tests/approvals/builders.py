@@ -353,7 +353,7 @@ class ApprovalFile:
         self._opened = open_state_file(
             self.path, StateFileScopeAndVm(ORIGIN.scope, "vm", self.is_hub), self.clock.now()
         )
-        self._memory = Memory(self._opened.damage)
+        self._memory = Memory(self._opened.damaged)
         self.connection.execute("PRAGMA synchronous = OFF")  # no test cuts the power
         self._make_engine()
         self.recorder = Recorder(ORIGIN, self.boot_id, frozenset({"db-1"}))
@@ -382,16 +382,18 @@ class ApprovalFile:
 
     def transact(self, work: Callable[[Transaction], T], *, memory: Memory | None = None) -> T:
         """``memory`` is that of another store over the same file."""
-        memory = self._memory if memory is None else memory
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            tx = Transaction(self.connection, self._route, self._opened.keys, memory=memory)
+            tx = Transaction(
+                self.connection, self._route, self._opened.keys, memory=memory or self._memory
+            )
             result = work(tx)
         except BaseException:
             self.connection.execute("ROLLBACK")
             raise
         self.connection.execute("COMMIT")
-        tx.remember()
+        if memory is None:
+            self._memory = tx.memory
         return result
 
     # what happens

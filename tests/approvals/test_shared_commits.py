@@ -38,8 +38,7 @@ def spoil(tx: Transaction, rows: str) -> None:
     tx._connection.execute("DROP TRIGGER journal_is_append_only")  # noqa: SLF001
     tx._connection.execute(f"UPDATE journal SET body = CAST('x' AS BLOB) WHERE {rows}")  # noqa: S608, SLF001
     tx.standing_holds.verify()
-    tx.approvals._memory.folded.clear()  # noqa: SLF001
-    tx.approvals.look_again()
+    tx.memory.folded.clear()
 
 
 def prune(tx: Transaction) -> int:
