@@ -252,7 +252,7 @@ def first_error_path_and_message(error: ValidationError) -> tuple[str, str]:
     """
     details = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = ".".join(str(part) for part in details["loc"])
-    if details["type"] in ("model_type", "dict_type"):
+    if details["type"] in ("model_type", "dict_type", "dataclass_type"):
         return path, "expected a JSON object"  # pydantic's text names a class
     if details["type"] == "extra_forbidden":
         return path, "expected no field of this name: /openapi.json has those of this body"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from relay.settings import Duration, Section, text_pattern_validator
 
@@ -49,15 +49,6 @@ def _check_interval(seconds: float) -> float:
     return seconds
 
 
-def _check_positive(seconds: float) -> float:
-    if seconds <= 0:
-        raise ValueError("expected more than 0s")
-    return seconds
-
-
-_PositiveDuration = Annotated[Duration, AfterValidator(_check_positive)]
-
-
 class SourceSettings(Section):
     """Where scheduled events are read, and how often."""
 
@@ -72,7 +63,7 @@ class SourceSettings(Section):
     """Version of the Scheduled Events API, 2017-03-01 to 2020-07-01; the newest knows most."""
     interval: Annotated[Duration, AfterValidator(_check_interval)] = 1.0
     """Time from one poll to the next."""
-    timeout: _PositiveDuration = 10.0
+    timeout: Duration = Field(default=10.0, gt=0)
     """How long one call may take, the body of its answer included."""
-    first_timeout: _PositiveDuration = 130.0
+    first_timeout: Duration = Field(default=130.0, gt=0)
     """The same for the first call: it switches the service on, which may take two minutes."""

@@ -10,8 +10,9 @@ import asyncio
 import re
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address, ip_network
 from pathlib import Path
 
@@ -59,8 +60,6 @@ _DHCLIENT = re.compile(
     r'^\s*option\s+unknown-245\s+(?:"((?:[^"\\]|\\.)*)"|([0-9A-Fa-f]{1,2}(?::[0-9A-Fa-f]{1,2}){3}))\s*;',
     re.MULTILINE,
 )
-
-AskDhcp = Callable[[], Awaitable[IPv4Address | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +126,9 @@ def read_lease(text: str) -> IPv4Address | None:
     return IPv4Address(whole[-1]) if whole else None
 
 
-def read_leases(patterns: Iterable[str] = LEASE_FILES) -> Iterator[IPv4Address]:
-    """Yield the addresses in option 245 of the leases on this machine. Reads files."""
+def read_leases(patterns: Iterable[str] = LEASE_FILES) -> list[IPv4Address]:
+    """Return the addresses in option 245 of the leases on this machine. Reads files."""
+    addresses = []
     for pattern in map(Path, patterns):
         for file in sorted(pattern.parent.glob(pattern.name)):
             try:
@@ -136,7 +136,8 @@ def read_leases(patterns: Iterable[str] = LEASE_FILES) -> Iterator[IPv4Address]:
             except OSError:
                 continue  # another user's, or gone
             if (address := read_lease(text)) is not None:
-                yield address
+                addresses.append(address)
+    return addresses
 
 
 async def ask_dhcp(
@@ -196,8 +197,8 @@ class CandidateFinder:
         self,
         clock: Clock,
         *,
-        leases: Callable[[], Iterable[IPv4Address]] = read_leases,
-        ask: AskDhcp = ask_dhcp,
+        leases: Callable[[], list[IPv4Address]] = read_leases,
+        ask: Callable[[], Awaitable[IPv4Address | None]] = ask_dhcp,
     ) -> None:
         self.problems: list[str] = []
         """Why the last search has fewer candidates than it could have."""
@@ -211,22 +212,22 @@ class CandidateFinder:
         self.problems = []
         seen = {VIRTUAL_NETWORK}
         yield Candidate(VIRTUAL_NETWORK, 80, "the address in a virtual network")
-        for reason in ("option 245 of a DHCP lease", "option 245 of DHCP"):
-            is_lease = reason.endswith("lease")
-            for address in await (self._list_leases() if is_lease else self._ask_rarely()):
-                if address not in seen and not any(address in network for network in ALLOWED):
-                    self.problems.append(
-                        f"{reason} is {address}, and the metadata service has no public address"
-                    )
-                elif address not in seen:
+        for reason, find in (
+            ("option 245 of a DHCP lease", partial(asyncio.to_thread, self._leases)),
+            ("option 245 of DHCP", self._ask_rarely),
+        ):
+            for address in await find():
+                if address in seen:
+                    continue
+                seen.add(address)
+                if any(address in network for network in ALLOWED):
                     for port in PORTS:
                         yield Candidate(address, port, reason)
-                seen.add(address)
+                    continue
+                problem = "and the metadata service has no public address"
+                self.problems.append(f"{reason} is {address}, {problem}")
         if WIRE_SERVER not in seen:
             yield Candidate(WIRE_SERVER, 80, "the address of Azure's host")
-
-    async def _list_leases(self) -> list[IPv4Address]:
-        return await asyncio.to_thread(lambda: list(self._leases()))
 
     async def _ask_rarely(self) -> list[IPv4Address]:
         now = self._clock.monotonic()

@@ -10,11 +10,19 @@ import logging
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AliasPath,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
 
 from relay.clock import Clock
 from relay.errors import DocumentError, SourceError
@@ -33,64 +41,49 @@ NOT_FOUND_TIMEOUT = 10.0
 _log = logging.getLogger(__name__)
 
 
+_Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+
+
+def _at(*path: str, **options: Any) -> Any:
+    return Field(**options, validation_alias=AliasPath("compute", *path))
+
+
+@with_config(ConfigDict(extra="ignore", hide_input_in_errors=True, str_strip_whitespace=True))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """This VM. A field that is blank or left out is "". ``vm_id`` and ``name`` are never empty."""
 
-    vm_id: str
-    name: str
-    computer_name: str
-    subscription_id: str
-    resource_group: str
-    scale_set: str
-    placement_group: str
-    zone: str = ""
+    vm_id: Annotated[str, _at("vmId", min_length=1)]
+    name: Annotated[_Text, _at("name")] = ""
+    computer_name: Annotated[_Text, _at("osProfile", "computerName")] = ""
+    subscription_id: Annotated[_Text, _at("subscriptionId")] = ""
+    resource_group: Annotated[_Text, _at("resourceGroupName")] = ""
+    scale_set: Annotated[_Text, _at("vmScaleSetName")] = ""
+    placement_group: Annotated[_Text, _at("placementGroupId")] = ""
+    zone: Annotated[_Text, _at("zone")] = ""
 
 
-def _at(*path: str) -> Any:
-    return Field("", validation_alias=AliasPath("compute", *path))
-
-
-_Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
-
-
-class _WireInstance(BaseModel):
-    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True, str_strip_whitespace=True)
-
-    vm_id: str = Field(min_length=1, validation_alias=AliasPath("compute", "vmId"))
-    name: _Text = _at("name")
-    computer_name: _Text = _at("osProfile", "computerName")
-    subscription_id: _Text = _at("subscriptionId")
-    resource_group: _Text = _at("resourceGroupName")
-    scale_set: _Text = _at("vmScaleSetName")
-    placement_group: _Text = _at("placementGroupId")
-    zone: _Text = _at("zone")
+_INSTANCE = TypeAdapter(Instance)
 
 
 def parse_instance(body: bytes) -> Instance:
     """Read the body. Raises DocumentError if it is not JSON or has no ``compute.vmId``."""
     try:
-        wire = _WireInstance.model_validate_json(body)
+        instance = _INSTANCE.validate_json(body)
     except ValidationError as error:
         path, problem = first_error_path_and_message(error)
         raise DocumentError(
             f"expected instance metadata, {path or 'document'}: {problem}", status=200
         ) from error
-    name = wire.name or wire.computer_name or wire.vm_id
-    return Instance(**wire.model_dump() | {"name": name})
+    return replace(instance, name=instance.name or instance.computer_name or instance.vm_id)
 
 
 def derive_scope(instance: Instance) -> str:
     """Return the group of VMs with the same document: docs/configuration.md#the-scope."""
     identity = instance.vm_id
     if instance.scale_set:
-        parts = (
-            instance.subscription_id,
-            instance.resource_group,
-            instance.scale_set,
-            instance.placement_group,
-        )
-        identity = "/".join(parts)
+        group = f"{instance.subscription_id}/{instance.resource_group}"
+        identity = f"{group}/{instance.scale_set}/{instance.placement_group}"
     digest = hashlib.sha256(identity.lower().encode()).hexdigest()[:8]
     name = re.sub(r"[^a-z0-9-]", "-", (instance.scale_set or instance.name).lower())[:71]
     return f"{name}-{digest}"
@@ -105,9 +98,8 @@ def resource_names(instance: Instance, hostname: str) -> frozenset[str]:
     """
     names = {instance.name, instance.computer_name, hostname, hostname.partition(".")[0]}
     if instance.scale_set:
-        names |= {
-            other for name in names for other in other_instance_names(name, instance.scale_set)
-        }
+        for name in tuple(names):
+            names.update(other_instance_names(name, instance.scale_set))
     return add_underscore_prefixed_names(frozenset(name.lower() for name in names if name))
 
 

@@ -144,8 +144,8 @@ class Poller:
                     read.set_result(result)
                 await self._wait_for_next_poll(began)
         finally:
-            _fail(read, SourceUnavailable("the relay stops, and reads no more"))
-            _fail(self._next_read, SourceUnavailable("the relay stops, and reads no more"))
+            for waiting in (read, self._next_read):
+                _fail(waiting, SourceUnavailable("the relay stops, and reads no more"))
 
     async def _poll(self) -> FreshReadResult:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
@@ -192,14 +192,15 @@ class Poller:
         return seconds > max(3 * self._settings.interval, MIN_GAP)
 
     async def _wait_for_next_poll(self, began: float) -> None:
-        if self.failures:
-            # Fresh reads wait too.
-            retry_after = self._last_error.retry_after if self._last_error else None
-            delay = retry_delay(self.failures, retry_after, self._settings.interval, self._jitter())
-            await self._clock.sleep(delay)
+        interval = self._settings.interval
+        if self._last_error is None:
+            seconds = began + interval - self._clock.monotonic()
+            await self._clock.wait(self._poll_requested, seconds)
             return
-        seconds = began + self._settings.interval - self._clock.monotonic()
-        await self._clock.wait(self._poll_requested, seconds)
+        # Fresh reads wait too.
+        retry_after = self._last_error.retry_after
+        delay = retry_delay(self.failures, retry_after, interval, self._jitter())
+        await self._clock.sleep(delay)
 
     def _note_failure(self, error: SourceError) -> None:
         self.failures += 1
@@ -237,8 +238,8 @@ class Poller:
                 since, timeout = self._last_read_monotonic, ANSWER_TIMEOUT
             seconds_left = since + timeout - self._clock.monotonic()
             if seconds_left <= 0 and not self.lost:
-                self.lost = True
                 reason = self._last_error.reason if self._last_error else "no answer came"
+                self.lost = True
                 self._report("relay.source-lost", f"no usable answer for {timeout:g} s: {reason}")
             # The first answer may come during the sleep, and then the shorter timeout applies.
             await self._clock.sleep(min(max(seconds_left, MIN_WATCH_INTERVAL), ANSWER_TIMEOUT))

@@ -3,7 +3,7 @@
 `egress` refuses addresses that nobody may reach, and URLs that lead there. `http` makes requests.
 `tls` makes TLS contexts, and has the section ``tls`` of the configuration. `connectivity` is for
 ``imds-relay doctor``. The client of the metadata service has a session of its own
-(`relay.imds.calls`). The functions here say how long to wait before another try of a call or a
+(`relay.imds.client`). The functions here say how long to wait before another try of a call or a
 connection; deliveries have more to consider (`relay.delivery.retry`).
 """
 

@@ -23,8 +23,7 @@ from relay.errors import (
     SourceUnavailable,
 )
 from relay.imds import SourceSettings
-from relay.imds.calls import MAX_DOCUMENT_BYTES, DatedBody
-from relay.imds.client import ImdsClient
+from relay.imds.client import MAX_DOCUMENT_BYTES, DatedBody, ImdsClient
 from tests.clocks import NOON, ManualClock
 from tests.imds.scripted_server import EMPTY, Answer, answers_in_order, run_server
 from tests.sinks.http_receiver import Connection, Received, listening
