@@ -16,9 +16,9 @@ import orjson
 
 from relay.errors import StoreError
 from relay.simulator.azure import RecordedCall
-from relay.store.chain import JournalRow, read_all_rows, verify_journal
-from relay.store.claim_audit import audit_claims
+from relay.store.audit import audit_claims, verify_journal
 from relay.store.file import open_for_reading
+from relay.store.journal import JournalRow, read_all_rows
 
 T = TypeVar("T")
 MOST_DESCRIBED = 5

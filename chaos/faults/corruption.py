@@ -19,7 +19,7 @@ from chaos.faults import Fault, Place
 from chaos.judge import Counts, read_journal
 from chaos.load import CLIENTS, KEYS, RULE
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from relay.store.chain import JournalRow
+from relay.store.journal import JournalRow
 from tests.eventually import eventually
 from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
 

@@ -104,7 +104,7 @@ class Recording:
         return cause
 
     def claim(self, grant: Grant, status: ApprovalStatus, agent: str | None) -> None:
-        """Record that a StartRequest may be sent (`relay.store.claim_audit` follows it back)."""
+        """Record that a StartRequest may be sent (`relay.store.audit` follows it back)."""
         note = {
             "eventId": self.occurrence.event.event_id,
             "revision": grant.revision,

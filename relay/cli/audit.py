@@ -21,9 +21,9 @@ from relay.config import locate_relay
 from relay.errors import ConfigError, StoreError
 from relay.files import may_exist
 from relay.store import JournalHead
-from relay.store.chain import read_all_rows, read_pruning_checkpoint, verify_journal
-from relay.store.claim_audit import audit_claims
+from relay.store.audit import audit_claims, verify_journal
 from relay.store.file import open_for_reading
+from relay.store.journal import read_all_rows, read_pruning_checkpoint
 
 audit = typer.Typer(
     cls=DefaultGroup,

@@ -34,7 +34,7 @@ from relay.process import run_until_stopped
 from relay.signature import SignatureRefused, verify
 from relay.simulator import VM, Plan, Setup, Simulator, load_packaged_playbooks
 from relay.simulator.playbook import Playbook, load_playbook, play_playbook
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.file import open_for_reading
 
 STEP_TIMEOUT = 10.0

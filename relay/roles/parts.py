@@ -34,7 +34,7 @@ from relay.imds.poller import Poller
 from relay.ingest import Recorder
 from relay.sinks import SinkSettings
 from relay.store import JournalHead, RecordedEvent, StateFileScopeAndVm
-from relay.store.chain import GENESIS
+from relay.store.journal import GENESIS
 from relay.store.sqlite import Store, open_store
 from relay.telemetry.lines import log_cloud_event, log_recorded_events
 

@@ -21,8 +21,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import remarks_in
 from relay.events.timestamps import parse_timestamp
 from relay.store import Decision, Grant, TrackedEvent
-from relay.store.chain import JournalRow
-from relay.store.journal import APPROVAL_ROWS, Journal
+from relay.store.journal import APPROVAL_ROWS, Journal, JournalRow
 from relay.store.occurrences import Occurrences
 from relay.store.standing_holds import HoldMemory
 
@@ -312,7 +311,7 @@ class Approvals:
             for (key,) in rows:
                 self.of_key(key)
             self._memory.has_ended = True
-        return sorted(self._memory.folded)
+        return sorted(key for key, (_, each) in self._memory.folded.items() if each.is_open)
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:
         """Return the grants without a final answer, oldest first, and their occurrences."""

@@ -22,7 +22,7 @@ from typing import get_args
 from relay.errors import StoreError
 from relay.files import create_private_folder, current_user, describe_os_error, ensure_private_file
 from relay.store import SINGLE_SCOPE, EventKeyFormat, Mode, SinkState, StateFileScopeAndVm
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.deliveries import Deliveries
 from relay.store.fleet import FleetTables
 from relay.store.journal import VALUE_ERRORS, Journal

@@ -2,16 +2,18 @@
 
 `Transaction.record` appends each CloudEvent; approvals append a ``claim`` before each StartRequest
 and an ``answer`` for each answer that is not final, and the mode of approvals is noted as ``mode``.
-`chain` has the hashes. What the sinks send is read from here.
+What the sinks send is read from here. Each row's hash covers the row and the hash before it. Old
+rows are pruned; a checkpoint with the last hash of them remains.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -19,7 +21,6 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.store import JournalHead
-from relay.store.chain import GENESIS, JournalRow, check_row, read_pruning_checkpoint, row_hash
 from relay.store.rows import PageLimit, bulk_insert, take_page
 
 APPROVAL_ROWS = (
@@ -34,9 +35,63 @@ _CHANGE = "kind >= 'event.' AND kind < 'event/'"
 """The rows about what Azure changed."""
 VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """What reading a row raises that is not what the relay writes."""
+GENESIS = JournalHead(0, "0" * 64)
 T = TypeVar("T")
 NewRow = tuple[str, str | None, str | None, bytes]
 """Kind, event_key, transition and body of a row to append: see `JournalRow`."""
+
+
+class JournalRow(NamedTuple):
+    """One row.
+
+    ``kind`` is ``<family>.<change>`` of a CloudEvent, ``claim``, ``answer`` or ``mode``.
+    ``event_key`` is made by an `EventKeyFormat`. ``transition`` is that of an ``event.*``. ``body``
+    is JSON.
+    """
+
+    position: int
+    at: str
+    kind: str
+    event_key: str | None
+    transition: str | None
+    body: bytes
+    hash: str
+
+
+def row_hash(
+    before: str,
+    position: int,
+    at: str,
+    kind: str,
+    event_key: str | None,
+    transition: str | None,
+    body: bytes,
+) -> str:
+    """Return the SHA-256 of the hash before and the columns as JSON, a line feed, the body."""
+    columns = orjson.dumps([before, position, at, kind, event_key, transition])
+    return hashlib.sha256(columns + b"\n" + body).hexdigest()
+
+
+def read_pruning_checkpoint(connection: sqlite3.Connection) -> JournalHead:
+    """Return the head before the first row: the last pruned row, or `GENESIS`."""
+    row = connection.execute("SELECT position, hash FROM checkpoint").fetchone()
+    return JournalHead(*row) if row else GENESIS
+
+
+def read_all_rows(connection: sqlite3.Connection) -> Iterator[JournalRow]:
+    return map(JournalRow._make, connection.execute("SELECT * FROM journal ORDER BY position"))
+
+
+def check_row(before: str, row: JournalRow) -> None:
+    """Raise StoreError if a row does not continue the chain of hashes."""
+    try:
+        digest = row_hash(before, *row[:-1])
+    except TypeError:  # damage turned text into bytes, or bytes into text
+        digest = None
+    if row.hash != digest:
+        raise StoreError(
+            f"journal: the row at position {row.position} is not the one that was written"
+        )
 
 
 class Journal:

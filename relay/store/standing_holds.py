@@ -15,8 +15,7 @@ from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
 from relay.store import StandingHold
-from relay.store.chain import JournalRow
-from relay.store.journal import STANDING_HOLD_ROWS, Journal
+from relay.store.journal import STANDING_HOLD_ROWS, Journal, JournalRow
 from relay.store.rows import PageLimit, take_page
 
 CREATED, ENDED, EXPIRED = (f"standing-hold.{change}" for change in ("created", "ended", "expired"))

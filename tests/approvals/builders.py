@@ -47,8 +47,9 @@ from relay.store import (
     TrackedEvent,
 )
 from relay.store.approvals import Memory
-from relay.store.chain import JournalRow, read_all_rows, verify_journal
+from relay.store.audit import verify_journal
 from relay.store.file import StateFile, open_state_file
+from relay.store.journal import JournalRow, read_all_rows
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Route, Transaction
 from tests.clocks import NOON, ManualClock

@@ -24,7 +24,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document, ScheduledEvent
 from relay.ingest import EventNews, Recorder, SuccessfulPoll
 from relay.store import Grant, StateFileScopeAndVm, StoreSettings
-from relay.store.chain import JournalRow
+from relay.store.journal import JournalRow
 from relay.store.sqlite import Store, Work, open_store
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (

@@ -7,7 +7,7 @@ from datetime import timedelta
 import orjson
 
 from relay.errors import SourceRefused
-from relay.store.chain import read_all_rows
+from relay.store.journal import read_all_rows
 from tests.approvals.builders import (
     FREEZE,
     REBOOT,

@@ -15,7 +15,7 @@ import pytest
 
 from relay.approvals import ApprovalsSettings
 from relay.store import StoreSettings
-from relay.store.claim_audit import audit_claims
+from relay.store.audit import audit_claims
 from relay.store.file import open_for_reading
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (

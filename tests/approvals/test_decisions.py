@@ -12,7 +12,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.request import HOLD_NOTICE
 from relay.events.timestamps import format_rfc3339
 from relay.store import Mode
-from relay.store.chain import read_all_rows
+from relay.store.journal import read_all_rows
 from tests.approvals.builders import (
     OPERATOR,
     REBOOT,

@@ -14,7 +14,7 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.engine import MAX_REFUSALS
 from relay.approvals.status import approval_json_fields
 from relay.signature import MAX_AGE, MAX_AHEAD
-from relay.store.chain import read_all_rows
+from relay.store.journal import read_all_rows
 from tests.approvals.builders import (
     REBOOT,
     REDEPLOY,

@@ -24,7 +24,8 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.store import Decision, Mode
 from relay.store.approvals import Memory
-from relay.store.chain import read_all_rows, verify_journal
+from relay.store.audit import verify_journal
+from relay.store.journal import read_all_rows
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from tests.approvals.builders import (

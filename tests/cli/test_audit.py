@@ -14,8 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from relay.store.chain import read_all_rows
-from relay.store.journal import Journal
+from relay.store.journal import Journal, read_all_rows
 from tests.approvals.builders import REDEPLOY, ApprovalFile
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay

@@ -35,7 +35,7 @@ from relay.fleet.messages import (
 )
 from relay.fleet.routing import AuthorizedSender
 from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.chain import JournalRow
+from relay.store.journal import JournalRow
 from relay.store.sqlite import Store, open_store
 from tests.approvals.builders import build_event
 from tests.clocks import NOON, ManualClock

@@ -18,7 +18,7 @@ from relay.approvals.request import Caller, DecisionRequest, Rights
 from relay.fleet.agent import link, start_orders
 from relay.simulator import Plan
 from relay.simulator.event import Event
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.file import open_for_reading
 from relay.store.rows import PageLimit
 from tests.depth import CHAOS, depth

@@ -24,7 +24,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from relay.simulator import VM, Event, Setup, Simulator
-from relay.store.chain import JournalRow
+from relay.store.journal import JournalRow
 from tests.eventually import eventually
 from tests.forked_relay import Process, start_relay
 from tests.ports import reserve

@@ -20,7 +20,7 @@ import pytest
 
 from relay.errors import StoreError
 from relay.simulator import VM, Event, Plan, Setup, Simulator
-from relay.store.chain import JournalRow
+from relay.store.journal import JournalRow
 from tests.depth import CHAOS, depth
 from tests.eventually import eventually
 from tests.journey.relay_process import RelayProcess, client, relay

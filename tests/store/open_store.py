@@ -15,9 +15,9 @@ from relay.clock import SystemClock
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import format_sortable
 from relay.store import StateFileScopeAndVm, StoreSettings, TrackedEvent
-from relay.store.chain import JournalRow, read_all_rows, verify_journal
+from relay.store.audit import verify_journal
 from relay.store.file import StateFile, open_for_reading, open_state_file
-from relay.store.journal import Journal
+from relay.store.journal import Journal, JournalRow, read_all_rows
 from relay.store.sqlite import Store, Work, open_store
 from relay.store.transaction import Route, Transaction
 from tests.builders import DATA, cloudevent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from tests.kill_at_sync import killed_at_sync, needs_strace
 from tests.store.open_store import open_file_in
 

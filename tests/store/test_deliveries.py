@@ -12,7 +12,7 @@ import pytest
 
 from relay.events.cloudevent import event_name
 from relay.store import Attempt, Entry, EntryState, StoreSettings
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.deliveries import DeliverySummary
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from relay.errors import StoreError
 from relay.store import StateFileScopeAndVm, StoreSettings
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.diagnostics import diagnose
 from relay.store.file import SCHEMA_VERSION, lock_path, open_for_reading, open_state_file
 from relay.store.journal import Journal

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from relay.errors import StoreError
 from relay.events.cloudevent import CloudEvent
 from relay.store import JournalHead
-from relay.store.chain import GENESIS, read_all_rows, row_hash, verify_journal
+from relay.store.audit import verify_journal
 from relay.store.file import open_for_reading
-from relay.store.journal import Journal
+from relay.store.journal import GENESIS, Journal, read_all_rows, row_hash
 from relay.store.rows import PageLimit
 from relay.store.transaction import Transaction
 from tests.depth import depth

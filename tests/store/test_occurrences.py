@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.store import FirstAnswer
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.rows import MAX_ROWS_PER_STATEMENT, PageLimit
 from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
 from tests.store.open_store import (

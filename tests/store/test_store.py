@@ -15,7 +15,7 @@ import pytest
 
 from relay.errors import StoreUnavailable
 from relay.store import RecordedEvent
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.transaction import Transaction
 from tests.store.open_store import (
     NOW,

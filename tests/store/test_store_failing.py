@@ -24,7 +24,7 @@ import pytest
 
 from relay.errors import StoreError, StoreUnavailable
 from relay.store import Attempt, RecordedEvent
-from relay.store.chain import verify_journal
+from relay.store.audit import verify_journal
 from relay.store.file import open_for_reading, open_state_file
 from relay.store.sqlite import Store, Work
 from relay.store.transaction import Transaction

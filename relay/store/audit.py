@@ -1,25 +1,85 @@
-"""Follows every claim in the journal back to the grant and the votes that it came from.
+"""Verifies the journal, and follows every claim back to the grant and the votes it came from.
 
-A claim is the row that the relay writes before it sends a StartRequest. ``imds-relay audit`` calls
-`audit_claims` after it has verified the chain. The chain shows that no row was changed. This shows
-that each claim has an open grant of the same rule and revision before it, and as many votes in
-force as the rule asked for. It folds the rows as the relay does (`relay.store.approvals`). Which
+``imds-relay audit`` and each start of the relay verify the chain of hashes, which shows that no row
+was changed. A claim is the row that the relay writes before it sends a StartRequest. `audit_claims`
+shows that each claim has an open grant of the same rule and revision before it, and as many votes
+in force as the rule asked for. It folds the rows as the relay does (`relay.store.approvals`). Which
 rule asked for how many votes, and which principals are one person, is as the claim says it.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from relay.errors import StoreError
+from relay.store import JournalHead
 from relay.store.approvals import NOTHING, EventApprovals, fold
-from relay.store.chain import JournalRow, read_pruning_checkpoint
-from relay.store.journal import APPROVAL_ROWS, VALUE_ERRORS
+from relay.store.journal import (
+    APPROVAL_ROWS,
+    VALUE_ERRORS,
+    JournalRow,
+    check_row,
+    read_all_rows,
+    read_pruning_checkpoint,
+)
+
+
+def verify_journal(
+    connection: sqlite3.Connection, expected: JournalHead | None = None
+) -> tuple[JournalHead, int]:
+    """Verify the whole chain; return the head and the number of rows.
+
+    ``expected`` is an earlier head, such as a ``journalhead`` that a consumer received. It reveals
+    a journal whose end was cut off. Raises StoreError that names the first wrong position.
+    """
+    count = -1  # the checkpoint is no row
+    try:
+        # The savepoint gives one view of the file, even while a relay prunes it.
+        connection.execute("SAVEPOINT verify")
+        try:
+            for head in _verified_heads(connection):
+                count += 1
+                if expected is not None and head.position == expected.position and head != expected:
+                    raise StoreError(
+                        f"journal: the row at position {head.position} is not the one that was "
+                        "seen before"
+                    )
+        finally:
+            connection.execute("RELEASE verify")  # fails, too, if the file is damaged
+    except sqlite3.Error as error:
+        raise StoreError(f"journal: it cannot be read: {error}") from error
+    if expected is not None and expected.position > head.position:
+        raise StoreError(
+            f"journal: it ends at position {head.position}, {expected.position} was seen before: "
+            "its tail was cut"
+        )
+    return head, count
+
+
+def _verified_heads(connection: sqlite3.Connection) -> Iterator[JournalHead]:
+    """Yield the head before the first row, and the head that each row became."""
+    head = read_pruning_checkpoint(connection)
+    yield head
+    for (position,) in connection.execute("SELECT position FROM occurrence WHERE live"):
+        if position <= head.position:  # the relay prunes no row of a live event
+            raise StoreError(f"journal: the row of a live event at position {position} was removed")
+    for row in read_all_rows(connection):
+        if row.position != head.position + 1:
+            raise StoreError(
+                f"journal: expected position {head.position + 1}, found {row.position}: "
+                "rows were removed or inserted"
+            )
+        check_row(head.hash, row)
+        head = JournalHead(row.position, row.hash)
+        yield head
+
+
+# --- claims
 
 
 @dataclass(frozen=True, slots=True)
