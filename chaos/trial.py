@@ -16,8 +16,8 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from chaos.judge import Counts, events_to_deliver, judge, read_journal
 from chaos.load import CLIENTS, RULE, Load
-from chaos.proxy import Proxy, proxy
 from relay.simulator import VM, Setup, Simulator
+from tests.counting_proxy import CountingProxy, counting_proxy
 from tests.eventually import eventually
 from tests.journey.bus import unused_exchange
 from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
@@ -89,7 +89,7 @@ class Trial:
     azure: Simulator
     box: Inbox
     queue: Queue
-    proxies: Mapping[str, Proxy]
+    proxies: Mapping[str, CountingProxy]
     """By far side: imds, webhook and amqp; none if the fault needs none."""
     process: RelayProcess
     load: Load
@@ -157,11 +157,11 @@ async def trial(
         box = await stack.enter_async_context(inbox())
         azure = await stack.enter_async_context(Simulator(Setup(vms=(VM("vm-0"),))))
         urls = {"imds": azure.url, "webhook": box.url, "amqp": broker.amqp_url()}
-        proxies: dict[str, Proxy] = {}
+        proxies: dict[str, CountingProxy] = {}
         if wiring.proxied:
             for name, url in urls.items():
-                proxies[name] = await stack.enter_async_context(proxy(url))
-                urls[name] = proxies[name].redirect(url)
+                proxied = counting_proxy(url)
+                proxies[name], urls[name] = await stack.enter_async_context(proxied)
         document = _document(urls, queue.exchange, wiring)
         process = await stack.enter_async_context(relay(folder, document, prefix=wiring.prefix))
         await process.start()

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import socket
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -194,24 +193,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
     It can hang after a timeout, when the test leaves a task that does not end.
     """
-
-    def abort() -> None:
-        message = (
-            f"\n{item.nodeid}: the teardown did not end within {TEARDOWN_SECONDS:.0f} s. "
-            "The run ends here.\n"
-        )
-        os.write(item.config.stash[_stderr], message.encode())
-        faulthandler.dump_traceback(item.config.stash[_stderr])
-        os._exit(1)
-
-    timer = threading.Timer(TEARDOWN_SECONDS, abort)
-    timer.daemon = True
-    timer.start()
+    stderr = item.config.stash[_stderr]
+    faulthandler.dump_traceback_later(TEARDOWN_SECONDS, exit=True, file=stderr)
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

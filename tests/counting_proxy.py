@@ -1,4 +1,4 @@
-"""A TCP proxy that counts its connections, and that can hold what passes, cut it, or go away."""
+"""A TCP proxy that counts connections, and can hold, slow, slice or cut what passes, or go away."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from yarl import URL
+
+from tests.ports import reserve
+
+PIECE = 2**16
 
 
 def _open_gate() -> asyncio.Event:
@@ -25,8 +29,12 @@ class CountingProxy:
 
     host: str
     port: int
-    near_port: int = 0
+    near_port: int = field(default_factory=lambda: reserve(1)[0])
     accepted: int = 0
+    delay: float = 0.0
+    """Seconds before each piece."""
+    piece: int = PIECE
+    """Bytes that pass at once."""
     server: asyncio.Server | None = None
     to_host: asyncio.Event = field(default_factory=_open_gate)
     to_client: asyncio.Event = field(default_factory=_open_gate)
@@ -58,7 +66,6 @@ class CountingProxy:
         self.to_client.set()
         if self.server is None or not self.server.is_serving():
             self.server = await asyncio.start_server(self.pass_on, "127.0.0.1", self.near_port)
-            self.near_port = self.server.sockets[0].getsockname()[1]
 
     def release_answers(self) -> None:
         """Let pass the answers of the host that wait now, and hold the next ones."""
@@ -74,8 +81,8 @@ class CountingProxy:
             self._far_writers.add(far_writer)
             try:
                 await asyncio.gather(
-                    _copy(reader, far_writer, self.to_host),
-                    _copy(far_reader, writer, self.to_client),
+                    self._copy(reader, far_writer, self.to_host),
+                    self._copy(far_reader, writer, self.to_client),
                 )
             finally:
                 far_writer.close()
@@ -84,16 +91,19 @@ class CountingProxy:
             writer.close()
             self._writers.discard(writer)
 
-
-async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event
-) -> None:
-    with suppress(ConnectionError):
-        while data := await reader.read(2**16):
-            await gate.wait()
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(PIECE):
+                await gate.wait()
+                size = self.piece  # it may change meanwhile
+                for start in range(0, len(data), size):
+                    if self.delay:
+                        await asyncio.sleep(self.delay)
+                    writer.write(data[start : start + size])
+                    await writer.drain()
+        writer.close()
 
 
 @asynccontextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from chaos.faults import Fault, Place, under_load
 from chaos.trial import Trial, Wiring
+from tests.store.conftest import SmallDisk, small_disk
 
 FULL_FOR = 3.0
 """Seconds without room on the disk."""
@@ -23,34 +24,16 @@ MOST_SYNCS = 60
 
 @asynccontextmanager
 async def _on_small_disk(place: Place) -> AsyncIterator[Wiring]:
-    disk = place.folder / "disk"
-    disk.mkdir()
-    _run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE},mode=0700", "tmpfs", str(disk))
-    try:
-        yield Wiring(store=disk / "relay.db")
-    finally:
-        _run("umount", "--lazy", str(disk))
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
+    with small_disk(place.folder / "disk", DISK_SIZE) as disk:
+        yield Wiring(store=disk.folder / "relay.db")
 
 
 async def _fill(running: Trial) -> None:
-    filler = running.process.store.parent / "filler"
-    await asyncio.to_thread(_fill_up, filler)
+    disk = SmallDisk(running.process.store.parent)
+    await asyncio.to_thread(disk.fill)
     await asyncio.sleep(FULL_FOR)
-    filler.unlink()
+    disk.free()
     await running.load.wait_until_busy(1)
-
-
-def _fill_up(filler: Path) -> None:
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError:
-            pass
 
 
 async def _lock(running: Trial) -> None:
@@ -59,8 +42,6 @@ async def _lock(running: Trial) -> None:
 
 
 def _hold_write_lock(file: Path) -> None:
-    import time  # noqa: PLC0415
-
     with closing(sqlite3.connect(file, isolation_level=None, timeout=10)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         time.sleep(LOCKED_FOR)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from chaos.faults import Fault, Place, under_load
-from chaos.proxy import Proxy
 from chaos.trial import Trial, Wiring
+from tests.counting_proxy import PIECE, CountingProxy
 
 LASTS = 4.0
 """Seconds: longer than a call may take."""
@@ -23,16 +23,19 @@ async def _with_proxies(_: Place) -> AsyncIterator[Wiring]:
     yield Wiring(proxied=True)
 
 
-def _choose(running: Trial) -> list[Proxy]:
+def _choose(running: Trial) -> list[CountingProxy]:
     """Return the proxies that a round concerns: one, or all."""
     every = list(running.proxies.values())
     return running.chance.choice([*([each] for each in every), every])
 
 
-async def _lasts(running: Trial, proxies: list[Proxy]) -> None:
+async def _lasts(running: Trial, proxies: list[CountingProxy]) -> None:
     await asyncio.sleep(LASTS)
     for each in proxies:
-        each.heal()
+        if not each.to_host.is_set():
+            each.cut()  # what was held is lost
+        each.delay, each.piece = 0.0, PIECE
+        await each.listen()
     await running.load.wait_until_busy(1)
 
 
@@ -53,7 +56,7 @@ async def _slice(running: Trial) -> None:
 async def _drop(running: Trial) -> None:
     chosen = _choose(running)
     for each in chosen:
-        each.drops = True
+        each.hold()
     await _lasts(running, chosen)
 
 
@@ -62,15 +65,14 @@ async def _reset(running: Trial) -> None:
     for _ in range(5):
         await running.pause(0.5)
         for each in chosen:
-            each.reset_all()
+            each.cut()
     await running.load.wait_until_busy(1)
 
 
 async def _refuse(running: Trial) -> None:
     chosen = _choose(running)
     for each in chosen:
-        each.refuses = True
-        each.reset_all()
+        each.go_away()
     await _lasts(running, chosen)
 
 
