@@ -19,8 +19,13 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from relay.api.entra_settings import OidcSettings, redirect_uri
-from relay.api.settings import ApiSettings, automatic_socket, supports_local_sockets
+from relay.api.settings import (
+    ApiSettings,
+    OidcSettings,
+    automatic_socket,
+    redirect_uri,
+    supports_local_sockets,
+)
 from relay.api.sockets import make_server_context, open_tcp_sockets
 from relay.errors import ConfigError
 from relay.files import may_exist

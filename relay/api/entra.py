@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from yarl import URL
 
 from relay.api.callers import NotAuthenticated
-from relay.api.entra_settings import GUID, OidcSettings, check_https_or_loopback_url
+from relay.api.settings import GUID, OidcSettings, check_https_or_loopback_url
 from relay.approvals.request import Caller
 from relay.clock import Clock
 from relay.errors import Deferred

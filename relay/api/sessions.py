@@ -29,18 +29,6 @@ MAX_SESSIONS_OF_PRINCIPAL = 10
 """A person has several browsers. The oldest session makes room for a new one."""
 
 
-class SignInRefused(Exception):
-    """The sign-in failed. The text is for the log, and contains no secret.
-
-    `advice` is for the person in front of the browser. `status` is that of the answer.
-    """
-
-    def __init__(self, reason: str, advice: str, *, status: int = 403) -> None:
-        super().__init__(reason)
-        self.advice = advice
-        self.status = status
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     key: bytes

@@ -1,4 +1,8 @@
-"""The section `api` of the configuration: where the API listens and which clients may call it."""
+"""The section `api` of the configuration: where the API listens, and who may call it.
+
+Clients are programs and people with credentials of their own. People of Entra ID (`api.oidc`) come
+with bearer tokens, or sign in on the relay's pages.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -20,9 +27,10 @@ from pydantic import (
     model_validator,
 )
 
-from relay.api.entra_settings import OidcSettings, check_https_or_loopback_url
-from relay.approvals.request import Rights
+from relay.approvals.principals import ENTRA_ID_PATTERN
+from relay.approvals.request import Right, Rights
 from relay.errors import ConfigError
+from relay.net.egress import parse_receiver_url
 from relay.settings import Name, Section, check_unique, text_pattern_validator
 from relay.signature import decode_secret
 
@@ -33,7 +41,9 @@ KEY_PREFIX = "imdsr_"
 _MIN_KEY_LENGTH = 22
 """Characters of base64 that hold 128 bits."""
 _MIN_HEX_KEY_LENGTH = 32
-_SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
+CALLBACK_PATH = "/sign-in/callback"
+GUID = re.compile(ENTRA_ID_PATTERN)
+"""The form of the ids of tenants, applications and objects in Entra ID."""
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?")
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
 
@@ -43,7 +53,7 @@ def _check_sha256(text: str) -> str:
         raise ValueError(
             "expected 64 hexadecimal digits: the SHA-256 of the key, as `imds-relay keys` prints it"
         )
-    if text.lower() == _SHA256_OF_NOTHING:
+    if text.lower() == hashlib.sha256().hexdigest():
         raise ValueError(
             "expected the SHA-256 of a key, got that of an empty text: was a variable or file "
             "empty? `imds-relay keys` makes a key and its SHA-256"
@@ -85,6 +95,13 @@ def automatic_socket(state_file: Path) -> Path:
         raise ConfigError(f"api.socket: auto would be {path}: {error}") from None
 
 
+Sha256 = Annotated[str, AfterValidator(_check_sha256)]
+NameInCertificate = Annotated[
+    str, text_pattern_validator(r"[^*\s]+", "a name such as drain.example.com, without * and space")
+]
+PublicUrl = Annotated[
+    str, text_pattern_validator(r"https?://\S+", "a URL such as https://relay.example.com")
+]
 LocalSocket = Annotated[
     Annotated[Literal["auto"], Tag("auto")]
     | Annotated[Path, AfterValidator(_check_socket_path), Tag("path")],
@@ -97,9 +114,7 @@ class Client(Section):
 
     name: Name
     """The principal is client:<name>."""
-    key_sha256: tuple[Annotated[str, AfterValidator(_check_sha256)], ...] = Field(
-        default=(), max_length=2
-    )
+    key_sha256: tuple[Sha256, ...] = Field(default=(), max_length=2)
     """SHA-256 of the bearer key; two during a key rotation."""
     key: SecretStr | None = None
     """The bearer key itself, of at least 22 characters or 32 hexadecimal digits. Prefer
@@ -108,15 +123,7 @@ class Client(Section):
     secrets: tuple[SecretStr, ...] = ()
     """Sign this client's callbacks; several during a rotation."""
     secrets_file: Path | None = None
-    san: (
-        Annotated[
-            str,
-            text_pattern_validator(
-                r"[^*\s]+", "a name such as drain.example.com, without * and space"
-            ),
-        ]
-        | None
-    ) = None
+    san: NameInCertificate | None = None
     """A name in the client's certificate (subjectAltName): a URI if it has a colon, an e-mail
     address if it has an @, else a DNS name. URIs are compared with case.
 
@@ -124,7 +131,7 @@ class Client(Section):
     """
     amqp_user: str | None = None
     """The RabbitMQ user whose messages count as this client's."""
-    can: tuple[Literal["read", "approve", "hold", "operate"], ...] = ("read",)
+    can: tuple[Right, ...] = ("read",)
     """What the client may do."""
     resources: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Patterns. The client may decide about an event if every resource of it matches a pattern."""
@@ -134,17 +141,11 @@ class Client(Section):
     def _accept_single_digest(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("secrets")
-    @classmethod
-    def _check_secrets_can_be_decoded(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for value in values:
-            decode_secret(value.get_secret_value())
-        return values
-
     @model_validator(mode="after")
-    def _check_plain_key(self) -> Client:
+    def _check_credentials(self) -> Client:
         if self.key is not None or self.key_file is not None:
             self.run_field_checks({"key": self._load_strong_key})
+        self.run_field_checks({"secrets": self._signing_keys})
         return self
 
     def _load_strong_key(self) -> str:
@@ -159,6 +160,9 @@ class Client(Section):
                 f"and padding; got {len(random_part)}. `imds-relay keys` makes one"
             )
         return key
+
+    def _signing_keys(self) -> list[bytes]:
+        return [decode_secret(text) for text in self.reveal_list("secrets")]
 
     @property
     def principals(self) -> tuple[str, ...]:
@@ -194,11 +198,110 @@ class Client(Section):
     def credentials(self) -> Iterator[tuple[str, bytes]]:
         """Yield what proves who it is: digests of keys, keys that sign. Raises ValueError."""
         yield from (("key", digest) for digest in self.key_digests())
+        yield from (("secret", key) for key in self._signing_keys())
+
+
+def _check_guid(text: str, owner: str) -> str:
+    if GUID.fullmatch(text.lower()) is None:
+        raise ValueError(f"expected the {owner}'s id, 32 hexadecimal digits in five groups")
+    return text.lower()
+
+
+def check_https_or_loopback_url(text: str) -> str:
+    """Return the URL. Raises ValueError for all but https, and http on this machine."""
+    is_loopback = urlsplit(text).hostname in ("127.0.0.1", "::1", "localhost")
+    parse_receiver_url(text, allow_http=is_loopback)
+    return text
+
+
+def redirect_uri(public_url: str) -> str:
+    """Return where Entra ID sends people back who sign in. It must be registered there."""
+    return f"{public_url.rstrip('/')}{CALLBACK_PATH}"
+
+
+ApplicationId = Annotated[str, AfterValidator(partial(_check_guid, owner="application"))]
+
+
+class SignInSettings(Section):
+    """People sign in on the relay's pages, as an application with a client secret."""
+
+    client_id: ApplicationId | None = None
+    """The id of the application in which people sign in; null: audience is that id."""
+    client_secret: SecretStr | None = None
+    """The value of the application's client secret."""
+    client_secret_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> SignInSettings:
+        if not self.reveal("client_secret"):
+            raise ValueError(
+                "expected client_secret or client_secret_file, the value of the application's "
+                "client secret, got neither"
+            )
+        self.run_field_checks({"client_secret": self._check_no_id})
+        return self
+
+    def _check_no_id(self) -> None:
+        if GUID.fullmatch((self.reveal("client_secret") or "").lower()) is not None:
+            raise ValueError(
+                "expected the value of the client secret, got an id: "
+                "Entra ID shows the value once, beside the secret's id"
+            )
+
+
+class OidcSettings(Section):
+    """People of Entra ID: bearer tokens, and sign-in. The principal is entra:<tenant>/<object>."""
+
+    issuer: str = Field(min_length=1)
+    """The issuer of the tokens, exactly as in the claim iss."""
+    audience: str = Field(min_length=1)
+    """The recipient of the tokens, exactly as in the claim aud: this relay's application."""
+    tenant: Annotated[str, AfterValidator(partial(_check_guid, owner="tenant"))]
+    """The tenant whose members are accepted (the claim tid)."""
+    applications: tuple[ApplicationId, ...] = ()
+    """The ids of the applications whose access tokens are accepted (the claim azp or appid).
+    Required without sign_in."""
+    keys_url: Annotated[str, AfterValidator(check_https_or_loopback_url)]
+    """The URL of the issuer's keys (JWKS): https, or http on this machine."""
+    roles: Mapping[str, tuple[Right, ...]] = Field(min_length=1)
+    """The rights of each application role (roles): read, approve, hold, operate."""
+    sign_in: SignInSettings | None = None
+    """Let people sign in on the page; null: they cannot."""
+
+    def rights_of_roles(self, roles: object) -> Rights:
+        """Return the rights of the roles in the claim `roles`."""
+        names = [role for role in roles if isinstance(role, str)] if isinstance(roles, list) else []
+        return Rights(frozenset(right for name in names for right in self.roles.get(name, ())))
+
+    @property
+    def client_id(self) -> str:
+        """The id of the application in which people sign in. Only valid if sign_in is set."""
+        configured = None if self.sign_in is None else self.sign_in.client_id
+        return configured or self.audience.lower()
+
+    @model_validator(mode="after")
+    def _check_section(self) -> OidcSettings:
+        if find_spec("jwt") is None:
+            raise ValueError(
+                "expected the package pyjwt, which verifies tokens, it is not installed: "
+                "requirements/run.lock has it"
+            )
+        if self.sign_in is None and not self.applications:
+            raise ValueError(
+                "applications: expected at least 1 application whose access tokens are "
+                "accepted, or sign_in"
+            )
+        if self.sign_in is not None and GUID.fullmatch(self.client_id) is None:
+            raise ValueError(
+                "sign_in: expected client_id, the id of the application in which people sign in, "
+                "because audience is no such id"
+            )
         try:
-            yield from (("secret", decode_secret(text)) for text in self.reveal_list("secrets"))
+            if self.sign_in is not None:
+                check_https_or_loopback_url(self.issuer)
         except ValueError as error:
-            field = "secrets" if self.secrets_file is None else "secrets_file"
-            raise ValueError(f"clients: {self.name}: {field}: {error}") from None
+            raise ValueError(f"issuer: with sign_in, {error}") from None
+        return self
 
 
 class ServerTlsSettings(Section):
@@ -220,12 +323,7 @@ class ApiSettings(Section):
     tls: ServerTlsSettings | None = None
     allow_http: bool = False
     """Needed to listen beyond loopback without tls, behind a proxy."""
-    public_url: (
-        Annotated[
-            str, text_pattern_validator(r"https?://\S+", "a URL such as https://relay.example.com")
-        ]
-        | None
-    ) = None
+    public_url: PublicUrl | None = None
     """What links in messages start with."""
     clients: tuple[Client, ...] = ()
     oidc: OidcSettings | None = None
@@ -270,37 +368,19 @@ class ApiSettings(Section):
         check_unique("clients", self.clients, "amqp_user", with_case=True)
         # Most names in certificates are compared without case.
         check_unique("clients", self.clients, "san")
-        _check_credentials_not_shared(self.clients)
         return self
 
 
 def _check_public_url_for_sign_in(public_url: str | None) -> None:
     """Raise ValueError for a URL at which a browser would not keep the cookie of a session."""
-    found = ", got none" if public_url is None else ""
     try:
-        check_https_or_loopback_url(public_url or "https://relay.example.com")
+        is_usable = public_url is not None and "?" not in check_https_or_loopback_url(public_url)
     except ValueError:
-        found = " (http only on this machine), without user, fragment and spaces, got another"
-    if not found and "?" in (public_url or ""):
-        found = ", without a query, got one with it"
-    if found:
+        is_usable = False
+    if not is_usable:
         raise ValueError(
-            f"public_url: expected the https URL at which browsers reach this relay{found}; "
-            "oidc.sign_in sends people back there, and its cookies are for https alone"
+            "public_url: expected the https URL at which browsers reach this relay (http only on "
+            "this machine), without user, query, fragment and spaces, got "
+            f"{'none' if public_url is None else 'another'}; oidc.sign_in sends people back "
+            "there, and its cookies are for https alone"
         )
-
-
-def _check_credentials_not_shared(clients: Iterable[Client]) -> None:
-    """Reject a credential of two clients: each could decide in the name of the other.
-
-    A signature covers the body, but not the name of the client that sends it.
-    """
-    owners: dict[bytes, str] = {}
-    for client in clients:
-        for kind, credential in client.credentials():
-            owner = owners.setdefault(credential, client.name)
-            if owner != client.name:
-                raise ValueError(
-                    f"clients: {owner} and {client.name} have the same {kind}; "
-                    "give each client its own"
-                )

@@ -2,7 +2,7 @@
 
 `relay.api.routes.pages` calls `begin`, which sends the browser to Entra ID, and `finish` when the
 browser comes back with a code, which is exchanged for an ID token. Then a session begins. Whatever
-fails raises SignInRefused, which has a text for the person.
+fails raises NotAuthenticated, whose problem has a text for the person.
 
 Nothing is kept for a sign-in that has begun, so strangers who begin many displace nobody's. The
 browser keeps a random cookie. State, nonce and code verifier are MACs of the cookie with a key that
@@ -43,8 +43,9 @@ from relay.api.entra import (
     ask,
     fetch_endpoints,
 )
-from relay.api.entra_settings import OidcSettings, redirect_uri
-from relay.api.sessions import PENDING_LIFETIME, Sessions, SignInRefused
+from relay.api.responses import Problem
+from relay.api.sessions import PENDING_LIFETIME, Sessions
+from relay.api.settings import OidcSettings, redirect_uri
 from relay.clock import Clock, TokenBuckets
 
 _MAX_CODE_LENGTH = 4096
@@ -83,17 +84,17 @@ class PendingSignIns:
         return self._derive(f"{int(now)}.{secrets.token_urlsafe(32)}")
 
     def finish(self, cookie: str | None, state: str, now: float) -> PendingSignIn:
-        """Return the sign-in of this cookie and state, once. Raises SignInRefused."""
+        """Return the sign-in of this cookie and state, once. Raises NotAuthenticated."""
         if cookie is None:
-            raise SignInRefused("the browser has no cookie of a sign-in", _BEGIN_AGAIN)
+            raise _refused("the browser has no cookie of a sign-in", _BEGIN_AGAIN)
         expected = self._mac("state", cookie)
         if not hmac.compare_digest(expected.encode(), state.encode("utf-8", "surrogateescape")):
-            raise SignInRefused("the state is not that of the browser's cookie", _BEGIN_AGAIN)
+            raise _refused("the state is not that of the browser's cookie", _BEGIN_AGAIN)
         # Only this process can have made a cookie with the right state.
         if now >= int(cookie.partition(".")[0]) + PENDING_LIFETIME:
-            raise SignInRefused("the sign-in began too long ago", _BEGIN_AGAIN)
+            raise _refused("the sign-in began too long ago", _BEGIN_AGAIN)
         if self._unused.take(expected, now):
-            raise SignInRefused("the state was used before", _BEGIN_AGAIN)
+            raise _refused("the state was used before", _BEGIN_AGAIN)
         return self._derive(cookie)
 
     def _derive(self, cookie: str) -> PendingSignIn:
@@ -122,7 +123,7 @@ class SignIn:
         self._pending = PendingSignIns()
 
     async def begin(self) -> tuple[str, str]:
-        """Return the URL at Entra ID for the browser, and its cookie. Raises SignInRefused."""
+        """Return the URL at Entra ID for the browser, and its cookie. Raises NotAuthenticated."""
         pending = self._pending.begin(self._clock.monotonic())
         try:
             authorization, _ = await self._endpoints.get()
@@ -144,7 +145,7 @@ class SignIn:
         return str(url), pending.cookie
 
     async def finish(self, cookie: str | None, answer: URL, old_session: str | None) -> str:
-        """End a sign-in, and return the cookie of the new session. Raises SignInRefused.
+        """End a sign-in, and return the cookie of the new session. Raises NotAuthenticated.
 
         `cookie` is that of the sign-in, and `answer` the URL that Entra ID made the browser open.
         If the answer belongs to the cookie, the session that the browser had is over, so nobody's
@@ -160,29 +161,27 @@ class SignIn:
         return self.sessions.begin(person.caller, person.name, lifetime)
 
     async def _find_person(self, answer: URL, pending: PendingSignIn) -> Person:
-        """Return who signed in, by the answer of Entra ID. Raises SignInRefused."""
+        """Return who signed in, by the answer of Entra ID. Raises NotAuthenticated."""
         issuers = answer.query.getall("iss", [])
         if any(issuer != self._settings.issuer for issuer in issuers):  # RFC 9207
-            raise SignInRefused("the answer is that of another issuer", _UNUSABLE, status=400)
+            raise _refused("the answer is that of another issuer", _UNUSABLE, 400)
         if "error" in answer.query:
-            raise _refused(_codes(_only(answer, "error"), _only(answer, "error_description")))
+            raise _refused_by_entra(_only(answer, "error"), _only(answer, "error_description"))
         code = _only(answer, "code")
         if not code or len(code) > _MAX_CODE_LENGTH or not code.isascii():
-            raise SignInRefused("the answer has not exactly one code", _UNUSABLE, status=400)
+            raise _refused("the answer has not exactly one code", _UNUSABLE, 400)
         try:
             token = await self._exchange(code, pending.verifier)
-            return await self._tokens.person_from_id_token(token, pending.nonce)
         except EntraUnavailable as error:
             raise _unavailable(error) from None
+        try:
+            return await self._tokens.person_from_id_token(token, pending.nonce)
         except NotAuthenticated as error:
-            raise SignInRefused(
-                str(error),
-                f"The relay did not accept the sign-in: {error}. Use another account, or tell "
-                "whoever operates the relay.",
-            ) from None
+            advice = f"The relay did not accept the sign-in: {error}. Use another account, or tell "
+            raise _refused(str(error), f"{advice}whoever operates the relay.") from None
 
     async def _exchange(self, code: str, verifier: str) -> str:
-        """Return the ID token for a code. Raises SignInRefused, EntraUnavailable.
+        """Return the ID token for a code. Raises NotAuthenticated, EntraUnavailable.
 
         Only this endpoint gets the client secret, so only its errors can say that it is wrong.
         """
@@ -200,36 +199,37 @@ class SignIn:
         token = answer.get("id_token")
         if status == HTTPStatus.OK and isinstance(token, str):
             return token
-        codes = _codes(answer.get("error"), answer.get("error_description"))
-        if answer.get("error") != "invalid_client":  # RFC 6749, section 5.2
-            raise _refused(codes)
-        raise SignInRefused(
+        error, description = answer.get("error"), answer.get("error_description")
+        raise _refused_by_entra(error, description, is_exchange=True)
+
+
+def _refused(reason: str, advice: str, status: int = 403) -> NotAuthenticated:
+    """Return the error with a reason for the log, and advice for the person."""
+    return NotAuthenticated(reason, Problem(status, advice))
+
+
+def _refused_by_entra(
+    error: object, description: object, *, is_exchange: bool = False
+) -> NotAuthenticated:
+    """Tell the codes of OAuth and Entra ID alone: the description can contain anything."""
+    found = [error] if isinstance(error, str) and _ERROR.fullmatch(error) else []
+    if isinstance(description, str) and (code := _ENTRA_ERROR.search(description)):
+        found.append(code[0])
+    codes = " ".join(found) or "without a known error code"
+    if is_exchange and error == "invalid_client":  # RFC 6749, section 5.2
+        return _refused(
             f"Entra ID refused the client secret of api.oidc.sign_in ({codes})",
             f"Entra ID does not accept this relay: its client secret is wrong or has expired "
             f"({codes}). Tell whoever operates the relay.",
-            status=502,
+            502,
         )
-
-
-def _codes(error: object, description: object) -> str:
-    """Return the codes of OAuth and Entra ID: the description can contain anything."""
-    codes = []
-    if isinstance(error, str) and _ERROR.fullmatch(error):
-        codes.append(error)
-    if isinstance(description, str) and (found := _ENTRA_ERROR.search(description)):
-        codes.append(found[0])
-    return " ".join(codes) or "without a known error code"
-
-
-def _refused(codes: str) -> SignInRefused:
     text = f"Entra ID refused the sign-in ({codes})"
-    advice = f"{text}. Begin again, with an account that may use this application."
-    return SignInRefused(text, advice)
+    return _refused(text, f"{text}. Begin again, with an account that may use this application.")
 
 
-def _unavailable(error: EntraUnavailable) -> SignInRefused:
+def _unavailable(error: EntraUnavailable) -> NotAuthenticated:
     advice = f"The relay cannot reach Entra ID: {error}. Try again, or use a key."
-    return SignInRefused(f"Entra ID cannot be asked: {error}", advice, status=502)
+    return _refused(f"Entra ID cannot be asked: {error}", advice, 502)
 
 
 def _only(answer: URL, name: str) -> str | None:

@@ -242,7 +242,11 @@ def _delivers_approval_answers(sink: SinkSettings) -> bool:
 
 
 def _refuse_shared_secrets(sinks: Sequence[SinkSettings], clients: Sequence[Client]) -> None:
-    """Raise WrongValue if a sink has a client's key or signing secret. Values are never shown."""
+    """Raise WrongValue if a sink or another client has a client's key or signing secret.
+
+    Each could decide in the name of the other: a signature covers the body, but not the name of the
+    client that sends it. Values are never shown.
+    """
     owners: dict[bytes, tuple[int, str]] = {}
     for index, client in enumerate(clients):
         for kind, credential in client.credentials():
@@ -250,7 +254,8 @@ def _refuse_shared_secrets(sinks: Sequence[SinkSettings], clients: Sequence[Clie
             if owner != index:
                 raise WrongValue(
                     ("api", "clients", owner),
-                    f"clients {clients[owner].name} and {client.name} have the same {kind}",
+                    f"{clients[owner].name} and {client.name} have the same {kind}; "
+                    "give each client its own",
                 )
     for sink in sinks:
         for fingerprint in _secret_fingerprints_of_sink(sink):

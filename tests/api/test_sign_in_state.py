@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from relay.api.callers import NotAuthenticated
 from relay.api.sessions import (
     MAX_SESSIONS,
     MAX_SESSIONS_OF_PRINCIPAL,
     PENDING_LIFETIME,
     SESSION_LIFETIME,
     Sessions,
-    SignInRefused,
 )
 from relay.api.sign_in import PendingSignIn, PendingSignIns
 from relay.approvals.request import Caller, Rights
@@ -76,13 +76,13 @@ class SignInMachine(RuleBasedStateMachine):
 
     @rule(sign_in=begun)
     def restart(self, sign_in: Begun) -> None:
-        with pytest.raises(SignInRefused):
+        with pytest.raises(NotAuthenticated):
             PendingSignIns().finish(sign_in.pending.cookie, sign_in.pending.state, self.now)
 
     def _finish(self, cookie: str | None, state: str) -> None:
         expected = self._expected(cookie, state)
         if expected is None:
-            with pytest.raises(SignInRefused):
+            with pytest.raises(NotAuthenticated):
                 self.pending.finish(cookie, state, self.now)
             return
         assert self.pending.finish(expected.cookie, state, self.now) == expected

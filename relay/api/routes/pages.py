@@ -16,17 +16,11 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from typing_extensions import TypedDict
 
-from relay.api.callers import ANONYMOUS
+from relay.api.callers import ANONYMOUS, NotAuthenticated
 from relay.api.calls import Call, get, post
-from relay.api.entra_settings import CALLBACK_PATH
 from relay.api.responses import Problem, bytes_response, json_response, page_headers
-from relay.api.sessions import (
-    PENDING_COOKIE,
-    SESSION,
-    SESSION_COOKIE,
-    SignInRefused,
-    check_sent_by_own_page,
-)
+from relay.api.sessions import PENDING_COOKIE, SESSION, SESSION_COOKIE, check_sent_by_own_page
+from relay.api.settings import CALLBACK_PATH
 from relay.approvals.request import Right
 from relay.logs import log_extra
 
@@ -139,7 +133,7 @@ async def begin(call: Call) -> web.Response:
         raise Problem(403, text, link=sign_in.page)
     try:
         url, pending = await sign_in.begin()
-    except SignInRefused as error:
+    except NotAuthenticated as error:
         raise _refuse(call, error, sign_in) from None
     response = _redirect(url)
     PENDING_COOKIE.give(response, pending)
@@ -160,7 +154,7 @@ async def finish(call: Call) -> web.Response:
     pending, old_session = PENDING_COOKIE.read(request), SESSION_COOKIE.read(request)
     try:
         cookie = await sign_in.finish(pending, request.rel_url, old_session)
-    except SignInRefused as error:
+    except NotAuthenticated as error:
         raise _refuse(call, error, sign_in) from None
     _log_action(sign_in, cookie, "signed in")
     response = _redirect(sign_in.page)
@@ -193,8 +187,9 @@ def _sign_in_of(call: Call) -> SignIn:
     return sign_in
 
 
-def _refuse(call: Call, error: SignInRefused, sign_in: SignIn) -> Problem:
-    problem = Problem(error.status, error.advice, link=sign_in.page)
+def _refuse(call: Call, error: NotAuthenticated, sign_in: SignIn) -> Problem:
+    assert error.problem is not None  # noqa: S101  # that of a sign-in has advice
+    problem = Problem(error.problem.status, error.problem.detail, link=sign_in.page)
     return call.server.rates.refuse(call.request, f"sign-in: {error}", problem)
 
 
