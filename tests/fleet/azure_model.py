@@ -175,8 +175,8 @@ class Fleet:
             return
         key = make_state("A").lowercase_event_id
         histories = {} if self.history is None else {key: self.history}
-        live = [message.state] if message.state is not None else []
-        for _, word in words_of_pulse(vm.name, live, histories):
+        shown = {key: message.state} if message.state is not None else {}
+        for word in words_of_pulse(vm.name, shown, histories).values():
             self._apply(vm.name, word, message.at)
         known = self.agents.get(vm.name)
         at = not_in_future(message.at, self.now - self.hub_behind)

@@ -141,6 +141,7 @@ async def test_the_agents_of_a_scope_are_asked_for_events_that_one_says_are_gone
         clock.advance(1)
         gone = [report(event, AGENT, is_gone=True, at=clock.now()) for event in events[:2]]
         await hub.take(gone)
+        await clock.advance_until(lambda: bool(asked))
         await eventually(lambda: asked == [(f"scope.{AGENT.scope}", ["e-1", "e-2"])])
         asking.cancel()
 

@@ -251,8 +251,8 @@ def test_an_event_stays_when_the_only_agent_that_told_it_is_forgotten_and_others
     assert hub.forget("a", 10) is None
     assert hub.known.is_orphaned
     assert hub.wait_until(1000) is None
-    for said in words_of_pulse("b", [], {A.lowercase_event_id: hub.known}):
-        assert hub.hear("b", said[1], 1000) is None
+    for word in words_of_pulse("b", {}, {A.lowercase_event_id: hub.known}).values():
+        assert hub.hear("b", word, 1000) is None
     assert hub.known.end_due_at is not None
     assert hub.hear("c", A, 1005) is None
     assert hub.known.end_due_at is None
@@ -309,8 +309,8 @@ def test_a_pulse_stands_for_a_word_about_each_event_that_the_agent_knew_or_knows
     hubs["left"].silent = "a"
     hubs["left"].hear("b", GONE, 1)
     histories = {name: hub.known for name, hub in hubs.items()}
-    live = [events["kept"], events["new"]]
-    assert dict(words_of_pulse("a", live, histories)) == {
+    shown = {name: events[name] for name in ("kept", "new")}
+    assert words_of_pulse("a", shown, histories) == {
         "new": events["new"],
         "kept": events["kept"],
         "lost": GoneFromDocument(),

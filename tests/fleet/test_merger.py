@@ -160,7 +160,7 @@ async def held(store: Store) -> AsyncIterator[None]:
 @pytest.fixture
 def quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=50))
-    monkeypatch.setattr(merger, "READ_INTERVAL", timedelta(milliseconds=50))
+    monkeypatch.setattr(merger, "END_INTERVAL", 0.05)
 
 
 async def test_messages_that_come_again_after_a_lost_connection_are_no_news(tmp_path: Path) -> None:

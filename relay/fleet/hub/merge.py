@@ -31,7 +31,7 @@ any more, it ends at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
@@ -174,22 +174,22 @@ def apply_word(
 
 
 def words_of_pulse(
-    agent: str, live: Iterable[ScheduledEvent], histories: Mapping[str, EventHistory]
-) -> Iterator[tuple[str, Word]]:
-    """Yield the words that a pulse stands for, with the EventId in lower case of each.
+    agent: str, shown: Mapping[str, Word], histories: Mapping[str, EventHistory]
+) -> Mapping[str, Word]:
+    """Return the words that a pulse stands for. All keys are EventIds in lower case.
 
-    ``live`` are the events in the document of the agent. ``histories`` holds at least those in
-    which the agent has a last word, by EventId in lower case. An event that the agent knew, or that
-    is orphaned, and that is not in its document is gone.
+    ``shown`` are the events in the document of the agent. ``histories`` holds at least those in
+    which the agent has a last word. An event that the agent knew, or that is orphaned, and that is
+    not in its document is gone.
     """
-    shown = {event.lowercase_event_id: event for event in live}
-    yield from shown.items()
+    gone: dict[str, Word] = {}
     for key, history in histories.items():
         last = history.words.get(agent)
-        if key in shown or (last is None and not history.is_orphaned):
+        if last is None and not history.is_orphaned:
             continue
         if history.ended_at is None or (last is not None and last.state is not None):
-            yield key, GoneFromDocument()
+            gone[key] = GoneFromDocument()
+    return {**gone, **shown}
 
 
 def forget_agent(history: EventHistory, agent: str, now: datetime, *, is_last: bool) -> MergeResult:

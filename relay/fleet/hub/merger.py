@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import NoReturn
 
@@ -50,10 +50,8 @@ MAX_ENDED = 10_000
 """Events that ended and are kept in memory. The others are read again when somebody names them."""
 MAX_WORDS = 1_000
 """Words that are merged together. Their events must fit into the memory at the same time."""
-READ_INTERVAL = timedelta(seconds=1)
-"""Until the broker is asked again whether messages wait, before an event ends."""
-ASK_INTERVAL = 0.5
-"""Seconds between two requests to a scope in which much ends. Each goes to all of its agents."""
+END_INTERVAL = 0.5
+"""Seconds between two looks at what ends, and so between two requests to all agents of a scope."""
 RETRY_DELAY = 1.0
 """Seconds until work is tried again that the state file refused."""
 _MAX_CHANGES = 1_000
@@ -126,9 +124,7 @@ class EventMerger:
         self._ask = ask
         self._recorder = Recorder(origin, None, None)
         self._lock = asyncio.Lock()
-        self._wake = asyncio.Event()
         self._must_load = True
-        self._must_wait_again = False
 
     async def load(self) -> None:
         stored = await self._store.read(lambda tx: read_histories(tx, _live_events(tx)))
@@ -162,11 +158,10 @@ class EventMerger:
 
     def _apply(self, heard: Heard, now: datetime, batch: _Batch) -> None:
         scope, fresh = heard.scope, self._roster.hearing_check(heard.scope, now)
-        words: Iterable[tuple[str, Word]] = heard.words.items()
+        words = heard.words
         if heard.is_document:
-            live = (word for word in heard.words.values() if isinstance(word, ScheduledEvent))
-            words = list(words_of_pulse(heard.relay, live, self._by_scope.get(scope, {})))
-        for event_id, word in words:
+            words = words_of_pulse(heard.relay, words, self._by_scope.get(scope, {}))
+        for event_id, word in words.items():
             before = self.history(scope, event_id)
             after, news = apply_word(before, heard.relay, word, heard.seen, now, fresh)
             reporter = None if heard.is_document else heard.relay
@@ -230,8 +225,12 @@ class EventMerger:
 
     def restart_end_waits(self) -> None:
         """Let the agents that disagree about an end have their time again: nobody heard them."""
-        self._must_wait_again = True
-        self._wake.set()
+        now = self._clock.now()
+        for scope, histories in self._by_scope.items():
+            for event_id, history in list(histories.items()):
+                if history.ended_at is None:
+                    self._put((scope, event_id), wait_again(history, now))
+        self._unasked |= {scope for scope, _ in self._ending}
 
     async def end_events_when_due(self) -> NoReturn:
         """Ask about events that may have ended, and end them when nobody has shown them in time.
@@ -240,41 +239,17 @@ class EventMerger:
         also wait in the queue behind much else.
         """
         while True:
-            self._wake.clear()
-            async with self._lock:
-                await self._load_missing(())
-                if self._must_wait_again:
-                    self._must_wait_again = False
-                    self._wait_again(self._clock.now())
-            now = self._clock.now()
-            due = self._next_end()
-            if due is not None and due <= now:
-                due = now + READ_INTERVAL
-                if self._roster.has_listened(now) and await self._has_read_all():
-                    async with self._lock:
-                        await self._end_due_events(now)
-                    due = self._next_end()
+            await self._clock.sleep(END_INTERVAL)
             scopes, self._unasked = self._unasked, set()
             for scope in scopes:
                 if event_ids := sorted(name for of, name in self._ending if of == scope):
                     await self._ask(scope, event_ids)
-            if scopes:
-                await self._clock.sleep(ASK_INTERVAL)
-            seconds = None
-            if due is not None:
-                seconds = max(0.0, (due - self._clock.now()).total_seconds())
-            await self._clock.wait(self._wake, seconds)
-
-    def _next_end(self) -> datetime | None:
-        ending = (self._by_scope[scope][event_id] for scope, event_id in self._ending)
-        return min((each.end_due_at for each in ending if each.end_due_at), default=None)
-
-    def _wait_again(self, now: datetime) -> None:
-        for scope, histories in self._by_scope.items():
-            for event_id, history in list(histories.items()):
-                if history.ended_at is None:
-                    self._put((scope, event_id), wait_again(history, now))
-        self._unasked |= {scope for scope, _ in self._ending}
+            now = self._clock.now()
+            ending = (self._by_scope[scope][event_id] for scope, event_id in self._ending)
+            is_any_due = any(each.end_due_at and each.end_due_at <= now for each in ending)
+            if is_any_due and self._roster.has_listened(now) and await self._has_read_all():
+                async with self._lock:
+                    await self._end_due_events(now)
 
     async def _end_due_events(self, now: datetime) -> None:
         """End what was due before the broker was asked: what came later is read later."""
@@ -299,7 +274,6 @@ class EventMerger:
         elif name not in self._ending:
             self._ending.add(name)
             self._unasked.add(scope)
-            self._wake.set()
         if history.ended_at is not None:
             self._over[name] = None
 
