@@ -50,6 +50,10 @@ MAX_REASON = 1000
 """Characters of the reason in a result."""
 MAX_SECONDS = 200 * 366 * 86_400.0
 """The longest time that a message may state. Arithmetic with it cannot leave the calendar."""
+ORDER_LIFETIME = 5.0
+"""Seconds from an order to its deadline. An agent refuses a longer time."""
+ANSWER_MARGIN = 3.0
+"""Seconds after the deadline in which the hub still waits for the result."""
 _MAX_BODY_FIELDS = 64 * 1024
 """Bytes of the JSON of a vote, and of the answer to it."""
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)

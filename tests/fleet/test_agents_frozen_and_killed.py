@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.fleet.hub.start_orders import ORDER_LIFETIME
+from relay.fleet.messages import ORDER_LIFETIME
 from relay.simulator import Plan, Setup, Simulator
 from relay.simulator.setup import Fault
 from tests.depth import CHAOS

@@ -18,8 +18,8 @@ import pytest
 
 from relay.events.model import ScheduledEvent
 from relay.fleet.agent import start_orders
-from relay.fleet.agent.start_orders import MAX_LIFETIME, StartOrders
-from relay.fleet.messages import StartOrder, StartResult
+from relay.fleet.agent.start_orders import StartOrders
+from relay.fleet.messages import ORDER_LIFETIME, StartOrder, StartResult
 from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
@@ -252,7 +252,7 @@ async def test_a_start_request_that_waits_for_its_turn_until_the_deadline_is_not
 async def test_a_read_that_hangs_ends_in_time_and_sends_nothing_later(
     running: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start_orders, "MAX_LIFETIME", 1.0)
+    monkeypatch.setattr(start_orders, "ORDER_LIFETIME", 1.0)
     order = running.order(seconds=1.0)
     running.imds.document_pause = 2.5
     began = running.clock.monotonic()
@@ -297,7 +297,7 @@ async def test_an_agent_that_has_just_started_carries_out_nothing(tmp_path: Path
         result = await running.carry_out()
         assert (result.result, running.imds.posts) == ("stale", [])
         assert "started" in (result.reason or "")
-        running.clock.monotonic_ahead += MAX_LIFETIME
+        running.clock.monotonic_ahead += ORDER_LIFETIME
         assert (await running.carry_out()).result == "accepted"
 
 

@@ -49,7 +49,7 @@ INTERVAL = 60.0
 INTERVAL_SPREAD = 0.1
 """The part of `INTERVAL` by which a pulse can be earlier or later, so that agents do not align."""
 MIN_INTERVAL = 0.5
-"""Seconds: the shortest time between two pulses, whoever asks for them."""
+"""Seconds between two looks at whether a pulse is due: the shortest time between two pulses."""
 ANSWER_DELAY = 1.5
 """Seconds until an agent looks whether an event that another says is gone is still there.
 
@@ -162,7 +162,6 @@ class Agent:
         """EventIds, in lower case, of which the hub wants to know whether they are still there."""
         self._was_asked = asyncio.Event()
         self._pulse_at = clock.monotonic()
-        self._pulse_earlier = asyncio.Event()
         self.votes = VoteForwarder(engine, self._say)
 
     async def run(self) -> None:
@@ -192,31 +191,24 @@ class Agent:
 
     def _send_pulse_soon(self) -> None:
         self._pulse_at = self._clock.monotonic()
-        self._pulse_earlier.set()
 
     async def _send_pulses(self) -> NoReturn:
         said_document = True
         while True:
-            self._pulse_earlier.clear()
-            if not said_document and self._has_read():  # from now on it can get orders
-                self._pulse_at, said_document = self._clock.monotonic(), True
-            seconds = self._pulse_at - self._clock.monotonic()
-            if seconds > 0 or not self._link.is_connected:
-                pause = max(seconds, MIN_INTERVAL) if said_document else MIN_INTERVAL
-                await self._clock.wait(self._pulse_earlier, pause)
+            await self._clock.sleep(MIN_INTERVAL)
+            if not said_document and self._source.last_document is not None:
+                self._send_pulse_soon()  # from now on it can get orders
+                said_document = True
+            if self._clock.monotonic() < self._pulse_at or not self._link.is_connected:
                 continue
             # The sink has what was recorded before the document is `last_document`.
             if not self._reports_wait():
                 spread = INTERVAL_SPREAD * (2 * self._chance() - 1)
                 self._pulse_at = self._clock.monotonic() + INTERVAL * (1 + spread)
-                said_document = self._has_read()
                 pulse, at = self._make_pulse()
+                said_document = pulse.live is not None
                 with suppress(DeliveryError):  # the next one follows
                     await self._say(pulse, at, PULSE_TTL)
-            await self._clock.sleep(MIN_INTERVAL)
-
-    def _has_read(self) -> bool:
-        return self._source.last_document is not None
 
     def _make_pulse(self) -> tuple[Pulse, datetime]:
         source = self._source

@@ -17,18 +17,22 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeAlias
 
 from relay.approvals.status import is_scheduled
 from relay.clock import Clock
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
-from relay.events.model import ScheduledEvent
-from relay.fleet.messages import MAX_REASON, StartOrder, StartOutcome, StartResult
+from relay.fleet.messages import (
+    ANSWER_MARGIN,
+    MAX_REASON,
+    ORDER_LIFETIME,
+    StartOrder,
+    StartOutcome,
+    StartResult,
+)
 from relay.ingest import FreshReadResult
 
-MAX_LIFETIME = 5.0
-"""Seconds. The hub sets no deadline that is further away."""
-RESTART_PAUSE = MAX_LIFETIME
+RESTART_PAUSE = ORDER_LIFETIME
 """Seconds after its start in which an agent carries out nothing.
 
 The process that ran there before may have carried out the same order, and did not write it down.
@@ -36,12 +40,12 @@ The process that ran there before may have carried out the same order, and did n
 MAX_HUB_AHEAD = 2.0
 """Seconds that the hub's clock may be ahead of that of IMDS, which makes its deadlines later.
 
-The hub gives an order to another agent 3 s after the deadline.
+The hub gives an order to another agent `ANSWER_MARGIN` after the deadline.
 """
 DATE_RESOLUTION = 1.0
 """Seconds. The header ``Date`` leaves out the fraction of its second."""
-ANSWER_MARGIN = 3.0
-"""Seconds after the deadline in which the hub still waits for the result."""
+_Ended: TypeAlias = tuple[StartOutcome, str | None, int | None]
+"""How an order ended: the outcome, the reason, and the HTTP status of IMDS, if it answered."""
 _log = logging.getLogger(__name__)
 
 
@@ -112,27 +116,28 @@ class StartOrders:
     async def run(self) -> NoReturn:
         while True:
             received = await self._waiting.get()
+            order = received.order
             try:
-                result = await self._carry_out(received)
+                outcome, reason, status = await self._carry_out(received)
             except Exception:  # noqa: BLE001  # a bug must not stop the next order
                 _log.exception("internal error: an order of the hub failed")
-                result = _result(received, "failed", "an internal error of the agent")
-            _log.info(
-                "fleet: the hub ordered a StartRequest for %s (grant %d, attempt %d): %s%s",
-                received.order.event_id,
-                result.grant,
-                result.attempt,
-                result.result,
-                f", {result.reason}" if result.reason else "",
+                outcome, reason, status = "failed", "an internal error of the agent", None
+            name = f"{order.event_id} (grant {order.grant}, attempt {order.attempt})"
+            more = f", {reason}" if reason else ""
+            _log.info("fleet: the hub ordered a StartRequest for %s: %s%s", name, outcome, more)
+            result = StartResult(
+                grant=order.grant,
+                attempt=order.attempt,
+                result=outcome,
+                status=status,
+                reason=None if reason is None else reason[:MAX_REASON],
             )
             try:
                 async with asyncio.timeout(self._remaining_lifetime(received) + ANSWER_MARGIN):
                     await self._publish(result)
             except (TimeoutError, DeliveryError) as error:
-                reason = f": {error.reason}" if isinstance(error, DeliveryError) else " in time"
-                _log.warning(
-                    "fleet: the result of grant %d could not be told%s", result.grant, reason
-                )
+                why = f": {error.reason}" if isinstance(error, DeliveryError) else " in time"
+                _log.warning("fleet: the result of grant %d could not be told%s", order.grant, why)
             self._waiting.task_done()
 
     async def stop(self, within: float) -> None:
@@ -144,53 +149,55 @@ class StartOrders:
 
     # --- orders
 
-    async def _carry_out(self, received: _ReceivedOrder) -> StartResult:
+    async def _carry_out(self, received: _ReceivedOrder) -> _Ended:
         if reason := self._early_refusal(received):
-            return _result(received, "stale", reason)
+            return "stale", reason, None
         try:
             async with asyncio.timeout(self._remaining_lifetime(received)):
                 read = await self._reader.read_with_imds_time()
         except TimeoutError:
-            return _result(received, "stale", "IMDS did not give the document in time")
+            return "stale", "IMDS did not give the document in time", None
         except SourceError as error:
             reason = f"the document could not be read, nothing was sent: {error.reason}"
-            return _result(received, "failed", reason)
+            return "failed", reason, None
         if read.imds_time is None:
-            reason = "IMDS gave no Date with the document, nothing was sent"
-            return _result(received, "failed", reason)
+            return "failed", "IMDS gave no Date with the document, nothing was sent", None
         return await self._start(received, read, read.imds_time)
 
     async def _start(
         self, received: _ReceivedOrder, read: FreshReadResult, date: datetime
-    ) -> StartResult:
-        key = received.order.event_id.lower()
+    ) -> _Ended:
+        order, key = received.order, received.order.event_id.lower()
         event = next(
             (event for event in read.document.events if event.lowercase_event_id == key), None
         )
         if event is None:
-            return _result(received, "changed", "the event is not in the document any more")
-        if reason := _difference(received.order, event):
-            return _result(received, "changed", reason)
-        early = (received.order.deadline - date).total_seconds() - MAX_LIFETIME
+            return "changed", "the event is not in the document any more", None
+        if not is_scheduled(event):
+            return "changed", f"the event is {event.event_status}, not Scheduled", None
+        if event.revision != order.revision:
+            reason = f"the event has the revision {event.revision}, not {order.revision}"
+            return "changed", reason, None
+        early = (order.deadline - date).total_seconds() - ORDER_LIFETIME
         if early > MAX_HUB_AHEAD:
             reason = f"by the clock of IMDS the deadline is {early:.1f} s too far away"
-            return _result(received, "stale", reason)
+            return "stale", reason, None
 
         def seconds_left() -> float:
             """Return the time to the deadline, if the clock of IMDS is as late as it can be."""
             passed = self._max_elapsed_by_both_clocks(read.asked_at, read.asked_monotonic)
-            to_deadline = (received.order.deadline - date).total_seconds() - DATE_RESOLUTION
+            to_deadline = (order.deadline - date).total_seconds() - DATE_RESOLUTION
             return min(to_deadline - passed, self._remaining_lifetime(received))
 
         try:
             await self._sender.send_start_request(event.event_id, seconds_left=seconds_left)
         except SourceCallNotSentInTime as error:
-            return _result(received, "stale", error.reason)
+            return "stale", error.reason, None
         except SourceRefused as error:
-            return _result(received, "refused", error.reason, status=400)
+            return "refused", error.reason, 400
         except SourceError as error:
-            return _result(received, "failed", error.reason, status=error.status)
-        return _result(received, "accepted", None, status=200)
+            return "failed", error.reason, error.status
+        return "accepted", None, 200
 
     def _early_refusal(self, received: _ReceivedOrder) -> str | None:
         if self._is_stopping:
@@ -198,34 +205,13 @@ class StartOrders:
         if received.monotonic - self._started < RESTART_PAUSE:
             return f"the agent has started less than {RESTART_PAUSE:g} s ago"
         if self._remaining_lifetime(received) <= 0:
-            return f"the order is older than {MAX_LIFETIME:g} s"
+            return f"the order is older than {ORDER_LIFETIME:g} s"
         return None
 
     def _remaining_lifetime(self, received: _ReceivedOrder) -> float:
         """Return for how long an order can be valid, as it was valid when it came."""
-        return MAX_LIFETIME - self._max_elapsed_by_both_clocks(received.at, received.monotonic)
+        return ORDER_LIFETIME - self._max_elapsed_by_both_clocks(received.at, received.monotonic)
 
     def _max_elapsed_by_both_clocks(self, at: datetime, monotonic: float) -> float:
         """Return the seconds since a moment, by the clock that says more."""
         return max(self._clock.monotonic() - monotonic, (self._clock.now() - at).total_seconds())
-
-
-def _difference(order: StartOrder, event: ScheduledEvent) -> str | None:
-    if not is_scheduled(event):
-        return f"the event is {event.event_status}, not Scheduled"
-    if event.revision != order.revision:
-        return f"the event has the revision {event.revision}, not {order.revision}"
-    return None
-
-
-def _result(
-    received: _ReceivedOrder, outcome: StartOutcome, reason: str | None, status: int | None = None
-) -> StartResult:
-    order = received.order
-    return StartResult(
-        grant=order.grant,
-        attempt=order.attempt,
-        result=outcome,
-        status=status,
-        reason=None if reason is None else reason[:MAX_REASON],
-    )

@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, TypeAlias
 
 from relay.approvals import ClaimedGrant
@@ -39,20 +39,22 @@ from relay.errors import (
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.roster import Agent, Roster
-from relay.fleet.messages import StartOrder, StartOutcome, StartResult
+from relay.fleet.messages import (
+    ANSWER_MARGIN,
+    ORDER_LIFETIME,
+    StartOrder,
+    StartOutcome,
+    StartResult,
+)
 from relay.fleet.routing import AuthorizedSender, command_key
 from relay.store import Grant, TrackedEvent
 from relay.store.sqlite import Store
 
-ORDER_LIFETIME = 5.0
-"""Seconds until the deadline of an order. Agents refuse a longer time."""
-ANSWER_MARGIN = 3.0
-"""Seconds after the deadline in which the result can still come."""
 SETTLED_AFTER = ORDER_LIFETIME + ANSWER_MARGIN
 """Seconds after which nobody can carry out an order any more."""
 FAILURE_MEMORY = 600.0
 """Seconds in which an agent that did not carry out an order comes after all others."""
-
+_NEVER = datetime.min.replace(tzinfo=UTC)
 _log = logging.getLogger(__name__)
 
 OrderResult: TypeAlias = Literal[StartOutcome, "returned", "unanswered"]
@@ -78,9 +80,9 @@ class Publisher(Protocol):
         """By the monotonic clock; None: it is not connected, and no grant is claimed."""
 
     async def send(self, key: str, event: CloudEvent) -> bool:
-        """Publish to a routing key, mandatory and confirmed; return False if nobody got the event.
+        """Publish to a routing key; return False if nobody got the event.
 
-        Raises DeliveryError if it is not known whether somebody got it.
+        Raises DeliveryError within `SETTLED_AFTER` if nobody says whether somebody got it.
         """
 
 
@@ -91,12 +93,8 @@ class _AwaitedOrder:
     agent: str
     grant: int
     attempt: int
-    result: StartResult | Literal["returned"] | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def end(self, result: StartResult | Literal["returned"]) -> None:
-        self.result = self.result or result  # the first word counts
-        self.ended.set()
+    result: StartResult | None = None
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class OrderPort:
@@ -136,7 +134,8 @@ class OrderPort:
             result.grant,
             result.attempt,
         ):
-            order.end(result)
+            order.result = order.result or result  # the first counts
+            order.answered.set()
         else:
             _log.debug("fleet: nobody waits for %s of %s", result, sender)
 
@@ -166,11 +165,11 @@ class OrderPort:
         now, since = self._clock.now(), self._clock.monotonic() - FAILURE_MEMORY
         agents = self._roster.agents_of_scope(scope)
         able = [agent for agent in agents if self._roster.can_agent_execute_order(agent, now)]
-        reachable = []
-        for agent in able:
-            returned_at = self._returned_at.get((scope, agent.relay))
-            if returned_at is None or agent.last_heard > returned_at:
-                reachable.append(agent)
+        reachable = [
+            agent
+            for agent in able
+            if agent.last_heard > self._returned_at.get((scope, agent.relay), _NEVER)
+        ]
         if not reachable:
             raise SourceUnavailable(
                 f"no agent can carry out the order: of {len(agents)} agents of the scope, "
@@ -214,20 +213,18 @@ class OrderPort:
         )
         name = f"grant {order.grant}, attempt {order.attempt}, relay {agent.relay} of {scope}"
         _log.info("fleet: order to start %s within %g s (%s)", claim.event_id, ORDER_LIFETIME, name)
-        self._free_at[scope] = self._clock.monotonic() + SETTLED_AFTER
+        free_at = self._free_at[scope] = self._clock.monotonic() + SETTLED_AFTER
         self._awaited[scope] = order
         try:
-            async with asyncio.TaskGroup() as group:
-                order_event = message.to_event(self._origin, now)
-                sending = group.create_task(
-                    self._publish(order, command_key(scope, agent.relay), order_event, name)
-                )
-                await self._clock.wait(order.ended, SETTLED_AFTER)
-                sending.cancel()
+            is_delivered = await self._publish(
+                command_key(scope, agent.relay), message.to_event(self._origin, now), name
+            )
+            if is_delivered:
+                await self._clock.wait(order.answered, free_at - self._clock.monotonic())
         finally:
             del self._awaited[scope]
         del self._free_at[scope]  # it was answered, or its time is over
-        self._conclude(scope, order, name)
+        self._conclude(scope, order, "unanswered" if is_delivered else "returned", name)
 
     def _seconds_until_free(self, scope: str) -> float:
         """Return how long an order can still be carried out, of this hub or of one before it."""
@@ -235,42 +232,45 @@ class OrderPort:
         connected = -math.inf if connected_since is None else connected_since + SETTLED_AFTER
         return max(connected, self._free_at.get(scope, -math.inf)) - self._clock.monotonic()
 
-    async def _publish(self, order: _AwaitedOrder, key: str, event: CloudEvent, name: str) -> None:
+    async def _publish(self, key: str, event: CloudEvent, name: str) -> bool:
         try:
-            if not await self._publisher.send(key, event):
-                order.end("returned")
+            return await self._publisher.send(key, event)
         except DeliveryError as error:
             _log.warning(
                 "fleet: whether an order was delivered is not known: %s (%s)", error.reason, name
             )
+            return True
 
-    def _conclude(self, scope: str, order: _AwaitedOrder, name: str) -> None:
-        agent, relay, result = (scope, order.agent), f"relay {order.agent}", order.result
-        if isinstance(result, StartResult) and result.result in ("accepted", "refused"):
+    def _conclude(self, scope: str, order: _AwaitedOrder, outcome: OrderResult, name: str) -> None:
+        """Return if IMDS accepted; ``outcome`` is that of an order without a result."""
+        agent, relay = (scope, order.agent), f"relay {order.agent}"
+        status, reason = None, None
+        if order.result is not None:
+            outcome, status, reason = order.result.result, order.result.status, order.result.reason
+        self.results[outcome] += 1
+        level = logging.INFO if outcome == "accepted" else logging.WARNING
+        _log.log(
+            level, "fleet: the order was %s%s (%s)", outcome, f", {reason}" if reason else "", name
+        )
+        if outcome in ("accepted", "refused"):
             self._failed_at.pop(agent, None)
             self._returned_at.pop(agent, None)
         else:
             self._failed_at[agent] = self._clock.monotonic()
-        if result is None:
-            self.results["unanswered"] += 1
-            _log.warning("fleet: no answer to the order within %g s (%s)", SETTLED_AFTER, name)
-            raise SourceUnavailable(f"{relay} did not answer the order within {SETTLED_AFTER:g} s")
-        if result == "returned":
-            self.results["returned"] += 1
-            _log.warning("fleet: the order was returned (%s)", name)
-            self._returned_at[agent] = self._clock.now()
-            raise StartRequestNotDelivered(f"RabbitMQ returned the order: {relay} is not connected")
-        self.results[result.result] += 1
-        level = logging.INFO if result.result == "accepted" else logging.WARNING
-        reason = f", {result.reason}" if result.reason else ""
-        _log.log(level, "fleet: answer to the order: %s%s (%s)", result.result, reason, name)
-        reason = result.reason or "it gave no reason"
-        match result.result:
+        reason = reason or "it gave no reason"
+        match outcome:
             case "refused":
                 raise SourceRefused(f"{relay}: {reason}", status=400)
             case "failed":
-                raise SourceUnavailable(f"{relay}: {reason}", status=result.status)
+                raise SourceUnavailable(f"{relay}: {reason}", status=status)
             case "changed" | "stale":
                 # If agent after agent sends nothing, the reason is another than the agent.
                 kind = StartRequestNotDelivered if order.attempt == 1 else SourceUnavailable
                 raise kind(f"{relay} sent nothing: {reason}")
+            case "returned":
+                self._returned_at[agent] = self._clock.now()
+                problem = f"RabbitMQ returned the order: {relay} is not connected"
+                raise StartRequestNotDelivered(problem)
+            case "unanswered":
+                problem = f"{relay} did not answer the order within {SETTLED_AFTER:g} s"
+                raise SourceUnavailable(problem)
