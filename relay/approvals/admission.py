@@ -7,7 +7,7 @@ asks it before it records a decision. Rules and quorums are counted elsewhere (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,6 @@ from relay.approvals.principals import is_machine, scope_of_machine
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, refuse
 from relay.approvals.standing_holds import hold_summaries, latest_ending_holds
 from relay.approvals.status import ApprovalStatus, is_scheduled
-from relay.events.data_types import LimitWait
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
 from relay.store import Decision, TrackedEvent
@@ -297,19 +296,17 @@ def build_accepted_answer(
             "state": _answer_state(request, status),
             **status.vote_count_fields,
             **({"notice": DRY_RUN_NOTICE} if status.mode == "dry-run" else {}),
-            **told_of_decision(request.decision, status, status.waiting_for),
+            **told_of_decision(request.decision, status),
         },
     )
 
 
-def told_of_decision(
-    decision: str, status: ApprovalStatus, waiting_for: Iterable[LimitWait]
-) -> dict[str, Any]:
+def told_of_decision(decision: str, status: ApprovalStatus) -> dict[str, Any]:
     """Return what is told only where it is so. ``notice``: the hold may come too late."""
     is_late = decision == "hold" and status.may_be_accepted_by_imds
     fields = {
         "notice": SENT_BEFORE_NOTICE if is_late else "",
-        "waitingFor": list(waiting_for),
+        "waitingFor": list(status.waiting_for),
         "standingHolds": hold_summaries(status.active_standing_holds),
     }
     return {name: value for name, value in fields.items() if value}
@@ -320,7 +317,7 @@ def _answer_state(request: DecisionRequest, status: ApprovalStatus) -> str:
         return "held"
     if status.waiting_for:
         return "waiting"
-    if status.is_granted:
+    if status.active_grant is not None or status.is_grantable:
         return "granted"
     if request.decision == "release" and not status.vote_count:
         return "released"

@@ -55,7 +55,7 @@ from relay.clock import TokenBuckets
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
 from relay.events.data_types import LimitWait
-from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
+from relay.store import Grant, GrantState, Mode, StandingHold, TrackedEvent
 from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
@@ -167,7 +167,10 @@ class ApprovalEngine:
     # --- requests
 
     def decide(self, tx: Transaction, request: Request) -> DecisionAnswer:
-        """Decide a request and record what was decided. A repeat gets its first answer."""
+        """Decide a request and record what was decided. A repeat gets its first answer.
+
+        What follows from it is recorded by `follow_up`.
+        """
         principal, request_id = request.caller.principal, request.request_id
         first = tx.answers.find(principal, request_id) if request_id is not None else None
         if first is not None and first.digest == request.digest:
@@ -197,7 +200,8 @@ class ApprovalEngine:
         status: ApprovalStatus | None = None
         if len(occurrences) == 1:
             # The transitions that were due before the request come first.
-            status = self._apply_event_transitions(tx, occurrences[0], request.at)
+            self.apply_due_transitions(tx, request.at, [occurrences[0].key])
+            status = self.status(tx, occurrences[0], request.at)
         elif len(occurrences) > 1:
             refusal = refusal or ambiguous_scope_refusal(occurrences)
         refusal = refusal or find_decision_refusal(request, status)
@@ -247,12 +251,11 @@ class ApprovalEngine:
         )
         occurrence, ended = status.occurrence, find_decisions_to_end(request, status)
         left = (earlier for earlier in status.decisions if earlier not in ended)
-        waits = self._limits.waits_of(tx, replace(status, decisions=(*left, decision)))
-        recorded = Recording(tx, self.origin, occurrence, request.at).decision(
-            decision, status, request.message_id or occurrence.last_event_id, ended, waits
-        )
-        after = self._apply_event_transitions(tx, occurrence, request.at, cause=recorded)
-        return build_accepted_answer(request, recorded, after)
+        after = replace(status, decisions=(*left, decision))
+        after = replace(after, waiting_for=self._limits.waits_of(tx, after))
+        cause = request.message_id or occurrence.last_event_id
+        Recording(tx, self.origin, occurrence, request.at).decision(decision, after, cause, ended)
+        return build_accepted_answer(request, decision, after)
 
     # --- standing holds
 
@@ -310,7 +313,7 @@ class ApprovalEngine:
         for occurrence in tx.approvals.occurrences_to_check(
             all_live=self.acts_unasked, event_keys=event_keys
         ):
-            status = self._apply_event_transitions(tx, occurrence, now, in_pass=True)
+            status = self._apply_event_transitions(tx, occurrence, now)
             moment = next_change_at(status)
             if moment is not None:
                 moments.append(moment)
@@ -331,33 +334,22 @@ class ApprovalEngine:
             status = self._status_without_limits(tx, occurrence, now)
             moments.append(status.not_before)
             if status.mode == "on":
-                recording = Recording(tx, self.origin, occurrence, now)
-                recording.transition(CreateGrant(), status, None)
+                Recording(tx, self.origin, occurrence, now).transition(CreateGrant(), status)
         if line.waiting:
             tx.messages.refresh_about(line.waiting, now)
         return [moment for moment in moments if moment is not None]
 
     def _apply_event_transitions(
-        self,
-        tx: Transaction,
-        occurrence: TrackedEvent,
-        now: datetime,
-        *,
-        cause: Decision | None = None,
-        in_pass: bool = False,
+        self, tx: Transaction, occurrence: TrackedEvent, now: datetime
     ) -> ApprovalStatus:
         """Apply transitions until none is due; return the status then.
 
-        ``cause`` is the decision that this transaction has recorded; None: there is none.
-        ``in_pass``: what a limit counts is granted afterwards, all events in their order.
+        What a limit counts is granted afterwards, all events in their order.
         """
         recording = Recording(tx, self.origin, occurrence, now)
-        is_granted_later = in_pass and self._limits.counts(occurrence, now)
+        is_granted_later = self._limits.counts(occurrence, now)
         while True:
-            if is_granted_later:
-                status = self._status_without_limits(tx, occurrence, now)
-            else:
-                status = self.status(tx, occurrence, now)
+            status = self._status_without_limits(tx, occurrence, now)
             transitions = [
                 each
                 for each in due_transitions(status)
@@ -367,7 +359,7 @@ class ApprovalEngine:
                 return status
             for transition in transitions:
                 waited = self._waits_until_expiry(tx, transition, status)
-                cause = recording.transition(transition, status, cause, waited)
+                recording.transition(transition, status, waited)
 
     def _waits_until_expiry(
         self, tx: Transaction, transition: Transition, status: ApprovalStatus

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +27,8 @@ from relay.approvals.transitions import (
 from relay.events.build import Origin, approval_or_startrequest_event, standing_hold_event
 from relay.events.data_types import NO_REMARKS, EventData, LimitWait
 from relay.events.timestamps import format_rfc3339
-from relay.store import Decision, Grant, GrantState, RecordedEvent, StandingHold, TrackedEvent
+from relay.store import Decision, Grant, GrantState, StandingHold, TrackedEvent
+from relay.store.approvals import decision_of
 from relay.store.transaction import Transaction
 
 _NO_VOTES: dict[str, Any] = {"votes": 0, "required": 0, "rule": None}
@@ -48,60 +49,45 @@ class Recording:
     at: datetime
 
     def decision(
-        self,
-        decision: Decision,
-        status: ApprovalStatus,
-        cause: str,
-        ended: Sequence[Decision],
-        waiting_for: Sequence[LimitWait] = (),
-    ) -> Decision:
-        """Record ``approval.recorded``; return the decision as the journal has it.
+        self, decision: Decision, status: ApprovalStatus, cause: str, ended: Sequence[Decision]
+    ) -> None:
+        """Record ``approval.recorded``.
 
-        ``status`` is that before it, ``ended`` are the decisions that it replaces or releases, and
-        ``waiting_for`` the limits for which the event waits after it.
+        ``status`` is that after it, and ``ended`` are the decisions that it replaces or releases.
         """
-        after = replace(status, decisions=(*status.decisions, decision))
         details = {
             "approvalId": decision.approval_id,
             "decision": decision.decision,
             "principal": decision.principal,
             "channel": decision.channel,
             **decision.remarks,
-            **after.vote_count_fields,
+            **status.vote_count_fields,
             "expires": format_rfc3339(decision.expires) if decision.expires is not None else None,
             **_ended_field(ended),
-            **told_of_decision(decision.decision, status, waiting_for),
+            **told_of_decision(decision.decision, status),
         }
         if decision.dry_run:
             details["dryRun"] = True
-        event = self._event("approval.recorded", details, cause)
-        return replace(decision, recorded_event_id=event.id, position=event.position)
+        self._event("approval.recorded", details, cause)
 
     def transition(
-        self,
-        transition: Transition,
-        status: ApprovalStatus,
-        cause: Decision | None,
-        waited_for: Sequence[LimitWait] = (),
-    ) -> Decision | None:
-        """Record a transition; return the decision that causes the next one.
+        self, transition: Transition, status: ApprovalStatus, waited_for: Sequence[LimitWait] = ()
+    ) -> None:
+        """Record a transition.
 
-        ``cause`` is the decision of this transaction that led to it. It is None if time, the
-        document or the mode did. ``waited_for`` are the limits for which the event waited until its
-        votes expired.
+        ``waited_for`` are the limits for which the event waited until its votes expired.
         """
         match transition:
             case VoidVotes():
                 self._voided_votes(transition, waited_for)
             case ExpireHold(hold):
-                return self._expired_hold(hold, status)
+                self._expired_hold(hold, status)
             case FailGrant(grant, reason):
                 self.start_answer(grant, "failed", http_status=None, reason=reason)
             case CreateGrant():
-                self._grant(status, cause)
+                self._grant(status)
             case Remind():
                 self._reminder(status)
-        return cause
 
     def claim(self, grant: Grant, status: ApprovalStatus, agent: str | None) -> None:
         """Record that a StartRequest may be sent (`relay.store.audit` follows it back)."""
@@ -151,7 +137,7 @@ class Recording:
             details["waitedFor"] = list(waited_for)
         self._event("approval.voided", details, cause)
 
-    def _expired_hold(self, hold: Decision, status: ApprovalStatus) -> Decision:
+    def _expired_hold(self, hold: Decision, status: ApprovalStatus) -> None:
         reason = f"the hold of {hold.principal} expired; {HOLD_NOTICE}"
         release = Decision(
             approval_id=new_approval_id(),
@@ -165,12 +151,12 @@ class Recording:
             dry_run=status.mode == "dry-run",
             message_id=None,
         )
-        return self.decision(release, status, hold.recorded_event_id, [hold])
+        self.decision(release, status, hold.recorded_event_id, [hold])
 
-    def _grant(self, status: ApprovalStatus, cause: Decision | None) -> None:
+    def _grant(self, status: ApprovalStatus) -> None:
         vote = status.counted_votes[-1] if status.quorum is not None else None
         # If this transaction has recorded no decision, the newest vote causes a grant by votes.
-        deciding = cause or vote
+        deciding = self._newest_decision() or vote
         cause_id = self.occurrence.last_event_id
         if deciding is not None:
             cause_id = deciding.message_id or deciding.recorded_event_id
@@ -184,6 +170,14 @@ class Recording:
             **counted,
         }
         self._event("approval.granted", details, cause_id)
+
+    def _newest_decision(self) -> Decision | None:
+        """Return the last decision about the event that this piece of work has recorded."""
+        for recorded in reversed(self.tx.recorded):
+            if recorded.name == "approval.recorded" and recorded.event_key == self.occurrence.key:
+                event = self.tx.journal.require_event_at_position(recorded.position)
+                return decision_of(recorded.position, event)
+        return None
 
     def _reminder(self, status: ApprovalStatus) -> None:
         """Record the only reminder for this revision of the event."""
@@ -199,7 +193,7 @@ class Recording:
         }
         self._event("approval.reminder", details, self.occurrence.last_event_id)
 
-    def _event(self, name: str, details: Mapping[str, Any], cause: str) -> RecordedEvent:
+    def _event(self, name: str, details: Mapping[str, Any], cause: str) -> None:
         event = approval_or_startrequest_event(
             name,
             self.origin.copy_for_scope(self.occurrence.scope),
@@ -210,7 +204,6 @@ class Recording:
             head=str(self.tx.head()),
         )
         self.tx.record(event, self.at)
-        return self.tx.recorded[-1]
 
 
 def record_refusal(

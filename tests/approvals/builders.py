@@ -425,20 +425,24 @@ class ApprovalFile:
         of: ScheduledEvent | None = None,
         **changes: Any,
     ) -> DecisionAnswer:
-        request = build_request(decision, by, of, at=self.clock.now(), **changes)
-        return self.transact(lambda tx: self.engine.decide(tx, request))
+        return self.decide(build_request(decision, by, of, at=self.clock.now(), **changes))
 
     def hold_ahead(self, by: Caller | str = "eve", *given: Any, **changes: Any) -> DecisionAnswer:
         """Ask for a standing hold, as `build_creation` builds it."""
-        return self._submit_and_step(build_creation(by, *given, at=self.clock.now(), **changes))
+        return self.decide(build_creation(by, *given, at=self.clock.now(), **changes))
 
     def end_ahead(self, hold_id: str, by: Caller | str = "eve") -> DecisionAnswer:
-        return self._submit_and_step(build_end(hold_id, by, at=self.clock.now()))
+        return self.decide(build_end(hold_id, by, at=self.clock.now()))
 
-    def _submit_and_step(self, request: Request) -> DecisionAnswer:
-        answer = self.transact(lambda tx: self.engine.decide(tx, request))
-        self.apply_transitions()
-        return answer
+    def decide(self, request: Request) -> DecisionAnswer:
+        """Decide a request, and record what follows, in one transaction as the store does."""
+
+        def work(tx: Transaction) -> DecisionAnswer:
+            answer = self.engine.decide(tx, request)
+            self.engine.follow_up(tx, self.clock.now())
+            return answer
+
+        return self.transact(work)
 
     def set_mode(self, mode: Mode) -> None:
         self.transact(lambda tx: tx.store_approval_mode(mode, "local:root", self.clock.now()))

@@ -284,6 +284,14 @@ class Approvals(MachineOnFile):
         for of in self.model:
             self._settle(of)
 
+    def _settle_with(self, of: str) -> None:
+        """Forget what has expired when somebody decides about an event."""
+        if any(hold.ends <= self.clock.now() for hold in self.ahead):
+            self._settle_all()  # all events are checked at the end of a standing hold
+            self._expire_ahead()
+        elif of in self.model:
+            self._settle(of)
+
     def _expire_ahead(self) -> None:
         self.ahead[:] = [hold for hold in self.ahead if hold.ends > self.clock.now()]
 
@@ -365,10 +373,10 @@ class Approvals(MachineOnFile):
         """Vote for the state that the relay has read, or for the one that Azure has."""
         revision, now = self._revision(of, known), self.clock.now()
         before = self._count_events("approval.recorded")
-        if of in self.model:
-            self._settle(of)
         ids: dict[str, Any] = {"request_id": request, "digest": f"{of}{revision}"}
         answer = self.approvals.submit("approve", who, event_id=of, revision=revision, **ids)
+        if not answer.repeat:
+            self._settle_with(of)
         if (
             answer.status == 202
             and self.mode == "on"
@@ -428,8 +436,7 @@ class Approvals(MachineOnFile):
     def hold(self, who: str, of: str) -> None:
         revision, now = self._revision(of, known=True), self.clock.now()
         before = self._count_events("approval.recorded")
-        if of in self.model:
-            self._settle(of)
+        self._settle_with(of)
         answer = self.approvals.submit("hold", who, event_id=of, revision=revision)
         if answer.status == 202:
             occurrence = self.approvals.status(of).occurrence.id
@@ -446,8 +453,7 @@ class Approvals(MachineOnFile):
     def release(self, who: str, of: str, operator: bool) -> None:
         """Release one's own hold, or all holds."""
         by = build_caller(who, "operate") if operator else who
-        if of in self.model:
-            self._settle(of)
+        self._settle_with(of)
         answer = self.approvals.submit(
             "release", by, event_id=of, revision=self._revision(of, known=True)
         )
