@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import format_datetime
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
+
+from pydantic import ConfigDict, with_config
 
 from relay.imds.document import DURATION_SINCE, PREFIX_UNTIL, SOURCE_SINCE, TYPE_SINCE
 from relay.settings import Duration
@@ -46,11 +48,10 @@ _USER_ACTIONS: Final[Mapping[EventType, str]] = {
 }
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What Azure will do to some VMs: docs/simulator.md#playbooks. Durations pass scaled."""
-
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     type: EventType = "Reboot"
     resources: tuple[str, ...] | None = None

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from relay.clock import Clock
 from relay.errors import RelayError
@@ -152,9 +152,8 @@ class Scope:
         ids_by_key = {event_id.casefold(): event_id for event_id in event_ids}
         for key, event_id in ids_by_key.items():
             if key not in live_events:
-                raise UnknownEvent(
-                    f"expected the EventId of an event in the document, got {event_id!r}"
-                )
+                problem = f"expected the EventId of an event in the document, got {event_id!r}"
+                raise UnknownEvent(problem)
         for key in ids_by_key:
             self._approve(live_events[key], vm, now)
         self.tick()
@@ -236,9 +235,7 @@ class Scope:
         ends = at + self.scale_duration(lasts) if lasts is not None else None
         self._keep(replace(event, status="Started", starts=None, ends=ends), at, "started")
 
-    def _remove(
-        self, event: Event, status: Literal["Completed", "Canceled"], at: datetime
-    ) -> Event:
+    def _remove(self, event: Event, status: Status, at: datetime) -> Event:
         gone = replace(event, status=status, starts=None, ends=None)
         del self._live_events[event.event_id]
         self._past_events.append(gone)

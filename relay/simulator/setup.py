@@ -16,21 +16,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from aiohttp import web
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ConfigDict, with_config
 
 from relay.events.model import other_instance_names
 from relay.settings import Duration
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class VM:
     """One VM of the scope. Defaults follow from ``name``: a test always gets the same VM."""
-
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     name: str
     """Its name in ``Resources``: the VM's name, or ``set_18`` in a uniform scale set."""
@@ -65,6 +64,7 @@ def _vm_by_name(vm: object) -> object:
     return {"name": vm} if isinstance(vm, str) else vm
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The VMs and the behavior of the simulated Azure: docs/simulator.md#playbooks.
@@ -72,8 +72,6 @@ class Setup:
     Durations are seconds, in YAML text such as ``2m``. They pass ``scale`` times faster. Raises
     ValueError without VMs, for two VMs of one name, and for numbers out of range.
     """
-
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     vms: tuple[Annotated[VM, BeforeValidator(_vm_by_name)], ...] = (VM("vm-0"),)
     scale: float = 1.0
@@ -176,6 +174,7 @@ Target = Literal["document", "approval", "instance", "any"]
 JSON: Final = "application/json"
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A fault of some calls; without ``calls`` and ``lasts`` of the next one.
@@ -184,8 +183,6 @@ class Fault:
 
     Durations are seconds, and pass ``scale`` times faster.
     """
-
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     kind: Kind = "status"
     on: Target = "document"

@@ -1,7 +1,7 @@
 """A program for a network namespace that is a VM without a virtual network.
 
 A real DHCP server listens at port 67, and a whole relay searches the metadata service there.
-`test_endpoint` runs the program, which fails if an assertion does.
+`test_discover` runs the program, which fails if an assertion does.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 
 from relay.errors import SourceError
-from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document
 from relay.events.timestamps import format_rfc3339
 from relay.imds import SourceSettings
-from relay.imds.document import NEWEST_API_VERSION, parse_document
+from relay.imds.document import parse_document
 from relay.imds.poller import ANSWER_TIMEOUT, FIRST_ANSWER_TIMEOUT, LARGE_BODY, Poller
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
-from relay.store.sqlite import Store
+from relay.store import RecordedEvent
 from tests.clocks import NOON, ManualClock
 from tests.eventually import eventually
 from tests.imds.running_poller import running_poller
@@ -36,19 +35,24 @@ _SECOND = 1.06
 @dataclass
 class Rig:
     clock: ManualClock
-    store: Store
     poller: Poller
     reports: list[tuple[str, str]] = field(default_factory=list)
-    recorded_names: list[str] = field(default_factory=list)
-    """The names of all recorded events, including those in memory."""
+    recorded: list[RecordedEvent] = field(default_factory=list)
+    """All that were recorded, also in memory."""
 
-    async def recorded_events(self) -> list[CloudEvent]:
-        return await self.store.read(
-            lambda tx: [event for _, event in tx.journal.events_after(0, 10_000)]
-        )
+    @property
+    def names(self) -> list[str]:
+        return [event.name for event in self.recorded]
 
-    async def names(self) -> list[str]:
-        return [event.name for event in await self.recorded_events()]
+    @property
+    def reported(self) -> list[str]:
+        return [name for name, _ in self.reports]
+
+    @property
+    def outcome(self) -> tuple[str, str]:
+        (ended,) = [each.event for each in self.recorded if each.name == "event.ended"]
+        assert ended is not None
+        return ended.data["outcome"], ended.data["evidence"]
 
     async def polled(self, times: int = 1) -> None:
         """Let this number of intervals pass, each with its poll."""
@@ -63,40 +67,23 @@ class Rig:
         """Wait until the poller sleeps: the watch does so at all times, and the pause makes two."""
         await eventually(lambda: self.poller.polls > 0 and len(self.clock.remaining_sleeps) >= 2)
 
-    async def until(
-        self, condition: Callable[[], bool], step: float = 0.25, within: float = 300.0
-    ) -> None:
-        await self.clock.advance_until(condition, step=step, within=within)
-
 
 @asynccontextmanager
 async def rig(
-    folder: Path,
-    url: str,
-    clock: ManualClock,
-    *,
-    interval: str = "1s",
-    timeout: str = "30s",  # noqa: ASYNC109  # the setting's own name
-    last_read: datetime | None = None,
-    api_version: str = NEWEST_API_VERSION,
+    folder: Path, url: str, clock: ManualClock, *, last_read: datetime | None = None, **source: str
 ) -> AsyncIterator[Rig]:
-    """Run a poller on a store in a folder. Only a call that hangs waits for ``timeout``."""
-    times = {"interval": interval, "timeout": timeout, "first_timeout": timeout}
-    source = SourceSettings.model_validate({"url": url, "api_version": api_version, **times})
+    """Run a poller on a store in a folder. Only a call that hangs waits for the time limits."""
+    usual = {"url": url, "timeout": "30s", "first_timeout": "30s"}
+    settings = SourceSettings.model_validate(usual | source)
     reports: list[tuple[str, str]] = []
 
     def report(name: str, reason: str, **_: Any) -> None:
         reports.append((name, reason))
 
-    async with running_poller(folder, source, clock, last_read=last_read, report=report) as (
-        store,
-        _,
-        poller,
-    ):
-        running = Rig(clock, store, poller, reports)
-        store.listeners.recorded.append(
-            lambda recorded: running.recorded_names.extend(event.name for event in recorded)
-        )
+    polling = running_poller(folder, settings, clock, last_read=last_read, report=report)
+    async with polling as (store, _, poller):
+        running = Rig(clock, poller, reports)
+        store.listeners.recorded.append(running.recorded.extend)
         yield running
 
 
@@ -123,6 +110,13 @@ async def served(
         yield running, server
 
 
+SCHEDULED = (
+    b'{"Events": [{"EventId": "E-1", "EventStatus": "Scheduled",'
+    b' "NotBefore": "2026-04-11T18:00:00Z"}]}'
+)
+NOTHING = b'{"Events": []}'
+
+
 # --- polls
 
 
@@ -145,7 +139,7 @@ async def test_a_large_document_is_read_as_a_small_one(tmp_path: Path) -> None:
         for _ in range(100):
             sim.schedule(Plan(description="x" * (LARGE_BODY // 50)))
         await running.polled()
-        assert await running.names() == ["event.scheduled"] * 100
+        assert running.names == ["event.scheduled"] * 100
 
 
 async def test_a_change_has_the_read_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +151,10 @@ async def test_a_change_has_the_read_time(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("relay.imds.poller.parse_document", parse_after_freeze)
     async with served(tmp_path, Answer(SCHEDULED)) as (running, _):
-        await eventually(lambda: running.poller.last_document is not None)
-        (event,) = await running.recorded_events()
-        assert event.attributes["time"] == format_rfc3339(NOON)
+        await eventually(lambda: bool(running.recorded))
+        (event,) = running.recorded
+        assert event.event is not None
+        assert event.event.attributes["time"] == format_rfc3339(NOON)
 
 
 # --- what is no document changes nothing
@@ -181,13 +176,13 @@ async def test_a_faulty_answer_ends_neither_events_nor_polls(tmp_path: Path, fau
         await running.polled()
         sim.add_fault(fault)
         calls = len(sim.calls)
-        await running.until(lambda: running.poller.failures == fault.calls)
-        assert running.recorded_names == ["event.scheduled"]
-        await running.until(lambda: running.poller.failures == 0)
-        assert running.recorded_names == ["event.scheduled"]
+        await running.clock.advance_until(lambda: running.poller.failures == fault.calls)
+        assert running.names == ["event.scheduled"]
+        await running.clock.advance_until(lambda: running.poller.failures == 0)
+        assert running.names == ["event.scheduled"]
         assert len(sim.calls) == calls + (fault.calls or 0) + 1
         sim.schedule(Plan())
-        await running.until(lambda: running.recorded_names == ["event.scheduled"] * 2)
+        await running.clock.advance_until(lambda: running.names == ["event.scheduled"] * 2)
 
 
 async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
@@ -197,7 +192,9 @@ async def test_the_same_trouble_is_logged_once_and_so_is_its_end(
     async with simulated(tmp_path) as (running, sim):
         sim.add_fault(Fault(status=503, calls=3))
         sim.add_fault(Fault(status=400, calls=2))
-        await running.until(lambda: len(sim.calls) >= 6 and running.poller.failures == 0)
+        await running.clock.advance_until(
+            lambda: len(sim.calls) >= 6 and running.poller.failures == 0
+        )
         sim.add_fault(Fault(status=400))
         await running.polled()
         logged = [record for record in caplog.records if record.name == "relay.imds.poller"]
@@ -233,7 +230,7 @@ async def test_a_fresh_read_waits_for_no_interval_and_counts_as_the_poll(tmp_pat
         await asyncio.sleep(0)
         given_up.cancel()  # those who ask for the same read get it
         await running.poller.read_with_imds_time()
-        assert await running.names() == ["event.scheduled"]
+        assert running.names == ["event.scheduled"]
         await running.resting()
         assert len(sim.calls) == 2
         assert running.clock.remaining_sleeps[0] == pytest.approx(10)
@@ -245,7 +242,7 @@ async def test_a_read_that_began_before_the_question_is_not_fresh(tmp_path: Path
         await eventually(lambda: len(server.requests) == 1)
         await running.poller.read_with_imds_time()
         assert len(server.requests) == 2
-        assert await running.names() == ["event.scheduled"]
+        assert running.names == ["event.scheduled"]
 
 
 async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> None:
@@ -266,6 +263,7 @@ async def test_whoever_asks_when_the_poller_stops_is_told_so(tmp_path: Path) -> 
 
 async def test_the_source_is_lost_150_s_from_the_start_or_90_s_after_a_read(tmp_path: Path) -> None:
     clock = ManualClock()
+    until = clock.advance_until
     async with azure(clock) as sim:
         sim.add_fault(Fault(status=503, lasts=1000.0))
         async with rig(tmp_path, sim.url, clock) as running:
@@ -273,47 +271,46 @@ async def test_the_source_is_lost_150_s_from_the_start_or_90_s_after_a_read(tmp_
             for timeout, cause in ((FIRST_ANSWER_TIMEOUT, "503"), (ANSWER_TIMEOUT, "empty body")):
                 age = running.poller.read_age  # the clock went on while the read was recorded
                 almost = clock.monotonic() - (age or 0.0) + timeout - 0.5
-                await running.until(lambda almost=almost: clock.monotonic() >= almost, step=0.5)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+                await until(lambda almost=almost: clock.monotonic() >= almost, step=0.5)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 assert not running.poller.lost
-                await running.until(lambda: running.poller.lost, step=0.1, within=3)
+                await until(lambda: running.poller.lost, step=0.1, within=3)
                 clock.advance(300)
-                await running.until(lambda: running.poller.failures > 20)
+                await until(lambda: running.poller.failures > 20)
                 told.append("relay.source-lost")
-                assert [name for name, _ in running.reports] == told, "once"
+                assert running.reported == told, "once"
                 assert f"{timeout:g} s" in running.reports[-1][1]
                 assert cause in running.reports[-1][1]
                 sim.clear_faults()
-                await running.until(lambda: not running.poller.lost)
+                await until(lambda: not running.poller.lost)
                 told.append("relay.source-recovered")
                 sim.add_fault(Fault(kind="empty", lasts=1000.0))
-            assert [name for name, _ in running.reports] == told
+            assert running.reported == told
 
 
 async def test_a_document_too_large_is_reported_at_once_and_ends_nothing(tmp_path: Path) -> None:
     """Other failures pass by themselves; this one hides events until somebody acts."""
     async with simulated(tmp_path) as (running, sim):
         event = sim.schedule(Plan(lasts=None))
-        await running.until(lambda: "event.scheduled" in running.recorded_names)
+        await running.clock.advance_until(lambda: "event.scheduled" in running.names)
         sim.update_event(event, description="x" * 5_000_000)
         before = running.clock.monotonic()
-        await running.until(lambda: running.poller.lost)
+        await running.clock.advance_until(lambda: running.poller.lost)
         assert running.clock.monotonic() - before < ANSWER_TIMEOUT
-        await running.until(lambda: running.poller.failures > 30)
+        await running.clock.advance_until(lambda: running.poller.failures > 30)
         ((name, reason),) = running.reports
         assert name == "relay.source-lost"
         assert "larger than 4 MiB" in reason
         assert "nothing is reported as ended" in reason
         reading = asyncio.create_task(running.poller.read_with_imds_time())
-        await running.until(reading.done)
+        await running.clock.advance_until(reading.done)
         with pytest.raises(SourceError, match="4 MiB"):
             await reading
-        assert await running.names() == ["event.scheduled"]
+        assert running.names == ["event.scheduled"]
         sim.update_event(event, description="x")
-        await running.until(lambda: not running.poller.lost)
-        told = [name for name, _ in running.reports]
-        assert told == ["relay.source-lost", "relay.source-recovered"]
+        await running.clock.advance_until(lambda: not running.poller.lost)
+        assert running.reported == ["relay.source-lost", "relay.source-recovered"]
         sim.end(sim.start(event))
-        await running.until(lambda: "event.ended" in running.recorded_names)
+        await running.clock.advance_until(lambda: "event.ended" in running.names)
 
 
 async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> None:
@@ -321,22 +318,12 @@ async def test_the_source_is_lost_also_while_a_call_hangs(tmp_path: Path) -> Non
         await eventually(lambda: len(server.requests) == 1)
         running.clock.advance(FIRST_ANSWER_TIMEOUT)
         await eventually(lambda: running.poller.lost)
-        assert [name for name, _ in running.reports] == ["relay.source-lost"]
+        assert running.reported == ["relay.source-lost"]
 
 
 # --- gaps: what may have started and ended unseen
 
 
-async def outcome(running: Rig) -> tuple[str, str]:
-    (ended,) = [event for event in await running.recorded_events() if event.name == "event.ended"]
-    return ended.data["outcome"], ended.data["evidence"]
-
-
-SCHEDULED = (
-    b'{"Events": [{"EventId": "E-1", "EventStatus": "Scheduled",'
-    b' "NotBefore": "2026-04-11T18:00:00Z"}]}'
-)
-NOTHING = b'{"Events": []}'
 CANCELED, UNKNOWN = ("canceled", "observed"), ("unknown", "none")
 
 
@@ -364,7 +351,7 @@ async def test_after_a_restart_the_stop_counts_as_the_gap(
         async with rig(tmp_path, sim.url, clock, last_read=last_read) as running:
             assert running.poller.last_read_at == last_read
             await running.resting()
-            assert await outcome(running) == expected
+            assert running.outcome == expected
 
 
 @pytest.mark.parametrize(
@@ -385,7 +372,7 @@ async def test_an_event_that_an_older_version_leaves_out_is_not_canceled(
         again = rig(tmp_path, sim.url, clock, last_read=clock.now(), api_version=api_version)
         async with again as running:
             await running.resting()
-            assert await outcome(running) == expected
+            assert running.outcome == expected
 
 
 @pytest.mark.parametrize(
@@ -410,8 +397,8 @@ async def test_polling_that_paused_for_too_long_by_either_clock_tells_no_cancell
         clock, now = running.clock, running.clock.now()
         clock.advance(monotonic)
         clock.set_wall_clock(now + timedelta(seconds=wall))
-        await eventually(lambda: "event.ended" in running.recorded_names)
-        assert await outcome(running) == expected
+        await eventually(lambda: "event.ended" in running.names)
+        assert running.outcome == expected
 
 
 async def test_the_time_that_a_call_took_is_a_part_of_the_interval(tmp_path: Path) -> None:

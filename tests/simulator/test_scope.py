@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from relay.simulator.event import Event, Plan
 from relay.simulator.scope import InvalidTransition, Scope, UnknownEvent
-from relay.simulator.setup import VM, Setup
+from relay.simulator.setup import VM, Setup, compute_document
 from tests.clocks import ManualClock
 from tests.events.strategies import azure_event
 
@@ -180,6 +180,37 @@ def test_without_broadcast_a_vm_sees_what_names_it() -> None:
     machine.schedule(Plan(id="A", resources=("vm-0",)))
     assert len(machine.document(vm="vm-0")["Events"]) == 1
     assert machine.document(vm="vm-1")["Events"] == []
+
+
+def test_not_before_is_rfc_1123_and_never_later_than_it_is() -> None:
+    """The format has whole seconds. Cutting them keeps the promise of NotBefore."""
+    machine = scope().at(T0 + timedelta(microseconds=999_999))
+    machine.schedule(Plan(notice=900.0))
+    assert machine.document()["Events"][0]["NotBefore"] == "Mon, 11 Apr 2022 22:26:58 GMT"
+
+
+@pytest.mark.parametrize(
+    ("vm", "scale_set", "computer_name"),
+    [
+        (VM("set_18"), "set", "set00000i"),
+        (VM("set_0"), "set", "set000000"),
+        (VM("db-0"), "", "db-0"),
+        (VM("FrontEnd_IN_0", scale_set=""), "", "frontend_in_0"),
+        (VM("flex_ab12", scale_set="flex"), "flex", "flex_ab12"),
+        (VM("set_18", computer_name="other"), "set", "other"),
+    ],
+)
+def test_a_vm_knows_its_scale_set_and_host_name(vm: VM, scale_set: str, computer_name: str) -> None:
+    about = compute_document(vm)
+    assert about["vmScaleSetName"] == scale_set
+    assert about["osProfile"]["computerName"] == computer_name
+
+
+def test_vms_of_one_scale_set_share_the_placement_group_and_nothing_else() -> None:
+    first, second, stranger = (compute_document(VM(name)) for name in ("a_0", "a_1", "b_0"))
+    assert first["placementGroupId"] == second["placementGroupId"] != stranger["placementGroupId"]
+    assert len({first["vmId"], second["vmId"], stranger["vmId"]}) == 3
+    assert compute_document(VM("a_0")) == first
 
 
 # laws
