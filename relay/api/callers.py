@@ -133,18 +133,18 @@ class Callers:
                 caller = await self._caller_of_credentials(request)
                 rates.charge(caller.principal)
         except NotAuthenticated as error:
+            refused = error.problem or _unauthorized(access)
             # A certificate that names no client is normal for a health check, and is no attempt.
-            if access in NEVER_REFUSED and "Authorization" not in request.headers:
-                return ANONYMOUS
-            refused = rates.refuse(request, str(error), error.problem or _unauthorized(access))
-            if access in NEVER_REFUSED:  # it counts, so that nobody can guess keys here
-                return ANONYMOUS
-            raise refused from None
-        except Problem:  # too many calls
-            if access in NEVER_REFUSED:
-                return ANONYMOUS
-            raise
-        return caller
+            # A wrong key counts everywhere, so that nobody can guess keys where nobody is refused.
+            if access not in NEVER_REFUSED or "Authorization" in request.headers:
+                refused = rates.refuse(request, str(error), refused)
+        except Problem as too_many_calls:
+            refused = too_many_calls
+        else:
+            return caller
+        if access in NEVER_REFUSED:
+            return ANONYMOUS
+        raise refused
 
     def _caller_of_signature(self, request: web.Request, content: bytes) -> Caller:
         client = self._clients_by_name.get(request.match_info["client"])
@@ -284,6 +284,7 @@ class CallRates:
 
     clock: Clock
     rejections: ThrottledLog = field(default_factory=lambda: ThrottledLog(_log))
+    """Counts and logs the calls, and the messages over RabbitMQ, that were rejected."""
     addresses: TokenBuckets = field(default_factory=lambda: TokenBuckets(20, 100))
     callers: TokenBuckets = field(default_factory=lambda: TokenBuckets(CALLER_RATE, CALLER_BURST))
     _callbacks: OrderedDict[str, float] = field(default_factory=OrderedDict)

@@ -187,7 +187,7 @@ async def read_metrics(relay: Relay, server: ServerState) -> Metrics:
     for worker in relay.dispatcher.workers:
         parked = None if dead_letters is None else dead_letters.get(worker.name, 0)
         _add_sink(metrics, worker, parked)
-    metrics.add("rejected_calls_total", server.rejection_log.count)
+    metrics.add("rejected_calls_total", server.rates.rejections.count)
     answers = {str(status): count for status, count in sorted(server.responses_by_status.items())}
     metrics.add_each("http_answers_total", "status", answers)
     _add_hub(metrics, relay, now)

@@ -22,7 +22,6 @@ from relay.chat import ChatSink
 from relay.clock import Clock, Histogram
 from relay.delivery.dispatcher import Dispatcher
 from relay.events.build import Origin
-from relay.logs import ThrottledLog
 from relay.store import RecordedEvent
 from relay.store.sqlite import Store
 from relay.telemetry.lines import EventCounts
@@ -127,11 +126,6 @@ class ServerState:
         self.rates = CallRates(clock=self.clock)
         self.long_reads = asyncio.Semaphore(self.limits.max_long_reads)
 
-    @property
-    def rejection_log(self) -> ThrottledLog:
-        """Counts and logs the calls, and the messages over RabbitMQ, that were rejected."""
-        return self.rates.rejections
-
     @asynccontextmanager
     async def large_answer(self, caller: str) -> AsyncIterator[None]:
         """Let a caller have a page while the context lasts. Raises Problem 429 if it has many."""
@@ -151,17 +145,17 @@ class ServerState:
     def attach_relay(self, relay: Relay) -> None:
         self.relay = relay
         relay.store.listeners.recorded += [
-            self._wake_streams,
+            self.wake_streams,
             self.event_counts.count_recorded_events,
         ]
 
     def detach_relay(self) -> None:
         """Answer calls with 503 and end the streams."""
         if self.relay is not None:
-            self.relay.store.listeners.recorded.remove(self._wake_streams)
+            self.relay.store.listeners.recorded.remove(self.wake_streams)
             self.relay.store.listeners.recorded.remove(self.event_counts.count_recorded_events)
         self.relay = None
-        self._wake_streams()
+        self.wake_streams()
 
     def replace_relay(self, relay: Relay) -> None:
         """Let calls reach what a reload has made, if a relay is attached."""
@@ -177,12 +171,6 @@ class ServerState:
                 del self.stream_wakeups[wakeup]
                 wakeup.set()
 
-    def end_session(self, cookie: str) -> None:
-        """End the session of this cookie, and the streams of ended sessions."""
-        if self.callers.sign_in is not None:
-            self.callers.sign_in.sessions.end(cookie)
-            self._wake_streams()
-
-    def _wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
+    def wake_streams(self, _recorded: Sequence[RecordedEvent] = ()) -> None:
         for wakeup in self.stream_wakeups:
             wakeup.set()

@@ -82,7 +82,7 @@ async def deciding(
                 name: sink for name, (each, sink) in sinks.items() if isinstance(each, ChatSettings)
             },
         )
-        consumer = make_approval_consumer(config, relay, server.state.rejection_log)
+        consumer = make_approval_consumer(config, relay, server.state.rates.rejections)
         relay = replace(relay, approvals_link=consumer)
 
         async def take_approvals() -> None:

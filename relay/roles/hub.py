@@ -43,7 +43,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         )
         owner = StateFileScopeAndVm(origin.scope, None, is_hub=True)
         store, report = await open_store_with_log(config, owner, origin, config.sinks, clock, stack)
-        on_unusable = unusable_message_log(server.state.rejection_log, clock)
+        on_unusable = unusable_message_log(server.state.rates.rejections, clock)
         hub = Hub(fleet, origin, store, clock, report, on_unusable)
         await hub.load()
         make_relay = partial(

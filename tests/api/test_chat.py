@@ -56,7 +56,7 @@ async def relay(tmp_path: Path, wall: Wall) -> AsyncIterator[RunningRelay]:
 async def test_a_platform_call_is_answered_by_its_sink(relay: RunningRelay, wall: Wall) -> None:
     answer = await relay.call("POST", "/v1/chat/ops", b"payload=%7B%7D", by=None, headers=GOOD)
     assert (answer.status, answer.json, wall.heard) == (200, {"text": "done"}, [b"payload=%7B%7D"])
-    assert relay.server.state.rejection_log.count == 0
+    assert relay.server.state.rates.rejections.count == 0
 
 
 async def test_an_empty_answer_is_empty(relay: RunningRelay) -> None:
@@ -84,7 +84,7 @@ async def test_a_refused_platform_call_learns_no_reason_and_is_counted(
     assert answer.status == status
     said = "the call proves nothing, or cannot be read; the relay's log says more"
     assert answer.json["detail"] == said
-    assert relay.server.state.rejection_log.count == 1
+    assert relay.server.state.rates.rejections.count == 1
     assert "chat ops: the " in caplog.text
 
 

@@ -423,7 +423,7 @@ async def test_readiness_refuses_no_certificate_and_tells_clients_why(certified:
         san = x509.DNSName(name)
         status, answer = await certified.call("GET", "/readyz", san, X_Forwarded_For="x")
         assert (status, answer["sinks"]["paused"], answer.get("reasons")) == (200, ["box"], reasons)
-    assert certified.relay.server.state.rejection_log.count == 0
+    assert certified.relay.server.state.rates.rejections.count == 0
 
 
 async def test_a_key_takes_precedence_over_a_certificate(certified: Certified) -> None:

@@ -59,7 +59,7 @@ async def test_approvals_over_amqp_follow_the_clients(own_broker: Broker, tmp_pa
             decision["revision"] = (await relay.event(event))["revision"]
             await relay.reload(api=api("holder"))
             await bus.send(decision, "old user", user="drain")
-            rejections = relay.running.server.state.rejection_log
+            rejections = relay.running.server.state.rates.rejections
             await eventually(lambda: rejections.count == 1)
             assert relay.starts(event) == 0
             await bus.send(decision, "new user", user="holder")
@@ -124,7 +124,7 @@ async def test_a_hub_and_an_agent_reload_their_own_part(own_broker: Broker, tmp_
         hub = fleet.running_hub
         agent = await fleet.start_agent(*other)
         event = fleet.azures[other[0]].schedule(Plan(resources=("vm-b",), lasts=None))
-        await eventually(lambda: hub.server.state.rejection_log.count > 0)
+        await eventually(lambda: hub.server.state.rates.rejections.count > 0)
         assert [known.name for known in fleet.roster] == ["vm-a"]
         document = fleet.hub_document(tmp_path / "hub.db")
         before = Config.model_validate(document)

@@ -174,7 +174,8 @@ async def sign_out(call: Call) -> SessionInfo | web.Response:
     check_sent_by_own_page(call.request, sign_in.origin)
     if cookie is not None:
         _log_action(sign_in, cookie, "signed out")
-        call.server.end_session(cookie)
+        sign_in.sessions.end(cookie)
+        call.server.wake_streams()
     response = json_response(200, SessionInfo(signIn=_SIGN_IN, principal=None, name=None, can=[]))
     SESSION_COOKIE.give(response, None)
     return response
