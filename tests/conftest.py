@@ -130,11 +130,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the real stderr, before pytest captures it, and let tests fork relays."""
     config.stash[_stderr] = os.dup(2)
-    forked_relay.enable()
-
-
-def pytest_unconfigure() -> None:
-    forked_relay.disable()
+    forked_relay.may_fork = True
 
 
 class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types

@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -148,18 +147,12 @@ class RelayProcess:
         """Start the relay. Wait until it is ready if ``ready`` is true."""
         self.port = self.port or reserve(1)[0]
         self.write_document()
-        with (self.directory / "log").open("ab") as log:
-            arguments = ("run", "--config", str(self.directory / "relay.yaml"))
-            environment = {**os.environ, **self.environment}
-            if self.prefix:
-                command = (*self.prefix, sys.executable, "-m", "relay", *arguments)
-                self.process = await asyncio.create_subprocess_exec(
-                    *command, stdout=log, stderr=log, env=environment
-                )
-            else:
-                self.process = await start_relay(
-                    *arguments, environment=environment, output=log.fileno()
-                )
+        self.process = await start_relay(
+            *("run", "--config", str(self.directory / "relay.yaml")),
+            environment={**os.environ, **self.environment},
+            prefix=self.prefix,
+            output=self.directory / "log",
+        )
         if ready:
             await eventually(self.ready)
 
