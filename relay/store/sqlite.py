@@ -266,12 +266,13 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
-            transaction = self._make_transaction(connection, self._memory, self.follow_up)
-            memory = transaction.memory
-            if not all(job.run(transaction) for job in jobs):
+            memory = self._memory
+            transaction = self._make_transaction(connection, memory, self.follow_up)
+            if all(job.run(transaction) for job in jobs):
+                memory = transaction.memory
+            else:
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
-                memory = self._memory
                 for job in jobs:
                     transaction = self._make_transaction(connection, memory, self.follow_up)
                     if self._run_in_savepoint(job, connection, transaction):
