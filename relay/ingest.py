@@ -13,7 +13,7 @@ event is gone, the VM has rebooted since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
@@ -69,12 +69,12 @@ class FreshReadResult:
     asked_monotonic: float
 
 
-@dataclass(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class EventNews:
     """What was seen of an event of a scope. ``event`` is None if it has left all documents.
 
     ``incarnation`` is that of the document. ``gap`` and ``rebooted`` are as in
-    `determine_outcome`.
+    `determine_outcome`. ``rebooted`` is None if the recorder tells by the boot id of its own VM.
     """
 
     scope: str
@@ -83,7 +83,7 @@ class EventNews:
     event: ScheduledEvent | None = None
     incarnation: int | None = None
     gap: bool = False
-    rebooted: bool = False
+    rebooted: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +101,20 @@ class Recorder:
     def record(self, tx: Transaction, poll: SuccessfulPoll) -> int:
         """Work for the store: record every change and the new snapshot. Return the change count."""
         live = {each.key: each for each in tx.occurrences.live_occurrences()}
-        events = {key: each.event for key, each in live.items()}
-        changes = diff_events_with_document(events.values(), poll.document)
+        changes = diff_events_with_document((each.event for each in live.values()), poll.document)
+        scope, incarnation = self.origin.scope, poll.document.incarnation
         for first in range(0, len(changes), CHANGES_PER_STEP):
-            found = []
+            found = {}
             for change in changes[first : first + CHANGES_PER_STEP]:
-                key = tx.keys.make_key(self.origin.scope, change.event.event_id)
-                about = key, live.get(key), change, self.origin, poll.at
-                found.append(_Found(*about, poll.document.incarnation, poll.gap))
-            self._record_changes(tx, found, poll.at)
-        for key, each in live.items():
+                event_id = change.event.event_id
+                of_poll = EventNews(scope, poll.at, event_id, None, incarnation, poll.gap, None)
+                found[tx.keys.make_key(scope, event_id)] = change, of_poll
+            self._record_changes(tx, found, live, poll.at)
+        for each in live.values():
             # An event can be the cause of a reboot if it has started, is due, or was approved.
             if each.boot_id != self.boot_id and not (
-                events[key].is_started
-                or _has_not_before_passed(events[key], poll.at)
+                each.event.is_started
+                or _has_not_before_passed(each.event, poll.at)
                 or tx.approvals.of_occurrence(each).may_have_been_accepted
             ):
                 tx.occurrences.set_boot_id(each.id, self.boot_id)
@@ -122,38 +122,46 @@ class Recorder:
 
     def record_observations(self, tx: Transaction, news: Sequence[EventNews], now: datetime) -> int:
         """Work for the store: record news of events in their order. Return the change count."""
-        changes = 0
+        count_of_changes = 0
         for step in _batch_distinct_events(tx.keys, news):
             live = {each.key: each for each in tx.occurrences.live_with_keys(list(step))}
-            all_found = (
-                _find_change(key, item, live.get(key), self.origin) for key, item in step.items()
-            )
-            found = [each for each in all_found if each is not None]
-            self._record_changes(tx, found, now)
-            changes += len(found)
-        return changes
+            found = {
+                key: (change, item)
+                for key, item in step.items()
+                if (change := _find_change(item, live.get(key))) is not None
+            }
+            self._record_changes(tx, found, live, now)
+            count_of_changes += len(found)
+        return count_of_changes
 
-    def _record_changes(self, tx: Transaction, found: Sequence[_Found], now: datetime) -> None:
+    def _record_changes(
+        self,
+        tx: Transaction,
+        found: Mapping[str, tuple[Change, EventNews]],
+        live: Mapping[str, TrackedEvent],
+        now: datetime,
+    ) -> None:
+        """Record the changes by event key, each with the news in which it was found."""
         if not found:
             return
-        keys = [item.key for item in found]
-        transitions = [transition_digest(item.change, item.origin) for item in found]
-        counts = tx.journal.transition_counts(keys)
-        numbers = tx.occurrences.newest_occurrence_numbers(keys)
+        counts = tx.journal.transition_counts(list(found))
+        numbers = tx.occurrences.newest_occurrence_numbers(list(found))
         new_ids, positions = count(tx.occurrences.next_id()), count(tx.head().position + 1)
         events: list[tuple[CloudEvent, str]] = []
         occurrences: list[TrackedEvent] = []
-        for item, transition, position in zip(found, transitions, positions, strict=False):
-            approvals = tx.approvals.of_occurrence(item.before) if item.before else NOTHING
+        for (key, (change, news)), position in zip(found.items(), positions, strict=False):
+            origin, before = self.origin.copy_for_scope(news.scope), live.get(key)
+            approvals = tx.approvals.of_occurrence(before) if before else NOTHING
             outcome: EndOutcome | None = None
-            data = common_event_data(item.change.event, item.incarnation)
-            if item.before is not None and item.change.kind == "ended":
-                data = item.before.data
-                outcome = self._outcome_of(item, item.before, approvals)
+            data = common_event_data(change.event, news.incarnation)
+            if before is not None and change.kind == "ended":
+                data = before.data
+                outcome = self._outcome_of(before, news, approvals)
+            transition = transition_digest(change, origin)
             event = change_event(
-                item.change,
-                item.origin,
-                item.at,
+                change,
+                origin,
+                news.at,
                 data=data,
                 transition=transition,
                 previous_count=counts.get(transition, 0),
@@ -161,7 +169,7 @@ class Recorder:
                 outcome=outcome,
             )
             events.append((event, transition))
-            at = format_sortable(item.at)
+            at = format_sortable(news.at)
             state: dict[str, Any] = {
                 "data": data,
                 "revision": data["revision"],
@@ -170,14 +178,14 @@ class Recorder:
                 "outcome": outcome and outcome.outcome,
                 "last_event_id": event.id,
             }
-            if item.before is not None:
-                occurrences.append(replace(item.before, **state))
+            if before is not None:
+                occurrences.append(replace(before, **state))
                 continue
             new = TrackedEvent(
                 id=next(new_ids),
-                scope=item.origin.scope,
-                key=item.key,
-                number=numbers.get(item.key, 0) + 1,
+                scope=news.scope,
+                key=key,
+                number=numbers.get(key, 0) + 1,
                 position=position,
                 boot_id=self.boot_id,
                 first_seen=at,
@@ -188,9 +196,9 @@ class Recorder:
         tx.record_all(events, now)
 
     def _outcome_of(
-        self, found: _Found, before: TrackedEvent, approvals: EventApprovals
+        self, before: TrackedEvent, news: EventNews, approvals: EventApprovals
     ) -> EndOutcome:
-        event, rebooted = found.change.event, found.rebooted
+        event, rebooted = before.event, news.rebooted
         start_sent = approvals.may_have_been_accepted
         if rebooted is None:
             rebooted = (
@@ -199,29 +207,11 @@ class Recorder:
                 and (event.event_type or "").lower() in _REBOOT_TYPES
                 and self.resource_names is not None
                 and names_this_vm(event.resources, self.resource_names)
-                and (start_sent or _has_not_before_passed(event, found.at))
+                and (start_sent or _has_not_before_passed(event, news.at))
             )
         return determine_outcome(
-            event, found.at, start_sent=start_sent, gap=found.gap, rebooted=rebooted
+            event, news.at, start_sent=start_sent, gap=news.gap, rebooted=rebooted
         )
-
-
-@fast_dataclass(frozen=True, slots=True)
-class _Found:
-    """A change that a source found at a time, of the event that was known before.
-
-    ``gap`` and ``rebooted`` are as in `determine_outcome`. ``rebooted`` is None if the recorder
-    tells by the boot id of its own VM.
-    """
-
-    key: str
-    before: TrackedEvent | None
-    change: Change
-    origin: Origin
-    at: datetime
-    incarnation: int | None = None
-    gap: bool = False
-    rebooted: bool | None = None
 
 
 def _batch_distinct_events(
@@ -239,20 +229,12 @@ def _batch_distinct_events(
         yield step
 
 
-def _find_change(
-    key: str, news: EventNews, known: TrackedEvent | None, origin: Origin
-) -> _Found | None:
+def _find_change(news: EventNews, known: TrackedEvent | None) -> Change | None:
     """Return what news changes; None if the snapshot says the same already."""
-    origin = origin.copy_for_scope(news.scope)
     before = known.event if known is not None else None
     if news.event is not None:
-        change = compare_event(before, news.event)
-    else:
-        change = None if before is None else Change("ended", before, {})
-    if change is None:
-        return None
-    more = news.incarnation, news.gap, news.rebooted
-    return _Found(key, known, change, origin, news.at, *more)
+        return compare_event(before, news.event)
+    return Change("ended", before, {}) if before is not None else None
 
 
 def names_this_vm(resources: Iterable[str], resource_names: frozenset[str] | None) -> bool:
