@@ -1,22 +1,4 @@
-"""All errors that the relay raises on purpose, as one tree.
-
-    RelayError
-    ├── ConfigError            the YAML document, an environment variable or a file is wrong
-    ├── ReloadRefused          the changed configuration was not taken over
-    ├── SourceError            the metadata service gave no usable answer
-    │   ├── SourceUnavailable  a later call may work: 404, 410, 429, 5xx, resets, timeouts
-    │   │   └── StartRequestNotDelivered   the order to send a StartRequest reached no agent
-    │   ├── SourceRefused      400: the relay's request is wrong
-    │   ├── SourceCallNotSentInTime      the call was not sent, because its time was over
-    │   └── DocumentError      200 with a body that is not a Scheduled Events document
-    │       └── DocumentTooLarge  the body is larger than the relay reads
-    ├── DeliveryError          a sink could not deliver
-    │   ├── Deferred           a later try may work
-    │   ├── Rejected           no later try can work
-    │   └── Superseded         the destination has it from somebody else
-    ├── SignatureRefused       the headers do not prove who sent a body (in `relay.signature`)
-    └── StoreError             the state file is unusable
-        └── StoreUnavailable   it cannot be written now
+"""All errors that the relay raises on purpose, as one tree under `RelayError`.
 
 The text of an error says what was expected, what was found and what to do, without secrets.
 """
@@ -46,7 +28,7 @@ class _ErrorWithFields(RelayError):
 
 
 class ConfigError(RelayError):
-    """The configuration is unusable, and nothing was started. The text names the place."""
+    """The YAML document, a variable or a file is wrong. The text names the place."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -73,7 +55,7 @@ class SourceError(_ErrorWithFields):
 
 
 class SourceUnavailable(SourceError):
-    """A later call may work."""
+    """A later call may work: 404, 410, 429, 5xx, a reset or a timeout."""
 
 
 class StartRequestNotDelivered(SourceUnavailable):

@@ -70,27 +70,27 @@ def log_extra(**fields: object) -> dict[str, Any]:
     return {"fields": fields}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of a check of ``imds-relay doctor``. No text contains a secret."""
 
-    subject: str
+    about: str
     state: Literal["ok", "warning", "failed"]
-    message: str
+    said: str
     remedy: str | None = None
 
     @property
     def line(self) -> str:
-        return self.message if self.remedy is None else f"{self.message}. Remedy: {self.remedy}"
+        return self.said if self.remedy is None else f"{self.said}. Remedy: {self.remedy}"
 
 
-def ok(subject: str, message: str) -> Finding:
-    return Finding(subject=subject, state="ok", message=message)
+def ok(about: str, said: str) -> Finding:
+    return Finding(about, "ok", said)
 
 
-def warning(subject: str, message: str, remedy: str | None = None) -> Finding:
-    return Finding(subject=subject, state="warning", message=message, remedy=remedy)
+def warning(about: str, said: str, remedy: str | None = None) -> Finding:
+    return Finding(about, "warning", said, remedy)
 
 
-def failure(subject: str, message: str, remedy: str) -> Finding:
-    return Finding(subject=subject, state="failed", message=message, remedy=remedy)
+def failure(about: str, said: str, remedy: str) -> Finding:
+    return Finding(about, "failed", said, remedy)

@@ -76,11 +76,11 @@ def test_a_configuration_in_a_closed_folder_is_unreadable_and_not_absent(
 def test_a_state_file_in_a_closed_folder_is_unreadable_and_not_absent(closed: Path) -> None:
     path = closed / "relay.db"
     found = diagnose(StoreSettings(path=path), scope=None, vm_id=None)
-    findings = {finding.subject: finding for finding in found}
+    findings = {finding.about: finding for finding in found}
     assert findings["state file"].state == "failed"
     denied = f"Permission denied (this runs as {current_user()})"
-    assert findings["state file"].message == f"{path} cannot be read: {denied}"
-    assert findings["state folder"].message == f"{closed} cannot be written by {current_user()}"
+    assert findings["state file"].said == f"{path} cannot be read: {denied}"
+    assert findings["state folder"].said == f"{closed} cannot be written by {current_user()}"
     with pytest.raises(StoreError, match="Permission denied"):
         open_for_reading(path)
 

@@ -102,7 +102,7 @@ async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple
     found = await _ask("listener", settings.listen, url, None)
     if found is not None:
         needs_certificate = settings.tls is not None and settings.tls.client_ca_file is not None
-        if found[0].subject == "listener" and needs_certificate:
+        if found[0].about == "listener" and needs_certificate:
             message = (
                 f"the program that listens on {settings.listen} needs a client certificate: "
                 "doctor cannot check whether it is a relay"

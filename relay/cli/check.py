@@ -61,7 +61,7 @@ def check(
     findings = static_findings(loaded.config.api, loaded.config.store.path)
     warnings = [
         *config_warnings(loaded.config),
-        *(f"{finding.subject}: {finding.line}" for finding in findings),
+        *(f"{finding.about}: {finding.line}" for finding in findings),
     ]
     if as_json:
         answer = {

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,18 +66,9 @@ def doctor(*, config: ConfigFile = None, poll: Poll = False, as_json: AsJson = F
     findings = asyncio.run(_diagnose(loaded, SystemClock(), poll=poll))
     failures = sum(finding.state == "failed" for finding in findings)
     if as_json:
-        answer = [
-            {
-                "about": each.subject,
-                "state": each.state,
-                "said": each.message,
-                "remedy": each.remedy,
-            }
-            for each in findings
-        ]
-        print_json(answer)
+        print_json([asdict(finding) for finding in findings])
     else:
-        rows = [(finding.state, finding.subject, finding.line) for finding in findings]
+        rows = [(finding.state, finding.about, finding.line) for finding in findings]
         print_table(("", "what", "how it is"), rows, empty="")
         warnings = sum(finding.state == "warning" for finding in findings)
         print_lines("", f"{pluralize(warnings, 'warning')}, {failures} failed")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -39,15 +38,6 @@ EVERY_LINE = ("type", "id", "position")
 _SINK_FIELDS = ("sink", *_ABOUT_RELAY, "reason", "count")
 _FROM_ATTRIBUTES = frozenset(_ABOUT_RELAY)
 _log = logging.getLogger("relay.story")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the log. ``level`` is one of `logging`."""
-
-    level: int
-    message: str
-    fields: Mapping[str, Any]
 
 
 LINES: Mapping[str, tuple[int, Sequence[str]]] = {
@@ -88,7 +78,21 @@ The fields are names in the data or the attributes of the event. Each line also 
 """
 
 
-def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
+def log_recorded_events(events: Sequence[RecordedEvent]) -> None:
+    """Write the line of each event. One that is not in memory has a short line."""
+    for recorded in events:
+        try:
+            if recorded.event is not None:
+                log_cloud_event(recorded.event, recorded.position)
+                continue
+            fields = log_extra(type=recorded.name, id=recorded.id, position=recorded.position)
+            _log.info("%s of %s was recorded", recorded.name, recorded.event_key, extra=fields)
+        except Exception:  # noqa: BLE001  # a line that cannot be made must not end the relay
+            _log.exception("internal error: the line of %s cannot be made", recorded.name)
+
+
+def log_cloud_event(event: CloudEvent, position: int | None) -> None:
+    """Write the line of an event. It has no position if it could not be recorded."""
     name, data = event.name, event.data
     level, names_of_fields = LINES[name]
     fields: dict[str, Any] = {"type": name}
@@ -111,27 +115,7 @@ def log_line_of_event(event: CloudEvent, position: int | None) -> Line:
         if data["resources"] is not None:  # else a refusal about an event that nobody knows
             subject = event_subject(data["eventType"], data["resources"])
         message = f"{subject}: {message}"
-    return Line(level, message, fields)
-
-
-def log_recorded_events(events: Sequence[RecordedEvent]) -> None:
-    """Write the line of each event. One that is not in memory has a short line."""
-    for recorded in events:
-        try:
-            if recorded.event is not None:
-                log_cloud_event(recorded.event, recorded.position)
-                continue
-            fields = log_extra(type=recorded.name, id=recorded.id, position=recorded.position)
-            _log.info("%s of %s was recorded", recorded.name, recorded.event_key, extra=fields)
-        except Exception:  # noqa: BLE001  # a line that cannot be made must not end the relay
-            _log.exception("internal error: the line of %s cannot be made", recorded.name)
-
-
-def log_cloud_event(event: CloudEvent, position: int | None) -> None:
-    """Write the line of an event. It has no position if it could not be recorded."""
-    line = log_line_of_event(event, position)
-    if _log.isEnabledFor(line.level):
-        _log.log(line.level, "%s", line.message, extra={"fields": line.fields})
+    _log.log(level, "%s", message, extra={"fields": fields})
 
 
 EVENT_STATUSES = ("Scheduled", "Started")

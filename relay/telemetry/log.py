@@ -75,7 +75,11 @@ def configure_logging(
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # No line names them, and each record would ask the system for them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    _log_what_python_prints()
+    # What Python itself would print.
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_uncaught_exception
+    threading.excepthook = _log_thread_exception
+    sys.unraisablehook = _log_unraisable
 
 
 def is_logging_json_now() -> bool:
@@ -87,13 +91,6 @@ def flush_log() -> None:
     """Wait until the lines are written, but not for long."""
     for handler in logging.getLogger().handlers:
         handler.flush()
-
-
-def _log_what_python_prints() -> None:
-    logging.captureWarnings(capture=True)
-    sys.excepthook = _log_uncaught_exception
-    threading.excepthook = _log_thread_exception
-    sys.unraisablehook = _log_unraisable
 
 
 def _log_uncaught_exception(

@@ -80,7 +80,7 @@ async def test_doctor_shows_why_a_sink_does_not_deliver(tmp_path: Path) -> None:
             settings = ApiSettings.model_validate({"listen": listen, **places})
             findings, is_running = await diagnose(settings, tmp_path / "relay.db")
             assert is_running
-            assert "box: paused by client:alice" in findings[0].message
+            assert "box: paused by client:alice" in findings[0].said
 
 
 async def test_readiness_refuses_nobody_and_lets_nobody_guess_keys(relay: RunningRelay) -> None:

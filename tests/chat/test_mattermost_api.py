@@ -169,7 +169,7 @@ async def test_doctor_says_whether_the_bot_sees_the_channel(
     clock, scope = SystemClock(), "prod"
     settings = make_settings(server, tmp_path)
     (finding,) = await diagnose(settings, clock, scope)
-    assert (finding.state, finding.message) == (
+    assert (finding.state, finding.said) == (
         "ok",
         "Mattermost accepts the token and shows the channel to the bot",
     )
@@ -177,7 +177,7 @@ async def test_doctor_says_whether_the_bot_sees_the_channel(
     assert finding.state == "failed"
     server.rejects_tokens = True
     (finding,) = await diagnose(settings, clock, scope)
-    assert "expected a token that Mattermost accepts" in finding.message
+    assert "expected a token that Mattermost accepts" in finding.said
     await server.stop()
     (finding,) = await diagnose(settings, clock, scope)
     assert finding.state == "failed"
@@ -185,5 +185,5 @@ async def test_doctor_says_whether_the_bot_sees_the_channel(
     server.team_id = ""
     in_chat = make_settings(server, tmp_path, approve_in_chat=True, secret=SECRET)
     (finding,) = await diagnose(in_chat, clock, scope)
-    assert "belongs to no team" in finding.message
+    assert "belongs to no team" in finding.said
     assert server.posts == {}

@@ -170,7 +170,7 @@ async def test_doctor_reports_whether_slack_accepts_the_tokens(
         settings = Settings.model_validate(slack.settings(timeout=timeout))
         (finding,) = await slack_platform.diagnose(settings, SystemClock(), "prod")
         state = "failed" if method else "ok"
-        assert (finding.subject, finding.state) == ("sink ops", state)
-        assert message in finding.message
-        assert TOKEN not in finding.message
+        assert (finding.about, finding.state) == ("sink ops", state)
+        assert message in finding.said
+        assert TOKEN not in finding.said
         assert slack.channel_messages() == []

@@ -383,7 +383,7 @@ async def test_the_api_is_examined(api: dict[str, Any], about: str, state: str, 
     section = {"listen": "127.0.0.1:0", "allow_http": True, **api}
     findings, is_running = await diagnose(ApiSettings.model_validate(section), Path("relay.db"))
     assert not is_running
-    (finding,) = (each for each in findings if each.subject == about)
+    (finding,) = (each for each in findings if each.about == about)
     assert (finding.state, said in finding.line) == (state, True)
 
 
@@ -395,7 +395,7 @@ async def test_a_relay_that_is_not_ready_says_why() -> None:
         settings = ApiSettings.model_validate({"listen": URL(url).authority, "socket": None})
         findings, is_running = await diagnose(settings, Path("relay.db"))
     assert is_running
-    assert (findings[0].subject, findings[0].state) == ("relay", "failed")
+    assert (findings[0].about, findings[0].state) == ("relay", "failed")
     assert "is not ready: no answer from Azure" in findings[0].line
 
 
@@ -413,7 +413,7 @@ async def examined_sign_in(entra: Entra) -> Finding:
     section = {"listen": "127.0.0.1:0", "public_url": "https://relay.example.com/"}
     settings = ApiSettings.model_validate({**section, "oidc": entra.section()})
     findings, _ = await diagnose(settings, Path("relay.db"))
-    (finding,) = (each for each in findings if each.subject == "sign-in")
+    (finding,) = (each for each in findings if each.about == "sign-in")
     return finding
 
 

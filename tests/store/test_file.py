@@ -449,7 +449,7 @@ def test_a_folder_in_the_place_of_the_file_is_told(tmp_path: Path) -> None:
     (finding,) = (
         each
         for each in diagnose(StoreSettings(path=tmp_path / "relay.db"), scope=None, vm_id=None)
-        if each.subject == "state file"
+        if each.about == "state file"
     )
     assert finding.remedy == "name a file in store.path"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import said
 from relay.store import RecordedEvent
-from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, EventCounts, log_line_of_event
+from relay.telemetry.lines import EVERY_LINE, LINES, MAX_RESOURCES, EventCounts, log_cloud_event
 from tests.approvals.builders import build_event
 from tests.clocks import NOON
 from tests.documented import ROOT, block
@@ -31,15 +32,32 @@ WARNINGS = {
 }
 
 
+LineOf = Callable[[CloudEvent], Any]
+
+
+@pytest.fixture
+def line_of(caplog: pytest.LogCaptureFixture) -> LineOf:
+    """Return what gives the record of the log for an event."""
+    caplog.set_level(logging.INFO, "relay.story")
+
+    def line_of(event: CloudEvent) -> Any:
+        log_cloud_event(event, 7)
+        return caplog.records[-1]
+
+    return line_of
+
+
 def test_every_type_of_the_catalog_has_a_line() -> None:
     assert list(LINES) == [definition.name for definition in CATALOG]
 
 
 @pytest.mark.parametrize("event", examples(), ids=lambda event: event.name)
-def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -> None:
-    line = log_line_of_event(event, 7)
+def test_the_line_says_what_happened_in_words_and_in_fields(
+    event: CloudEvent, line_of: LineOf
+) -> None:
+    line = line_of(event)
     assert line.message.endswith(said(event.name, event.data))
-    fields: dict[str, Any] = dict(line.fields.items())
+    fields = line.fields
     assert fields.keys() <= documented_fields()
     assert (fields["type"], fields["id"], fields["position"]) == (event.name, event.id, 7)
     if event.name.startswith("relay."):
@@ -56,11 +74,11 @@ def test_the_line_says_what_happened_in_words_and_in_fields(event: CloudEvent) -
         expected = logging.ERROR
     elif event.name in WARNINGS:
         expected = logging.WARNING
-    assert line.level == expected
+    assert line.levelno == expected
 
 
-def test_a_line_says_what_was_before_and_which_events_were_held() -> None:
-    lines = {event.name: log_line_of_event(event, 7).message for event in examples()}
+def test_a_line_says_what_was_before_and_which_events_were_held(line_of: LineOf) -> None:
+    lines = {event.name: line_of(event).message for event in examples()}
     assert lines["event.updated"] == (
         "Reboot of WestNO_0, WestNO_1: Azure changed notBefore; votes on the former state do not "
         "count. Before: notBefore 2022-04-11T22:26:58Z."
@@ -107,16 +125,14 @@ def about(name: str, resources: tuple[str, ...] = ("db-0",), **added: Any) -> Cl
     )
 
 
-def test_a_start_request_that_the_relay_gave_up_is_a_warning_and_no_error() -> None:
-    line = log_line_of_event(
-        about("startrequest.failed", status=None, attempts=0, reason="it has changed"), 1
-    )
-    assert line.level == logging.WARNING
+def test_a_start_request_that_the_relay_gave_up_is_a_warning_and_no_error(line_of: LineOf) -> None:
+    failed = about("startrequest.failed", status=None, attempts=0, reason="it has changed")
+    assert line_of(failed).levelno == logging.WARNING
 
 
-def test_a_line_names_a_bounded_number_of_machines() -> None:
+def test_a_line_names_a_bounded_number_of_machines(line_of: LineOf) -> None:
     names = tuple(f"db-{number}" for number in range(200))
-    line = log_line_of_event(about("approval.voided", names, why="expired"), 1)
+    line = line_of(about("approval.voided", names, why="expired"))
     assert line.message == (
         "Reboot of db-0, db-1, db-2 and 197 more: The votes count no more: they have expired."
     )
@@ -124,7 +140,7 @@ def test_a_line_names_a_bounded_number_of_machines() -> None:
     assert line.fields["resourcesLeftOut"] == 200 - MAX_RESOURCES
 
 
-def test_a_refusal_about_an_unknown_event_has_its_line_too() -> None:
+def test_a_refusal_about_an_unknown_event_has_its_line_too(line_of: LineOf) -> None:
     unknown = dict.fromkeys(about("approval.refused").data)
     event = CloudEvent.build(
         about("approval.refused").attributes,
@@ -136,7 +152,7 @@ def test_a_refusal_about_an_unknown_event_has_its_line_too() -> None:
             "refusal": "unknown event",
         },
     )
-    line = log_line_of_event(event, 1)
+    line = line_of(event)
     assert line.message == (
         "Event nobody-knows-it: client:x tried to approve, refused: unknown event."
     )
