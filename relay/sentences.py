@@ -17,9 +17,8 @@ from relay.approvals.standing_holds import describe_conditions
 from relay.events.data_types import remarks_in
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import duration_text, parse_timestamp
+from relay.settings import MAX_NAMES, join_names
 
-MAX_NAMES = 10
-"""Machines or people that a text names; the rest are counted."""
 UNNAMED_MACHINES = "no machine that is named"
 _OUTCOMES = {
     "completed": "It is over: Azure has completed it.",
@@ -217,12 +216,6 @@ def impact_text(event_type: str | None, seconds: int | None, machines: int = 1) 
     elif seconds is not None:
         impact += f"; it takes about {duration_text(seconds)}"
     return f"{'The machine' if machines == 1 else 'Each machine'} {impact}."
-
-
-def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
-    """Return names in one line: the first ``most``, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def principals_text(principals: Sequence[str]) -> Text:

@@ -280,3 +280,13 @@ def describe_choices(name: str, known: Iterable[str], *, prefix: str = "") -> st
     if close is None:
         return listed
     return f"did you mean {prefix}{close}? {listed[0].upper()}{listed[1:]}"
+
+
+MAX_NAMES = 10
+"""Machines or people that a text names; the rest are counted."""
+
+
+def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
+    """Return names in one line: the first ``most``, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from relay.approvals.limits import shorten_name_list
 from relay.approvals.principals import is_machine, scope_of_machine
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, refuse
 from relay.approvals.standing_holds import hold_summaries, latest_ending_holds
 from relay.approvals.status import ApprovalStatus, is_scheduled
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
+from relay.settings import join_names
 from relay.store import Decision, TrackedEvent
 
 DRY_RUN_NOTICE = "approvals are a dry run: nothing is sent to Azure"
@@ -191,7 +191,7 @@ def _vm_decides_beyond_itself_reason(
     if request.decision == "hold" or covers_itself or not others:
         return None
     return (
-        f"{machine} may decide for itself only, not for {shorten_name_list(others)}: "
+        f"{machine} may decide for itself only, not for {join_names(others)}: "
         "with each_resource: true, a rule takes a vote of each machine"
     )
 
@@ -217,7 +217,7 @@ def _uncovered_resources_reason(request: DecisionRequest, status: ApprovalStatus
         return None
     pronoun = "it" if len(uncovered) == 1 else "them"
     return (
-        f"you may not decide for {shorten_name_list(uncovered)}: "
+        f"you may not decide for {join_names(uncovered)}: "
         f"your rights (resources) do not cover {pronoun}"
     )
 

@@ -21,7 +21,7 @@ from relay.approvals.rules import BoundedDuration, Hours, RuleConditions
 from relay.events.data_types import LimitWait
 from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import format_rfc3339
-from relay.settings import Name, Section
+from relay.settings import Name, Section, join_names
 from relay.store import TrackedEvent
 
 LIMIT_NOTICE = (
@@ -29,8 +29,6 @@ LIMIT_NOTICE = (
 )
 """Part of every text about an event that waits (docs/guarantees.md#a-limit-delays-this-relay-only).
 """
-MAX_NAMES = 10
-"""Machines or resources that a text names; it counts the rest."""
 NEVER = datetime.max.replace(tzinfo=UTC)
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%")
 
@@ -248,11 +246,4 @@ def _describe_wait(wait: LimitWait) -> str:
     if wait["behind"] is not None:
         return f"{text}: event {wait['behind']} comes first"
     verb = "has" if len(wait["machines"]) == 1 else "have"
-    return f"{text}: {shorten_name_list(wait['machines'])} {verb} the slots"
-
-
-def shorten_name_list(names: Sequence[str]) -> str:
-    """Return names of machines or resources in one line: the first, and how many more there are."""
-    named = ", ".join(names[:MAX_NAMES])
-    unnamed = len(names) - MAX_NAMES
-    return f"{named} and {unnamed} more" if unnamed > 0 else named
+    return f"{text}: {join_names(wait['machines'])} {verb} the slots"

@@ -19,7 +19,8 @@ from relay.cli.client import Client
 from relay.errors import ConfigError
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import duration_text
-from relay.sentences import join_names, said
+from relay.sentences import said
+from relay.settings import join_names
 
 _EVENT_ID_LENGTH = 36
 """Characters of an EventId. A text of this length or longer begins no other."""

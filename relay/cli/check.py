@@ -28,7 +28,7 @@ from relay.events.match import Match
 from relay.events.model import Document
 from relay.fleet.settings import AgentSettings, HubSettings
 from relay.imds.document import parse_document
-from relay.sentences import join_names
+from relay.settings import join_names
 from relay.sinks import SinkSettings
 from relay.sinks.webhook import Settings as WebhookSettings
 from relay.store import TrackedEvent

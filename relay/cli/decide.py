@@ -20,7 +20,7 @@ from relay.cli._options import AZURE_PROCEEDS, EventId, Reason, argument, option
 from relay.cli._output import CommandFailed, format_local_time, print_lines, print_to_stderr
 from relay.cli.client import Client, RelayCall
 from relay.errors import ConfigError
-from relay.sentences import join_names
+from relay.settings import join_names
 
 Revision = Annotated[
     str | None,

@@ -23,7 +23,7 @@ from relay.cli._tables import print_fields, print_page, print_table
 from relay.cli.client import Client, RelayCall
 from relay.events.cloudevent import event_name
 from relay.process import run_until_stopped
-from relay.sentences import join_names
+from relay.settings import join_names
 
 
 async def events(call: RelayCall, *, scope: Scope = None, all_pages: AllPages = False) -> None:

@@ -31,7 +31,8 @@ from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import LimitWait
 from relay.events.timestamps import format_rfc3339
-from relay.sentences import MAX_NAMES, RELAY_EVENTS, impact_text, join_names
+from relay.sentences import RELAY_EVENTS, impact_text
+from relay.settings import MAX_NAMES, join_names
 from tests.approvals.builders import (
     REBOOT,
     VOTES,

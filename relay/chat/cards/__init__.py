@@ -25,15 +25,14 @@ from relay.chat.cards.wording import (
     time_left,
 )
 from relay.sentences import (
-    MAX_NAMES,
     PrincipalRef,
     Text,
     event_outcome_text,
     impact_text,
-    join_names,
     join_texts,
     principals_text,
 )
+from relay.settings import MAX_NAMES, join_names
 
 _SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {
