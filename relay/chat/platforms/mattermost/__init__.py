@@ -15,15 +15,13 @@ from typing_extensions import override
 from relay.chat import CallbackRefused, Reply
 from relay.chat.context import ChatContext
 from relay.chat.live_message import LiveMessageSink
-from relay.chat.platforms.mattermost.api import MattermostApi, Settings
+from relay.chat.platforms.mattermost.api import NO_API, MattermostApi, Settings
 from relay.chat.platforms.mattermost.clicks import Clicks
 from relay.chat.platforms.mattermost.posts import Channel
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.logs import Finding, failure, ok
 from relay.net.http import open_session
-
-_DOCUMENTATION = "see docs/chat/mattermost.md"
 
 
 class MattermostSink(LiveMessageSink):
@@ -58,12 +56,12 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
     async with open_session() as session:
         api = MattermostApi(session, settings, clock)
         try:
-            response = await api.call("GET", f"channels/{settings.channel}")
+            channel = await api.call("GET", f"channels/{settings.channel}")
         except Deferred as error:
-            return [failure(subject, error.reason, _DOCUMENTATION)]
-        if not response.ok or response.text_field("id") != settings.channel:
-            return [failure(subject, api.delivery_error(response).reason, _DOCUMENTATION)]
-        if settings.approve_in_chat and not response.text_field("team_id"):
-            problem = "approve_in_chat is on, but the channel belongs to no team"
-            return [failure(subject, problem, "use a channel of a team: votes name the team")]
-        return [ok(subject, "Mattermost accepts the token and shows the channel to the bot")]
+            return [failure(subject, error.reason, "see docs/chat/mattermost.md")]
+    if channel.get("id") != settings.channel:
+        return [failure(subject, NO_API, "see docs/chat/mattermost.md")]
+    if settings.approve_in_chat and not channel.get("team_id"):
+        problem = "approve_in_chat is on, but the channel belongs to no team"
+        return [failure(subject, problem, "use a channel of a team: votes name the team")]
+    return [ok(subject, "Mattermost accepts the token and shows the channel to the bot")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,7 +25,7 @@ from relay.chat import AnswerableChatSettings, MessageGone, raise_deferred_if_se
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import parse_receiver_url
-from relay.net.http import Method, Request, Response, interpret_response, send
+from relay.net.http import Method, Request, interpret_response, send
 from relay.settings import text_pattern_validator
 
 
@@ -96,6 +97,10 @@ class Settings(AnswerableChatSettings):
         return signature.decode_secret(secret)
 
 
+NO_API = (
+    "expected an answer of Mattermost's API, got something else: "
+    "set api_url to the server's own address"
+)
 _ACTION_TOKENS = re.compile(rb'"(?:proof|state)":"([^"]+)"')
 """Those of buttons and dialogs. The server may repeat the message in an answer, which is logged."""
 _POST_ID = re.compile(r"[A-Za-z0-9]{1,64}")
@@ -116,25 +121,11 @@ _REMEDIES = {
 """What the operator can do, by the ``id`` of Mattermost's error."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiResponse:
-    """A response of the API. ``json`` is its body; None if the body is not JSON."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class Refused(Deferred):
+    """A person must correct something. ``error_id`` is Mattermost's; empty if it gave none."""
 
-    http: Response
-    json: Any
-
-    @property
-    def ok(self) -> bool:
-        return 200 <= self.http.status <= 299
-
-    @property
-    def error_id(self) -> str:
-        error_id = None if self.ok else self.text_field("id")
-        return error_id if error_id is not None and _ERROR_ID.fullmatch(error_id) else ""
-
-    def text_field(self, field: str) -> str | None:
-        value = self.json.get(field) if isinstance(self.json, dict) else None
-        return value if isinstance(value, str) else None
+    error_id: str = ""
 
 
 class MattermostApi:
@@ -148,39 +139,49 @@ class MattermostApi:
 
     async def create_post(self, post: Mapping[str, Any]) -> str:
         """Post and return the id. Raises MessageGone without the ``root_id``, Deferred."""
-        response = await self.call("POST", "posts", {"channel_id": self._settings.channel, **post})
-        if response.error_id == _THREAD_GONE:
-            raise MessageGone("the first post of the thread was deleted")
-        post_id = response.text_field("id")
-        if response.ok and post_id is not None and _POST_ID.fullmatch(post_id):
-            return post_id
-        raise self.delivery_error(response)
+        try:
+            made = await self.call("POST", "posts", {"channel_id": self._settings.channel, **post})
+        except Refused as error:
+            if error.error_id == _THREAD_GONE:
+                raise MessageGone("the first post of the thread was deleted") from None
+            raise
+        post_id = made.get("id")
+        if not isinstance(post_id, str) or _POST_ID.fullmatch(post_id) is None:
+            raise Deferred(NO_API, failure="slow")
+        return post_id
 
     async def patch_post(self, post_id: str, changes: Mapping[str, Any]) -> None:
         """Change fields of a post. Raises MessageGone if it does not exist, and Deferred."""
         if _POST_ID.fullmatch(post_id) is None:  # a sink of another kind had this sink's name
             raise MessageGone("the message was posted on another platform")
-        response = await self.call("PUT", f"posts/{post_id}/patch", changes)
-        if response.ok:
-            return
-        # For a deleted post the server answers 403, and some versions 400 or 404.
-        if response.http.status in {400, 403, 404}:
-            lookup = await self.call("GET", f"posts/{post_id}")
-            if lookup.http.status == 404:
-                raise MessageGone("the post was deleted")
-        raise self.delivery_error(response)
+        try:
+            await self.call("PUT", f"posts/{post_id}/patch", changes)
+        except Refused as error:
+            # For a deleted post the server answers 403, and some versions 400 or 404.
+            if error.status in {400, 403, 404}:
+                with suppress(Refused):  # the first refusal says more
+                    if not await self.find(f"posts/{post_id}"):
+                        raise MessageGone("the post was deleted") from None
+            raise
 
     async def find(self, path: str) -> Mapping[str, Any]:
         """Return an object of the API; an empty one if it does not exist. Raises Deferred."""
-        response = await self.call("GET", path)
-        if response.ok and isinstance(response.json, dict):
-            return response.json
-        if response.http.status == 404:
-            return {}
-        raise self.delivery_error(response)
+        try:
+            found: Mapping[str, Any] = await self.call("GET", path)
+        except Refused as error:
+            if error.status == 404:
+                return {}
+            raise
+        return found
 
-    async def call(self, method: Method, path: str, payload: object = None) -> ApiResponse:
-        """Call the API and return the response, also if it is a refusal. Raises Deferred."""
+    async def call(
+        self, method: Method, path: str, payload: object = None, *, expected: type = dict
+    ) -> Any:
+        """Call the API and return the JSON of its answer. Raises Refused, and Deferred.
+
+        What can pass by itself, such as 429 and 5xx, is tried again soon. A redirect is explained
+        as for every sink. Everything else is Refused, with a remedy.
+        """
         with raise_deferred_if_secret_unusable("token"):
             token = self._settings.bot_token()
         body = orjson.dumps(payload) if payload is not None else b""
@@ -194,45 +195,37 @@ class MattermostApi:
             secrets=(token, *map(bytes.decode, _ACTION_TOKENS.findall(body))),
         )
         response = await send(self._session, method, request, seconds=self._settings.timeout)
-        return ApiResponse(response, response.json())
-
-    def delivery_error(self, response: ApiResponse) -> Deferred:
-        """Return the error to raise for a response that is not what the call needs.
-
-        What can pass by itself, such as 429 and 5xx, is tried again soon. A redirect is explained
-        as for every sink. Everything else is slow, with a remedy: a person must correct something.
-        """
-        http = response.http
-        outcome = interpret_response(http, self._clock.now())
-        if outcome is not None and (outcome.failure == "transient" or 300 <= http.status <= 399):
-            return outcome
-        reason = _refusal_reason(response)
-        return Deferred(reason, failure="slow", status=http.status, answer=http.text)
-
-
-def _refusal_reason(response: ApiResponse) -> str:
-    status = response.http.status
-    error_id = f" ({response.error_id})" if response.error_id else ""
-    if response.ok:
-        return (
-            f"expected an answer of Mattermost's API, got {status} with something else: "
-            "set api_url to the server's own address"
+        status, document = response.status, response.json()
+        outcome = interpret_response(response, self._clock.now())
+        if outcome is None and isinstance(document, expected):
+            return document
+        if outcome is not None and (outcome.failure == "transient" or 300 <= status <= 399):
+            raise outcome
+        error_id = str(document.get("id")) if isinstance(document, dict) else ""
+        error_id = error_id if _ERROR_ID.fullmatch(error_id) else ""
+        reason = _refusal_reason(status, error_id) if outcome is not None else NO_API
+        raise Refused(
+            reason, failure="slow", status=status, answer=response.text, error_id=error_id
         )
+
+
+def _refusal_reason(status: int, error_id: str) -> str:
+    named = f" ({error_id})" if error_id else ""
     match status:
         case 401:
             return (
-                f"expected a token that Mattermost accepts, it refused this token{error_id}: make "
-                "a new one for the bot account under Integrations > Bot Accounts, and set token"
+                f"expected a token that Mattermost accepts, it refused this token{named}: make a "
+                "new one for the bot account under Integrations > Bot Accounts, and set token"
             )
         case 403:
             return (
                 "expected that the bot may do this in the channel, Mattermost refuses"
-                f"{error_id}: add the bot to the channel and its team, and {_COMPARE_CHANNEL}"
+                f"{named}: add the bot to the channel and its team, and {_COMPARE_CHANNEL}"
             )
         case 404:
             return (
-                f"expected Mattermost's API, got 404{error_id}: set api_url to the server's own "
+                f"expected Mattermost's API, got 404{named}: set api_url to the server's own "
                 f"address, without /api/v4, and {_COMPARE_CHANNEL}"
             )
-    remedy = _REMEDIES.get(response.error_id, "the server's log says more")
-    return f"expected success, Mattermost refused with {status}{error_id}: {remedy}"
+    remedy = _REMEDIES.get(error_id, "the server's log says more")
+    return f"expected success, Mattermost refused with {status}{named}: {remedy}"

@@ -35,7 +35,7 @@ from relay.approvals.status import ApprovalStatus
 from relay.chat import CallbackRefused, Reply, raise_deferred_if_secret_unusable
 from relay.chat.cards.card import LABELS, Button, available_decisions, confirmation_question
 from relay.chat.context import ChatContext
-from relay.chat.platforms.mattermost.api import MattermostApi, Settings
+from relay.chat.platforms.mattermost.api import MattermostApi, Refused, Settings
 from relay.chat.platforms.mattermost.posts import render_markdown
 from relay.clock import Clock
 from relay.errors import Deferred, RelayError, StoreUnavailable
@@ -252,14 +252,15 @@ class Clicks:
             "state": token.model_copy(update=changes).sign(token_key(self._settings, "dialog")),
         }
         request = {"trigger_id": click.trigger_id, "url": self._callback_url, "dialog": dialog}
-        response = await self._api.call("POST", "actions/dialogs/open", request)
-        if "trigger_id" in response.error_id:
-            raise CallbackRefused(
-                "expected a trigger id that Mattermost signed, "
-                f"it refuses this trigger id ({response.error_id})"
-            )
-        if not response.ok:
-            raise self._api.delivery_error(response)
+        try:
+            await self._api.call("POST", "actions/dialogs/open", request)
+        except Refused as error:
+            if "trigger_id" in error.error_id:
+                raise CallbackRefused(
+                    "expected a trigger id that Mattermost signed, "
+                    f"it refuses this trigger id ({error.error_id})"
+                ) from None
+            raise
 
     async def _decide(self, submission: Submission) -> None:
         token = self._read_token(submission.state, "dialog")

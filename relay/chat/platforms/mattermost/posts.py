@@ -57,20 +57,18 @@ def attachments(card: Card, names: Names, integration: Integration | None) -> li
     numbers = itertools.count(1)
     paragraphs = [render_markdown(text, names) for text in (card.summary, *card.notes)]
     paragraphs.append(_links(card.buttons))
-    paragraphs += [
-        f"Runbook of rule [{escape(rule, starts_line=False)}]({url})" for rule, url in card.runbooks
-    ]
+    paragraphs += [f"Runbook of rule [{escape(rule)}]({url})" for rule, url in card.runbooks]
     title = cut(on_one_line(card.title), MAX_TITLE_LENGTH)
     common = {"fallback": title, "color": _COLORS[card.tone]}
     main = {
         **common,
-        "title": escape(title),
+        "title": render_markdown((title,), {}),
         "text": _paragraphs(paragraphs),
         "fields": [
             {"title": label, "value": render_markdown(text, names), "short": False}
             for label, text in card.facts
         ],
-        "footer": escape(cut(card.footer, MAX_TITLE_LENGTH)),
+        "footer": render_markdown((card.footer,), {}, limit=MAX_TITLE_LENGTH),
         "actions": _actions(card.buttons, integration, numbers),
     }
     lines = [
@@ -105,22 +103,14 @@ def render_markdown(text: Text, names: Names, *, limit: int = MAX_TEXT_LENGTH) -
             return f"**{escape(cut(names[principal], _MAX_NAME_LENGTH))}**"
         return f"`{cut(on_one_line(principal).replace('`', chr(39)), _MAX_PRINCIPAL_LENGTH)}`"
 
-    rendered = render(
-        one_line(text, limit), words=lambda words: escape(words, starts_line=False), person=person
-    ).strip()
+    rendered = render(one_line(text, limit), words=escape, person=person).strip()
     return _ZERO_WIDTH_SPACE + rendered if _BLOCK_MARKER.match(rendered) else rendered
 
 
-def escape(text: str, *, starts_line: bool = True) -> str:
-    """Return Markdown that shows a text literally, on one line."""
-    text = on_one_line(text)
-    if starts_line:
-        text = text.lstrip()
-    text = _ESCAPED.sub(r"\\\g<0>", text)
-    text = _SEPARATED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
-    if starts_line and _BLOCK_MARKER.match(text):
-        return _ZERO_WIDTH_SPACE + text
-    return text
+def escape(text: str) -> str:
+    """Return Markdown that shows a text literally, within a line."""
+    text = _ESCAPED.sub(r"\\\g<0>", on_one_line(text))
+    return _SEPARATED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
 
 
 def _actions(
@@ -212,10 +202,9 @@ class Channel:
             return {}
         try:
             asked = [*ids][:_MAX_USERS_PER_CALL]
-            response = await self._api.call("POST", "users/ids", asked)
+            users = await self._api.call("POST", "users/ids", asked, expected=list)
         except Deferred:
             return {}
-        users = response.json if response.ok and isinstance(response.json, list) else []
         return {
             ids[user["id"]]: str(user["username"])
             for user in users
