@@ -18,6 +18,7 @@ and replied, around a `relay.chat.live_message.ChatPlatform`, which knows how.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, Literal, Protocol
@@ -51,6 +52,13 @@ class ChatSettings(SinkSettings):
     """For one call of the platform."""
     give_up_after: Duration = Field(default=86400.0, gt=0)
     """How long a message is tried. A day or more is prolonged to a NotBefore that is later."""
+
+    def current_secret(self, field: str, form: str, expected: str) -> str:
+        """Return the current secret of a field. Raises ValueError if it has not this form."""
+        secret = self.reveal(field) or ""
+        if re.fullmatch(form, secret) is None:
+            raise ValueError(f"expected {expected}, got none or something else")
+        return secret
 
     @property
     def needs_public_url(self) -> bool:

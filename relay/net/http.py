@@ -249,7 +249,7 @@ async def send(
     except TimeoutError:
         raise Deferred(f"expected an answer within {seconds:g} s, none came") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise _explain_error(error) from None
+        raise explain_error(error) from None
     elapsed = loop.time() - start
     if body_timeout is not None:
         deadline = min(deadline, loop.time() + body_timeout)
@@ -316,7 +316,7 @@ def _texts_to_hide(url: URL, secrets: tuple[str, ...]) -> list[str]:
     return sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
 
 
-def _explain_error(error: Exception) -> Deferred:
+def explain_error(error: Exception) -> Deferred:
     """Return what a failed call means. The text of the error itself can contain the URL."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     system_text = cause.strerror if isinstance(cause, OSError) else None

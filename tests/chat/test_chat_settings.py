@@ -55,7 +55,7 @@ def settings(kind: str, section: dict[str, Any]) -> ChatSettings:
         ("mattermost", {"token": "two t0ken"}, BOT_TOKEN),
         ("mattermost", {"approve_in_chat": True}, "secret: expected a secret or secret_file for"),
         ("mattermost", {"approve_in_chat": True, "secret": "t0ken"}, "secret: expected whsec_"),
-        ("slack", {"token": None}, "expected token or token_file, got neither"),
+        ("slack", {"token": None}, WRONG_BOT_TOKEN),
         ("slack", {"token": "xoxp-1234567890-t0ken"}, WRONG_BOT_TOKEN),
         ("slack", {"token": f"{XOXB} "}, WRONG_BOT_TOKEN),
         ("slack", {"channel": "#ops"}, "channel"),

@@ -78,13 +78,8 @@ class Settings(AnswerableChatSettings):
 
     def bot_token(self) -> str:
         """Return the current token. Raises ValueError if it cannot be sent."""
-        token = self.reveal("token")
-        if not (token and token.isascii() and token.isprintable() and " " not in token):
-            raise ValueError(
-                "expected the bot account's access token, of ASCII characters without spaces, "
-                "got none or something else"
-            )
-        return token
+        expected = "the bot account's access token, of ASCII characters without spaces"
+        return self.current_secret("token", "[!-~]+", expected)
 
     def signing_key(self) -> bytes:
         """Return the current key that signs action tokens. Raises ValueError if there is none."""

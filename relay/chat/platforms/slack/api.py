@@ -22,9 +22,6 @@ from relay.net.egress import parse_receiver_url
 from relay.net.http import Method, Request, Response, interpret_response, send
 from relay.settings import text_pattern_validator
 
-_BOT_TOKEN = re.compile(r"xoxb-[A-Za-z0-9-]{8,255}")
-_APP_TOKEN = re.compile(r"xapp-[A-Za-z0-9-]{8,255}")
-
 
 class Settings(AnswerableChatSettings):
     """A channel in Slack."""
@@ -60,8 +57,6 @@ class Settings(AnswerableChatSettings):
 
     @model_validator(mode="after")
     def _check_values(self) -> Settings:
-        if self.token is None and self.token_file is None:
-            raise ValueError("expected token or token_file, got neither")
         if self.approve_in_chat and not self.uses_socket_mode:
             raise ValueError(
                 "approve_in_chat: expected app_token or app_token_file beside it, over which "
@@ -83,18 +78,13 @@ class Settings(AnswerableChatSettings):
 
     def bot_token(self) -> str:
         """Return the current bot token. Raises ValueError if it is malformed."""
-        return self._current_secret("token", _BOT_TOKEN, "a bot token, which starts with xoxb-")
+        expected = "a bot token, which starts with xoxb-"
+        return self.current_secret("token", r"xoxb-[A-Za-z0-9-]{8,255}", expected)
 
     def app_level_token(self) -> str:
         """Return the current app-level token. Raises ValueError if it is malformed."""
         expected = "an app-level token, which starts with xapp-"
-        return self._current_secret("app_token", _APP_TOKEN, expected)
-
-    def _current_secret(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
-        secret = self.reveal(name) or ""
-        if pattern.fullmatch(secret) is None:
-            raise ValueError(f"expected {expected}, got something else")
-        return secret
+        return self.current_secret("app_token", r"xapp-[A-Za-z0-9-]{8,255}", expected)
 
 
 _COPY_AGAIN = (
@@ -243,11 +233,10 @@ class WebApi:
             body=body,
             secrets=(token,),
         )
-        seconds = self._settings.timeout
         verb: Method = "GET" if is_read else "POST"
-        response = await send(self._session, verb, request, seconds=seconds)
-        document = response.json()
-        document = document if isinstance(document, dict) else {}
+        response = await send(self._session, verb, request, seconds=self._settings.timeout)
+        content = response.json()
+        document = content if isinstance(content, dict) else {}
         if response.status == 200 and document.get("ok") is True:  # HTTP
             return document
         raise _error(response, document, self._clock.now())
@@ -266,21 +255,17 @@ def _required_id(response: Mapping[str, Any], name: str) -> str:
 def _error(
     response: Response, document: Mapping[str, Any], now: datetime
 ) -> DeliveryError | MessageGone:
-    code = document.get("error")
+    code, status = document.get("error"), response.status
+    outcome = interpret_response(response, now)
     if not isinstance(code, str) or _ERROR_CODE.fullmatch(code) is None:
-        code = None
-    status, outcome = response.status, interpret_response(response, now)
-    if code in _RATE_LIMIT_ERRORS:
-        pause = outcome.after if outcome is not None else None
-        return Deferred("Slack limits the rate of this app's calls", after=pause, status=status)
-    if code is None and outcome is not None:
-        return outcome
-    if code is None:
-        return Deferred(
+        return outcome or Deferred(
             "expected a response of Slack's Web API, got something else with status "
             f"{status}: is api_url correct?",
             status=status,
         )
+    if code in _RATE_LIMIT_ERRORS:
+        pause = outcome.after if outcome is not None else None
+        return Deferred("Slack limits the rate of this app's calls", after=pause, status=status)
     if code in _MESSAGE_GONE_ERRORS:
         return MessageGone(code)
     if code in _INVALID_MESSAGE_ERRORS:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import count, zip_longest
+from itertools import count
 from typing import Any
 
 import orjson
@@ -31,7 +31,6 @@ _TEXT_LENGTHS = (1500, 700, 300, 100)
 """Characters of one text, tried in this order until the message is small enough."""
 _MAX_TITLE = 150
 _MAX_BUTTON_LABEL = 75
-_MAX_BUTTON_VALUE = 2000
 _MAX_URL = 3000
 _MAX_CONFIRM_TITLE = 100
 _MAX_CONFIRM_TEXT = 300
@@ -73,16 +72,14 @@ def card_message(card: Card, team_id: str, *, has_clicks: bool) -> Json:
 def text_message(lines: Sequence[Text], team_id: str, urls: Sequence[str] = ()) -> Json:
     """Return lines of text as a message in a thread or to one person, each with its URL if any."""
     shown = [one_line(line, _MAX_REPLY_LINE) for line in lines]
-    elements: list[Json] = []
-    for line, url in zip_longest(shown, urls):
-        elements += _elements(("\n", *line) if elements else line, team_id)
-        if url is not None:
-            elements += [{"type": "text", "text": "  "}, *links([("Open", url)])]
+    rows = [list(_elements(line, team_id)) for line in shown]
+    for row, url in zip(rows, urls, strict=False):
+        row += [{"type": "text", "text": "  "}, *_links([("Open", url)])]
     notification = _notification(join_texts(shown, "\n"), team_id)
-    return {"text": notification, "blocks": [_rich_text(elements)]}
+    return {"text": notification, "blocks": list(_rich_text(rows))}
 
 
-def links(urls: Iterable[tuple[str, str]]) -> Iterator[Json]:
+def _links(urls: Iterable[tuple[str, str]]) -> Iterator[Json]:
     for number, (label, url) in enumerate(urls):
         if number:
             yield {"type": "text", "text": "  ·  "}
@@ -94,32 +91,26 @@ def _card_blocks(
 ) -> Iterator[Json]:
     numbers = count(1)
 
-    def shown(text: Text, style: Json | None = None) -> Json:
-        return _rich_text(_elements(one_line(text, limit), team_id, style))
+    def shown(text: Text, style: Json | None = None) -> list[Json]:
+        return list(_elements(one_line(text, limit), team_id, style))
 
     yield {"type": "header", "text": _plain_text(title, _MAX_TITLE)}
-    yield shown(card.summary, _BOLD)
-    if card.facts:
-        facts: list[Json] = []
-        for label, text in card.facts:
-            line_break = "\n" if facts else ""
-            facts += _elements((f"{line_break}{label}",), team_id, _BOLD)
-            facts += _elements((": ", *one_line(text, limit)), team_id)
-        yield _rich_text(facts)
+    yield from _rich_text([shown(card.summary, _BOLD)])
+    yield from _rich_text(
+        [*shown((label,), _BOLD), *shown((": ", *text))] for label, text in card.facts
+    )
     for line in card.lines:
-        yield shown(("• ", *line.text))
+        yield from _rich_text([shown(("• ", *line.text))])
         yield from _actions(line.buttons, numbers, has_clicks=has_clicks)
-    if card.notes:
-        notes = join_texts([one_line(note, limit) for note in card.notes], "\n")
-        yield _rich_text(_elements(notes, team_id))
+    yield from _rich_text(map(shown, card.notes))
     yield from _actions(card.buttons, numbers, has_clicks=has_clicks)
-    if card.runbooks:
-        runbooks: list[Json] = []
-        for rule, url in card.runbooks:
-            line_break = "\n" if runbooks else ""
-            runbooks.append({"type": "text", "text": f"{line_break}Runbook of rule {rule}: "})
-            runbooks.append({"type": "link", "url": url, "text": url})
-        yield _rich_text(runbooks)
+    yield from _rich_text(
+        [
+            {"type": "text", "text": f"Runbook of rule {rule}: "},
+            {"type": "link", "url": url, "text": url},
+        ]
+        for rule, url in card.runbooks
+    )
     if card.footer:
         yield {"type": "context", "elements": [_plain_text(card.footer, _MAX_FOOTER)]}
 
@@ -127,48 +118,49 @@ def _card_blocks(
 def _actions(
     buttons: Sequence[Button], numbers: Iterator[int], *, has_clicks: bool
 ) -> Iterator[Json]:
-    opening = [button for button in buttons if button.url and len(button.url) <= _MAX_URL]
-    if not has_clicks:
-        if opening:
-            yield _rich_text(links((button.label, str(button.url)) for button in opening))
-        return
-    elements = [
-        {**_button(button, f"{LINK_ACTION_PREFIX}{button.decision}", numbers), "url": button.url}
-        for button in opening
-    ]
-    for button in buttons:
-        value = button_value(button)
-        if button.url is None and len(value) <= _MAX_BUTTON_VALUE:
-            question = render(button.question, words=str, person=str)
-            elements.append(
-                {
-                    **_button(button, button.decision, numbers),
-                    "value": value,
-                    "confirm": {
-                        "title": _plain_text(f"{button.label}?", _MAX_CONFIRM_TITLE),
-                        "text": _plain_text(question, _MAX_CONFIRM_TEXT),
-                        "confirm": _plain_text(button.label, _MAX_CONFIRM_LABEL),
-                        "deny": _plain_text("Cancel", _MAX_CONFIRM_LABEL),
-                    },
-                }
-            )
-    if elements:
+    shown = [button for button in buttons if len(button.url or "") <= _MAX_URL]
+    urls = [(button.label, button.url) for button in shown if button.url]
+    if has_clicks and shown:
+        elements = [_button(button, f"{button.decision}-{next(numbers)}") for button in shown]
         yield {"type": "actions", "elements": elements}
+    elif not has_clicks:
+        yield from _rich_text([list(_links(urls))])
+
+
+def _button(button: Button, action_id: str) -> Json:
+    label = _plain_text(button.label, _MAX_BUTTON_LABEL)
+    element = {"type": "button", "action_id": action_id, "text": label}
+    if button.decision == "approve":
+        element["style"] = "primary"
+    if button.url:
+        return {**element, "action_id": f"{LINK_ACTION_PREFIX}{action_id}", "url": button.url}
+    question = render(button.question, words=str, person=str)
+    return {
+        **element,
+        "value": button_value(button),
+        "confirm": {
+            "title": _plain_text(f"{button.label}?", _MAX_CONFIRM_TITLE),
+            "text": _plain_text(question, _MAX_CONFIRM_TEXT),
+            "confirm": _plain_text(button.label, _MAX_CONFIRM_LABEL),
+            "deny": _plain_text("Cancel", _MAX_CONFIRM_LABEL),
+        },
+    }
 
 
 def button_value(button: Button) -> str:
     return f"{button.decision} {button.revision} {button.event_id}"
 
 
-def _button(button: Button, action: str, numbers: Iterator[int]) -> Json:
-    style = {"style": "primary"} if button.decision == "approve" else {}
-    label = _plain_text(button.label, _MAX_BUTTON_LABEL)
-    return {"type": "button", "action_id": f"{action}-{next(numbers)}", "text": label, **style}
-
-
-def _rich_text(elements: Iterable[Json]) -> Json:
-    section = {"type": "rich_text_section", "elements": list(elements)}
-    return {"type": "rich_text", "elements": [section]}
+def _rich_text(lines: Iterable[list[Json]]) -> Iterator[Json]:
+    """Yield a block with these lines, each of rich text elements; none without elements."""
+    elements: list[Json] = []
+    for line in lines:
+        if elements:
+            elements.append({"type": "text", "text": "\n"})
+        elements += line
+    if elements:
+        section = {"type": "rich_text_section", "elements": elements}
+        yield {"type": "rich_text", "elements": [section]}
 
 
 def _elements(text: Text, team_id: str, style: Json | None = None) -> Iterator[Json]:

@@ -24,6 +24,7 @@ from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.logs import LogOnce, log_extra
 from relay.net import exponential_backoff, with_jitter
+from relay.net.http import explain_error
 
 HEARTBEAT_INTERVAL = 10.0
 """Seconds between pings. aiohttp closes a connection that does not answer within half of it."""
@@ -100,9 +101,7 @@ class SocketMode:
         except TimeoutError:
             raise Deferred(f"no connection within {CONNECT_TIMEOUT:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-            reason = cause.strerror if isinstance(cause, OSError) else None
-            raise Deferred(f"no connection: {reason or type(error).__name__}") from None
+            raise explain_error(error) from None
         try:
             greeting = None
             with suppress(TimeoutError):
