@@ -5,16 +5,12 @@ A test asks for the fixture `page`, or for `browser` where it needs contexts of 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import playwright
 import pytest
@@ -46,13 +42,14 @@ def driver() -> Path | None:
     return node if ran.returncode == 0 else None
 
 
-LAUNCHER = """#!/bin/sh
+LAUNCHER = """\
+#!/bin/sh
 for argument do
   shift
-  case $argument in --disable-features=*) argument="$argument,$UNUSED_FEATURES" ;; esac
+  case $argument in --disable-features=*) argument="$argument,{unused}" ;; esac
   set -- "$@" "$argument"
 done
-exec "$CHROMIUM" "$@"
+exec "{chromium}" "$@"
 """
 """Starts Chromium with more features disabled. It takes the last list alone: this extends it."""
 
@@ -62,58 +59,27 @@ UNUSED_FEATURES = "WebUIOmniboxPopup,WebUIOmniboxAimPopup,SpareRendererForSitePe
 No test looks at them. They took two thirds of the CPU time of a new page.
 """
 
-GUARD = 'read _; kill -s TERM -- -"$0"'
-"""Ends the browser should the tests themselves be killed: their end of the pipe closes then."""
 
-
-@contextmanager
-def serving(chromium: Path, directory: Path) -> Iterator[str]:
-    """Run one browser for many tests, in a process of its own; yields the address for `connected`.
+@asynccontextmanager
+async def running_chromium() -> AsyncIterator[Browser]:
+    """Run the browser of this machine; it ends with this process.
 
     It runs without Chromium's sandbox, which root cannot have. It opens only the relay's own pages.
     """
-    launcher = directory / "chromium"
-    launcher.write_text(LAUNCHER)
-    launcher.chmod(0o700)
-    settings = directory / "browser.json"
-    settings.write_text(
-        json.dumps({"executablePath": str(launcher), "chromiumSandbox": False, "host": "127.0.0.1"})
-    )
-    launch = (sys.executable, "-m", "playwright", "launch-server", "--browser", "chromium")
-    with (
-        (directory / "output").open("w+") as output,
-        subprocess.Popen(
-            [*launch, "--config", str(settings)],
-            env={**os.environ, "CHROMIUM": str(chromium), "UNUSED_FEATURES": UNUSED_FEATURES},
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-            start_new_session=True,
-        ) as server,
-        subprocess.Popen(
-            ["sh", "-c", GUARD, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True
-        ) as guard,
-    ):
-        assert server.stdout is not None
-        address = server.stdout.readline().strip()
-        try:
-            if not address:
-                raise RuntimeError(
-                    f"the browser did not start; it said:\n{(directory / 'output').read_text()}"
-                )
-            yield address
-        finally:
-            guard.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGTERM)
-
-
-@asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Browser]:
-    """Yield the browser of `serving` with a new state. Pages of the block close with it."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.connect(address, timeout=STEP_MILLISECONDS)
-        try:
+    path = executable()
+    if path is None:
+        raise FileNotFoundError(
+            "expected an installed Chromium, found none: run `make test`, which installs one, "
+            "or install the package chromium"
+        )
+    with TemporaryDirectory() as folder:
+        launcher = Path(folder) / "chromium"
+        launcher.write_text(LAUNCHER.format(unused=UNUSED_FEATURES, chromium=path))
+        launcher.chmod(0o700)
+        async with (
+            async_playwright() as playwright,
+            await playwright.chromium.launch(
+                executable_path=launcher, chromium_sandbox=False, timeout=STEP_MILLISECONDS
+            ) as browser,
+        ):
             yield browser
-        finally:
-            await browser.close()

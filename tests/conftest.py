@@ -30,7 +30,7 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  
 
 import relay.config  # noqa: F401  # declares the principals of the chat platforms
 from tests import forked_relay
-from tests.chromium import STEP_MILLISECONDS, connected, executable, serving
+from tests.chromium import STEP_MILLISECONDS, running_chromium
 from tests.depth import CHAOS, depth
 from tests.rabbitmq import Broker, NamedBroker, Reachable
 
@@ -239,29 +239,10 @@ async def exchange(broker: Reachable) -> AsyncIterator[str]:
             await channel.exchange_delete(name + suffix)
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Path:
-    """The Chromium executable. `make test` installs one if there is none."""
-    path = executable()
-    if path is None:
-        raise FileNotFoundError(
-            "expected an installed Chromium, found none: run `make test`, which installs one, "
-            "or install the package chromium"
-        )
-    return path
-
-
-@pytest.fixture(scope="session")
-def _browser_address(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("browser")
-    with serving(chromium, folder) as address:
-        yield address
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def _driven_browser(_browser_address: str) -> AsyncIterator[Browser]:
+async def _driven_browser() -> AsyncIterator[Browser]:
     """The browser of a worker. Its driver is bound to one event loop: that of the session."""
-    async with connected(_browser_address) as browser:
+    async with running_chromium() as browser:
         yield browser
 
 

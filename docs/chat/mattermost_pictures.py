@@ -18,7 +18,7 @@ from typing import Any
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.mattermost_server import SECRET, MattermostServer, post_text, running_mattermost
 from tests.chat.running_relay import rule, stage
-from tests.chromium import connected, executable, serving
+from tests.chromium import running_chromium
 from tests.eventually import eventually
 from tests.relay_in_process import RelayInProcess
 
@@ -151,17 +151,13 @@ async def picture_pages() -> dict[str, str]:
 
 
 async def main() -> None:
-    """Draw all pictures. Raises RuntimeError if there is no Chromium."""
-    chromium = executable()
-    if chromium is None:
-        raise RuntimeError("expected a Chromium on this machine, found none")
+    """Draw all pictures. Raises FileNotFoundError without Chromium."""
     pages = await picture_pages()
-    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
-        async with connected(address) as browser:
-            page = await browser.new_page(viewport={"width": 528, "height": 200})
-            for name, body in pages.items():
-                await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
-                await page.locator("body").screenshot(path=DIRECTORY / f"mattermost-{name}.png")
+    async with running_chromium() as browser:
+        page = await browser.new_page(viewport={"width": 528, "height": 200})
+        for name, body in pages.items():
+            await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
+            await page.locator("body").screenshot(path=DIRECTORY / f"mattermost-{name}.png")
 
 
 if __name__ == "__main__":

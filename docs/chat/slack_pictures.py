@@ -18,7 +18,7 @@ from typing import Any
 from relay.simulator import VM, Event, Setup, Simulator
 from tests.chat.running_relay import rule, stage
 from tests.chat.slack_server import ALICE, BOB, TEAM, PostedMessage, SlackServer, running_slack
-from tests.chromium import connected, executable, serving
+from tests.chromium import running_chromium
 from tests.eventually import eventually
 from tests.relay_in_process import RelayInProcess
 
@@ -160,18 +160,14 @@ async def pages() -> dict[str, str]:
 
 
 async def main() -> None:
-    """Draw all pictures. Raises RuntimeError without Chromium."""
-    chromium = executable()
-    if chromium is None:
-        raise RuntimeError("expected a Chromium on this machine, found none")
-    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
-        async with connected(address) as browser:
-            page = await browser.new_page(viewport={"width": 530, "height": 200})
-            for name, body in (await pages()).items():
-                await page.set_content(
-                    f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{body}"
-                )
-                await page.locator("body").screenshot(path=HERE / f"slack-{name}.png")
+    """Draw all pictures. Raises FileNotFoundError without Chromium."""
+    async with running_chromium() as browser:
+        page = await browser.new_page(viewport={"width": 530, "height": 200})
+        for name, body in (await pages()).items():
+            await page.set_content(
+                f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{body}"
+            )
+            await page.locator("body").screenshot(path=HERE / f"slack-{name}.png")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.chat.running_relay import ALICE, BOB, rule, stage
 from tests.chat.teams_server import TeamsWorkflow, running_workflow
-from tests.chromium import connected, executable, serving
+from tests.chromium import running_chromium
 from tests.eventually import eventually
 from tests.relay_in_process import RelayInProcess
 
@@ -164,18 +164,14 @@ def with_three_events(body: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def main() -> None:
-    """Draw all pictures. Raises RuntimeError without Chromium."""
-    chromium = executable()
-    if chromium is None:
-        raise RuntimeError("expected a Chromium on this machine, found none")
-    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
-        async with connected(address) as browser:
-            page = await browser.new_page(
-                viewport={"width": 676, "height": 200}, device_scale_factor=0.9
-            )
-            for name, body in (await pages()).items():
-                await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
-                await page.locator("body").screenshot(path=HERE / f"teams-{name}.png")
+    """Draw all pictures. Raises FileNotFoundError without Chromium."""
+    async with running_chromium() as browser:
+        page = await browser.new_page(
+            viewport={"width": 676, "height": 200}, device_scale_factor=0.9
+        )
+        for name, body in (await pages()).items():
+            await page.set_content(f"<!doctype html><style>{STYLE}</style>{body}")
+            await page.locator("body").screenshot(path=HERE / f"teams-{name}.png")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from playwright.async_api import Browser, Page
 
 from relay.events.model import ScheduledEvent
 from tests.api.running_relay import SCOPE, RunningRelay
-from tests.chromium import connected, executable, serving
+from tests.chromium import running_chromium
 from tests.page.scenes import (
     HELD,
     REBOOT,
@@ -50,16 +50,12 @@ PHONE: dict[str, Any] = {
 
 async def main() -> None:
     """Take all pictures. Raises FileNotFoundError if there is no Chromium."""
-    chromium = executable()
-    if chromium is None:
-        raise FileNotFoundError("expected an installed Chromium, found none")
-    with TemporaryDirectory() as directory, serving(chromium, Path(directory)) as address:
-        async with connected(address) as browser:
-            await _take_quiet(browser)
-            await _take_busy(browser)
-            await _take_story(browser)
-            await _take_trouble(browser)
-            await _take_fleet(browser)
+    async with running_chromium() as browser:
+        await _take_quiet(browser)
+        await _take_busy(browser)
+        await _take_story(browser)
+        await _take_trouble(browser)
+        await _take_fleet(browser)
 
 
 @asynccontextmanager
