@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -36,19 +35,6 @@ EventId = Annotated[
 """An EventId as Azure and agents write it: printable, and not blank (docs/protocol.md#eventids)."""
 ChangeKind = Literal["scheduled", "updated", "started", "ended"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DATA_NAMES = {
-    "event_id": "eventId",
-    "event_type": "eventType",
-    "event_status": "eventStatus",
-    "resource_type": "resourceType",
-    "resources": "resources",
-    "not_before": "notBefore",
-    "description": "description",
-    "event_source": "eventSource",
-    "duration": "durationSeconds",
-}
-"""The fields of an event, and their names in the ``data`` of a CloudEvent."""
-_fields = attrgetter(*_DATA_NAMES)
 
 
 @fast_dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +87,32 @@ class ScheduledEvent:
         return digest_id("revision", self.lowercase_event_id, *state)[:16]
 
     def to_cloudevent_data(self) -> dict[str, Any]:
-        data = dict(zip(_DATA_NAMES.values(), _fields(self), strict=True))
-        data["resources"] = list(self.resources)
-        return data
+        return {
+            "eventId": self.event_id,
+            "eventType": self.event_type,
+            "eventStatus": self.event_status,
+            "resourceType": self.resource_type,
+            "resources": list(self.resources),
+            "notBefore": self.not_before,
+            "description": self.description,
+            "eventSource": self.event_source,
+            "durationSeconds": self.duration,
+        }
 
     @classmethod
     def from_cloudevent_data(cls, fields: Mapping[str, Any]) -> ScheduledEvent:
         """Make the event from what ``to_cloudevent_data`` returned; other keys are ignored."""
-        values = {field: fields[name] for field, name in _DATA_NAMES.items()}
-        return cls(**values | {"resources": tuple(fields["resources"])})
+        return cls(
+            event_id=fields["eventId"],
+            event_type=fields["eventType"],
+            event_status=fields["eventStatus"],
+            resource_type=fields["resourceType"],
+            resources=tuple(fields["resources"]),
+            not_before=fields["notBefore"],
+            description=fields["description"],
+            event_source=fields["eventSource"],
+            duration=fields["durationSeconds"],
+        )
 
 
 @dataclass(frozen=True, slots=True)

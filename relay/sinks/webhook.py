@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -267,7 +266,15 @@ class Webhook:
                 f"the url, secrets or credentials of this sink cannot be used any more: {error}"
             ) from None
         headers = {**template.headers, **signed_headers(secrets, event, self._clock.now())}
-        request = replace(template, headers=headers, body=event.body, tls=tls)
+        request = Request(  # `dataclasses.replace` takes five times as long
+            url=template.url,
+            headers=headers,
+            body=event.body,
+            secrets=template.secrets,
+            proxy=template.proxy,
+            proxy_authorization=template.proxy_authorization,
+            tls=tls,
+        )
         response = await post(self._session, request, seconds=settings.timeout)
         now = self._clock.now()
         failure = interpret_response(response, now)
