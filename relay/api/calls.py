@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 from pydantic import BaseModel, ValidationError
 
 from relay.api.callers import ANONYMOUS, Access
@@ -42,7 +43,7 @@ MAX_DETAIL_ROWS = 200
 """Rows of each list inside one event or one delivery: the newest of what happened."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     request: web.Request
     server: ServerState
@@ -111,8 +112,7 @@ def flag(name: str, description: str) -> Parameter:
     return query(name, description, r"^(true|false)$", "true or false", "true".__eq__)
 
 
-Handler = Callable[..., Awaitable[Any]]
-HandlerT = TypeVar("HandlerT", bound=Handler)
+RouteFunction = TypeVar("RouteFunction", bound=Callable[..., Awaitable[Any]])
 Method = Literal["GET", "POST", "PUT"]
 ROUTES: list[Route] = []
 """Every route, once the modules of `relay.api.routes` are imported."""
@@ -123,7 +123,7 @@ class Route:
     method: Method
     path: str
     summary: str
-    function: Handler
+    function: Callable[..., Awaitable[Any]]
     """Returns the body of the response, or a complete `web.StreamResponse`."""
     status: int = 200
     """The status of a successful response."""
@@ -175,8 +175,8 @@ class Route:
 
 def _route(
     method: Method, path: str, summary: str, **options: Any
-) -> Callable[[HandlerT], HandlerT]:
-    def add(function: HandlerT) -> HandlerT:
+) -> Callable[[RouteFunction], RouteFunction]:
+    def add(function: RouteFunction) -> RouteFunction:
         ROUTES.append(
             Route(method=method, path=path, summary=summary, function=function, **options)
         )
@@ -192,9 +192,7 @@ get_page = functools.partial(_route, "GET", needs="read", is_large=True)
 """A list's pages, for callers with the right to read."""
 
 
-def aiohttp_handler(
-    route: Route, server: ServerState
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def aiohttp_handler(route: Route, server: ServerState) -> Handler:
     """Return the route as a handler for aiohttp."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -214,13 +212,7 @@ def aiohttp_handler(
             # Who waits for a page may give way: a few readers could have all connections otherwise.
             connection.in_good_call = caller is not ANONYMOUS and not route.is_large
             _check_right(route, caller)
-            call = Call(
-                request=request,
-                server=server,
-                caller=caller,
-                content=content,
-                relay_in_force=server.relay,
-            )
+            call = Call(request, server, caller, content, server.relay)
             if not route.is_large:
                 return await answer(call)
             async with server.large_answer(caller.principal):

@@ -43,7 +43,7 @@ CLOCK_TOLERANCE = 60.0
 """Seconds by which the clocks of issuer and relay may differ."""
 REFETCH_INTERVAL = 300.0
 """Seconds between two fetches. Tokens with unknown key ids cause no more fetches than that."""
-RETRY_INTERVAL = 10.0
+RETRY_INTERVAL = 30.0
 """Seconds after a failed fetch until the next. Otherwise a short failure at the start of the relay
 would lock everybody out for minutes."""
 MAX_AGE = 86400.0

@@ -154,22 +154,14 @@ def check_sent_by_own_page(request: web.Request, origin: str) -> None:
     origins = request.headers.getall("Origin", [])
     only_reads = request.method in ("GET", "HEAD")
     allowed_sites = ("same-origin", "none") if only_reads else ("same-origin",)
-    foreign = None
-    if any(site not in allowed_sites for site in sites):
-        foreign = "Sec-Fetch-Site"
-    elif not only_reads and any(other != origin for other in origins):
-        foreign = "Origin"
-    elif not only_reads and not sites and not origins:
-        foreign = "Sec-Fetch-Site and Origin"
-    if foreign is not None:
+    is_own = all(site in allowed_sites for site in sites)
+    if not only_reads:
+        is_own = is_own and bool(sites or origins) and all(other == origin for other in origins)
+        is_own = is_own and request.headers.getall(PAGE_HEADER, []) == [PAGE_HEADER_VALUE]
+    if not is_own:
         raise Problem(
             403,
-            "the cookie of a session counts only for calls of the relay's own pages, and "
-            f"{foreign} shows no such page",
-        )
-    if not only_reads and request.headers.getall(PAGE_HEADER, []) != [PAGE_HEADER_VALUE]:
-        raise Problem(
-            403,
-            f"expected {PAGE_HEADER}: {PAGE_HEADER_VALUE} with the cookie of a session: "
-            "only the relay's own pages may use it",
+            "the cookie of a session counts only for calls of the relay's own pages: expected "
+            f"Sec-Fetch-Site: same-origin or Origin: {origin}, and to change something "
+            f"{PAGE_HEADER}: {PAGE_HEADER_VALUE}",
         )

@@ -27,7 +27,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
@@ -60,12 +60,12 @@ _BEGIN_AGAIN = (
 _UNUSABLE = "The answer of Entra ID is not usable. Begin again."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PendingSignIn:
-    cookie: str = field(repr=False)
-    state: str = field(repr=False)
-    nonce: str = field(repr=False)
-    verifier: str = field(repr=False)
+    cookie: str
+    state: str
+    nonce: str
+    verifier: str
 
     @property
     def challenge(self) -> str:

@@ -37,14 +37,12 @@ class SourceHealth(Protocol):
 
     lost: bool
     """Whether the source has given no usable response for too long."""
+    lost_reason: str
+    """What it means that the source is lost."""
     polls: int
     """Polls so far; on a hub messages of agents."""
     failures: int
     """Polls in a row without a usable response; on a hub failed connections in a row."""
-
-    @property
-    def lost_reason(self) -> str:
-        """What it means that the source is lost."""
 
     @property
     def poll_seconds(self) -> Histogram | None:
