@@ -19,7 +19,6 @@ from typing import Literal, NoReturn, Protocol
 
 from aio_pika import exceptions as amqp
 from aiormq.abc import AbstractChannel, ChannelFrame, DeliveredMessage
-from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from yarl import URL
 
@@ -32,8 +31,9 @@ from relay.amqp.connection import (
     keep_connected,
     make_delivery_buffer,
     open_channel,
+    take_batch,
 )
-from relay.amqp.failures import broker_message, raise_if_cancelled
+from relay.amqp.failures import explained_refusal, raise_if_cancelled
 from relay.amqp.message_verification import (
     UnparsedApprovalMessage,
     UnusableMessage,
@@ -156,19 +156,13 @@ class ApprovalConsumer:
         """Return what will arrive: messages, then the error of the channel. Raises Deferred."""
         deliveries = make_delivery_buffer(channel, self._queue.name)
         await channel.basic_qos(prefetch_count=PREFETCH)
-        try:
+        with explained_refusal(
+            "the broker has no such queue ({}): make it, or set declare: true",
+            "the broker refused the queue ({}): grant the user read on it",
+        ):
             await channel.basic_consume(
                 self._queue.name, deliveries.put, consumer_tag=self._consumer_tag
             )
-        except amqp.ChannelNotFoundEntity as error:
-            raise Deferred(
-                f"the broker has no such queue ({broker_message(error)}): "
-                "make it, or set declare: true"
-            ) from None
-        except ChannelAccessRefused as error:
-            raise Deferred(
-                f"the broker refused the queue ({broker_message(error)}): grant the user read on it"
-            ) from None
         raise_if_cancelled()
         return deliveries
 
@@ -192,20 +186,15 @@ class ApprovalConsumer:
         rejected: list[int] = []
         try:
             async with asyncio.timeout(POLL_INTERVAL):
-                delivery = await self._deliveries.get()
+                batch = await take_batch(self._deliveries, MESSAGES_AT_ONCE)
         except TimeoutError:
             return messages
-        for left in reversed(range(MESSAGES_AT_ONCE)):
-            if isinstance(delivery, Deferred):
-                raise delivery
+        for delivery in batch:
             tag, received = delivery.delivery_tag or 0, self._read(delivery)
             if received is None:
                 rejected.append(tag)
             else:
                 messages.append((tag, received))
-            if not left or self._deliveries.empty():
-                break
-            delivery = self._deliveries.get_nowait()
         if rejected:
             # aiormq itself writes ten rejections in a turn of the event loop.
             if self._channel.is_closed:
@@ -258,8 +247,7 @@ class ApprovalConsumer:
                     return False
                 await self._clock.sleep(min(remaining, POLL_INTERVAL))
                 while self._channel.is_closed:  # why is behind the messages that it brought
-                    if isinstance(delivery := await self._deliveries.get(), Deferred):
-                        raise delivery
+                    await take_batch(self._deliveries, MESSAGES_AT_ONCE)
 
     async def _decide(self, tag: int, received: ReceivedDecision) -> bool:
         try:

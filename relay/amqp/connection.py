@@ -340,3 +340,15 @@ def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:
     channel.closing.add_done_callback(on_close)
     channel.on_consumer_cancel_callbacks.add(on_cancel)
     return deliveries
+
+
+async def take_batch(deliveries: Deliveries, most: int) -> list[DeliveredMessage]:
+    """Return the messages that have arrived, at least one. Raises the error behind the last."""
+    batch: list[DeliveredMessage] = []
+    while True:
+        delivery = await deliveries.get()
+        if isinstance(delivery, Deferred):
+            raise delivery
+        batch.append(delivery)
+        if deliveries.empty() or len(batch) == most:
+            return batch

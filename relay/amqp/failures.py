@@ -9,9 +9,11 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from aio_pika import exceptions as amqp
+from aiormq.exceptions import ChannelAccessRefused
 
 from relay.errors import Deferred
 from relay.net.tls import explain_refusal
@@ -32,6 +34,17 @@ def combine_failures(failures: Sequence[Deferred]) -> Deferred:
 def broker_message(error: BaseException) -> str:
     """Return the broker's own text, without what the library adds to it."""
     return str(error.args[-1]) if error.args else type(error).__name__
+
+
+@contextmanager
+def explained_refusal(if_missing: str, if_refused: str) -> Iterator[None]:
+    """Raise Deferred with one of these texts, with the broker's own for {}, if it says no."""
+    try:
+        yield
+    except amqp.ChannelNotFoundEntity as error:
+        raise Deferred(if_missing.format(broker_message(error))) from None
+    except ChannelAccessRefused as error:
+        raise Deferred(if_refused.format(broker_message(error))) from None
 
 
 def explain_failure(error: BaseException) -> Deferred:

@@ -1,40 +1,68 @@
-"""The one AMQP connection of an agent or a hub. It may be down: `Link.run` connects for ever.
+"""The one AMQP connection of an agent, and what that of a hub (`relay.fleet.hub.link`) shares.
 
-Both ends publish over one channel, whose messages keep their order, and read from one queue over
-another (`relay.fleet.agent.link`, `relay.fleet.hub.link`). The broker vouches for who sent a
-message, and whoever takes it decides what it means.
+It may be down: `Link.run` connects for ever. Both ends publish over one channel, whose messages
+keep their order, and read from one queue over another. The broker vouches for who sent a message,
+and whoever takes it decides what it means.
+
+An agent makes its own queue, which is exclusive to the connection. The exchanges are the hub's: the
+agent publishes and binds, and reads the error, because a check can demand a right of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NoReturn
 
 from aio_pika import exceptions as amqp
 from aiormq.abc import AbstractChannel, DeliveredMessage
-from aiormq.exceptions import ChannelAccessRefused
-from yarl import URL
+from typing_extensions import override  # in typing from Python 3.12
 
 from relay.amqp.broker_url import host_port
 from relay.amqp.connection import (
+    QUEUE_DELETED,
     SETUP_TIMEOUT,
     Deliveries,
     GuardedConnection,
     keep_connected,
     make_delivery_buffer,
     open_channel,
+    take_batch,
 )
-from relay.amqp.failures import broker_message, raise_if_cancelled
+from relay.amqp.failures import broker_message, explained_refusal, raise_if_cancelled
+from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.clock import Clock
 from relay.errors import Deferred
-from relay.fleet.messages import MAX_BODY_BYTES
+from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
+from relay.fleet.messages import MAX_BODY_BYTES, Content, PulseRequest, read_message
+from relay.fleet.routing import (
+    AGENT_QUEUE_ARGUMENTS,
+    agent_binding_keys,
+    agent_publish_exchange_name,
+    command_exchange_name,
+    scope_key,
+    verify_command_from_hub,
+)
+from relay.fleet.settings import AgentSettings, FleetBrokerSettings
 from relay.logs import LogOnce
+from relay.net import exponential_backoff
+from relay.sinks.rabbitmq.sink import interpret_publish_result
 
+PUBLISH_TIMEOUT = 15.0
+"""Seconds that a message of an agent waits while the broker lets nobody publish."""
 MAX_BATCH = 256
 """Messages that are handed over together."""
+SOCKET_BUFFERS = 32 * 1024
+"""Bytes of each buffer of an agent's socket. It sends little, and the broker has thousands."""
+FIRST_RECONNECT_SPREAD = 10.0
+MAX_RECONNECT_SPREAD = 60.0
+"""Seconds over which agents spread their first and their later tries to connect again."""
+LISTEN_RETRY_DELAY = 5.0
+"""Seconds, up to twice as many, until the next try to bind the agent's queue."""
 RIGHTS = "rights that `imds-relay fleet definitions` prints"
 _log = logging.getLogger(__name__)
 
@@ -49,16 +77,19 @@ class Link:
     _messages_per_turn: ClassVar[int]
     """Messages that are read in one turn of the event loop."""
     _no_ack: ClassVar[bool]
+    _if_missing: str
+    _if_refused: str
+    """Why there is no queue to read from, with {} for what the broker says."""
 
     def __init__(
         self,
-        urls: Callable[[], Sequence[URL]],
+        settings: FleetBrokerSettings,
         name: str,
         clock: Clock,
         publisher: ConfirmedPublisher,
         **options: Any,
     ) -> None:
-        self._urls = urls
+        self._urls = settings.broker_urls
         self._name = name
         self._clock = clock
         self._publisher = publisher
@@ -100,32 +131,24 @@ class Link:
             Deferred(f"the connection to {host_port(connection.url)} was lost"),
         )
 
-    def _user_of(self, url: URL) -> str:
-        """Return the user whom the messages name. Raises Deferred if the URL does not name it."""
+    async def _keep_publishing(self, connection: GuardedConnection) -> NoReturn:
+        url = connection.url
         if not url.user and url.query.get("auth") == "external":
             raise Deferred(
                 f"fleet.url names no user, but the messages of {self._who} do: write the user "
                 "of the certificate before the host, as in amqps://user@host"
             )
-        return url.user or "guest"  # as aiormq logs in
-
-    async def _keep_publishing(self, connection: GuardedConnection) -> NoReturn:
-        user = self._user_of(connection.url)
         while True:
-            await self._publisher.serve(connection, user)
+            await self._publisher.serve(connection, url.user or "guest")  # as aiormq logs in
 
     async def _keep_listening(self, connection: GuardedConnection) -> NoReturn:
         """Take messages until the channel or the queue is gone. Raises Deferred."""
         async with asyncio.timeout(SETUP_TIMEOUT):
             channel = await open_channel(connection, self._messages_per_turn)
-            try:
+            with explained_refusal(self._if_missing, self._if_refused):
                 queue, state = await self._open_queue(connection, channel)
                 deliveries = make_delivery_buffer(channel, queue)
                 await channel.basic_consume(queue, deliveries.put, no_ack=self._no_ack)
-            except (amqp.ChannelNotFoundEntity, ChannelAccessRefused) as error:
-                is_missing = isinstance(error, amqp.ChannelNotFoundEntity)
-                reason = self._explain(broker_message(error), is_missing=is_missing)
-                raise Deferred(reason) from None
         raise_if_cancelled()
         self._state_log.log_if_changed(
             logging.INFO, "fleet: connected to %s%s", host_port(connection.url), state
@@ -134,7 +157,7 @@ class Link:
         try:
             self._on_listening()
             while True:
-                await self._take(channel, await _take_batch(deliveries))
+                await self._take(channel, await take_batch(deliveries, MAX_BATCH))
         finally:
             self._listening = None
             self._on_deaf()
@@ -145,15 +168,11 @@ class Link:
         """Return the queue from which it reads, ready, and the end of a sentence for the log."""
         raise NotImplementedError
 
-    def _explain(self, error: str, *, is_missing: bool) -> str:
-        """Return why there is no queue to read from: it, or its exchange, is missing or refused."""
-        raise NotImplementedError
-
     async def _take(self, channel: AbstractChannel, batch: Sequence[DeliveredMessage]) -> None:
         raise NotImplementedError
 
     def _on_listening(self) -> None:
-        pass
+        raise NotImplementedError
 
     def _on_deaf(self) -> None:
         pass
@@ -163,16 +182,124 @@ class Link:
         self._state_log.log_if_changed(logging.WARNING, "fleet: %s", failure.reason)
 
 
-async def _take_batch(deliveries: Deliveries) -> list[DeliveredMessage]:
-    """Return the messages that have arrived, at least one. Raises the error that has arrived."""
-    batch: list[DeliveredMessage] = []
-    delivery = await deliveries.get()
-    while not isinstance(delivery, Deferred):
-        batch.append(delivery)
-        if deliveries.empty() or len(batch) == MAX_BATCH:
-            return batch
-        delivery = deliveries.get_nowait()
-    if not batch:
-        raise delivery
-    deliveries.put_nowait(delivery)  # it is last: the channel is closed
-    return batch
+# --- an agent
+
+
+def spread_reconnect_delay(failed_rounds: int, chance: float) -> float:
+    """Return how many seconds an agent waits before it connects again: a random part of a span.
+
+    All agents lose the broker at once.
+    """
+    return chance * exponential_backoff(
+        failed_rounds, first=FIRST_RECONNECT_SPREAD, maximum=MAX_RECONNECT_SPREAD
+    )
+
+
+class AgentLink(Link):
+    """The end of an agent. While it cannot listen, it tries again, and reports all the same.
+
+    ``on_message`` gets what the hub says. Neither function may wait.
+    """
+
+    on_message: Callable[[Content], None]
+    on_listening: Callable[[], None]
+    _who = "an agent"
+    _messages_per_turn = 10  # the hub sends an agent few
+    _no_ack = True  # nothing is delivered again: an order is for now
+    _if_refused = (
+        f"the broker refused to make or bind the agent's queue ({{}}): give the user the {RIGHTS}"
+    )
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        origin: Origin,
+        clock: Clock,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        exchange = self._exchange = agent_publish_exchange_name(settings.exchange)
+        super().__init__(
+            settings,
+            f"imds-relay agent {origin.relay} of {origin.scope}",
+            clock,
+            ConfirmedPublisher(exchange, PUBLISH_TIMEOUT),
+            chance=chance,
+            delay=spread_reconnect_delay,
+            socket_buffers=SOCKET_BUFFERS,
+        )
+        self._scope_key = scope_key(origin.scope)
+        self._chance = chance
+        self._hub_user = settings.hub_user
+        self._commands = command_exchange_name(settings.exchange)
+        self._if_missing = (
+            f"the broker has no exchange {self._commands} ({{}}): "
+            "the hub makes it when it starts; no orders until then"
+        )
+        self._keys = agent_binding_keys(origin)
+        self._queue: str | None = None
+        self._refusal_log = LogOnce(_log)
+
+    async def publish(self, event: CloudEvent, key: str, expiration: int | None = None) -> None:
+        """Return when the hub's queue has it, for ``expiration`` ms. Raises Deferred, Rejected."""
+        result = await self._publisher.publish(event, key, expiration=expiration)
+        if isinstance(result, amqp.ChannelNotFoundEntity):
+            raise Deferred(
+                f"the broker has no exchange {self._exchange} ({broker_message(result)}): "
+                "the hub makes it when it starts",
+                status=404,
+            )
+        receipt = interpret_publish_result(result, key, len(event.body), relay_declares=True)
+        if receipt.status is not None:
+            raise Deferred(
+                f"{receipt.response}: the hub makes the queue when it starts", status=receipt.status
+            )
+
+    @override
+    async def _keep_listening(self, connection: GuardedConnection) -> NoReturn:
+        self._queue = None  # it went with the connection before
+        while True:
+            try:
+                await super()._keep_listening(connection)
+            except Deferred as error:
+                if connection.is_over or error.status == QUEUE_DELETED:
+                    raise
+                self._state_log.log_if_changed(logging.WARNING, "fleet: %s", error.reason)
+            await self._clock.sleep(LISTEN_RETRY_DELAY * (1 + self._chance()))
+
+    @override
+    async def _open_queue(
+        self, connection: GuardedConnection, channel: AbstractChannel
+    ) -> tuple[str, str]:
+        if self._queue is None:
+            declared = await channel.queue_declare(
+                "", exclusive=True, arguments=dict(AGENT_QUEUE_ARGUMENTS)
+            )
+            self._queue = str(declared.queue)
+        for key in self._keys:
+            await channel.queue_bind(self._queue, self._commands, key)
+        return self._queue, f"; the hub's orders are taken from {self._queue}"
+
+    @override
+    async def _take(self, channel: AbstractChannel, batch: Sequence[DeliveredMessage]) -> None:
+        for message in batch:
+            try:
+                self.on_message(self._read(message))
+            except UnusableMessage as error:
+                self._refusal_log.log_if_changed(
+                    logging.WARNING, "fleet: a message to this agent was refused: %s", error
+                )
+            except Exception:  # noqa: BLE001  # a bug must not stop the next message
+                _log.exception("internal error: a message of the hub was dropped")
+
+    def _read(self, message: DeliveredMessage) -> Content:
+        """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
+        key = verify_command_from_hub(message, self._commands, self._keys, self._hub_user)
+        content = read_message(message.body).content
+        if isinstance(content, PulseRequest) is not (key == self._scope_key):
+            raise UnusableMessage(f"it is of another kind than its routing key {key}")
+        return content
+
+    @override
+    def _on_listening(self) -> None:
+        self.on_listening()

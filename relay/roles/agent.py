@@ -17,7 +17,7 @@ from relay.clock import Clock
 from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher
 from relay.fleet.agent.agent import Agent, ImdsClock, ReportSink, ReportSinkSettings
-from relay.fleet.agent.link import AgentLink
+from relay.fleet.link import AgentLink
 from relay.fleet.messages import MAX_NAMES, Pulse
 from relay.fleet.settings import AgentSettings
 from relay.imds.client import ImdsClient

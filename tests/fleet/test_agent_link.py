@@ -16,8 +16,8 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.agent import link as link_module
-from relay.fleet.agent.link import (
+from relay.fleet import link as link_module
+from relay.fleet.link import (
     FIRST_RECONNECT_SPREAD,
     MAX_RECONNECT_SPREAD,
     AgentLink,
@@ -233,7 +233,7 @@ async def test_a_refused_right_is_named(
         )
         async with linked(own_broker, hub.exchange) as (link, _):
             await failure_of(link, "write on the exchange")
-            await eventually(lambda: "refused to make the agent's queue" in caplog.text)
+            await eventually(lambda: "refused to make or bind the agent's queue" in caplog.text)
 
 
 async def test_the_agent_comes_back_after_the_broker_does(own_broker: Broker) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from relay.approvals.request import Caller, DecisionRequest, Rights
-from relay.fleet.agent import link, start_orders
+from relay.fleet import link
+from relay.fleet.agent import start_orders
 from relay.simulator import Plan
 from relay.simulator.event import Event
 from relay.store.audit import verify_journal

@@ -28,8 +28,8 @@ from relay.errors import DeliveryError, Rejected, SourceError
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import Document
-from relay.fleet.agent.link import AgentLink
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
+from relay.fleet.link import AgentLink
 from relay.fleet.messages import (
     ChangeData,
     Content,

@@ -222,7 +222,7 @@ class Hub:
                 await self.link.send(command_key(sender.scope, sender.relay), event)
         except DeliveryError as error:
             _log.warning(
-                "the answer to a vote of agent %s of scope %s was not sent: %s",
+                "whether agent %s of scope %s got the answer to its vote is not known: %s",
                 sender.relay,
                 sender.scope,
                 error.reason,

@@ -66,6 +66,8 @@ class HubLink(Link):
     _who = "a hub"
     _messages_per_turn = MAX_BATCH
     _no_ack = False
+    _if_missing = "the broker has no such queue ({}): make it, or set fleet.declare: true"
+    _if_refused = f"the broker refused the queue ({{}}): give the hub's user the {RIGHTS}"
     lost_reason = "the hub has no connection to RabbitMQ, so it hears no agent"
     poll_seconds = read_age = clock_offset = None  # it does not poll
 
@@ -82,7 +84,7 @@ class HubLink(Link):
     ) -> None:
         """``on_lost`` is called when the connection is lost."""
         super().__init__(
-            settings.broker_urls,
+            settings,
             f"imds-relay hub {origin.relay}",
             clock,
             ConfirmedPublisher(command_exchange_name(settings.exchange), PUBLISH_TIMEOUT),
@@ -103,8 +105,8 @@ class HubLink(Link):
         self._was_connected = asyncio.Event()
         self._reports = report_queue_name(settings.exchange)
         self._is_taking = False
-        self._taken: list[int] = []
-        """The delivery tags that are not acknowledged yet."""
+        self._taken = 0
+        """The last delivery tag that is not acknowledged yet; 0: there is none."""
 
     async def wait_for_first_connection(self) -> None:
         """Return once this hub is or was connected. So it is not a second hub of its fleet."""
@@ -119,35 +121,31 @@ class HubLink(Link):
         channel = self._listening
         if channel is None:
             return False
-        waiting: int | None = None
         with _channel_may_close():
             for _ in range(2):
                 declared = await channel.queue_declare(self._reports, passive=True)
-                waiting = declared.message_count
-                if waiting:
-                    break
-        is_idle = self._deliveries.empty() and not self._is_taking
-        return waiting == 0 and is_idle and self._listening is channel
+                if declared.message_count != 0:
+                    return False
+            is_idle = self._deliveries.empty() and not self._is_taking
+            return is_idle and self._listening is channel
+        return False
 
     async def send(self, key: str, event: CloudEvent) -> bool:
         """Publish to agents; return whether any of them is bound to the key.
 
-        Raises Deferred if the message was not published. If the broker does not say, this returns
-        True: the message may be there.
+        Raises Deferred if the broker does not say so: the message may be there.
         """
         try:
             async with asyncio.timeout(CONFIRM_TIMEOUT):
                 result = await self._publisher.publish(event, key)
         except TimeoutError:
-            return True
-        if isinstance(result, amqp.ConnectionClosed | asyncio.CancelledError):
-            return True  # it may have been written before the connection was lost
+            raise Deferred(f"the broker did not confirm it in {CONFIRM_TIMEOUT:g} s") from None
         receipt = interpret_publish_result(result, key, len(event.body), relay_declares=True)
         return receipt.status is None
 
     async def acknowledge(self) -> None:
         if self._taken and self._listening is not None and self._is_saved():
-            last, self._taken = self._taken[-1], []
+            last, self._taken = self._taken, 0
             # What is not acknowledged comes again.
             with suppress(TimeoutError), _channel_may_close():
                 async with asyncio.timeout(CONFIRM_TIMEOUT):
@@ -173,12 +171,6 @@ class HubLink(Link):
             ) from None
         await channel.basic_qos(prefetch_count=PREFETCH)
         return queue, log_suffix_for_unchecked_parts(unknown)
-
-    @override
-    def _explain(self, error: str, *, is_missing: bool) -> str:
-        if is_missing:
-            return f"the broker has no such queue ({error}): make it, or set fleet.declare: true"
-        return f"the broker refused the queue ({error}): give the hub's user the {RIGHTS}"
 
     @override
     async def _take(self, channel: AbstractChannel, batch: Sequence[DeliveredMessage]) -> None:
@@ -212,11 +204,11 @@ class HubLink(Link):
             if tag in unusable:
                 await channel.basic_reject(tag, requeue=False)
             else:
-                self._taken.append(tag)
+                self._taken = tag
 
     @override
     def _on_listening(self) -> None:
-        self._taken = []
+        self._taken = 0
         self.connected_since = self._clock.monotonic()
         self._was_connected.set()
         self.failures = 0
