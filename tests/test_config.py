@@ -315,6 +315,11 @@ WRONG_VARIABLES = [
         '{"timeout": 1.5}',
         "source.timeout: expected a duration such as 500ms, 1s, 5m, 2h or 7d; got '1.5'",
     ),
+    (
+        "API__CLIENTS",
+        '[{"name": "a"}, {"name": "a"}]',
+        "api.clients[1].name: duplicate name: a; the first is api.clients[0].name",
+    ),
     ("STORE", "null", "store: expected a mapping; got nothing"),
     ("STORE", r'{"path": "a\u0000b"}', "expected text without null characters"),
 ]
