@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
+from typing_extensions import override
 
 from relay import __version__
 from relay.cli import VERBS
@@ -28,6 +32,7 @@ from relay.cli._output import (
     pluralize,
     strip_control,
 )
+from relay.cli._tables import print_table
 from relay.errors import ConfigError, StoreError
 from tests.cli.command import (
     ROOT,
@@ -216,6 +221,42 @@ def test_moments_are_local_and_say_how_far_away_they_are() -> None:
 def test_numbers_are_spoken() -> None:
     assert (pluralize(1, "vote"), pluralize(2, "vote")) == ("1 vote", "2 votes")
     assert pluralize(0, "try") == "0 tries"
+
+
+# --- tables fit the terminal
+
+
+EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+SETS = "aks-nodepool1-12345678-vmss_0, aks-nodepool1-12345678-vmss_1 and 97 more"
+
+
+class Terminal(io.StringIO):
+    @override
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
+    """Return the lines of a table on a terminal of 80 columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        terminal = Terminal()
+        patch.setattr(sys, "stdout", terminal)
+        patch.setenv("COLUMNS", "80")
+        print_table(columns, rows, empty="nothing")
+    return re.sub(r"\x1b\[\d+m", "", terminal.getvalue()).splitlines()
+
+
+CELLS = st.one_of(st.none(), st.integers(), st.text(max_size=90), st.just(SETS), st.just(EVENT_ID))
+
+
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS, CELLS), min_size=1, max_size=4))
+def test_tables_fit_the_terminal_and_nothing_is_cut(rows: list[tuple[object, ...]]) -> None:
+    columns = ("one", "two", "three", "four", "five")
+    lines = printed(columns, rows)
+    assert max(map(cell_len, lines)) <= 80
+    shown = Counter("".join("".join(lines).split()))
+    cells = [strip_control("–" if cell is None else str(cell)) for row in rows for cell in row]
+    assert shown == Counter("".join("".join([*columns, *cells]).split()))
 
 
 # --- completion
