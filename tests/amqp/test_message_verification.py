@@ -31,6 +31,7 @@ CALLERS = callers_by_amqp_user(
     (
         Client(name="db-drain", amqp_user="drain", can=("approve",)),
         Client(name="http-only", can=("approve",)),
+        Client(name="watcher", amqp_user="watcher", can=("read",)),
     )
 )
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -73,6 +74,7 @@ def test_a_valid_message_is_a_decision_of_its_client() -> None:
         ({"user_id": "db-drain"}, "no client's amqp_user"),  # a client's name is not its user
         ({"user_id": "http-only"}, "no client's amqp_user"),
         ({"user_id": "None"}, "no client's amqp_user"),
+        ({"user_id": "watcher"}, "its client may decide nothing"),
         ({"message_id": None}, "no message_id"),
         ({"message_id": ""}, "no message_id"),
         ({"message_id": "a\x00b"}, "control characters"),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import orjson
 import pytest
 import pytest_asyncio
 from pamqp.common import Arguments
@@ -20,7 +19,7 @@ from relay.amqp.approval_consumer import PREFETCH
 from relay.amqp.connection import MAX_BODY_BYTES
 from relay.simulator import Event
 from tests.eventually import eventually
-from tests.journey.bus import SCOPE, System, define_users, running_system
+from tests.journey.bus import KEY, SCOPE, System, define_users, running_system
 from tests.journey.relay_process import name_of
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel, RefusedError, property_bytes, table
@@ -83,93 +82,34 @@ async def test_a_repeat_gets_no_second_event_and_starts_nothing_again(system: Sy
     assert ((await system.bus.waiting())[0], len(system.bus.dead_letters)) == (0, dead_letter_count)
 
 
-_TIMESTAMP, _MESSAGE_ID, _HEADERS = 6, 7, 13  # bits of the flags (AMQP 0-9-1, class basic)
+_HEADERS = 13  # a bit of the flags (AMQP 0-9-1, class basic)
 _NESTED: bytes = functools.reduce(lambda inner, _: b"\x01nF" + table(inner), range(1500), b"")
 
 
-@pytest.mark.parametrize(
-    ("body", "properties"),
-    [
-        (None, {"user_id": None}),
-        (None, {"user": "stranger"}),
-        (None, {"user": "watcher"}),
-        (None, {"message_id": None}),
-        (None, {"key": "approve.elsewhere", "headers": {"CC": [f"approve.{SCOPE}"]}}),
-        (b"no json", {}),
-        (b'{"eventId": "x", "decision": "deny", "revision": "r"}', {}),
-        (b" " * (MAX_BODY_BYTES + 1), {}),
-    ],
-    ids=[
-        "no user_id",
-        "a user who is no client",
-        "a client that may only read",
-        "no message_id",
-        "routed by CC",
-        "not JSON",
-        "no such decision",
-        "too large",
-    ],
-)
 async def test_what_cannot_be_used_is_dead_lettered_and_is_no_event(
-    system: System,
-    coming: tuple[Event, dict[str, Any]],
-    body: bytes | None,
-    properties: dict[str, Any],
-) -> None:
-    """It starts nothing, is told to nobody, and stops nobody behind it."""
-    event, decision = coming
-    dead_letter_count, event_count = len(system.bus.dead_letters), len(system.bus.events)
-    await system.bus.send(
-        orjson.dumps(decision) if body is None else body, **{"message_id": "unusable", **properties}
-    )
-    await eventually(lambda: len(system.bus.dead_letters) == dead_letter_count + 1)
-    await system.wait_until_earlier_are_decided()
-    refused_event = [
-        name_of(event)
-        for event in system.bus.events[event_count:]
-        if name_of(event).startswith("approval.")
-    ]
-    assert refused_event == ["approval.refused"]  # of the mark
-    assert not system.starts(event)
-    assert len(system.bus.dead_letters) == dead_letter_count + 1
-
-
-@pytest.mark.parametrize(
-    "properties",
-    [
-        property_bytes(_TIMESTAMP, b"\x7f" + b"\xff" * 7),
-        property_bytes(_MESSAGE_ID, b"\x02\xff\xfe"),
-        property_bytes(_HEADERS, table(b"\x01tT" + b"\x7f" + b"\xff" * 7)),
-        property_bytes(_HEADERS, table(b"\x01\xffI\0\0\0\1")),
-        property_bytes(_HEADERS, table(_NESTED)),
-    ],
-    ids=[
-        "a time beyond all calendars",
-        "an id that is not UTF-8",
-        "such a time in a header",
-        "such a name",
-        "nested without end",
-    ],
-)
-async def test_broken_properties_end_no_connection(system: System, properties: bytes) -> None:
-    """Back in the queue, the message would end each next connection: nobody could approve."""
-    dead_letter_count = len(system.bus.dead_letters)
-    async with RawChannel(system.bus.broker.amqp_url("drain")) as channel:
-        await channel.publish(
-            f"{system.bus.exchange}.approvals", f"approve.{SCOPE}", b"{}", properties
-        )
-    await eventually(lambda: len(system.bus.dead_letters) == dead_letter_count + 1)
-    await system.wait_until_earlier_are_decided()
-
-
-async def test_a_name_that_is_not_ones_own_is_refused_by_the_broker(
     system: System, coming: tuple[Event, dict[str, Any]]
 ) -> None:
-    """What makes the user_id worth something."""
-    _, decision = coming
-    told = "user_id property set to 'drain' but authenticated user was 'stranger'"
-    with pytest.raises(RefusedError, match=f"406 PRECONDITION_FAILED - {told}"):
-        await system.bus.send(decision, user="stranger", user_id="drain")
+    """It starts nothing, is told to nobody, and stops nobody behind it.
+
+    Back in the queue, the last would end each next connection: nobody could approve.
+    """
+    event, decision = coming
+    dead_letter_count, event_count = len(system.bus.dead_letters), len(system.bus.events)
+    await system.bus.send(decision, user="watcher")
+    await system.bus.send(b"no json")
+    await system.bus.send(b" " * (MAX_BODY_BYTES + 1))
+    async with RawChannel(system.bus.broker.amqp_url("drain")) as channel:
+        await channel.publish(
+            system.bus.approvals_exchange, KEY, b"{}", property_bytes(_HEADERS, table(_NESTED))
+        )
+    await eventually(lambda: len(system.bus.dead_letters) == dead_letter_count + 4)
+    await system.wait_until_earlier_are_decided()
+    told = [name_of(each) for each in system.bus.events[event_count:]]
+    assert [name for name in told if name.startswith("approval.")] == [
+        "approval.refused"  # of the mark
+    ]
+    assert not system.starts(event)
+    assert len(system.bus.dead_letters) == dead_letter_count + 4
 
 
 async def test_whoever_may_pretend_to_be_anybody_speaks_for_anybody(system: System) -> None:
