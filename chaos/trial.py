@@ -19,7 +19,7 @@ from chaos.load import CLIENTS, RULE, Load
 from relay.simulator import VM, Setup, Simulator
 from tests.counting_proxy import CountingProxy, counting_proxy
 from tests.eventually import eventually
-from tests.journey.bus import unused_exchange
+from tests.journey.bus import declare_service_queue, unused_exchange
 from tests.journey.relay_process import Inbox, RelayProcess, client, inbox, relay, webhook
 from tests.rabbitmq import Broker
 
@@ -35,30 +35,17 @@ class Queue:
     exchange: str
     events: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        return f"{self.exchange}.service"
-
     async def declare(self) -> None:
         """Make the queue before anything is published."""
         async with await aio_pika.connect(self.broker.amqp_url()) as connection:
             channel = await connection.channel()
-            await channel.declare_exchange(
-                self.exchange,
-                "topic",
-                durable=True,
-                arguments={"alternate-exchange": f"{self.exchange}.unrouted"},
-            )
-            queue = await channel.declare_queue(
-                self.name, durable=True, arguments={"x-queue-type": "quorum"}
-            )
-            await queue.bind(self.exchange, "#")
+            await declare_service_queue(channel, self.exchange, "#")
 
     @asynccontextmanager
     async def consuming(self) -> AsyncIterator[None]:
         async with await aio_pika.connect(self.broker.amqp_url()) as connection:
             channel = await connection.channel()
-            queue = await channel.get_queue(self.name)
+            queue = await channel.get_queue(f"{self.exchange}.service")
             await queue.consume(self._take, no_ack=True)
             yield
 

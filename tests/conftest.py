@@ -233,7 +233,7 @@ async def exchange(broker: Reachable) -> AsyncIterator[str]:
     yield name
     connection = await aio_pika.connect(broker.amqp_url())
     async with connection, connection.channel() as channel:
-        for suffix in (".unrouted", ".dead"):
+        for suffix in (".unrouted", ".dead", ".service"):
             await channel.queue_delete(name + suffix)
         for suffix in ("", ".unrouted", ".approvals", ".dlx"):
             await channel.exchange_delete(name + suffix)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aio_pika
 import orjson
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import ChannelNotFoundEntity
 from pamqp.commands import Basic
 from yarl import URL
@@ -22,7 +23,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.eventually import eventually
-from tests.journey.relay_process import client, name_of, rabbitmq
+from tests.journey.relay_process import Inbox, client, name_of, rabbitmq
 from tests.rabbitmq import Broker
 from tests.raw_amqp import RawChannel
 
@@ -49,6 +50,44 @@ def define_users(broker: Broker) -> None:
 def unused_exchange(prefix: str = "journey") -> str:
     """The name of an exchange that no other test uses."""
     return f"{prefix}.{next(_numbers)}"
+
+
+async def declare_service_queue(
+    channel: AbstractChannel, exchange: str, key: str = "event.#"
+) -> AbstractQueue:
+    """Make the queue of a service, and the exchange as a relay makes it."""
+    arguments: dict[str, Any] = {"alternate-exchange": f"{exchange}.unrouted"}
+    await channel.declare_exchange(exchange, "topic", durable=True, arguments=arguments)
+    queue = await channel.declare_queue(
+        f"{exchange}.service", durable=True, arguments={"x-queue-type": "quorum"}
+    )
+    await queue.bind(exchange, key)
+    return queue
+
+
+@asynccontextmanager
+async def consumed(url: str, exchange: str, box: Inbox) -> AsyncIterator[AbstractQueue]:
+    """Collect the events about Azure's events in a box, also when the broker was gone.
+
+    What the broker gives again because the consumer's connection broke is no repeat of the relay.
+    """
+    seen: set[str] = set()
+
+    async def take(message: AbstractIncomingMessage) -> None:
+        event = orjson.loads(message.body)
+        if not (message.redelivered and event["id"] in seen):
+            box.events.append(event)
+            seen.add(event["id"])
+        await message.ack()
+
+    async with (
+        await aio_pika.connect_robust(url, reconnect_interval=0.1) as connection,
+        connection.channel() as channel,
+    ):
+        await channel.set_qos(prefetch_count=100)
+        queue = await declare_service_queue(channel, exchange)
+        await queue.consume(take)
+        yield queue
 
 
 def relay_document(broker: Broker, exchange: str, **amqp: Any) -> dict[str, Any]:

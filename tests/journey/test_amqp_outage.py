@@ -9,24 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aio_pika
 import orjson
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractQueue
 
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from relay.sinks.rabbitmq.sink import RabbitMQ
 from tests.counting_proxy import counting_proxy
 from tests.depth import depth
 from tests.eventually import eventually
-from tests.journey.bus import unused_exchange
-from tests.journey.relay_process import RelayProcess, rabbitmq, relay
+from tests.journey.bus import consumed, unused_exchange
+from tests.journey.relay_process import Inbox, RelayProcess, rabbitmq, relay
 from tests.rabbitmq import Broker
 from tests.store.open_store import read_column
 
@@ -36,78 +33,30 @@ EVENTS = depth(200, 100)
 """Events that change together: more than are ever in flight."""
 GROWTH = 8_000 * 1024
 """Bytes by which memory may grow. Those of `make chaos-tests` have ten times that."""
-MARKER = {"marker": "everything before this has arrived"}
+MARKER: dict[str, Any] = {"id": "marker", "subject": "everything before has arrived", "data": {}}
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Ledger:
-    """The events that a consumer received in its own queue, in order.
-
-    The consumer was there before the relay started.
-    """
-
-    channel: AbstractChannel
-    queue: str
-    got: list[dict[str, Any]] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-    """The ids of these events."""
-    markers: int = 0
-
-    async def note(self, message: AbstractIncomingMessage) -> None:
-        """Note an event or a marker.
-
-        What the broker gives again because the consumer's connection broke is no repeat of the
-        relay.
-        """
-        event = orjson.loads(message.body)
-        if event == MARKER:
-            self.markers += 1
-        elif not (message.redelivered and event["id"] in self.seen):
-            self.got.append(event)
-            self.seen.add(event["id"])
-        await message.ack()
-
-    async def catch_up(self) -> None:
-        """Wait until the consumer has received everything that is in its queue now."""
-        markers = self.markers
-        marker = aio_pika.Message(orjson.dumps(MARKER))
-        await self.channel.default_exchange.publish(marker, self.queue)
-        await eventually(lambda: self.markers > markers)
-
-    def versions(self) -> dict[str, list[int]]:
-        """Return the states of each event in the order in which they came, without repeats."""
-        seen: set[str] = set()
-        versions: dict[str, list[int]] = {}
-        for event in self.got:
-            if event["id"] not in seen and event["data"].get("description") is not None:
-                seen.add(event["id"])
-                versions.setdefault(event["subject"], []).append(int(event["data"]["description"]))
-        return versions
-
-    def repeats(self, version: int) -> int:
-        """Return how many copies of events with this version came after the first copy."""
-        ids = [event["id"] for event in self.got if event["data"]["description"] == str(version)]
-        return len(ids) - len(set(ids))
+def versions(box: Inbox) -> dict[str, list[int]]:
+    """Return the states of each event in the order in which they came, without repeats."""
+    return {
+        subject: [int(event["data"]["description"]) for event in events]
+        for subject, events in box.by_subject().items()
+        if subject != MARKER["subject"]
+    }
 
 
-@asynccontextmanager
-async def consumer(broker: Broker, exchange: str) -> AsyncIterator[Ledger]:
-    """A consumer of a quorum queue that starts before the relay, and reconnects."""
-    async with (
-        await aio_pika.connect_robust(broker.amqp_url(), reconnect_interval=0.1) as connection,
-        connection.channel() as channel,
-    ):
-        await channel.set_qos(prefetch_count=100)
-        arguments: dict[str, Any] = {"alternate-exchange": f"{exchange}.unrouted"}
-        await channel.declare_exchange(exchange, "topic", durable=True, arguments=arguments)
-        queue = await channel.declare_queue(
-            f"{exchange}.consumer", durable=True, arguments={"x-queue-type": "quorum"}
-        )
-        await queue.bind(exchange, "event.#")
-        ledger = Ledger(channel, queue.name)
-        await queue.consume(ledger.note)
-        yield ledger
+def repeats(box: Inbox, version: int) -> int:
+    """Return how many copies of events with this version came after the first copy."""
+    ids = [event["id"] for event in box.events if event["data"].get("description") == str(version)]
+    return len(ids) - len(set(ids))
+
+
+async def catch_up(queue: AbstractQueue, box: Inbox) -> None:
+    """Wait until the consumer has received everything that is in its queue now."""
+    marker = aio_pika.Message(orjson.dumps(MARKER))
+    await queue.channel.default_exchange.publish(marker, queue.name)
+    await eventually(lambda: box.events[-1] == MARKER)
 
 
 def document(sim: Simulator, url: str, exchange: str) -> dict[str, Any]:
@@ -139,11 +88,11 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
     same number can repeat the events of a version: they are first sent before this kill, and all
     are recorded as delivered before the next version comes.
     """
-    exchange = unused_exchange("killed")
+    exchange, box = unused_exchange("killed"), Inbox()
     async with (
         counting_proxy(own_broker.amqp_url()) as (proxy, url),
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        consumer(own_broker, exchange) as ledger,
+        consumed(own_broker.amqp_url(), exchange, box) as queue,
         relay(tmp_path / "relay", document(sim, url, exchange)) as process,
     ):
         events = appear(sim)
@@ -153,43 +102,45 @@ async def test_killed_in_the_middle_of_confirms_again_and_again_it_loses_nothing
             recorded = EVENTS * (kill + 1)
             proxy.to_client.clear()
             change(sim, events, kill)
-            await eventually(lambda count=recorded: _is_full(process, ledger, count), every=0.1)
+            await eventually(lambda count=recorded: _is_full(process, box, count), every=0.1)
             for _ in range(kill % 4):
                 delivered = _delivered(process)
                 while _delivered(process) == delivered:
                     proxy.release_answers()
                     await asyncio.sleep(0.1)
-                await eventually(lambda count=recorded: _is_full(process, ledger, count), every=0.1)
+                await eventually(lambda count=recorded: _is_full(process, box, count), every=0.1)
             await process.kill()
             proxy.cut()
             proxy.to_client.set()
             await process.start()
             await eventually(lambda count=recorded: _delivered(process) == count, every=0.1)
-        await ledger.catch_up()
-        assert ledger.versions() == {event.event_id: list(range(KILLS + 1)) for event in events}
-        repeats = {kill: ledger.repeats(kill) for kill in range(KILLS + 1)}
-        assert repeats.pop(0) == 0
-        assert all(0 < count <= RabbitMQ.concurrency for count in repeats.values()), repeats
+        await catch_up(queue, box)
+        assert versions(box) == {event.event_id: list(range(KILLS + 1)) for event in events}
+        assert repeats(box, 0) == 0
+        counts = [repeats(box, kill) for kill in range(1, KILLS + 1)]
+        assert all(0 < count <= RabbitMQ.concurrency for count in counts), counts
 
 
-def _is_full(process: RelayProcess, ledger: Ledger, recorded: int) -> bool:
+def _is_full(process: RelayProcess, box: Inbox, recorded: int) -> bool:
     """Return whether the consumer has everything that the relay can send without more confirms."""
     delivered = _delivered(process)
-    return len(ledger.seen) == min(delivered + RabbitMQ.concurrency, recorded)
+    return len({event["id"] for event in box.events}) == min(
+        delivered + RabbitMQ.concurrency, recorded
+    )
 
 
 @pytest.mark.timeout(depth(480, 180))
 async def test_a_broker_that_was_gone_finds_everything(own_broker: Broker, tmp_path: Path) -> None:
     """Memory stays flat. Then the first message comes within five seconds, and all in order."""
-    exchange = unused_exchange("gone")
+    exchange, box = unused_exchange("gone"), Inbox()
     async with (
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        consumer(own_broker, exchange) as ledger,
+        consumed(own_broker.amqp_url(), exchange, box),
         relay(tmp_path / "relay", document(sim, own_broker.amqp_url(), exchange)) as process,
     ):
         events = appear(sim)
         await process.start()
-        await eventually(lambda: len(ledger.versions()) == EVENTS)
+        await eventually(lambda: len(versions(box)) == EVENTS)
         await asyncio.to_thread(own_broker.stop)
         last, memory = CHANGES // EVENTS, 0
         for version in range(1, last + 1):
@@ -199,14 +150,14 @@ async def test_a_broker_that_was_gone_finds_everything(own_broker: Broker, tmp_p
                 memory = process.memory()
         grown = process.memory() - memory
         assert grown < GROWTH
-        got = len(ledger.got)
+        got = len(box.events)
         await asyncio.to_thread(own_broker.start)
         back = time.monotonic()
-        await eventually(lambda: len(ledger.got) > got, every=0.01)
+        await eventually(lambda: len(box.events) > got, every=0.01)
         first = time.monotonic() - back
         assert first < 5 + 15  # for a machine that stands still
-        await eventually(lambda: all(states[-1] == last for states in ledger.versions().values()))
-        assert ledger.versions() == {event.event_id: list(range(last + 1)) for event in events}
+        await eventually(lambda: all(states[-1] == last for states in versions(box).values()))
+        assert versions(box) == {event.event_id: list(range(last + 1)) for event in events}
         _log.info(
             "memory grew by %d bytes; the first came after %.1f s, all %d after %.1f s",
             grown,

@@ -5,33 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
-
-import aio_pika
-import orjson
 
 from relay.simulator import VM, Plan, Setup, Simulator
 from tests.depth import depth
 from tests.eventually import eventually
+from tests.journey.bus import consumed
 from tests.journey.relay_process import Inbox, inbox, name_of, rabbitmq, relay, told_relay, webhook
 from tests.ports import reserve
 from tests.rabbitmq import Broker, Reachable
 
 MANY = depth(1000, 150)
-
-
-async def _consume(url: str, exchange: str, into: Inbox) -> None:
-    connection = await aio_pika.connect(url)
-    async with connection, connection.channel() as channel:
-        await channel.set_qos(prefetch_count=200)
-        arguments: dict[str, Any] = {"alternate-exchange": f"{exchange}.unrouted"}
-        await channel.declare_exchange(exchange, "topic", durable=True, arguments=arguments)
-        queue = await channel.declare_queue(exclusive=True)
-        await queue.bind(exchange, "event.#")
-        async with queue.iterator() as messages:
-            async for message in messages:
-                async with message.process():
-                    into.events.append(orjson.loads(message.body))
 
 
 async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_kills(
@@ -45,9 +28,8 @@ async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_ki
     async with (
         inbox() as box,
         Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-        asyncio.TaskGroup() as group,
+        consumed(broker.amqp_url(), exchange, queue),
     ):
-        consumer = group.create_task(_consume(broker.amqp_url(), exchange, queue))
         sinks = [rabbitmq(broker.amqp_url(), exchange), webhook(box.url)]
         document = {"source": {"url": sim.url, "interval": "500ms"}, "sinks": sinks}
         async with relay(tmp_path / "relay", document) as process:
@@ -81,7 +63,6 @@ async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_ki
             assert box.forged == 0
             assert await process.stop() == 0
             assert len(process.journal()) >= 3 * MANY
-        consumer.cancel()
 
 
 async def test_what_is_down_at_the_start_is_waited_for(own_broker: Broker, tmp_path: Path) -> None:
@@ -98,8 +79,7 @@ async def test_what_is_down_at_the_start_is_waited_for(own_broker: Broker, tmp_p
             event = sim.schedule(Plan(resources=("vm-0",), lasts=None))
             await eventually(lambda: "takes nothing" in process.log)
             own_broker.start()
-            async with inbox(port) as late, asyncio.TaskGroup() as group:
-                consumer = group.create_task(_consume(own_broker.amqp_url(), "journey.late", queue))
+            async with inbox(port) as late, consumed(own_broker.amqp_url(), "journey.late", queue):
                 await eventually(lambda: "event.scheduled" in late.types_of(event.event_id))
                 sim.start(event)
                 await eventually(lambda: "event.started" in late.types_of(event.event_id))
@@ -107,7 +87,6 @@ async def test_what_is_down_at_the_start_is_waited_for(own_broker: Broker, tmp_p
                     lambda: any(one["type"].endswith("started.v1") for one in queue.events)
                 )
                 assert await process.stop() == 0
-                consumer.cancel()
 
 
 async def test_what_ended_while_the_relay_was_down_is_told_without_a_guess(tmp_path: Path) -> None:
