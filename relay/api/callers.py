@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aiohttp import web
 
 from relay.api.connections import connection_of
-from relay.api.responses import Problem
+from relay.api.responses import Problem, too_many
 from relay.api.sessions import SESSION, SESSION_COOKIE, Session, check_sent_by_own_page
 from relay.api.settings import ApiSettings, Client
 from relay.approvals.request import Caller, Rights
@@ -328,5 +328,4 @@ class CallRates:
 
 def _too_many_calls(whose: str, wait: float) -> Problem:
     seconds = math.ceil(wait)
-    text = f"too many calls {whose}; try again in {seconds} s"
-    return Problem(429, text, headers={"Retry-After": str(seconds)})
+    return too_many(f"too many calls {whose}; try again in {seconds} s", seconds)

@@ -227,10 +227,8 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     sock = transport.get_extra_info("socket")
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         return Peer(transport.get_extra_info("peername")[0])
-    size = struct.calcsize("3i")
-    _pid, uid, _gid = struct.unpack(
-        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _pid, uid, _gid = struct.unpack("3i", credentials)
     return Peer("the local socket", uid)
 
 

@@ -108,7 +108,7 @@ class Kept(Generic[T]):
         is_usable = self._value is not None and suffices(self._value)
         if not is_usable or (self._age() >= MAX_AGE and not self._lock.locked()):
             async with self._lock:
-                if self._value is None or not suffices(self._value) or self._age() >= MAX_AGE:
+                if self._clock.monotonic() >= self._next_fetch_at:  # else somebody just did
                     await self._refetch()
         if self._value is None or self._age() >= MAX_AGE + 2 * REFETCH_INTERVAL:
             raise EntraUnavailable(self._failure)
@@ -119,8 +119,6 @@ class Kept(Generic[T]):
 
     async def _refetch(self) -> None:
         now = self._clock.monotonic()
-        if now < self._next_fetch_at:
-            return
         self._next_fetch_at = now + RETRY_INTERVAL
         try:
             self._value = await self._fetch()

@@ -113,6 +113,11 @@ class Problem(Exception):
         return response
 
 
+def too_many(detail: str, seconds: int) -> Problem:
+    """``seconds`` is after what time the caller should try again."""
+    return Problem(429, detail, headers={"Retry-After": str(seconds)})
+
+
 def internal_error() -> Problem:
     return Problem(500, "an internal error of the relay; its log says more", closes=True)
 

@@ -168,19 +168,16 @@ def _error_middleware(state: ServerState) -> Middleware:
         began = state.clock.monotonic()
         response = await _run_handler(request, handler)
         state.responses_by_status[response.status] += 1
-        if _log.isEnabledFor(logging.DEBUG):
-            resource = request.match_info.route.resource
-            path = None if resource is None else resource.canonical
-            seconds = round(state.clock.monotonic() - began, 6)
-            _log.debug(
-                "%s %s was answered with %d",
-                request.method,
-                path or "an unknown path",
-                response.status,
-                extra=log_extra(
-                    method=request.method, path=path, status=response.status, seconds=seconds
-                ),
-            )
+        method, status, resource = (
+            request.method,
+            response.status,
+            request.match_info.route.resource,
+        )
+        path = None if resource is None else resource.canonical
+        seconds = round(state.clock.monotonic() - began, 6)
+        extra = log_extra(method=method, path=path, status=status, seconds=seconds)
+        place = path or "an unknown path"
+        _log.debug("%s %s was answered with %d", method, place, status, extra=extra)
         return await send_response(request, response, state.limits.send_timeout)
 
     return middleware

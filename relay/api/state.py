@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from relay.api.callers import Callers, CallRates
 from relay.api.connections import ServerLimits
-from relay.api.responses import Problem
+from relay.api.responses import too_many
 from relay.approvals.gate import DecisionHandler
 from relay.chat import ChatSink
 from relay.clock import Clock, Histogram
@@ -134,7 +134,7 @@ class ServerState:
                 await free.acquire()
         except TimeoutError:
             text = "too many answers are being read at once; read them faster, or one by one"
-            raise Problem(429, text, headers={"Retry-After": "1"}) from None
+            raise too_many(text, 1) from None
         try:
             yield
         finally:

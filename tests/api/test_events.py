@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from relay.events.timestamps import format_rfc3339, parse_timestamp
-from tests.api.running_relay import EVENT_ID, SCOPE, Response, RunningRelay, make_event, run_relay
+from tests.api.running_relay import EVENT_ID, SCOPE, Response, RunningRelay, make_event
 from tests.eventually import eventually
 
 DELIVERY = {
@@ -129,24 +128,6 @@ async def test_an_ended_event_keeps_its_data_and_the_next_one_is_fresh(relay: Ru
     assert all(delivery["recorded"] >= again["firstSeen"] for delivery in again["deliveries"])
     listed = (await relay.call("GET", "/v1/events")).json["items"]
     assert [item["occurrence"] for item in listed] == [2, 1]
-
-
-async def test_a_list_comes_in_pages_without_gap_or_repeat(tmp_path: Path) -> None:
-    async with run_relay(tmp_path, sinks=()) as relay:
-        events = [make_event(event_id=f"event-{number}") for number in range(201)]
-        await relay.observe(*events)
-        pages, cursor = [], ""
-        while True:
-            page = (await relay.call("GET", f"/v1/events{cursor}")).json
-            pages.append([item["eventId"] for item in page["items"]])
-            if page["next"] is None:
-                break
-            cursor = f"?cursor={page['next']}"
-            # What comes meanwhile is newer.
-            await relay.observe(*events, make_event(event_id=f"later-{len(pages)}"))
-        assert [len(page) for page in pages] == [100, 100, 1]
-        listed = [event_id for page in pages for event_id in page]
-        assert listed == [event.event_id for event in reversed(events)]
 
 
 async def test_an_invalid_cursor_is_422(relay: RunningRelay) -> None:

@@ -80,6 +80,20 @@ async def test_the_history_comes_in_pages_without_gap_or_repeat(relay: RunningRe
     assert [int(event["data"]["reason"]) for event in history[1:]] == list(range(640))
 
 
+async def test_a_list_comes_in_pages_without_gap_or_repeat(tmp_path: Path) -> None:
+    async with run_relay(tmp_path, sinks=()) as relay:
+        events = [make_event(event_id=f"event-{number}") for number in range(201)]
+        await relay.observe(*events)
+        pages = []
+        async for page in _pages(relay, "/v1/events"):
+            pages.append([item["eventId"] for item in page["items"]])
+            # What comes meanwhile is newer.
+            await relay.observe(*events, make_event(event_id=f"later-{len(pages)}"))
+        assert [len(page) for page in pages] == [100, 100, 1]
+        listed = [event_id for page in pages for event_id in page]
+        assert listed == [event.event_id for event in reversed(events)]
+
+
 async def test_a_page_of_big_events_ends_early(relay: RunningRelay) -> None:
     principals = [f"client:c{number}" for number in range(30)]
     await _record_refusals(relay, 300, principals=principals, size=20_000)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -61,19 +62,6 @@ async def show_file(_call: Call, file: str) -> web.Response:
     return await _send(file)
 
 
-@get(
-    "/approve",
-    "where links in older messages led: goes on to the page",
-    status=303,
-    access="public",
-    media_types=("text/html",),
-)
-async def open_old_link(_call: Call) -> web.Response:
-    # Relative, because a proxy may serve the relay below a path. Without a fragment of its own the
-    # browser would keep that of the link.
-    return _redirect("./#/")
-
-
 async def _send(name: str) -> web.Response:
     content = await asyncio.to_thread(_DIRECTORY.joinpath(name).read_bytes)
     return bytes_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _PAGE_HEADERS)
@@ -115,14 +103,19 @@ async def show_session(call: Call) -> SessionInfo | web.Response:
     return response
 
 
-@get(
-    _SIGN_IN,
-    "begin to sign in: a browser goes on to Entra ID, and comes back to the page",
-    status=303,
-    access="public",
-    media_types=("text/html",),
-    shows_problems=True,
-    problems=(403, 404, 429, 502, 503),
+_get_redirect = partial(get, status=303, access="public", media_types=("text/html",))
+_get_sign_in = partial(_get_redirect, shows_problems=True, problems=(403, 404, 429, 502, 503))
+
+
+@_get_redirect("/approve", "where links in older messages led: goes on to the page")
+async def open_old_link(_call: Call) -> web.Response:
+    # Relative, because a proxy may serve the relay below a path. Without a fragment of its own the
+    # browser would keep that of the link.
+    return _redirect("./#/")
+
+
+@_get_sign_in(
+    _SIGN_IN, "begin to sign in: a browser goes on to Entra ID, and comes back to the page"
 )
 async def begin(call: Call) -> web.Response:
     sign_in = _sign_in_of(call)
@@ -140,15 +133,7 @@ async def begin(call: Call) -> web.Response:
     return response
 
 
-@get(
-    CALLBACK_PATH,
-    "end a sign-in: Entra ID sends the browser here",
-    status=303,
-    access="public",
-    media_types=("text/html",),
-    shows_problems=True,
-    problems=(403, 404, 429, 502, 503),
-)
+@_get_sign_in(CALLBACK_PATH, "end a sign-in: Entra ID sends the browser here")
 async def finish(call: Call) -> web.Response:
     sign_in, request = _sign_in_of(call), call.request
     pending, old_session = PENDING_COOKIE.read(request), SESSION_COOKIE.read(request)

@@ -152,13 +152,10 @@ class RelayStatus(TypedDict):
 )
 async def show_status(call: Call) -> RelayStatus:
     relay, caller = call.relay, call.caller
-    source, link = relay.source, relay.approvals_link
-    approvals_link = None
+    source, link, approvals_link = relay.source, relay.approvals_link, None
     if link is not None:
-        lost = (
-            None if link.is_connected else "no connection to RabbitMQ: approvals on the queue wait"
-        )
-        approvals_link = PartHealth(ok=lost is None, reason=lost)
+        lost = "no connection to RabbitMQ: approvals on the queue wait"
+        approvals_link = _part_health(None if link.is_connected else lost)
     mode: Mode | None = None
     position: int | None = None
     with contextlib.suppress(StoreUnavailable):
@@ -182,9 +179,13 @@ async def show_status(call: Call) -> RelayStatus:
             readAgeSeconds=source.read_age,
             clockOffsetSeconds=source.clock_offset,
         ),
-        store=PartHealth(ok=relay.store.write_error is None, reason=relay.store.write_error),
+        store=_part_health(relay.store.write_error),
         approvalsLink=approvals_link,
     )
+
+
+def _part_health(problem: str | None) -> PartHealth:
+    return PartHealth(ok=problem is None, reason=problem)
 
 
 class AgentSummary(TypedDict):

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from relay.api.calls import Call, Parameter, get
 from relay.api.connections import connection_of
-from relay.api.responses import COMMON_HEADERS, Problem
+from relay.api.responses import COMMON_HEADERS, Problem, too_many
 from relay.api.sessions import SESSION
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import said
@@ -71,8 +71,7 @@ async def stream_events(call: Call, last_event_id: _LastEventId) -> web.StreamRe
     elif len(wakeups) >= limits.max_streams:
         maximum = f"{limits.max_streams} streams"
     if maximum:
-        text = f"the maximum of {maximum} is open"
-        raise Problem(429, text, headers={"Retry-After": "15"})
+        raise too_many(f"the maximum of {maximum} is open", 15)
     response = web.StreamResponse(
         headers={**COMMON_HEADERS, "Content-Type": MEDIA_TYPE, "X-Accel-Buffering": "no"}
     )
