@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, islice, zip_longest
 from typing import Literal
@@ -40,26 +40,23 @@ class _KeyQueue:
     (monotonic seconds). ``is_individual``: it is delayed for a reason that concerns it alone.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry]
     """A deque of the one entry that nearly every key has would take ten times as much memory."""
-    counts: list[int] = field(default_factory=lambda: [0] * PRIORITIES)
-    """How many entries there are of each priority."""
+    priority: int
+    """That of its most important entry: the less important before it make way for it."""
     state: Literal["ready", "in_flight", "delayed"] = "ready"
     release_at: float = 0.0
     is_individual: bool = False
 
     @property
-    def highest_priority(self) -> int:
-        """The highest priority of its entries: the less important before it make way for it."""
-        priority = 0
-        while not self.counts[priority]:  # the last one is never reached: a key has entries
-            priority += 1
-        return priority
-
-    @property
     def heap_item(self) -> tuple[int, int, str]:
         head = self.entries[0]
-        return (self.highest_priority, head.id, head.ordering_key)
+        return (self.priority, head.id, head.ordering_key)
+
+    def lower_priority(self) -> None:
+        """Lower it to that of the most important entry that is left."""
+        while all(entry.priority != self.priority for entry in self.entries):
+            self.priority += 1
 
 
 class OrderedQueue:
@@ -94,13 +91,18 @@ class OrderedQueue:
         """Add an entry behind the others of its ordering key."""
         if entry.event is not None and self._in_memory[entry.priority] >= MAX_EVENTS_IN_MEMORY:
             entry = replace(entry, event=None)
-        key_queue = self._queues.setdefault(entry.ordering_key, _KeyQueue())
-        self._update_counts_for_entry(key_queue, entry, 1)
+        self._count_entry(entry, 1)
+        key_queue = self._queues.get(entry.ordering_key)
+        if key_queue is None:
+            key_queue = _KeyQueue(entries=[entry], priority=entry.priority)
+            self._queues[entry.ordering_key] = key_queue
+            self._push_ready(key_queue)
+            return
         key_queue.entries.append(entry)
-        if len(key_queue.entries) == 1:
-            self._make_ready(key_queue)
-        elif key_queue.state == "ready" and key_queue.highest_priority == entry.priority:
-            self._push_ready(key_queue)  # perhaps with a higher priority than before
+        if entry.priority < key_queue.priority:
+            key_queue.priority = entry.priority
+            if key_queue.state == "ready":
+                self._push_ready(key_queue)
 
     def remove_superseded(self, entry: Entry) -> list[Entry]:
         """Remove and return the entries that this new one supersedes. Entries in flight stay.
@@ -119,13 +121,13 @@ class OrderedQueue:
         removed_ids = {old.id for old in removed}
         key_queue.entries = [old for old in key_queue.entries if old.id not in removed_ids]
         for old in removed:
-            self._update_counts_for_entry(key_queue, old, -1)
+            self._count_entry(old, -1)
         if not key_queue.entries:
             del self._queues[entry.ordering_key]
-        elif key_queue.entries[0] is not head:
+            return removed
+        key_queue.lower_priority()
+        if key_queue.state == "ready" or key_queue.entries[0] is not head:
             self._make_ready(key_queue)
-        elif key_queue.state == "ready":
-            self._push_ready(key_queue)  # perhaps with a lower priority than before
         return removed
 
     def is_superseded(self, head: Entry) -> bool:
@@ -174,13 +176,13 @@ class OrderedQueue:
             key_queue = self._queues.get(key)
             if key_queue is None or key_queue.state != "ready":
                 continue
-            if key_queue.entries[0].id == entry_id and key_queue.highest_priority == priority:
+            if key_queue.entries[0].id == entry_id and key_queue.priority == priority:
                 return key_queue
         return None
 
     def _find_least_tried(self, *, of_all: bool) -> _KeyQueue | None:
         def rank(key_queue: _KeyQueue) -> tuple[int, int, int]:
-            head, priority = key_queue.entries[0], key_queue.highest_priority
+            head, priority = key_queue.entries[0], key_queue.priority
             if of_all:
                 return head.attempts, priority, head.id
             return priority, head.attempts, head.id
@@ -191,8 +193,9 @@ class OrderedQueue:
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""
         key_queue = self._in_flight.pop(entry.ordering_key)
-        self._update_counts_for_entry(key_queue, key_queue.entries.pop(0), -1)
+        self._count_entry(key_queue.entries.pop(0), -1)
         if key_queue.entries:
+            key_queue.lower_priority()
             self._make_ready(key_queue)
         else:
             del self._queues[entry.ordering_key]
@@ -237,14 +240,10 @@ class OrderedQueue:
         else:
             heapq.heappush(self._ready, key_queue.heap_item)
 
-    def _update_counts_for_entry(
-        self, key_queue: _KeyQueue, entry: Entry, change: Literal[1, -1]
-    ) -> None:
-        priority = entry.priority
+    def _count_entry(self, entry: Entry, change: Literal[1, -1]) -> None:
         self._count += change
-        key_queue.counts[priority] += change
         if entry.event is not None:
-            self._in_memory[priority] += change
+            self._in_memory[entry.priority] += change
 
 
 def _supersedes(newer: Entry, entry: Entry) -> bool:

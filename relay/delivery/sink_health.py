@@ -22,7 +22,6 @@ from relay.delivery.result_recording import error_type_name
 from relay.delivery.retry import (
     MAX_INTERNAL_ERRORS,
     DeadLetter,
-    DisableSink,
     RetryAfterDelay,
     RetryDecision,
     plan_retry,
@@ -253,6 +252,7 @@ class SinkHealth:
             self._refused.add(entry.id)
         else:
             self._refused.discard(entry.id)
+        jitter = random.random()  # noqa: S311  # it protects nothing
         decision = plan_retry(
             error.failure,
             tries=entry.attempts + 1,
@@ -262,29 +262,24 @@ class SinkHealth:
             give_up_after=self._sink.give_up_after,
             longest_pause=self._sink.longest_pause,
             retry_after=error.after,
-            jitter=random.random(),  # noqa: S311  # it protects nothing
+            jitter=jitter,
         )
-        if isinstance(decision, DisableSink):
-            self.is_failing = True
         if isinstance(decision, RetryAfterDelay):
             self._paused_until = max(self._paused_until, monotonic + decision.sink_pause)
         if self.is_failing:
             # A receiver that refuses one event for now answers, and may accept the others.
             self.probes_only = error.failure == "transient"
-            delay = self._pause_of_probes(entry) if self.probes_only else 0.0
-            self._next_try_at = monotonic + delay
+            self._next_try_at = monotonic
+            if self.probes_only:
+                self._next_try_at += probe_delay(
+                    entry,
+                    next_not_before=self._waiting.earliest_not_before_after(now),
+                    failures=self.failures,
+                    now=now,
+                    longest_pause=self._sink.longest_pause,
+                    jitter=jitter,
+                )
         return decision
-
-    def _pause_of_probes(self, failed: Entry) -> float:
-        now = self._clock.now()
-        return probe_delay(
-            failed,
-            next_not_before=self._waiting.earliest_not_before_after(now),
-            failures=self.failures,
-            now=now,
-            longest_pause=self._sink.longest_pause,
-            jitter=random.random(),  # noqa: S311  # it protects nothing
-        )
 
     def _note_no_success(self, reason: str) -> None:
         """Find out whether the sink becomes failing by a try that did not succeed."""
