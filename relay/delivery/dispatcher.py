@@ -12,7 +12,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from relay.clock import Clock
 from relay.delivery.result_recording import ResultRecorder
@@ -24,9 +23,6 @@ from relay.sinks import Sink, SinkSettings
 from relay.store import Entry, RecordedEvent, SinkState
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
-
-SinkStates = Mapping[str, tuple[SinkState, str | None]]
-"""The state of each sink by name, with the reason if it is not on."""
 
 DRAIN_POLL_INTERVAL = 0.02
 
@@ -64,9 +60,8 @@ class Dispatcher:
         self._store = store
         self._clock = clock
         self._results = ResultRecorder(store)
-        results = self._results
         self._workers = {
-            name: Worker(settings, sink, store, results, clock, report)
+            name: Worker(settings, sink, store, self._results, clock, report)
             for name, (settings, sink) in sinks.items()
         }
         self._early_entries: dict[str, list[Entry]] = {name: [] for name in sinks}
@@ -82,24 +77,23 @@ class Dispatcher:
         self._store.listeners.recorded.append(self._on_recorded)
         self._store.listeners.redelivered.append(self._on_redelivered)
         try:
-            await self._take_what_waits()
+            states, entries = await self._store.transact(self._reconcile, fail_open=True)
         except BaseException:
             self._stop_listening()
             raise
-
-    async def _take_what_waits(self) -> None:
-        now = self._clock.now()
-        states = await self._store.transact(lambda tx: self._reconcile(tx, now), fail_open=True)
+        waiting = _by_sink(entries)
         for name, worker in self._workers.items():
-            worker.set_sink_state(*states[name])
-        waiting = _by_sink(await self._store.read(lambda tx: tx.deliveries.waiting_entries()))
-        for name, worker in self._workers.items():
+            worker.set_sink_state(*states.get(name, ("on", None)))
             # What waits by the store, and what came since that was read.
             ids = {entry.id for entry in waiting[name]}
             early = [entry for entry in self._early_entries.pop(name) if entry.id not in ids]
             worker.add_entries([*waiting[name], *early])
 
-    def _reconcile(self, tx: Transaction, now: datetime) -> SinkStates:
+    def _reconcile(
+        self, tx: Transaction
+    ) -> tuple[Mapping[str, tuple[SinkState, str | None]], list[Entry]]:
+        """Return the stored state of each sink, with the reason if it is not on, and what waits."""
+        now = self._clock.now()
         sinks = {name: worker.settings for name, worker in self._workers.items()}
         known = tx.deliveries.sink_states()
         for name in (known.keys() | tx.deliveries.count_by_sink("waiting").keys()) - sinks.keys():
@@ -111,7 +105,7 @@ class Dispatcher:
                 at = tx.journal.last_change_of(live.key)
                 if at is not None and wants(sink, tx.journal.require_event_at_position(at)):
                     tx.deliver_again(at, sink.name, now)
-        return {name: known.get(name, ("on", None)) for name in sinks}
+        return known, tx.deliveries.waiting_entries()
 
     async def run(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What an HTTP response means for a delivery: status, Retry-After and Date."""
+"""What an HTTP response means for a delivery, and the pauses of all who try again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from relay.errors import Deferred
+from relay.net import exponential_backoff, with_jitter
 from relay.net.http import (
     Request,
     Response,
@@ -129,3 +130,19 @@ async def test_a_call_after_its_session_was_closed_can_be_tried_again() -> None:
     request = Request(url=URL("http://127.0.0.1:1"), headers={}, body=b"")
     with pytest.raises(Deferred, match="reloads"):
         await send(session, "GET", request, seconds=1)
+
+
+# --- pauses between tries
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(0, 0.5), (1, 0.5), (2, 1.0), (3, 2.0), (4, 3.0), (100_000, 3.0)]
+)
+def test_the_pause_doubles_with_each_failure_to_a_maximum(failures: int, seconds: float) -> None:
+    assert exponential_backoff(failures, first=0.5, maximum=3.0) == seconds
+
+
+def test_jitter_adds_at_most_a_quarter() -> None:
+    assert with_jitter(8.0, 0.0) == 8.0
+    assert with_jitter(8.0, 0.5) == 9.0
+    assert 9.9 < with_jitter(8.0, 0.999) < 10.0
