@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from relay.approvals.limits import LIMIT_NOTICE
-from relay.approvals.standing_holds import describe_conditions
-from relay.events.data_types import remarks_in
+from relay.events.data_types import LimitWait, remarks_in
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import duration_text, parse_timestamp
 from relay.settings import MAX_NAMES, join_names
 
+LIMIT_NOTICE = (
+    "a limit delays only what this relay would start: Azure proceeds at NotBefore regardless"
+)
+"""Part of every text about an event that waits (docs/guarantees.md#a-limit-delays-this-relay-only).
+"""
 UNNAMED_MACHINES = "no machine that is named"
 _OUTCOMES = {
     "completed": "It is over: Azure has completed it.",
@@ -197,6 +200,32 @@ def _limit_waits_clause(data: Mapping[str, Any], field: str) -> str:
     if field == "waitedFor":
         return f", while the event waited for limit {limits}"
     return f", and waits for limit {limits}; {LIMIT_NOTICE}"
+
+
+def describe_waits(waits: Iterable[LimitWait]) -> str:
+    """Return for what an event waits. The notice that Azure proceeds follows it."""
+    return "it waits for " + " and for ".join(map(_describe_wait, waits))
+
+
+def _describe_wait(wait: LimitWait) -> str:
+    plural = "s" if wait["max"] != 1 else ""
+    text = f"limit {wait['limit']} (at most {wait['max']} machine{plural} at once)"
+    if wait["behind"] is not None:
+        return f"{text}: event {wait['behind']} comes first"
+    verb = "has" if len(wait["machines"]) == 1 else "have"
+    return f"{text}: {join_names(wait['machines'])} {verb} the slots"
+
+
+def describe_conditions(hold: Mapping[str, Any]) -> str:
+    """Return which events a standing hold is about; ``hold`` is its JSON."""
+    texts = [f"{key} {_condition_text(value)}" for key, value in hold["match"].items()]
+    return "; ".join(texts) or "every event"
+
+
+def _condition_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {part}" for key, part in value.items())
+    return join_names(value, separator=" ")
 
 
 def event_outcome_text(outcome: str | None) -> str:

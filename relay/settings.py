@@ -286,7 +286,7 @@ MAX_NAMES = 10
 """Machines or people that a text names; the rest are counted."""
 
 
-def join_names(names: Sequence[str], *, most: int = MAX_NAMES) -> str:
+def join_names(names: Sequence[str], *, most: int = MAX_NAMES, separator: str = ", ") -> str:
     """Return names in one line: the first ``most``, and how many more there are."""
-    shown = ", ".join(names[:most])
+    shown = separator.join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown

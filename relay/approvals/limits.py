@@ -21,14 +21,9 @@ from relay.approvals.rules import BoundedDuration, Hours, RuleConditions
 from relay.events.data_types import LimitWait
 from relay.events.match import matches, matches_any_pattern
 from relay.events.timestamps import format_rfc3339
-from relay.settings import Name, Section, join_names
+from relay.settings import Name, Section
 from relay.store import TrackedEvent
 
-LIMIT_NOTICE = (
-    "a limit delays only what this relay would start: Azure proceeds at NotBefore regardless"
-)
-"""Part of every text about an event that waits (docs/guarantees.md#a-limit-delays-this-relay-only).
-"""
 NEVER = datetime.max.replace(tzinfo=UTC)
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%")
 
@@ -230,20 +225,3 @@ def _fit(machines: frozenset[Machine], others: Collection[Machine], slots: int) 
     if len(machines) > slots:
         return not others  # otherwise it could never go
     return len(machines.union(others)) <= slots
-
-
-# --- what is said
-
-
-def describe_waits(waits: Iterable[LimitWait]) -> str:
-    """Return for what an event waits, for people. The notice that Azure proceeds follows it."""
-    return "it waits for " + " and for ".join(map(_describe_wait, waits))
-
-
-def _describe_wait(wait: LimitWait) -> str:
-    plural = "s" if wait["max"] != 1 else ""
-    text = f"limit {wait['limit']} (at most {wait['max']} machine{plural} at once)"
-    if wait["behind"] is not None:
-        return f"{text}: event {wait['behind']} comes first"
-    verb = "has" if len(wait["machines"]) == 1 else "have"
-    return f"{text}: {join_names(wait['machines'])} {verb} the slots"

@@ -10,7 +10,7 @@ limited to resources makes none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ MAX_OPEN = 100
 MAX_AHEAD = timedelta(days=366)
 """How far from now a standing hold may end."""
 MAX_NAMED = 10
-"""Patterns of a condition that a description names, and standing holds that an answer names."""
+"""Standing holds that an answer names."""
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 """RFC 3339."""
 
@@ -178,26 +178,10 @@ def next_hold_change(hold: StandingHold, now: datetime) -> datetime | None:
 # --- what is said
 
 
-def describe_conditions(hold: Mapping[str, Any]) -> str:
-    """Return which events a standing hold is about; ``hold`` is its JSON."""
-    texts = [f"{key} {_value_text(value)}" for key, value in hold["match"].items()]
-    return "; ".join(texts) or "every event"
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_value_text(part)}" for key, part in value.items())
-    if isinstance(value, list):
-        more = len(value) - MAX_NAMED
-        named = " ".join(map(str, value[:MAX_NAMED]))
-        return f"{named} and {more} more" if more > 0 else named
-    return str(value)
-
-
 def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
     return {
         "holdId": hold.hold_id,
-        "match": conditions_to_json_object(hold.conditions),
+        "match": hold.conditions.model_dump(mode="json", exclude_unset=True, exclude_none=True),
         "starts": format_rfc3339(hold.starts),
         "ends": format_rfc3339(hold.ends),
         "principal": hold.principal,
@@ -206,14 +190,6 @@ def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
         "created": format_rfc3339(hold.created),
         "notice": HOLD_NOTICE,
     }
-
-
-def conditions_to_json_object(conditions: Match) -> dict[str, Any]:
-    """Return conditions as the configuration and the API write them, without what is not set."""
-    found = conditions.model_dump(mode="json", exclude_none=True, exclude={"duration"})
-    if conditions.duration is not None:
-        found["duration"] = conditions.duration.model_dump(mode="json", exclude_unset=True)
-    return found
 
 
 def latest_ending_holds(holds: Iterable[StandingHold]) -> list[StandingHold]:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import HOLD_NOTICE
 from relay.cli._options import scope_query
 from relay.cli._output import CommandFailed, format_local_time, pluralize
@@ -19,7 +18,7 @@ from relay.cli.client import Client
 from relay.errors import ConfigError
 from relay.events.cloudevent import event_name
 from relay.events.timestamps import duration_text
-from relay.sentences import said
+from relay.sentences import LIMIT_NOTICE, said
 from relay.settings import join_names
 
 _EVENT_ID_LENGTH = 36

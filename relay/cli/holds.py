@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.approvals.standing_holds import describe_conditions
 from relay.cli._options import AZURE_PROCEEDS, AllPages, DefaultGroup, Reason, argument, option
 from relay.cli._output import CommandFailed, format_local_time, print_lines, print_to_stderr
 from relay.cli._tables import print_page
 from relay.cli.client import Client, RelayCall, RelayCommand
 from relay.errors import ConfigError
 from relay.events.timestamps import format_rfc3339
+from relay.sentences import describe_conditions
 from relay.settings import parse_duration
 
 Over = Annotated[bool, option("--over", None, "Also those that were ended or expired.")]

@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from relay.approvals.request import HOLD_NOTICE
-from relay.approvals.standing_holds import MAX_OPEN, StandingHoldBody, describe_conditions
+from relay.approvals.standing_holds import MAX_OPEN, StandingHoldBody
 from relay.approvals.status import approval_json_fields, approval_state
+from relay.sentences import describe_conditions
 from tests.approvals.builders import (
     BY_ALICE,
     OPERATOR,
@@ -206,7 +207,7 @@ def test_conditions_come_back_as_the_configuration_writes_them(approvals: Approv
     }
     answer = approvals.hold_ahead(match=match)
     assert answer.body["match"] == match | {"duration": {"min": "500ms", "max": "120s"}}
-    told = "event_type Reboot; resources db-*; duration min 500ms, max 120s"
+    told = "event_type Reboot; duration min 500ms, max 120s; resources db-*"
     assert describe_conditions(answer.body) == told
     again = approvals.hold_ahead(match=answer.body["match"])
     assert again.body["match"] == answer.body["match"]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE, find_decision_refusal
-from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import HOLD_NOTICE, DecisionKind
 from relay.approvals.status import ApprovalStatus
 from relay.chat.cards import MAX_LISTED_EVENTS, event_card, grouped_card
@@ -31,7 +30,7 @@ from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import LimitWait
 from relay.events.timestamps import format_rfc3339
-from relay.sentences import RELAY_EVENTS, impact_text
+from relay.sentences import LIMIT_NOTICE, RELAY_EVENTS, impact_text
 from relay.settings import MAX_NAMES, join_names
 from tests.approvals.builders import (
     REBOOT,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import HOLD_NOTICE
 from relay.cli._events import with_short_event_ids
 from relay.cli._options import AZURE_PROCEEDS
+from relay.sentences import LIMIT_NOTICE
 from relay.simulator import Plan
 from tests.cli.command import run_async, run_command
 from tests.cli.running_relay import ALICE_KEY, LOCAL_PRINCIPAL, running_relay

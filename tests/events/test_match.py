@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from relay.approvals.standing_holds import conditions_to_json_object
+from relay.approvals.standing_holds import standing_hold_to_json_object
 from relay.events.match import Match, matches, matches_any_pattern
+from tests.approvals.builders import build_standing_hold
 
 TYPES, SOURCES = ["Freeze", "Reboot", "Redeploy"], ["Platform", "User"]
 NAMES = ["db-1", "DB-2", "web-1"]
@@ -141,7 +142,8 @@ def test_what_a_body_says_can_be_read_again_from_the_journal(body: dict[str, Any
         accepted = match_of(body)
     except ValidationError:
         return
-    again = match_of(orjson.loads(orjson.dumps(conditions_to_json_object(accepted))))
+    hold = standing_hold_to_json_object(build_standing_hold(conditions=accepted))
+    again = match_of(orjson.loads(orjson.dumps(hold["match"])))
     no_duration = {"duration": None}
     assert again.model_copy(update=no_duration) == accepted.model_copy(update=no_duration)
     assert (again.duration is None) is (accepted.duration is None)

@@ -18,7 +18,6 @@ from typing_extensions import TypedDict
 from relay.api.calls import MAX_DETAIL_ROWS, PAGE_SIZE, Call, Cursor, Scope, flag, get_page
 from relay.api.responses import problem_of_refusal, rfc3339_or_null
 from relay.approvals.admission import UNKNOWN_EVENT, ambiguous_scope_refusal, hold_caveat
-from relay.approvals.limits import LIMIT_NOTICE
 from relay.approvals.request import DecisionKind
 from relay.approvals.rules import Rule
 from relay.approvals.status import ApprovalState, ApprovalStatus, approval_json_fields
@@ -27,7 +26,7 @@ from relay.chat.cards.card import decisions_available_to_caller
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData, LimitWait, Remarks, StandingHoldInForce
 from relay.events.timestamps import format_rfc3339
-from relay.sentences import event_outcome_text, impact_text, said
+from relay.sentences import LIMIT_NOTICE, event_outcome_text, impact_text, said
 from relay.store import Decision, Mode, TrackedEvent
 from relay.store.deliveries import DeliverySummary
 from relay.store.rows import PageLimit

@@ -14,12 +14,19 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from relay.approvals.admission import hold_caveat
-from relay.approvals.limits import LIMIT_NOTICE, describe_waits
 from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import ApprovalStatus
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
-from relay.sentences import Text, event_subject, event_told, few_machines, sentence
+from relay.sentences import (
+    LIMIT_NOTICE,
+    Text,
+    describe_waits,
+    event_subject,
+    event_told,
+    few_machines,
+    sentence,
+)
 from relay.store import TrackedEvent
 
 Tone = Literal["waiting", "held", "approved", "running", "over"]
