@@ -21,7 +21,7 @@ from typing import Final
 import orjson
 
 from relay.amqp.broker_url import parse_urls
-from relay.amqp.message_verification import UnusableMessage
+from relay.amqp.connection import UnusableMessage
 from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from relay.chat import CallbackRefused
 from relay.chat.platforms.mattermost import clicks as mattermost_clicks

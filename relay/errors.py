@@ -96,7 +96,8 @@ class DeliveryError(_ErrorWithFields):
 class Deferred(DeliveryError):
     """A later try may work.
 
-    ``after`` is the pause in seconds that the destination asks for. ``failure`` tells
+    ``after`` is the pause in seconds that the destination asks for. ``remedy`` is the end of the
+    reason, if that says what to do and ``imds-relay doctor`` shows it apart. ``failure`` tells
     `relay.delivery.retry` what kind of failure it is:
 
     - ``transient``: it can pass by itself. Retries get slower.
@@ -108,6 +109,7 @@ class Deferred(DeliveryError):
 
     after: float | None = None
     failure: Failure = "transient"
+    remedy: str | None = None
 
 
 class Rejected(DeliveryError):

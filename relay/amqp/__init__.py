@@ -2,6 +2,5 @@
 
 `broker_url` reads the URL, `connection` connects for ever, and `failures` explains why it could
 not. `topology` makes the exchanges and queues. `publisher` publishes events. `approval_consumer`
-receives approvals: `message_verification` checks who sent one. `diagnostics` is for
-``imds-relay doctor``.
+receives approvals. `diagnostics` is for ``imds-relay doctor``.
 """

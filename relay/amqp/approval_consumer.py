@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,20 +26,18 @@ from yarl import URL
 from relay.amqp.broker_url import Declare, host_port
 from relay.amqp.connection import (
     CLOSE_TIMEOUT,
+    MAX_BODY_BYTES,
     SETUP_TIMEOUT,
     Deliveries,
     GuardedConnection,
+    UnusableMessage,
     keep_connected,
-    make_delivery_buffer,
     open_channel,
+    require_publishing_user,
+    start_consuming,
     take_batch,
 )
 from relay.amqp.failures import explained_refusal, raise_if_cancelled
-from relay.amqp.message_verification import (
-    UnparsedApprovalMessage,
-    UnusableMessage,
-    extract_message_of_verified_sender,
-)
 from relay.amqp.topology import ApprovalsQueue, declare_topology, log_suffix_for_unchecked_parts
 from relay.clock import CALLER_RATE, Clock, TokenBuckets
 from relay.errors import Deferred
@@ -61,9 +60,25 @@ POLL_INTERVAL = 1.0
 MAX_PAUSE = 60.0
 """Seconds: the longest pause after a decision that could not be recorded."""
 
+_WITHOUT_CONTROL_CHARACTERS = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
+"""What CloudEvents allow in an attribute, such as ``causationid``."""
 _Message = tuple[int, "ReceivedDecision"]
 """A message by its delivery tag, and the decision in it."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UnparsedApprovalMessage:
+    """A message that was published to the approvals exchange.
+
+    RabbitMQ has checked ``user``. ``scope`` is that of the routing key; None: the queue is for one
+    scope. ``message_id`` identifies a repeated message.
+    """
+
+    user: str
+    scope: str | None
+    message_id: str
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +154,15 @@ class ApprovalConsumer:
                 if connection.is_over:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = self._channel = await open_channel(connection, MESSAGES_AT_ONCE)
-            self._deliveries = await self._start_consuming(channel)
+            await channel.basic_qos(prefetch_count=PREFETCH)
+            with explained_refusal(
+                "the broker has no such queue ({}): make it, or set declare: true",
+                "the broker refused the queue ({}): grant the user read on it",
+            ):
+                self._deliveries = await start_consuming(
+                    channel, self._queue.name, consumer_tag=self._consumer_tag
+                )
+            raise_if_cancelled()
             self._log_state(
                 f"connected to {broker}; messages are taken from {self._queue.name}{topology_note}"
             )
@@ -151,20 +174,6 @@ class ApprovalConsumer:
             failures = 0 if recorded else failures + 1
             pause = exponential_backoff(failures + 1, first=POLL_INTERVAL, maximum=MAX_PAUSE)
             await self._clock.sleep(pause)
-
-    async def _start_consuming(self, channel: AbstractChannel) -> Deliveries:
-        """Return what will arrive: messages, then the error of the channel. Raises Deferred."""
-        deliveries = make_delivery_buffer(channel, self._queue.name)
-        await channel.basic_qos(prefetch_count=PREFETCH)
-        with explained_refusal(
-            "the broker has no such queue ({}): make it, or set declare: true",
-            "the broker refused the queue ({}): grant the user read on it",
-        ):
-            await channel.basic_consume(
-                self._queue.name, deliveries.put, consumer_tag=self._consumer_tag
-            )
-        raise_if_cancelled()
-        return deliveries
 
     # --- the messages of one channel
 
@@ -241,11 +250,11 @@ class ApprovalConsumer:
                 return True
             failures += 1
             pause = exponential_backoff(failures + 1, first=POLL_INTERVAL, maximum=MAX_PAUSE)
-            end = self._clock.monotonic() + pause
-            while (remaining := end - self._clock.monotonic()) > 0:
+            retry_at = self._clock.monotonic() + pause
+            while self._clock.monotonic() < retry_at:
                 if await self._handler.blocking_reason() is not None:
                     return False
-                await self._clock.sleep(min(remaining, POLL_INTERVAL))
+                await self._clock.sleep(POLL_INTERVAL)
                 while self._channel.is_closed:  # why is behind the messages that it brought
                     await take_batch(self._deliveries, MESSAGES_AT_ONCE)
 
@@ -265,3 +274,32 @@ class ApprovalConsumer:
 
     def _log_state(self, state: str) -> None:
         self._state_log.log_if_changed(logging.INFO, "approvals over AMQP: %s", state)
+
+
+def extract_message_of_verified_sender(
+    message: DeliveredMessage, queue: ApprovalsQueue
+) -> UnparsedApprovalMessage:
+    """Return the message. Raises UnusableMessage.
+
+    It must have been published to the exchange of this queue with one of its routing keys. RabbitMQ
+    3.10 checks no topic permission for the CC header
+    (docs/protocol.md#topic-permissions-and-the-cc-header). A message routed by that header has
+    another key, and its sender may have no right to this one. RabbitMQ checks no permission for
+    dead letters either, and the owner of a queue chooses their exchange and key. A dead letter has
+    the header x-death.
+    """
+    properties = message.header.properties
+    key = queue.key_pattern.fullmatch(message.routing_key or "")
+    if message.exchange != queue.exchange or key is None:
+        raise UnusableMessage(
+            f"it was not published to {queue.exchange} with the routing key {queue.binding_key}"
+        )
+    user = require_publishing_user(message)
+    if not properties.message_id:
+        raise UnusableMessage("it has no message_id, so a repeat would not be recognized")
+    if _WITHOUT_CONTROL_CHARACTERS.fullmatch(properties.message_id) is None:
+        raise UnusableMessage("its message_id contains control characters")
+    if not message.body:
+        raise UnusableMessage(f"it has no body, or one of more than {MAX_BODY_BYTES} bytes")
+    scope = key.groupdict().get("scope")
+    return UnparsedApprovalMessage(user, scope, properties.message_id, message.body)

@@ -294,7 +294,9 @@ async def open_connection(
                 raise
             failure = explain_failure(error)
             raise Deferred(
-                f"no connection to {host_port(url)}: {failure.reason}", status=failure.status
+                f"no connection to {host_port(url)}: {failure.reason}",
+                remedy=failure.remedy,
+                status=failure.status,
             ) from None
         raise_if_cancelled()
         yield connection
@@ -322,11 +324,10 @@ async def open_channel(
     return cast("Channel", channel)
 
 
-def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:
-    """Return where a consumer of the queue puts messages. It gets the error at the end by itself.
-
-    Call this before the consumer begins: the channel can close at any time.
-    """
+async def start_consuming(
+    channel: AbstractChannel, queue: str, *, no_ack: bool = False, consumer_tag: str | None = None
+) -> Deliveries:
+    """Return where the messages of a queue arrive, and at the end the error of the channel."""
     deliveries: Deliveries = asyncio.Queue()
 
     def on_close(closing: asyncio.Future[object]) -> None:
@@ -337,8 +338,10 @@ def make_delivery_buffer(channel: AbstractChannel, queue: str) -> Deliveries:
     def on_cancel(_: object) -> None:
         deliveries.put_nowait(Deferred(f"the queue {queue} was deleted", status=QUEUE_DELETED))
 
+    # Before the consumer begins: the channel can close at any time.
     channel.closing.add_done_callback(on_close)
     channel.on_consumer_cancel_callbacks.add(on_cancel)
+    await channel.basic_consume(queue, deliveries.put, no_ack=no_ack, consumer_tag=consumer_tag)
     return deliveries
 
 
@@ -352,3 +355,17 @@ async def take_batch(deliveries: Deliveries, most: int) -> list[DeliveredMessage
         batch.append(delivery)
         if deliveries.empty() or len(batch) == most:
             return batch
+
+
+class UnusableMessage(Exception):
+    """The message is of no use, or of no known sender. The text can quote the message."""
+
+
+def require_publishing_user(message: DeliveredMessage) -> str:
+    """Return the user who published a message. Raises UnusableMessage if nobody vouches for it."""
+    properties = message.header.properties
+    if "x-death" in (properties.headers or {}):
+        raise UnusableMessage("it is the dead letter of a queue, and was not published here")
+    if not properties.user_id:
+        raise UnusableMessage("it has no user_id, so its sender is unknown")
+    return properties.user_id

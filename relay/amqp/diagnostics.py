@@ -16,6 +16,8 @@ from relay.amqp.topology import Part, Queue
 from relay.errors import Deferred
 from relay.logs import Finding, failure, ok, warning
 
+_REMEDY = "correct the url, or check that the broker runs and lets this VM through"
+
 
 async def diagnose(
     subject: str,
@@ -51,12 +53,8 @@ async def diagnose(
                     findings += await examine(connection)
                 checked = True
         except Deferred as error:
-            problem, _, remedy = error.reason.rpartition(": ")
-            # Of these `explain_failure` says the remedy itself.
-            if error.status is None and "not one that we trust" not in problem:
-                problem = error.reason
-                remedy = "correct the url, or check that the broker runs and lets this VM through"
-            findings.append(failure(subject, problem, remedy))
+            problem = error.reason.removesuffix(f": {error.remedy}")
+            findings.append(failure(subject, problem, error.remedy or _REMEDY))
         except (Exception, asyncio.CancelledError) as error:  # see `failures`
             if is_current_task_cancelled_by_caller():
                 raise

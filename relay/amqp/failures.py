@@ -57,37 +57,38 @@ def explain_failure(error: BaseException) -> Deferred:
         case TimeoutError():
             return Deferred("the broker did not answer in time")
         case amqp.ProbableAuthenticationError():
-            return Deferred(
-                f"the broker refused user, password or certificate ({broker_message(error)}): "
-                "correct the url",
-                status=403,
-            )
+            problem = f"the broker refused user, password or certificate ({broker_message(error)})"
+            return _remediable(problem, "correct the url", 403)
         case amqp.AuthenticationError(args=(mechanisms, _)):
-            return Deferred(
-                f"the broker accepts only {mechanisms}: correct auth in the url, "
-                "or for auth=external enable rabbitmq_auth_mechanism_ssl",
-                status=403,
+            remedy = (
+                "correct auth in the url, or for auth=external enable rabbitmq_auth_mechanism_ssl"
             )
+            return _remediable(f"the broker accepts only {mechanisms}", remedy, 403)
         case amqp.InvalidFrameError() if "Connection.Close" in broker_message(error):
             # aiormq does not keep the broker's own text.
-            return Deferred(
-                "the broker did not open the virtual host: check that it exists, that the user "
-                "has rights in it, and that no limit of connections is reached",
-                status=530,
+            remedy = (
+                "check that it exists, that the user has rights in it, and that no limit of "
+                "connections is reached"
             )
+            return _remediable("the broker did not open the virtual host", remedy, 530)
+        case ssl.SSLCertVerificationError():
+            problem, remedy = explain_refusal(error, AMQP_CA_OPTION)
+            problem = f"the broker's certificate is not one that we trust ({problem})"
+            return _remediable(problem, remedy)
         case OSError() if not isinstance(error, amqp.AMQPError):
             return Deferred(_system_reason(error))
         case _:
             return Deferred(broker_message(error))
 
 
+def _remediable(problem: str, remedy: str, status: int | None = None) -> Deferred:
+    return Deferred(f"{problem}: {remedy}", remedy=remedy, status=status)
+
+
 def _system_reason(error: OSError) -> str:
     match error:
         case socket.gaierror():
             return f"the name of the host was not found ({error.strerror})"
-        case ssl.SSLCertVerificationError():
-            problem, remedy = explain_refusal(error, AMQP_CA_OPTION)
-            return f"the broker's certificate is not one that we trust ({problem}): {remedy}"
         case ssl.SSLError():
             return f"no TLS with the broker: {error.reason or broker_message(error)}"
         case OSError(errno=int(number)) if "Connect call failed" in broker_message(error):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from relay.amqp.approval_consumer import ReceivedDecision
-from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
+from relay.amqp.approval_consumer import ReceivedDecision, UnparsedApprovalMessage
+from relay.amqp.connection import UnusableMessage
 from relay.approvals.gate import DecisionHandler
 from relay.approvals.request import (
     Caller,

@@ -26,13 +26,13 @@ from relay.amqp.connection import (
     SETUP_TIMEOUT,
     Deliveries,
     GuardedConnection,
+    UnusableMessage,
     keep_connected,
-    make_delivery_buffer,
     open_channel,
+    start_consuming,
     take_batch,
 )
 from relay.amqp.failures import broker_message, explained_refusal, raise_if_cancelled
-from relay.amqp.message_verification import UnusableMessage
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.clock import Clock
 from relay.errors import Deferred
@@ -147,8 +147,7 @@ class Link:
             channel = await open_channel(connection, self._messages_per_turn)
             with explained_refusal(self._if_missing, self._if_refused):
                 queue, state = await self._open_queue(connection, channel)
-                deliveries = make_delivery_buffer(channel, queue)
-                await channel.basic_consume(queue, deliveries.put, no_ack=self._no_ack)
+                deliveries = await start_consuming(channel, queue, no_ack=self._no_ack)
         raise_if_cancelled()
         self._state_log.log_if_changed(
             logging.INFO, "fleet: connected to %s%s", host_port(connection.url), state

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.amqp.message_verification import UnusableMessage
+from relay.amqp.connection import UnusableMessage
 from relay.events.build import Origin, relay_event
 from relay.events.catalog import CATALOG
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id, event_name

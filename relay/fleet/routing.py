@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from aiormq.abc import DeliveredMessage
 
-from relay.amqp.message_verification import UnusableMessage, require_publishing_user
+from relay.amqp.connection import UnusableMessage, require_publishing_user
 from relay.amqp.topology import (
     ApprovalsQueue,
     Exchange,

@@ -14,8 +14,8 @@ from aiormq.abc import DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.amqp.connection import MAX_BODY_BYTES
-from relay.amqp.message_verification import UnusableMessage, extract_message_of_verified_sender
+from relay.amqp.approval_consumer import extract_message_of_verified_sender
+from relay.amqp.connection import MAX_BODY_BYTES, UnusableMessage
 from relay.amqp.topology import ApprovalsQueue, approvals_queue
 from relay.api.settings import Client
 from relay.approvals.amqp_handler import read_request

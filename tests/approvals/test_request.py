@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.amqp.message_verification import UnparsedApprovalMessage, UnusableMessage
+from relay.amqp.approval_consumer import UnparsedApprovalMessage
+from relay.amqp.connection import UnusableMessage
 from relay.approvals.amqp_handler import AmqpApprovalHandler
 from relay.approvals.request import InvalidField, MalformedJsonBody, read_json, validate_body
 from tests import hostile

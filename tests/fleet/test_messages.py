@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.generate import examples
-from relay.amqp.message_verification import UnusableMessage
+from relay.amqp.connection import UnusableMessage
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent

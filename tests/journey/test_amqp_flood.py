@@ -20,8 +20,8 @@ from relay.amqp.approval_consumer import (
     ApprovalConsumer,
     ApprovalHandler,
     ReceivedDecision,
+    UnparsedApprovalMessage,
 )
-from relay.amqp.message_verification import UnparsedApprovalMessage
 from relay.amqp.topology import MAX_APPROVALS, approvals_queue
 from relay.clock import CALLER_RATE, SystemClock
 from tests.background_tasks import BackgroundTasks

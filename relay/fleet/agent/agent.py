@@ -21,7 +21,7 @@ from typing import Literal, NoReturn, Protocol
 
 from typing_extensions import override  # in typing from Python 3.12
 
-from relay.amqp.message_verification import UnusableMessage
+from relay.amqp.connection import UnusableMessage
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, SystemClock
 from relay.errors import DeliveryError, Rejected, SourceError

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from aiormq.abc import DeliveredMessage
 
-from relay.amqp.message_verification import UnusableMessage
+from relay.amqp.connection import UnusableMessage
 from relay.clock import Clock, TokenBuckets
 from relay.errors import DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
