@@ -1,15 +1,14 @@
 """The store: runs every transaction on the state file in one thread, grouped under load.
 
 Other packages give their work to `Store`, as functions that get a `Transaction`. The role opens the
-store with `open_store`. While the file cannot be written, three kinds of work differ:
+store with `open_store`. While the file cannot be written, two kinds of work differ:
 
 - Work that *fails closed* (approvals) is refused with StoreUnavailable. That is how `Store.submit`
   and `Store.transact` run work by default.
-- Work that *fails open* (events, deliveries; ``fail_open=True``) runs in a transaction that stays
+- Work that *fails open* (events, deliveries, all that only reads) runs in a transaction that stays
   open: SQLite keeps the pages that it changes in memory, and reads all others from the file. Its
   results go out at once, and nothing follows from them yet. The transaction is committed once the
   file can be written again.
-- Work that only *reads* (`Store.read`) sees what is in that transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from relay.clock import Clock, Histogram
 from relay.errors import StoreUnavailable
@@ -41,7 +40,6 @@ Work = Callable[[Transaction], T]
 So what else it changes must be right after a rollback, too, as a cache is, a count of refusals
 that may be too high, or rules by which earlier work is then judged as well.
 """
-FailMode = Literal["open", "closed", "read"]
 MAX_JOBS_PER_COMMIT = 512
 MIN_RECOVERY_INTERVAL = 1.0
 """Seconds between two tries to write a file that could not be written."""
@@ -75,7 +73,7 @@ class _Job:
 
     work: Work[Any]
     route: Route
-    fail_mode: FailMode
+    fail_open: bool = True
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: Exception | None = None
@@ -130,24 +128,21 @@ class Store:
         raises StoreUnavailable and nothing was done. With ``fail_open`` this happens only if the
         file cannot be read either.
         """
-        return self._enqueue(work, "open" if fail_open else "closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._is_closed:
+            error = StoreUnavailable("the state file was closed: the relay is stopping")
+            future.set_exception(error)
+        else:
+            self._jobs.put(_Job(work, self.route, fail_open, future))
+        return future
 
     async def transact(self, work: Work[T], *, fail_open: bool = False) -> T:
         """Submit work and wait for it; see `submit`. To cancel the wait does not stop the work."""
         return await asyncio.shield(self.submit(work, fail_open=fail_open))
 
     async def read(self, work: Work[T]) -> T:
-        """Run work that writes nothing. To cancel the wait does not stop it."""
-        return await asyncio.shield(self._enqueue(work, "read"))
-
-    def _enqueue(self, work: Work[T], fail_mode: FailMode) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = self._loop.create_future()
-        if self._is_closed:
-            error = StoreUnavailable("the state file was closed: the relay is stopping")
-            future.set_exception(error)
-        else:
-            self._jobs.put(_Job(work, self.route, fail_mode, future))
-        return future
+        """Run work that writes nothing."""
+        return await self.transact(work, fail_open=True)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -222,9 +217,6 @@ class Store:
             if self._uncommitted is file:
                 self._roll_back_uncommitted()
             self._set_write_error(str(error))
-            if self._uncommitted_work:
-                with contextlib.suppress(sqlite3.Error):  # the next job tries again, and reports it
-                    self._begin_uncommitted()
         else:
             self.commit_seconds.observe(time.monotonic() - began)
             self._uncommitted, self._uncommitted_work = None, []
@@ -248,7 +240,7 @@ class Store:
         self._uncommitted = connection
         try:
             for done in self._uncommitted_work.copy():
-                job = _Job(*done, "open")
+                job = _Job(*done)
                 self._run_in_savepoint(job, connection)
                 if job.error is not None:
                     self._uncommitted_work.remove(done)
@@ -313,7 +305,7 @@ class Store:
     def _run_without_commit(self, jobs: list[_Job]) -> None:
         """Refuse jobs that fail closed. Run the others in a transaction that stays open."""
         for job in jobs:
-            if job.fail_mode == "closed":
+            if not job.fail_open:
                 reason = f"the state file cannot be written: {self.write_error}"
                 job.error = StoreUnavailable(reason)
                 continue
@@ -362,7 +354,8 @@ class Store:
         try:
             file.execute("BEGIN IMMEDIATE")
             # An empty transaction writes nothing, so its commit would succeed on a full disk.
-            self._make_transaction(file).set_meta("probe", secrets.token_hex(4))
+            probe = secrets.token_hex(4)
+            file.execute("INSERT OR REPLACE INTO meta VALUES ('probe', ?)", (probe,))
         except sqlite3.Error:
             _roll_back(file)
             raise
