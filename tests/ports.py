@@ -27,3 +27,8 @@ def reserve(count: int) -> list[int]:
             continue
         mark.close()
     return chosen
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import quote
 
 from tests.certificates import AUTHORITY, SERVER
-from tests.ports import reserve
+from tests.ports import listens, reserve
 
 DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 """Debian's programs on PATH change to the user `rabbitmq`; these run as the caller."""
@@ -174,7 +174,7 @@ class Broker:
             start_new_session=True,
         )
         deadline = time.monotonic() + BOOT_SECONDS
-        while not (self.answers() and _listens(self.tls_port)):  # RabbitMQ 4 opens TLS last
+        while not (self.answers() and listens(self.tls_port)):  # RabbitMQ 4 opens TLS last
             if not self.running or time.monotonic() > deadline:
                 self._end(signal.SIGKILL)
                 raise RuntimeError(
@@ -375,7 +375,7 @@ class Broker:
             guard.kill()
         self._frozen = False
         # The script may be gone an instant before the virtual machine.
-        _wait_until(lambda: not _listens(self.port), f"port {self.port} listens no more")
+        _wait_until(lambda: not listens(self.port), f"port {self.port} listens no more")
 
     def _works(self) -> bool:
         """Whether a thread of the node is neither stopped nor gone, as far as this system tells."""
@@ -405,8 +405,3 @@ def _wait_until(holds: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"expected that {what}, it is not so after {WAIT_SECONDS:.0f} s")
         time.sleep(0.01)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

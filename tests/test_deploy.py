@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import Plan
 from tests.ports import reserve
+from tests.programs import command_of, running
 from tests.rabbitmq import Broker
 from tests.relay_in_process import document_of, relay_in_process, simulated
 
@@ -156,40 +156,23 @@ async def _taken(queue: AbstractQueue) -> AbstractIncomingMessage:
     return message
 
 
-@asynccontextmanager
-async def program(path: str, environment: dict[str, str]) -> AsyncIterator[asyncio.StreamReader]:
-    """An example that runs; what it prints. At the end SIGTERM ends it in order."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, ROOT / path, env=environment, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
-            assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
 async def test_the_example_drains_and_approves_over_amqp(defined: Broker, tmp_path: Path) -> None:
     """The whole journey with the shipped files: definitions, configuration, program."""
     drained = tmp_path / "drained"
-    environment = {
-        **os.environ,
-        "AMQP_URL": url_of(defined, "drain"),
-        "MACHINES": "vm-*",
-        "DRAIN": f"sh -c 'echo $0 >>{drained}'",
-    }
+    program = running(
+        *command_of("drain.py", tmp_path),
+        stops=True,
+        AMQP_URL=url_of(defined, "drain"),
+        MACHINES="vm-*",
+        DRAIN=f"sh -c 'echo $0 >>{drained}'",
+    )
     document = read_yaml(ROOT / "deploy/compose/relay.yaml")
     document["sinks"][0]["url"] = document["approvals"]["amqp"]["url"] = url_of(defined, "relay")
     document["store"] = {"path": str(tmp_path / "relay.db")}
     document["api"]["listen"] = "127.0.0.1:0"
     async with simulated() as sim:
         document["source"]["url"] = sim.url
-        async with program("examples/drain.py", environment) as output:
+        async with program as output:
             assert await output.readline() == b"draining vm-* for drain\n"
             async with (
                 asyncio.timeout(60),

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,8 +22,9 @@ from tests.certificates import Authority
 from tests.cli.command import run_process
 from tests.eventually import eventually
 from tests.journey.relay_process import client, inbox, relay, webhook
+from tests.programs import command_of, running
 from tests.rabbitmq import Broker
-from tests.test_deploy import ROOT, node_with, program, read_yaml
+from tests.test_deploy import ROOT, node_with, read_yaml
 
 FOLDER = ROOT / "deploy/compose/fleet"
 AGENTS = ("agent-0", "agent-1", "agent-2")
@@ -130,12 +130,13 @@ async def test_the_fleet_of_the_compose_file_tells_once_and_starts_by_one_agent(
     playbook = load_playbook(FOLDER / "playbook.yaml")
     async with AsyncExitStack() as stack:
         azure = await stack.enter_async_context(Simulator(playbook.azure))
-        environment = {
-            "AMQP_URL": str(on(broker, url_of("consumer", services))),
-            "QUEUE": services["consumer"]["environment"]["QUEUE"],
-        }
         output = await stack.enter_async_context(
-            program("examples/consumer.py", os.environ | environment)
+            running(
+                *command_of("consumer.py", tmp_path),
+                stops=True,
+                AMQP_URL=str(on(broker, url_of("consumer", services))),
+                QUEUE=services["consumer"]["environment"]["QUEUE"],
+            )
         )
         assert await output.readline() == b"consuming example.events\n"
         hub = await stack.enter_async_context(relay(tmp_path / "hub", document("hub", broker)))

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aio_pika
 import pytest
 
+from tests.programs import command_of, running
 from tests.rabbitmq import Reachable
 
 HERE = Path(__file__).parent
-PROGRAMS = HERE.parents[1] / "examples"
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
 EVENT: dict[str, Any] = {
     "specversion": "1.0",
@@ -94,60 +88,6 @@ RUBBISH = (
 )
 
 
-def command_of(program: str, folder: Path) -> list[str]:
-    """Fetch the packages of a program at locked versions and return the command that runs it."""
-    if program == "drain.py":
-        return [sys.executable, str(PROGRAMS / program)]
-    tool, get, command = {
-        "drain.mjs": (
-            "npm",
-            ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-            ["node", "drain.mjs"],
-        ),
-        "drain.go": ("go", ["go", "mod", "download"], [str(folder / "drain")]),
-    }[program]
-    if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is not installed")
-    for name in ("go.mod", "go.sum", "package.json", "package-lock.json"):
-        shutil.copy(HERE / name, folder)
-    shutil.copy(PROGRAMS / program, folder)
-    got = subprocess.run(get, cwd=folder, check=False, capture_output=True, text=True, timeout=150)
-    if got.returncode:
-        pytest.skip(f"its packages could not be fetched: {got.stderr}")
-    if tool == "go":
-        built = subprocess.run(
-            ["go", "build", "-o", "drain", "drain.go"],
-            cwd=folder,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        assert built.returncode == 0, built.stderr
-    return command
-
-
-@asynccontextmanager
-async def running(
-    command: list[str], folder: Path, url: str
-) -> AsyncIterator[asyncio.StreamReader]:
-    """The program, and all that it prints."""
-    environment = {**os.environ, "AMQP_URL": url, "EXCHANGE": "drained", "MACHINES": MACHINES}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        limit=2**20,
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout
-    finally:
-        process.kill()
-        await process.communicate()
-
-
 @pytest.mark.timeout(600)  # Go compiles its library first
 @pytest.mark.parametrize("program", ["drain.py", "drain.mjs", "drain.go"])
 async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(
@@ -157,7 +97,7 @@ async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(
 
     The last two are an event of another type and an event to approve.
     """
-    command = await asyncio.to_thread(command_of, program, tmp_path)
+    command = await asyncio.to_thread(command_of, program, tmp_path, HERE)
     async with (
         await aio_pika.connect(broker.amqp_url()) as connection,
         connection.channel() as channel,
@@ -174,7 +114,15 @@ async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(
         for body in (*RUBBISH, refused, json.dumps(REAL).encode()):
             await channel.default_exchange.publish(aio_pika.Message(body), "drain", timeout=60)
         said = b""
-        async with running(command, tmp_path, broker.amqp_url()) as output, asyncio.timeout(60):
+        program_run = running(
+            *command,
+            cwd=tmp_path,
+            stderr=asyncio.subprocess.STDOUT,
+            AMQP_URL=broker.amqp_url(),
+            EXCHANGE="drained",
+            MACHINES=MACHINES,
+        )
+        async with program_run as output, asyncio.timeout(60):
             while b"drained and approved: io.imdsrelay.event.scheduled.v1 C7061BAC" not in said:
                 line = await output.readline()
                 assert line, said.decode()

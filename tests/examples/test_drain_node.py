@@ -20,11 +20,11 @@ from ruamel.yaml import YAML
 
 from relay.simulator import Plan, Simulator
 from tests.eventually import eventually
-from tests.examples.test_drain import PROGRAMS
+from tests.programs import EXAMPLES
 from tests.relay_in_process import document_of, relay_in_process, simulated
 from tests.test_helm import needs_helm, pod_of, render
 
-FOLDER = PROGRAMS / "drain-node"
+FOLDER = EXAMPLES / "drain-node"
 KUBECTL = """
 import json, pathlib, sys
 folder = pathlib.Path(sys.argv[0]).parent

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aio_pika
@@ -26,6 +23,7 @@ from relay.config import Config
 from relay.sinks.rabbitmq import Settings
 from tests.builders import cloudevent
 from tests.documented import block, blocks
+from tests.programs import running
 from tests.rabbitmq import Broker
 from tests.sinks.rabbitmq_consumer import delivered, message_properties, sink
 
@@ -45,8 +43,8 @@ USERS = ("imds-relay", "drainer", "historian", "drain", "imds-hub", "vmss-web")
 DECLARING, PUBLISHING = blocks("docs/rabbitmq.md", "sh", "Rights")
 BOTH_WAYS, TAKING = blocks("docs/rabbitmq.md", "sh", "Approvals in")
 CONSUMER_RIGHTS, STREAM_RIGHTS, DRAIN_RIGHTS = blocks("docs/consumers.md", "sh", "Rights")
-CONSUMER = block("docs/consumers.md", "python", "A consumer")
-STREAM = block("docs/consumers.md", "python", "Queue or stream")
+CONSUMER = (sys.executable, "-c", block("docs/consumers.md", "python", "A consumer"))
+STREAM = (sys.executable, "-c", block("docs/consumers.md", "python", "Queue or stream"))
 
 
 @pytest.fixture
@@ -108,8 +106,8 @@ async def test_the_rights_and_programs_of_the_pages_suffice(prod: Broker, tmp_pa
     await run_commands(prod, tmp_path, PUBLISHING, CONSUMER_RIGHTS, STREAM_RIGHTS)
     events = list(generate.examples())
     async with (
-        consumer(CONSUMER, url_of(prod, "drainer")) as output,
-        consumer(STREAM, url_of(prod, "historian")) as early,
+        running(*CONSUMER, AMQP_URL=url_of(prod, "drainer")) as output,
+        running(*STREAM, AMQP_URL=url_of(prod, "historian")) as early,
         asyncio.timeout(60),
         sink(url_of(prod, "imds-relay"), EXCHANGE, declare="passive") as bus,
     ):
@@ -122,7 +120,7 @@ async def test_the_rights_and_programs_of_the_pages_suffice(prod: Broker, tmp_pa
         assert lines == [[event.type, event.subject] for event in changes]
         kept = [[str(offset), event.type] for offset, event in enumerate((*events, *events))]
         assert [(await early.readline()).decode().split() for _ in kept] == kept
-        async with consumer(STREAM, url_of(prod, "historian")) as late:
+        async with running(*STREAM, AMQP_URL=url_of(prod, "historian")) as late:
             assert await late.readline() == b"ready\n"
             assert [(await late.readline()).decode().split() for _ in kept] == kept
     await _take_the_decision_of_the_page(prod, tmp_path)
@@ -178,22 +176,3 @@ async def test_the_limits_and_definitions_of_pages_are_taken(prod: Broker, tmp_p
         reports = await (await agent.channel()).get_exchange(f"{EXCHANGE}.fleet", ensure=False)
         report = aio_pika.Message(b"{}", user_id="vmss-web")
         await reports.publish(report, "pulse.vmss-web-1f0c33ab.vmss-web_0", mandatory=True)
-
-
-LIMIT = 2
-
-
-@asynccontextmanager
-async def consumer(program: str, url: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A program of the page for consumers, and what it prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program),
-        env={**os.environ, "AMQP_URL": url},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout
-    finally:
-        process.kill()
-        await process.communicate()

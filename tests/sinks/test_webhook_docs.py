@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,61 +22,28 @@ from relay.sinks.webhook import connect
 from tests import documented
 from tests.builders import DATA, cloudevent
 from tests.eventually import eventually
-from tests.ports import reserve
+from tests.ports import listens, reserve
+from tests.programs import command_of, running
 from tests.sinks.http_receiver import good, listening
 from tests.sinks.webhook_sink import OTHER_SECRET, SECRET, settings
 
 PAGE = "docs/webhooks.md"
 TEXT = (documented.ROOT / PAGE).read_text(encoding="utf-8")
 APPROVAL = documented.block(PAGE, "python", "Approving")
-RECEIVERS = {"page": "python", "receiver.py": "python", "receiver.mjs": "node", "receiver.go": "go"}
-"""The receiver of the page and those among the examples, and the programs that run them."""
-
-
-def command_of(receiver: str, folder: Path) -> list[str]:
-    """Return the command that runs a receiver. What is built for it goes into the folder."""
-    tool, file = RECEIVERS[receiver], str(documented.ROOT / "examples" / receiver)
-    if receiver == "page":
-        return [sys.executable, "-c", documented.block(PAGE, "python", "A receiver")]
-    if tool == "python":  # it uses no library for signatures
-        return [sys.executable, file]
-    if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is not installed")
-    if tool == "node":
-        return [tool, file]
-    build = ["go", "build", "-o", str(folder / "receiver"), file]
-    built = subprocess.run(build, cwd=folder, check=False, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    return [str(folder / "receiver")]
+RECEIVERS = ("page", "receiver.py", "receiver.mjs", "receiver.go")
+"""The receiver of the page, and those among the examples."""
 
 
 @asynccontextmanager
-async def running(command: list[str]) -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
+async def receiving(receiver: str, folder: Path) -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
     """The receiver as a process: its port and what it prints."""
+    command = [sys.executable, "-c", documented.block(PAGE, "python", "A receiver")]
+    if receiver != "page":
+        command = await asyncio.to_thread(command_of, receiver, folder)
     (port,) = reserve(1)
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env={**os.environ, "SECRET": SECRET, "PORT": str(port)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-
-    async def is_listening() -> bool:
-        assert process.returncode is None
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    try:
-        await eventually(is_listening)
-        yield port, process.stdout
-    finally:
-        process.kill()
-        await process.communicate()
+    async with running(*command, SECRET=SECRET, PORT=str(port)) as printed:
+        await eventually(lambda: listens(port))
+        yield port, printed
 
 
 @pytest.mark.timeout(600)  # Go compiles its library first
@@ -89,8 +53,7 @@ async def test_each_receiver_takes_every_type_and_no_forgery(receiver: str, tmp_
     unknown = cloudevent("approval.refused", data={**DATA, "resources": None})
     events = [*generate.examples(), unknown]
     assert {bool(event.subject) for event in events} == {True, False}
-    command = await asyncio.to_thread(command_of, receiver, tmp_path)
-    async with running(command) as (port, printed):
+    async with receiving(receiver, tmp_path) as (port, printed):
         url = f"http://127.0.0.1:{port}/{'' if receiver == 'receiver.py' else 'azure'}"
         if receiver == "receiver.py":
             assert (await printed.readline()).startswith(b"waiting for events at http://127.0.0.1:")
