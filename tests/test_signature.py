@@ -136,32 +136,18 @@ def test_a_signature_is_good_for_300_s_and_60_s_ahead_of_our_clock(age: int, goo
             verify(headers, now=now)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("webhook-id", ""),
-        ("webhook-id", "a.b"),
-        ("webhook-id", "a b"),
-        ("webhook-id", "x" * 257),
-        ("webhook-id", "é"),
-        ("webhook-timestamp", ""),
-        ("webhook-timestamp", "nan"),
-        ("webhook-timestamp", "inf"),
-        ("webhook-timestamp", "1e9"),
-        ("webhook-timestamp", "-1"),
-        ("webhook-timestamp", "1_000"),
-        ("webhook-timestamp", "١٢٣"),
-        ("webhook-timestamp", "9" * 5000),
-        ("webhook-timestamp", "9" * 12),
-        ("webhook-timestamp", "1775946418.5"),
-        ("webhook-signature", ""),
-        ("webhook-signature", "v1"),
-        ("webhook-signature", "v1,"),
-        ("webhook-signature", "v1,a,b"),
-        ("webhook-signature", ","),
-        ("webhook-signature", "v1,=" * 1000),
-        ("webhook-signature", "\udcff é"),
+MALFORMED = {
+    "webhook-id": ["", "a.b", "a b", "x" * 257, "é"],
+    "webhook-timestamp": [
+        *("", "nan", "inf", "1e9", "-1", "1_000", "١٢٣", "1775946418.5"),
+        *("9" * 5000, "9" * 12),
     ],
+    "webhook-signature": ["", "v1", "v1,", "v1,a,b", ",", "v1,=" * 1000, "\udcff é"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in MALFORMED.items() for value in values]
 )
 def test_a_malformed_header_is_a_refusal_and_not_a_traceback(name: str, value: str) -> None:
     """The reference verifier raises ValueError or binascii.Error on several of these."""

@@ -26,30 +26,20 @@ class Parent(BaseModel):
     labels: dict[str, str] = {}
 
 
+IS_NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
+
+
 @pytest.mark.parametrize(
     ("document", "path", "message"),
     [
-        pytest.param("secret", "", "expected a JSON object", id="not an object"),
-        pytest.param({}, "children", "Field required", id="a missing field"),
-        pytest.param(
-            {"children": ["secret"]}, "children.0", "expected a JSON object", id="a nested model"
-        ),
-        pytest.param(
-            {"children": [], "labels": []}, "labels", "expected a JSON object", id="a mapping"
-        ),
-        pytest.param(
-            {"children": [{"count": "secret"}, {}]},
-            "children.0.count",
-            "Input should be a valid integer, unable to parse string as an integer",
-            id="the first of two errors",
-        ),
-        pytest.param(
-            {"children": [{"count": -1}]},
-            "children.0.count",
-            "expected a number from 0 on",
-            id="an error of a validator",
-        ),
+        ("secret", "", "expected a JSON object"),
+        ({}, "children", "Field required"),
+        ({"children": ["secret"]}, "children.0", "expected a JSON object"),
+        ({"children": [], "labels": []}, "labels", "expected a JSON object"),
+        ({"children": [{"count": "secret"}, {}]}, "children.0.count", IS_NO_INTEGER),
+        ({"children": [{"count": -1}]}, "children.0.count", "expected a number from 0 on"),
     ],
+    ids=["no object", "missing field", "nested model", "mapping", "first of two", "validator"],
 )
 def test_the_first_error_has_a_path_and_no_input(document: Any, path: str, message: str) -> None:
     with pytest.raises(ValidationError) as caught:

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from relay.cli import main
 from tests.forked_relay import Process, start_relay
@@ -140,10 +141,5 @@ async def serve_handler(
     """Yield the URL of a server that answers every call with this handler."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(application) as server:
+        yield str(server.make_url("")).removesuffix("/")
