@@ -20,12 +20,12 @@ import typer
 from aiohttp import web
 
 from relay.app import start_relay
-from relay.cli._events import vote_count
 from relay.cli._options import ListAsJson, argument, option
 from relay.cli._output import CommandFailed, format_local_time, pluralize, print_json, print_lines
 from relay.cli._tables import print_table
 from relay.cli.client import connect
 from relay.cli.decide import decide
+from relay.cli.events import vote_count
 from relay.cli.init import make_random_bearer_key, new_signing_secret
 from relay.clock import SystemClock
 from relay.config import Config

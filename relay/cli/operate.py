@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli._events import with_short_event_ids
 from relay.cli._options import AllPages, argument, option
 from relay.cli._output import (
     CommandFailed,
@@ -20,6 +19,7 @@ from relay.cli._output import (
 )
 from relay.cli._tables import print_fields, print_page, print_table
 from relay.cli.client import RelayCall, RelayCommand
+from relay.cli.events import with_short_event_ids
 from relay.errors import ConfigError
 from relay.events.cloudevent import event_name
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from relay.approvals.request import HOLD_NOTICE
-from relay.cli._events import with_short_event_ids
 from relay.cli._options import AZURE_PROCEEDS
+from relay.cli.events import with_short_event_ids
 from relay.sentences import LIMIT_NOTICE
 from relay.simulator import Plan
 from tests.cli.command import run_async, run_command
