@@ -65,41 +65,46 @@ class Call:
             return await self.relay.store.read(work)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
-    """How a handler's argument is read from a call, and what OpenAPI says about it."""
+    """An argument in the query or in a header: how it is read, and what OpenAPI says about it."""
 
     name: str
-    place: Literal["query", "header"]
     description: str
     pattern: str
-    read: Callable[[web.Request], Any]
-    """Returns the value, None without one. Raises Problem: 422, of a header 400."""
+    expected: str
+    """What the value should be, for people."""
+    parse: Callable[[str], Any] = str
+    place: Literal["query", "header"] = "query"
+    other_headers: tuple[str, ...] = ()
+    """Those that may come in place of this one, or beside it with the same value."""
 
-
-def query(
-    name: str, description: str, pattern: str, expected: str, parse: Callable[[str], Any] = str
-) -> Parameter:
-    """`expected` is what the value should be, for people."""
-
-    def read(request: web.Request) -> Any:
-        values = request.query.getall(name, [])
+    def read(self, request: web.Request) -> Any:
+        """Return the value, None without one. Raises Problem: 422, of a header 400."""
+        if self.place == "query":
+            values = request.query.getall(self.name, [])
+        else:
+            names = (self.name, *self.other_headers)
+            values = list({each for name in names for each in request.headers.getall(name, [])})
         if not values:
             return None
-        if len(values) > 1 or re.fullmatch(pattern, values[0], re.ASCII) is None:
-            raise Problem(422, f"{name}: expected {expected}, once", field=name)
-        return parse(values[0])
-
-    return Parameter(name=name, place="query", description=description, pattern=pattern, read=read)
+        if len(values) > 1 or re.fullmatch(self.pattern, values[0], re.ASCII) is None:
+            text = f"{self.name}: expected {self.expected}, once"
+            if self.place == "header":
+                raise Problem(400, text)
+            raise Problem(422, text, field=self.name)
+        return self.parse(values[0])
 
 
 Cursor = Annotated[
     int | None,
-    query("cursor", "`next` of the page before", r"^[0-9]{1,18}$", "`next` of another page", int),
+    Parameter(
+        "cursor", "`next` of the page before", r"^[0-9]{1,18}$", "`next` of another page", int
+    ),
 ]
 Scope = Annotated[
     str | None,
-    query(
+    Parameter(
         "scope",
         "only events of this scope; a hub has events of several",
         r"^[a-z0-9-]{1,80}$",
@@ -109,7 +114,7 @@ Scope = Annotated[
 
 
 def flag(name: str, description: str) -> Parameter:
-    return query(name, description, r"^(true|false)$", "true or false", "true".__eq__)
+    return Parameter(name, description, r"^(true|false)$", "true or false", "true".__eq__)
 
 
 RouteFunction = TypeVar("RouteFunction", bound=Callable[..., Awaitable[Any]])
@@ -126,9 +131,8 @@ class Route:
     function: Callable[..., Awaitable[Any]]
     """Returns the body of the response, or a complete `web.StreamResponse`."""
     status: int = 200
-    """The status of a successful response."""
     media_types: tuple[str, ...] = ("application/json",)
-    """The content types of a successful response."""
+    """Of a successful response, as the status is."""
     access: Access = "key"
     needs: Right | None = None
     """The right that the caller needs. The gate checks rights that depend on the event."""

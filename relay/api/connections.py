@@ -36,7 +36,6 @@ class ServerLimits:
     max_local_connections: int = 64
     """Open connections on the local socket."""
     handshake_timeout: float = 5.0
-    """Time for a TLS handshake."""
     idle_timeout: float = 15.0
     """Time that a connection may be idle, and time for the head of a request."""
     body_timeout: float = 10.0
@@ -50,9 +49,7 @@ class ServerLimits:
     max_long_reads: int = 4
     """Pages and batches of streams that the thread of the store reads between two writes."""
     max_streams: int = 64
-    """Open event streams."""
     max_streams_per_principal: int = 8
-    """Open event streams of one principal."""
     stream_keep_alive_interval: float = 15.0
     """Silence after which a stream sends a comment, so that proxies keep the connection."""
     stream_send_timeout: float = 10.0

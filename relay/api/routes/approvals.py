@@ -14,7 +14,6 @@ NotDecidedHere, because the hub has them: the server answers 409.
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Annotated, Any, Literal, NotRequired, cast
 
 from aiohttp import web
@@ -43,29 +42,15 @@ from relay.settings import RequestBody
 from relay.store import Mode, StandingHold
 from relay.store.rows import PageLimit
 
-_KEY = "Idempotency-Key"
-_KEY_PATTERN = r"^[\x21-\x7e]{1,256}$"
-
-
-def _read_request_id(request: web.Request) -> str | None:
-    """Return what identifies a repeat of the request, or None. Raises Problem 400."""
-    request_ids = {
-        value for name in (_KEY, "webhook-id") for value in request.headers.getall(name, [])
-    }
-    is_valid = all(re.fullmatch(_KEY_PATTERN, each) for each in request_ids)
-    if len(request_ids) > 1 or not is_valid:
-        raise Problem(400, f"expected one {_KEY} of at most 256 visible ASCII characters")
-    return next(iter(request_ids), None)
-
-
 RequestId = Annotated[
     str | None,
     Parameter(
-        name=_KEY,
+        "Idempotency-Key",
+        "identifies a repeat, which gets the first answer again; or use webhook-id",
+        r"^[\x21-\x7e]{1,256}$",
+        "at most 256 visible ASCII characters",
         place="header",
-        description="identifies a repeat, which gets the first answer again; or use webhook-id",
-        pattern=_KEY_PATTERN,
-        read=_read_request_id,
+        other_headers=("webhook-id",),
     ),
 ]
 

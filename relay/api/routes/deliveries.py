@@ -173,7 +173,6 @@ class SinkDetails(TypedDict):
     reason: str | None
     """Why it is paused, disabled or failing."""
     waiting: int
-    """The number of waiting deliveries."""
 
 
 class SinkSummary(SinkDetails):

@@ -59,7 +59,6 @@ class ApprovalNow(TypedDict):
     standingHolds: list[StandingHoldInForce]
     """The standing holds that keep this relay from starting the event."""
     runbook: str | None
-    """The runbook of the rule."""
     voted: list[VoteInForce]
     """The votes that count."""
     mayVote: list[str]

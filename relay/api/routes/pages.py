@@ -77,7 +77,6 @@ class SessionInfo(TypedDict):
     name: str | None
     """What the person of a session is called. It can change, and is not unique."""
     can: list[Right]
-    """What the caller may do."""
 
 
 @get(

@@ -108,9 +108,7 @@ class SourceStatus(PartHealth):
     """Whether the relay hears of events."""
 
     polls: int
-    """Polls so far; on a hub messages of agents."""
     failures: int
-    """Polls in a row without a usable response; on a hub failed connections in a row."""
     readAgeSeconds: float | None
     """The age of the document that was read last; null: none was read, or this is a hub."""
     clockOffsetSeconds: float | None
