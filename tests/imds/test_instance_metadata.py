@@ -90,16 +90,12 @@ def test_only_the_vm_id_is_required(compute: dict[str, Any], name: str) -> None:
     assert (instance.vm_id, instance.name) == ("ID", name)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *(b"", b"{", b"[]", b"{}", b"null", b"\xff", b'{"compute":[]}', b'{"compute":{}}'),
-        *(b'{"compute":{"vmId":""}}', b'{"compute":{"vmId":7}}'),
-    ],
-)
-def test_what_has_no_vm_id_is_no_instance_metadata(wrong: bytes) -> None:
-    with pytest.raises(DocumentError, match="expected instance metadata"):
-        parse_instance(wrong)
+def test_what_has_no_vm_id_is_no_instance_metadata() -> None:
+    no_object = (b"", b"{", b"[]", b"null", b"\xff")
+    no_id = (b"{}", b'{"compute":[]}', b'{"compute":{}}', b'{"compute":{"vmId":""}}')
+    for wrong in (*no_object, *no_id, b'{"compute":{"vmId":7}}'):
+        with pytest.raises(DocumentError, match="expected instance metadata"):
+            parse_instance(wrong)
 
 
 # --- scope and names
@@ -134,27 +130,15 @@ def test_a_scope_is_always_what_is_documented_and_knows_no_case(instance: Instan
     assert not ascii_only or derive_scope(upper) == scope
 
 
-@pytest.mark.parametrize(
-    "resource",
-    [
-        *("Prod_VMSS_18", "prod_vmss_18", "_Prod_VMSS_18", "prodvmss_18"),
-        *("prodvmss00000i", "prod_vmss00000I"),
-    ],
-)
-def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36(resource: str) -> None:
+def test_a_member_of_a_uniform_scale_set_is_meant_in_decimal_and_in_base_36() -> None:
     """`set_18` in Resources is host `set00000i` (docs/protocol.md#names-of-resources)."""
-    assert names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
-
-
-@pytest.mark.parametrize(
-    "resource",
-    [
-        *("Prod_VMSS_1", "Prod_VMSS_180", "prodvmss00000j", "prodvmss000018"),
-        *("", "_", "Prod_VMSS", "18"),
-    ],
-)
-def test_a_neighbour_is_not_meant(resource: str) -> None:
-    assert not names_this_vm([resource], resource_names(IN_SET, "prodvmss00000i"))
+    names = resource_names(IN_SET, "prodvmss00000i")
+    meant = ("Prod_VMSS_18", "prod_vmss_18", "_Prod_VMSS_18", "prodvmss_18", "prodvmss00000i")
+    for resource in (*meant, "prod_vmss00000I"):
+        assert names_this_vm([resource], names), resource
+    neighbours = ("Prod_VMSS_1", "Prod_VMSS_180", "prodvmss00000j", "prodvmss000018")
+    for resource in (*neighbours, "", "_", "Prod_VMSS", "18"):
+        assert not names_this_vm([resource], names), resource
 
 
 # --- boot
