@@ -93,6 +93,7 @@ async def test_buttons_go_when_their_time_is_over_though_nothing_happened(relay:
     assert relay.wall.decisions("m1") == ["approve", "hold"]
     await relay.pass_time(840)
     await eventually(lambda: relay.wall.decisions("m1") == ["hold"])
+    await relay.settle()  # what is shown is remembered
     await relay.pass_time(60)
     await eventually(lambda: relay.wall.cards["m1"].buttons == ())
     assert relay.wall.calls == ["post", "edit", "edit"]
@@ -167,7 +168,7 @@ async def test_buttons_go_when_approvals_are_turned_off_and_come_back(relay: Wal
         await relay.store.transact(lambda tx: tx.store_approval_mode(mode, "local:root", now))
         await relay.pass_time(60)
         await eventually(lambda: relay.wall.decisions("m1") == shown)
-        await relay.settle()  # what is shown is remembered
+        await relay.settle()
 
     await set_mode("off", [])
     await set_mode("on", ["approve", "hold"])

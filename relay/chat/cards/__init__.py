@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from operator import itemgetter
 
 from relay.approvals.rules import Quorum
@@ -178,12 +179,7 @@ def grouped_card(statuses: Sequence[ApprovalStatus], buttons: Buttons) -> Card:
     # Those that wait for votes come first, then by NotBefore.
     ordered = sorted(
         live or statuses,
-        key=lambda status: (
-            not _waits_for_votes(status),
-            status.not_before is None,
-            status.not_before or status.now,
-            status.occurrence.id,
-        ),
+        key=lambda status: (not _waits_for_votes(status), *not_before_order(status)),
     )
     lines = tuple(
         EventLine(event_line(status), buttons.about(status))
@@ -208,6 +204,11 @@ def grouped_card(statuses: Sequence[ApprovalStatus], buttons: Buttons) -> Card:
         footer=statuses[0].occurrence.scope,
         runbooks=runbooks_of(live)[:MAX_LISTED_EVENTS],
     )
+
+
+def not_before_order(status: ApprovalStatus) -> tuple[bool, datetime, int]:
+    """Return what sorts statuses by NotBefore; those without one come last."""
+    return status.not_before is None, status.not_before or status.now, status.occurrence.id
 
 
 def event_line(status: ApprovalStatus) -> Text:

@@ -187,8 +187,9 @@ class Buttons:
 
     @classmethod
     def of_sink(cls, sink: SinkSettings, public_url: str | None, *, in_chat: bool) -> Self:
-        can = sink.can if in_chat and isinstance(sink, AnswerableChatSettings) else None
-        return cls(public_url=public_url, in_chat=in_chat, can=can)
+        if not in_chat:
+            return cls(public_url=public_url)
+        return cls(in_chat=True, can=sink.can if isinstance(sink, AnswerableChatSettings) else None)
 
     @property
     def lead_nowhere(self) -> bool:
@@ -206,9 +207,9 @@ class Buttons:
                 event_id=status.occurrence.reference,
                 revision=status.occurrence.revision,
                 question=confirmation_question(decision, status),
-                url=None
-                if self.in_chat or self.public_url is None
-                else event_page(self.public_url, status, decision, status.occurrence.revision),
+                url=event_page(self.public_url, status, decision, status.occurrence.revision)
+                if self.public_url is not None
+                else None,
             )
             for decision in available_decisions(status)
             if self.can is None or _RIGHTS[decision] in self.can
@@ -216,13 +217,9 @@ class Buttons:
 
 
 def confirmation_question(decision: DecisionKind, status: ApprovalStatus) -> Text:
-    title = event_title(status)
-    match decision:
-        case "approve":
-            return (f"{title}: it may begin within seconds, and cannot be taken back.",)
-        case "hold":
-            return (f"{title}: {hold_caveat(status)}.",)
-        case "release":
-            return (
-                f"{title}: votes and rules are weighed again, and it may begin within seconds.",
-            )
+    consequences: dict[DecisionKind, str] = {
+        "approve": "it may begin within seconds, and cannot be taken back",
+        "hold": hold_caveat(status),
+        "release": "votes and rules are weighed again, and it may begin within seconds",
+    }
+    return (f"{event_title(status)}: {consequences[decision]}.",)

@@ -9,6 +9,7 @@ is then brought up to date.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Literal
@@ -154,9 +155,8 @@ def timeline_line(event: CloudEvent) -> Text:
 
 _TIME_TO_FREE_SLOT = timedelta(seconds=1)
 """The gate gives a slot that a limit frees to another event a moment later."""
+_MINUTE = timedelta(minutes=1)
 _MINUTES_PER_DAY = 24 * 60
-_MAX_MINUTES = 90
-"""`time_left` names longer times in hours or days."""
 _STEPS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, *(60 * hours for hours in (3, 4, 6, 8, 12, 24)))
 """Minutes before the deadline at which `time_left` changes. Earlier, it changes once a day."""
 
@@ -197,21 +197,14 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
     deadline = _voting_end_or_not_before(status)
     if deadline is None or until is None or not status.is_startable or status.is_granted_or_claimed:
         return None
-    seconds = (deadline - status.now).total_seconds()
-    shown = next((step for step in _STEPS if seconds <= step * 60), None)
-    if shown is None:
-        shown = math.ceil(seconds / 60 / _MINUTES_PER_DAY) * _MINUTES_PER_DAY
-    minutes = shown + math.ceil((until - deadline).total_seconds() / 60)
-    return f"at most {_minutes_text(minutes)} left"
-
-
-def _minutes_text(minutes: int) -> str:
-    if minutes <= _MAX_MINUTES:
-        return f"{minutes} min"
+    _, shown = _steps_around(deadline - status.now)
+    minutes = shown + math.ceil((until - deadline) / _MINUTE)
+    if minutes <= 90:  # longer times are in hours or days
+        return f"at most {minutes} min left"
     if minutes > 2 * _MINUTES_PER_DAY:
-        return f"{math.ceil(minutes / _MINUTES_PER_DAY)} days"
+        return f"at most {math.ceil(minutes / _MINUTES_PER_DAY)} days left"
     hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if rest else f"{hours} h"
+    return f"at most {hours} h {rest} min left" if rest else f"at most {hours} h left"
 
 
 def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
@@ -219,11 +212,17 @@ def time_left_changes_at(status: ApprovalStatus) -> datetime | None:
     deadline = _voting_end_or_not_before(status)
     if deadline is None or time_left(status, deadline) is None:
         return None
-    days = range(
-        2 * _MINUTES_PER_DAY, (deadline - status.now).days * _MINUTES_PER_DAY + 1, _MINUTES_PER_DAY
-    )
-    moments = (deadline - timedelta(minutes=step) for step in (*_STEPS, *days))
-    return min((moment for moment in moments if moment > status.now), default=None)
+    below, _ = _steps_around(deadline - status.now)
+    return deadline - below * _MINUTE if below else None
+
+
+def _steps_around(left: timedelta) -> tuple[int, int]:
+    """Return the minutes of the next step (0: there is none), and of the step that is shown."""
+    days = math.ceil(left / _MINUTE / _MINUTES_PER_DAY)
+    if days > 1:
+        return (days - 1) * _MINUTES_PER_DAY, days * _MINUTES_PER_DAY
+    index = bisect_left(_STEPS, left / _MINUTE)
+    return (_STEPS[index - 1] if index else 0), _STEPS[index]
 
 
 def _voting_end_or_not_before(status: ApprovalStatus) -> datetime | None:

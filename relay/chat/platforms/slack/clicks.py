@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from relay.approvals.request import DecisionKind
-from relay.chat.cards import event_line
+from relay.chat.cards import event_line, not_before_order
 from relay.chat.cards.card import event_page
 from relay.chat.context import ChatContext
 from relay.chat.platforms.slack.api import Settings, WebApi, Workspace
@@ -250,11 +250,7 @@ class Answers:
                 for status in await self._context.messages.live_statuses(self._settings)
                 if status.occurrence.event.event_id.lower().startswith(beginning)
             ),
-            key=lambda status: (
-                status.not_before is None,
-                status.not_before or status.now,
-                status.occurrence.id,
-            ),
+            key=not_before_order,
         )
         shown = listed[:MAX_LISTED_EVENTS]
         lines: list[Text] = [
