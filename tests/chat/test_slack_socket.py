@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
+from relay.chat.platforms.slack import SocketMode
 from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.chat.platforms.slack.clicks import Answers, Reply
-from relay.chat.platforms.slack.socket_mode import SocketMode
 from relay.clock import SystemClock
 from relay.net.http import open_session
 from tests.chat.running_relay import stage
@@ -137,7 +137,7 @@ async def running_socket_mode(section: Mapping[str, Any]) -> AsyncIterator[FastC
     answers: Any = None
     async with open_session() as session:
         api = WebApi(session, settings, clock)
-        task = asyncio.create_task(SocketMode(session, api, answers, clock, sink_name="ops").run())
+        task = asyncio.create_task(SocketMode(session, api, answers, clock, "ops").run())
         try:
             yield clock
             assert not task.done()
