@@ -32,7 +32,7 @@ import relay.config  # noqa: F401  # declares the principals of the chat platfor
 from tests import forked_relay
 from tests.chromium import STEP_MILLISECONDS, running_chromium
 from tests.depth import CHAOS, depth
-from tests.rabbitmq import Broker, NamedBroker, Reachable
+from tests.rabbitmq import Broker
 
 # A slow example on a shared core is no sign of a defect. `make test` tries the same cases each
 # time: it tells of the change at hand. `make chaos-tests` searches for new ones.
@@ -47,7 +47,7 @@ settings.load_profile("relay")
 
 TEARDOWN_SECONDS = 120.0
 
-_BROKER = re.compile(r"\b(own_broker: |_node: |broker: Reachable)")
+_BROKER = re.compile(r"\b(_node|own_broker|broker): Broker\b")
 GROUPS = {
     "RabbitMQ of agents": (_BROKER, "fleet/test_agent"),
     "RabbitMQ of journeys": (_BROKER, "journey/"),
@@ -215,16 +215,13 @@ def own_broker(_node: Broker) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest) -> Reachable:
-    """A running RabbitMQ, which a test leaves as it was. It uses its own names: see `exchange`."""
-    if url := os.environ.get("RELAY_TEST_AMQP_URL"):
-        return NamedBroker(url)
-    own: Broker = request.getfixturevalue("own_broker")
-    return own
+def broker(own_broker: Broker) -> Broker:
+    """The same, for a test that leaves it as it was. It uses its own names: see `exchange`."""
+    return own_broker
 
 
 @pytest.fixture
-async def exchange(broker: Reachable) -> AsyncIterator[str]:
+async def exchange(broker: Broker) -> AsyncIterator[str]:
     """An unused exchange name on `broker`.
 
     The teardown removes the exchange and the exchanges and queues that are named after it.

@@ -14,9 +14,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from urllib.parse import quote
 
 from tests.certificates import AUTHORITY, SERVER
@@ -54,24 +53,6 @@ NODE = 'epmd & exec "$0"'
 
 GUARD = 'read _; kill -s KILL -- -"$0"'
 """Kills the node if the tests are killed, which closes their end of a pipe. It is never frozen."""
-
-
-class Reachable(Protocol):
-    """A RabbitMQ that a test may use and leaves as it was."""
-
-    def amqp_url(self) -> str:
-        """Where it listens, with a user who may do everything in the virtual host."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedBroker:
-    """A RabbitMQ that somebody else runs, known by its URL alone."""
-
-    url: str
-
-    def amqp_url(self) -> str:
-        """Return the URL as it was given."""
-        return self.url
 
 
 def server_scripts() -> Path | None:

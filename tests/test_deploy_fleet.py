@@ -95,7 +95,7 @@ def test_the_definitions_are_those_of_the_command_for_this_hub() -> None:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def compose_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """It imports a folder of definitions."""
     directory = tmp_path_factory.mktemp("fleet")
     definitions = directory / "definitions.d"
@@ -124,7 +124,7 @@ def url_of(name: str, services: dict[str, Any]) -> URL:
 
 
 async def test_the_fleet_of_the_compose_file_tells_once_and_starts_by_one_agent(
-    broker: Broker, services: dict[str, Any], tmp_path: Path
+    compose_node: Broker, services: dict[str, Any], tmp_path: Path
 ) -> None:
     """Agents, hub and consumer are as they are shipped, with addresses of this machine."""
     playbook = load_playbook(FOLDER / "playbook.yaml")
@@ -134,15 +134,17 @@ async def test_the_fleet_of_the_compose_file_tells_once_and_starts_by_one_agent(
             running(
                 *command_of("consumer.py", tmp_path),
                 stops=True,
-                AMQP_URL=str(on(broker, url_of("consumer", services))),
+                AMQP_URL=str(on(compose_node, url_of("consumer", services))),
                 QUEUE=services["consumer"]["environment"]["QUEUE"],
             )
         )
         assert await output.readline() == b"consuming example.events\n"
-        hub = await stack.enter_async_context(relay(tmp_path / "hub", document("hub", broker)))
+        hub = await stack.enter_async_context(
+            relay(tmp_path / "hub", document("hub", compose_node))
+        )
         await hub.start()
         for name, url in zip(AGENTS, azure.urls.values(), strict=True):
-            shipped = document("agent", broker) | {"source": {"url": url}}
+            shipped = document("agent", compose_node) | {"source": {"url": url}}
             agent = await stack.enter_async_context(relay(tmp_path / name, shipped))
             await agent.start()
         event = azure.schedule(Plan(type="Reboot", source="User", resources=("web_0",), lasts=None))
@@ -177,7 +179,9 @@ def document(name: str, node: Broker) -> dict[str, Any]:
 # --- from plain relays to a fleet
 
 
-async def test_a_vm_becomes_an_agent_and_each_is_told_once(broker: Broker, tmp_path: Path) -> None:
+async def test_a_vm_becomes_an_agent_and_each_is_told_once(
+    compose_node: Broker, tmp_path: Path
+) -> None:
     """The steps of docs/fleet.md: a hub with a paused sink, then an agent on the same store."""
     sinks = {"sinks": [{**webhook(""), "events": ["event.*"]}]}
     async with AsyncExitStack() as stack:
@@ -193,7 +197,7 @@ async def test_a_vm_becomes_an_agent_and_each_is_told_once(broker: Broker, tmp_p
 
         rule = {"name": "user", "match": {"event_source": ["User"]}, "approve": "automatic"}
         decides = {"api": api, "approvals": {"rules": [rule]}}
-        shipped = document("hub", broker) | decides | sinks
+        shipped = document("hub", compose_node) | decides | sinks
         hub = await stack.enter_async_context(relay(tmp_path / "hub", shipped))
         await hub.start()
         assert (await hub.call("PUT", "/v1/approvals/mode", {"mode": "off"}))[0] == 200
@@ -203,7 +207,7 @@ async def test_a_vm_becomes_an_agent_and_each_is_told_once(broker: Broker, tmp_p
         assert (await vm.call("PUT", "/v1/approvals/mode", {"mode": "off"}))[0] == 200
         assert await vm.stop() == 0
         while_away = azure.schedule(Plan(type="Freeze", resources=("web_0",), lasts=None))
-        vm.document = document("agent", broker) | {"source": {"url": azure.url}}
+        vm.document = document("agent", compose_node) | {"source": {"url": azure.url}}
         await vm.start()
         await eventually(lambda: box.types_of(while_away.event_id) == ["event.scheduled"])
         azure.cancel(before)

@@ -23,7 +23,7 @@ from relay.clock import SystemClock
 from relay.errors import Deferred
 from tests.certificates import AUTHORITY, CLIENT, IMPOSTOR
 from tests.counting_proxy import counting_proxy
-from tests.rabbitmq import Broker, Reachable
+from tests.rabbitmq import Broker
 
 
 class Stop(Exception):
@@ -113,7 +113,7 @@ async def _mute(greeted: list[bytes]) -> AsyncIterator[str]:
         yield f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-async def test_a_cancellation_nobody_asked_for_does_not_end_connecting(broker: Reachable) -> None:
+async def test_a_cancellation_nobody_asked_for_does_not_end_connecting(broker: Broker) -> None:
     """A task group would not report its end (docs/protocol.md#a-library-cancels-publishers)."""
     failures: list[Deferred] = []
 
@@ -126,7 +126,7 @@ async def test_a_cancellation_nobody_asked_for_does_not_end_connecting(broker: R
     assert ["heartbeat" in failure.reason for failure in failures] == [True, True]
 
 
-async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Reachable) -> None:
+async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Broker) -> None:
     answers = iter((ValueError("expected a URL"), broker.amqp_url()))
     failures: list[Deferred] = []
 
@@ -141,7 +141,7 @@ async def test_a_url_that_becomes_unusable_is_told_and_read_again(broker: Reacha
     assert [failure.reason.partition(" ")[0] for failure in failures] == ["expected", "arrived"]
 
 
-async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
+async def test_it_can_be_stopped_at_any_moment(broker: Broker) -> None:
     """Up to Python 3.11 the libraries can lose a cancellation while a connection is set up."""
     urls = parse_urls(broker.amqp_url())
 
@@ -159,7 +159,7 @@ async def test_it_can_be_stopped_at_any_moment(broker: Reachable) -> None:
         assert keeping.cancelled()
 
 
-async def test_a_cancellation_that_became_another_error_stops_it_too(broker: Reachable) -> None:
+async def test_a_cancellation_that_became_another_error_stops_it_too(broker: Broker) -> None:
     urls = parse_urls(broker.amqp_url())
     serving = asyncio.Event()
 
@@ -193,7 +193,7 @@ async def test_after_the_last_host_comes_a_pause(own_broker: Broker, nobody: int
     assert await failure_reasons(urls[::-1]) == [arrived, both]
 
 
-async def test_a_host_that_goes_is_left_for_the_next_within_seconds(broker: Reachable) -> None:
+async def test_a_host_that_goes_is_left_for_the_next_within_seconds(broker: Broker) -> None:
     """The first is gone while it is used."""
     other = URL(broker.amqp_url())
     used: asyncio.Queue[str] = asyncio.Queue()

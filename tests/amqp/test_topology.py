@@ -32,7 +32,7 @@ from relay.fleet.routing import (
     scope_key,
 )
 from tests.documented import ROOT
-from tests.rabbitmq import Broker, Reachable
+from tests.rabbitmq import Broker
 
 SCOPE = "prod-vmss-a-1f0c33ab"
 QUORUM = {"x-queue-type": "quorum"}
@@ -48,7 +48,7 @@ def parts_of(exchange: str) -> tuple[Exchange | Queue, ...]:
 
 
 @pytest.fixture
-async def broker_connection(broker: Reachable, exchange: str) -> AsyncIterator[GuardedConnection]:
+async def broker_connection(broker: Broker, exchange: str) -> AsyncIterator[GuardedConnection]:
     """A connection to the broker, on which nothing of the exchange's name is left behind."""
     async with open_connection(URL(broker.amqp_url()), "test") as connection:
         yield connection

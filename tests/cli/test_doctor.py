@@ -33,7 +33,7 @@ from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, run_server
 from tests.journey.bus import SCOPE, Bus
 from tests.journey.relay_process import SECRET, rabbitmq
-from tests.rabbitmq import Broker, Reachable
+from tests.rabbitmq import Broker
 from tests.sinks.http_receiver import Received, good, listening
 
 VM_ID = "02aab8a4-74ef-476e-8182-f6d2ba4166a6"
@@ -183,7 +183,7 @@ async def test_receivers_are_reached_and_get_nothing(azure: Simulator, tmp_path:
 
 
 async def test_a_broker_is_looked_at_and_left_as_it_was(
-    azure: Simulator, tmp_path: Path, broker: Reachable, exchange: str
+    azure: Simulator, tmp_path: Path, broker: Broker, exchange: str
 ) -> None:
     url = broker.amqp_url()
     folder = configured(tmp_path, azure.url, sinks=[rabbitmq(url, exchange)])

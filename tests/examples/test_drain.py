@@ -11,7 +11,7 @@ import aio_pika
 import pytest
 
 from tests.programs import command_of, running
-from tests.rabbitmq import Reachable
+from tests.rabbitmq import Broker
 
 HERE = Path(__file__).parent
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
@@ -91,7 +91,7 @@ RUBBISH = (
 @pytest.mark.timeout(600)  # Go compiles its library first
 @pytest.mark.parametrize("program", ["drain.py", "drain.mjs", "drain.go"])
 async def test_what_is_no_event_does_not_hold_up_the_events_behind_it(
-    program: str, tmp_path: Path, broker: Reachable
+    program: str, tmp_path: Path, broker: Broker
 ) -> None:
     """All messages wait in the queue before the program starts.
 

@@ -12,13 +12,13 @@ from tests.eventually import eventually
 from tests.journey.bus import consumed
 from tests.journey.relay_process import Inbox, inbox, name_of, rabbitmq, relay, told_relay, webhook
 from tests.ports import reserve
-from tests.rabbitmq import Broker, Reachable
+from tests.rabbitmq import Broker
 
 MANY = depth(1000, 150)
 
 
 async def test_many_events_reach_queue_and_webhook_whole_and_in_order_through_kills(
-    broker: Reachable, exchange: str, tmp_path: Path
+    broker: Broker, exchange: str, tmp_path: Path
 ) -> None:
     """Four kills in the middle lose nothing.
 

@@ -25,7 +25,7 @@ from tests.journey.relay_process import (
     told_relay,
     webhook,
 )
-from tests.rabbitmq import Reachable
+from tests.rabbitmq import Broker
 
 OTHER_KEY = "another-bearer-key-for-tests"
 
@@ -60,7 +60,7 @@ async def reload(process: RelayProcess, **sections: Any) -> tuple[int, Any]:
 
 
 async def test_a_reload_takes_a_file_over_or_says_why_not(
-    broker: Reachable, exchange: str, tmp_path: Path
+    broker: Broker, exchange: str, tmp_path: Path
 ) -> None:
     stream, watched = Stream(), Stream()
     async with (

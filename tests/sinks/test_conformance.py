@@ -19,7 +19,7 @@ from relay.events.cloudevent import CloudEvent
 from relay.sinks import Sink, rabbitmq, webhook
 from tests.builders import cloudevent
 from tests.counting_proxy import CountingProxy, counting_proxy
-from tests.rabbitmq import Reachable
+from tests.rabbitmq import Broker
 from tests.sinks import rabbitmq_consumer as bus
 from tests.sinks.conformance import CASES, Case, ReceiverControl
 from tests.sinks.http_receiver import Connection, Receiver, listening
@@ -96,7 +96,7 @@ class RabbitMQReceiver(BehindProxy):
 
 @asynccontextmanager
 async def rabbitmq_receiver(request: pytest.FixtureRequest) -> AsyncIterator[ReceiverControl]:
-    broker: Reachable = request.getfixturevalue("broker")
+    broker: Broker = request.getfixturevalue("broker")
     exchange: str = request.getfixturevalue("exchange")
     url = URL(broker.amqp_url())
     async with bus.sink(str(url), exchange) as opened:

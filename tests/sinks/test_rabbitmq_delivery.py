@@ -18,7 +18,7 @@ from relay.errors import Deferred, Rejected
 from relay.sinks.rabbitmq import sink as sink_module
 from relay.sinks.rabbitmq.sink import RabbitMQ
 from tests.builders import EVENT_ID, cloudevent
-from tests.rabbitmq import Broker, Reachable
+from tests.rabbitmq import Broker
 from tests.sinks.rabbitmq_consumer import bound, channel, deferred, delivered, sink, take, waiting
 
 KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
@@ -26,7 +26,7 @@ KEY = "event.scheduled.freeze.prod-vmss-a-1f0c33ab"
 
 @asynccontextmanager
 async def sink_beside(
-    broker: Reachable, exchange: str, **fields: Any
+    broker: Broker, exchange: str, **fields: Any
 ) -> AsyncIterator[tuple[RabbitMQ, AbstractChannel]]:
     """A sink, and beside it a channel of somebody who looks after the broker."""
     url = broker.amqp_url()
@@ -34,7 +34,7 @@ async def sink_beside(
         yield bus, beside
 
 
-async def test_a_consumer_gets_the_very_bytes_and_tags(broker: Reachable, exchange: str) -> None:
+async def test_a_consumer_gets_the_very_bytes_and_tags(broker: Broker, exchange: str) -> None:
     """The CloudEvents SDK reads them, too."""
     event = cloudevent()
     async with sink_beside(broker, exchange) as (bus, broker_channel):
@@ -65,7 +65,7 @@ async def test_a_consumer_gets_the_very_bytes_and_tags(broker: Reachable, exchan
 # --- messages that no queue wants, or that one does not want
 
 
-async def test_what_no_queue_wants_waits_as_unrouted(broker: Reachable, exchange: str) -> None:
+async def test_what_no_queue_wants_waits_as_unrouted(broker: Broker, exchange: str) -> None:
     event = cloudevent()
     async with sink_beside(broker, exchange) as (bus, broker_channel):
         receipt = await delivered(bus, event)
@@ -76,7 +76,7 @@ async def test_what_no_queue_wants_waits_as_unrouted(broker: Reachable, exchange
 
 
 async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_per_key(
-    broker: Reachable, exchange: str, caplog: pytest.LogCaptureFixture
+    broker: Broker, exchange: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others made the exchange without it (docs/protocol.md#the-alternate-exchange)."""
     async with sink_beside(broker, exchange, declare=False) as (bus, broker_channel):
@@ -94,7 +94,7 @@ async def test_without_an_unrouted_queue_it_is_returned_delivered_and_told_once_
     assert "event.scheduled.reboot." in warned[1]
 
 
-async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchange: str) -> None:
+async def test_a_queue_that_is_full_and_rejects_defers(broker: Broker, exchange: str) -> None:
     """Only Basic.Ack is a confirm (docs/protocol.md#only-basicack-confirms)."""
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     async with sink_beside(broker, exchange) as (bus, broker_channel):
@@ -111,7 +111,7 @@ async def test_a_queue_that_is_full_and_rejects_defers(broker: Reachable, exchan
 # --- what must exist
 
 
-async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
+async def test_false_touches_nothing(broker: Broker, exchange: str) -> None:
     """A missing exchange shows itself with the first event, and is not made."""
     async with sink_beside(broker, exchange, declare=False) as (bus, broker_channel):
         error = await deferred(bus, cloudevent(), f"no exchange '{exchange}'")
@@ -125,7 +125,7 @@ async def test_false_touches_nothing(broker: Reachable, exchange: str) -> None:
 
 
 async def test_an_exchange_that_is_deleted_under_way_is_made_again(
-    broker: Reachable, exchange: str, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first delivery loses its channel. The next waits for a new channel and exchange."""
     monkeypatch.setattr(publisher, "CONNECTION_WAIT", 10.0)
@@ -221,10 +221,7 @@ async def test_the_neighbours_of_a_bad_message_are_only_tried_again(own_broker: 
 
 
 async def test_the_keys_that_no_queue_is_bound_for_are_not_all_remembered(
-    broker: Reachable,
-    exchange: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, exchange: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hub has keys of many scopes."""
     monkeypatch.setattr(sink_module, "MAX_UNROUTED_KEYS", 2)
