@@ -129,9 +129,8 @@ class Server:
     async def _listen(self, stack: AsyncExitStack, runner: web.AppRunner) -> None:
         settings, limits, loop = self.settings, self.state.limits, asyncio.get_running_loop()
         assert runner.server is not None  # noqa: S101  # the runner is set up
-        connection = partial(
-            Connection, runner.server, limits=limits, counts=self.state.responses_by_status
-        )
+        counts = self.state.responses_by_status
+        connection = partial(Connection, runner.server, limits=limits, counts=counts)
         self._tls = None if settings.tls is None else file_backed_server_context(settings.tls)
         over_tcp = ConnectionGroup(limits.max_connections)  # a host name can have several sockets
         over_local = ConnectionGroup(limits.max_local_connections)
@@ -150,16 +149,13 @@ class Server:
         scheme = "http" if self._tls is None else "https"
         self.address = f"{scheme}://{settings.listen.rpartition(':')[0]}:{self.port}"
         local = open_local_socket(stack, settings.socket, self._state_file)
-        for sock in sockets:
-            server = await loop.create_server(connect_over_tcp, sock=sock, backlog=BACKLOG)
-            stack.callback(server.close)
+        listeners = [(sock, connect_over_tcp) for sock in sockets]
         if local is not None:
-            sock, path = local
-            server = await loop.create_server(
-                partial(connection, over_local), sock=sock, backlog=BACKLOG
-            )
+            listeners.append((local[0], lambda: connection(over_local)))
+            self.address += f" and {local[1]}"
+        for sock, connect in listeners:
+            server = await loop.create_server(connect, sock=sock, backlog=BACKLOG)
             stack.callback(server.close)
-            self.address += f" and {path}"
 
 
 def _error_middleware(state: ServerState) -> Middleware:

@@ -87,11 +87,8 @@ class Sessions:
         self._sessions.pop(_digest(cookie), None)
 
     def _has_expired(self, session: Session) -> bool:
-        clock = self._clock
-        return (
-            clock.now().timestamp() >= session.ends_at
-            or clock.monotonic() >= session.ends_at_monotonic
-        )
+        now, elapsed = self._clock.now().timestamp(), self._clock.monotonic()
+        return now >= session.ends_at or elapsed >= session.ends_at_monotonic
 
 
 def _digest(cookie: str) -> bytes:

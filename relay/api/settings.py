@@ -340,9 +340,7 @@ class ApiSettings(Section):
 
     @property
     def rights_by_client_principal(self) -> dict[str, Rights]:
-        return {
-            principal: client.rights for client in self.clients for principal in client.principals
-        }
+        return {name: client.rights for client in self.clients for name in client.principals}
 
     @property
     def resources_by_client_principal(self) -> dict[str, tuple[str, ...] | None]:

@@ -37,7 +37,6 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
         addresses = dict.fromkeys((family, address[0]) for family, _, _, _, address in results)
         for family, address in addresses:
             sock = socket.create_server((str(address), port), family=family, backlog=BACKLOG)
-            sock.settimeout(0)
             # Accepted connections inherit it. The kernel would take megabytes for a slow reader.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             sockets.append(sock)
@@ -103,7 +102,6 @@ def local_socket(path: Path, *, mode: int = 0o660) -> Iterator[socket.socket]:
             own_file = path.stat()
             path.chmod(mode)
             sock.listen(BACKLOG)
-            sock.settimeout(0)
         except OSError as error:
             raise ConfigError(
                 f"api.socket: expected a path where a socket can be made, {path}: "

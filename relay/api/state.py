@@ -142,10 +142,8 @@ class ServerState:
 
     def attach_relay(self, relay: Relay) -> None:
         self.relay = relay
-        relay.store.listeners.recorded += [
-            self.wake_streams,
-            self.event_counts.count_recorded_events,
-        ]
+        listeners = relay.store.listeners.recorded
+        listeners += [self.wake_streams, self.event_counts.count_recorded_events]
 
     def detach_relay(self) -> None:
         """Answer calls with 503 and end the streams."""

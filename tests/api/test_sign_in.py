@@ -571,6 +571,14 @@ def api_settings(
 @pytest.mark.parametrize(
     ("words", "sign_in", "public_url", "changes"),
     [
+        ("tenant's id", None, URL, {"tenant": "common"}),
+        ("expected https", None, URL, {"keys_url": "http://keys.example.com/"}),
+        ("metadata or host", None, URL, {"keys_url": "https://169.254.169.254/keys"}),
+        ("metadata or host", None, URL, {"keys_url": "https://[64:ff9b:1::a9fe:a9fe]/keys"}),
+        ("at least 1", None, URL, {"roles": {}}),
+        ("read", None, URL, {"roles": {"x": ["all"]}}),
+        ("at least 1", None, URL, {"issuer": ""}),
+        ("application's id", None, URL, {"applications": ["a-name"]}),
         ("expected client_secret or client_secret_file", {}, URL, {}),
         ("expected client_secret or client_secret_file", {"client_secret": ""}, URL, {}),
         ("expected the value of the client secret, got an id", {"client_secret": ANN}, URL, {}),
@@ -586,7 +594,7 @@ def api_settings(
         ("public_url: .* got another", None, "https://relay.example.com/?x=y", {}),
     ],
 )
-def test_a_sign_in_that_cannot_work_is_an_error_at_start(
+def test_a_section_that_is_unsafe_or_cannot_work_is_an_error(
     words: str, sign_in: dict[str, Any] | None, public_url: str | None, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(ValidationError, match=words):
