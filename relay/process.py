@@ -52,14 +52,6 @@ async def _tell(*assignments: str) -> None:
         )
 
 
-def _watchdog() -> float | None:
-    """Return the seconds after which a silent process is killed; None: never."""
-    text = os.environ.get("WATCHDOG_USEC", "")
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # it is meant for the process that started this one
-    return int(text) / 1e6 if text.isascii() and text.isdecimal() and int(text) else None
-
-
 @asynccontextmanager
 async def report_to_service_manager(
     is_up: asyncio.Event, stop: asyncio.Event
@@ -79,11 +71,14 @@ async def report_to_service_manager(
         await _tell("STOPPING=1", "STATUS=Sending what can be sent")
 
     async def send_pings() -> None:
-        while watchdog is not None:
+        text = os.environ.get("WATCHDOG_USEC", "")
+        if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+            text = ""  # it is meant for the process that started this one
+        seconds = int(text) / 1e6 if text.isascii() and text.isdecimal() else 0.0
+        while seconds:  # without a sign of life for so long, the process is killed
             await _tell("WATCHDOG=1")
-            await asyncio.sleep(watchdog / _PINGS_PER_WATCHDOG)
+            await asyncio.sleep(seconds / _PINGS_PER_WATCHDOG)
 
-    watchdog = _watchdog()
     tasks = [asyncio.create_task(each, name="systemd") for each in (tell_states(), send_pings())]
     try:
         yield

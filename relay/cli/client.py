@@ -170,7 +170,8 @@ class Client:
         attempts: int = 1,
         **request: Any,
     ) -> Any:
-        for attempts_left in reversed(range(attempts)):
+        while True:
+            attempts -= 1
             try:
                 async with self.session.request(
                     method,
@@ -181,10 +182,9 @@ class Client:
                 ) as response:
                     return self._decode_answer(response.status, await response.read())
             except _CONNECTION_ERRORS as error:
-                if not attempts_left or isinstance(error, aiohttp.ClientConnectorError):
+                if not attempts or isinstance(error, aiohttp.ClientConnectorError):
                     raise CommandFailed(self._describe_connection_error(error)) from error
                 await asyncio.sleep(_RETRY_DELAY)
-        raise AssertionError
 
     def _decode_answer(self, status: int, body: bytes) -> Any:
         if not 200 <= status < 300:
@@ -266,8 +266,10 @@ async def connect(
         connector = aiohttp.UnixConnector(address)
     else:
         address = _origin(url)
-        bearer_key = _read_key(key, key_file)
-        headers = {"Authorization": f"Bearer {bearer_key}"} if bearer_key else {}
+        key = (read_named_file("--key-file", key_file) if key_file else key or "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("expected a bearer key as `imds-relay keys` prints it, on one line")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         connector = aiohttp.TCPConnector(ssl=_tls_context(ca_file))
     async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
         yield Client(session, url, address)
@@ -380,11 +382,3 @@ def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
             "--ca-file: expected a file of certificates, "
             f"{ca_file}: {reason or describe_os_error(error)}"
         ) from error
-
-
-def _read_key(key: str | None, file: Path | None) -> str | None:
-    text = key if file is None else read_named_file("--key-file", file)
-    text = text.strip() if text is not None else None
-    if text and not (text.isascii() and text.isprintable()):
-        raise ConfigError("expected a bearer key as `imds-relay keys` prints it, on one line")
-    return text

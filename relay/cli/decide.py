@@ -330,24 +330,16 @@ def _parse_time(option_name: str, text: str) -> datetime:
 @holds.command("end", cls=RelayCommand)
 async def end_hold(call: RelayCall, hold: HoldId, *, reason: Reason = None) -> None:
     """End a standing hold early. Rules and votes are weighed again."""
-    found = await _find_hold(call.relay, hold)
+    page = await call.relay.pages("standing-holds", all_pages=True)
+    ids = [found["holdId"] for found in page["items"] if found["holdId"].startswith(hold.lower())]
+    if len(ids) > 1:
+        names = ", ".join(ids[:5])
+        raise CommandFailed(f"{hold!r} begins several ids: {names}. Give more of the one you mean")
+    if not ids or not hold:
+        raise CommandFailed("no such standing hold that is not over; see imds-relay holds")
     body = {"reason": reason} if reason else {}
-    path = ("standing-holds", found["holdId"], "end")
-    answer = call.for_people(await call.relay.post(*path, body=body))
+    answer = call.for_people(await call.relay.post("standing-holds", ids[0], "end", body=body))
     print_lines(
         f"standing hold {answer['holdId'][:8]} is ended: events that rules and votes allow can "
         "start within seconds"
     )
-
-
-async def _find_hold(relay: Client, text: str) -> Mapping[str, Any]:
-    """Return the standing hold with this id, or with this beginning. Raises CommandFailed."""
-    page = await relay.pages("standing-holds", all_pages=True)
-    matching = [hold for hold in page["items"] if hold["holdId"].startswith(text.lower())]
-    if len(matching) > 1:
-        names = ", ".join(hold["holdId"] for hold in matching[:5])
-        raise CommandFailed(f"{text!r} begins several ids: {names}. Give more of the one you mean")
-    if not matching or not text:
-        raise CommandFailed("no such standing hold that is not over; see imds-relay holds")
-    found: Mapping[str, Any] = matching[0]
-    return found

@@ -177,24 +177,20 @@ def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
     elif loaded.file is not None and loaded.file.stat().st_mode & stat.S_IWOTH:
         problem = f"everybody on this machine can write {loaded.file}, and so control the relay"
         writable = [failure("configuration", problem, f"chmod o-w {loaded.file}")]
-    findings = [_diagnose_file(file, label) for file, label in files.items()]
+    findings: list[Finding] = []
+    for file, label in files.items():
+        remedy = f"chmod o-rwx {file}"
+        who = "everybody on this machine can"
+        try:
+            mode = file.stat().st_mode
+        except OSError as error:
+            problem = f"{file} ({label}) cannot be examined: {error.strerror}"
+            remedy = "correct its path, or the rights of its folders"
+            findings.append(failure("secrets", problem, remedy))
+            continue
+        if mode & stat.S_IWOTH:
+            findings.append(failure("secrets", f"{who} write {file} ({label})", remedy))
+        elif mode & stat.S_IROTH:
+            findings.append(warning("secrets", f"{who} read {file} ({label})", remedy))
     good = f"nobody else can read their files ({len(files)})" if files else "no secret is in a file"
-    found = [each for each in findings if each is not None] or [ok("secrets", good)]
-    return writable + found
-
-
-def _diagnose_file(file: Path, label: str) -> Finding | None:
-    try:
-        mode = file.stat().st_mode
-    except OSError as error:
-        return failure(
-            "secrets",
-            f"{file} ({label}) cannot be examined: {error.strerror}",
-            "correct its path, or the rights of its folders",
-        )
-    remedy = f"chmod o-rwx {file}"
-    if mode & stat.S_IWOTH:
-        return failure("secrets", f"everybody on this machine can write {file} ({label})", remedy)
-    if mode & stat.S_IROTH:
-        return warning("secrets", f"everybody on this machine can read {file} ({label})", remedy)
-    return None
+    return writable + (findings or [ok("secrets", good)])

@@ -142,16 +142,14 @@ def approval_summary(event: Mapping[str, Any]) -> str | None:
 
 
 def describe_limit_waits(approval: Mapping[str, Any]) -> str | None:
-    waits = "; ".join(map(_describe_limit_wait, approval.get("waitingFor", ())))
-    return f"{waits}; {LIMIT_NOTICE}" if waits else None
-
-
-def _describe_limit_wait(wait: Mapping[str, Any]) -> str:
-    text = f"limit {wait['limit']}, {pluralize(wait['max'], 'machine')} at once"
-    if wait["behind"]:
-        return f"{text}: event {wait['behind']} comes first"
-    until = f" until {format_local_time(wait['until'])}" if wait["until"] else ""
-    return f"{text}: {join_names(wait['machines'], most=10)}{until}"
+    texts = []
+    for wait in approval.get("waitingFor", ()):
+        until = f" until {format_local_time(wait['until'])}" if wait["until"] else ""
+        why = f"{join_names(wait['machines'])}{until}"
+        if wait["behind"]:
+            why = f"event {wait['behind']} comes first"
+        texts.append(f"limit {wait['limit']}, {pluralize(wait['max'], 'machine')} at once: {why}")
+    return "; ".join([*texts, LIMIT_NOTICE]) if texts else None
 
 
 def describe_holds_in_force(holds: Iterable[Mapping[str, Any]]) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from yarl import URL
@@ -46,27 +46,20 @@ async def agents(call: RelayCall, *, scope: Scope = None) -> None:
     """Show the agents of a hub: who they are, when they were heard, and who is silent."""
     answer = call.for_people(await call.relay.get("fleet", **scope_query(scope)))
     columns = ("scope", "agent", "state", "heard", "version", "zone", "clock", "polled")
-    rows = [_agent_row(agent) for agent in answer["agents"]]
+    rows = []
+    for agent in answer["agents"]:
+        offset, poll_age = agent["clockOffsetSeconds"], agent["pollAgeSeconds"]
+        clock = None if offset is None else f"{offset:+.1f} s"
+        polled = None if poll_age is None else f"{poll_age:.0f} s before"
+        heard = format_local_time(agent["lastHeard"])
+        who = (agent["scope"], agent["name"], agent["state"])
+        rows.append((*who, heard, agent["version"], agent["zone"], clock, polled))
     print_table(columns, rows, empty="no agent has been heard of")
     for name in answer["silentScopes"]:
         print_lines(f"no agent of scope {name} is heard of: none of its events starts or ends")
     if rows:
         scopes = {agent["scope"] for agent in answer["agents"]}
         print_lines(f"{pluralize(len(rows), 'agent')} in {pluralize(len(scopes), 'scope')}")
-
-
-def _agent_row(agent: Mapping[str, Any]) -> tuple[object, ...]:
-    offset, poll_age = agent["clockOffsetSeconds"], agent["pollAgeSeconds"]
-    return (
-        agent["scope"],
-        agent["name"],
-        agent["state"],
-        format_local_time(agent["lastHeard"]),
-        agent["version"],
-        agent["zone"],
-        None if offset is None else f"{offset:+.1f} s",
-        None if poll_age is None else f"{poll_age:.0f} s before",
-    )
 
 
 @fleet.command()

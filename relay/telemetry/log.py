@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from logging.handlers import QueueHandler, QueueListener
 from queue import Empty, Full, Queue
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -77,7 +76,6 @@ def configure_logging(
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # What Python itself would print.
     logging.captureWarnings(capture=True)
-    sys.excepthook = _log_uncaught_exception
     threading.excepthook = _log_thread_exception
     sys.unraisablehook = _log_unraisable
 
@@ -91,12 +89,6 @@ def flush_log() -> None:
     """Wait until the lines are written, but not for long."""
     for handler in logging.getLogger().handlers:
         handler.flush()
-
-
-def _log_uncaught_exception(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    _log.critical("the process ends with an error", exc_info=(kind, error, traceback))
 
 
 def _log_thread_exception(arguments: threading.ExceptHookArgs) -> None:
