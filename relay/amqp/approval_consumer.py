@@ -38,7 +38,7 @@ from relay.amqp.connection import (
     take_batch,
 )
 from relay.amqp.failures import explained_refusal, raise_if_cancelled
-from relay.amqp.topology import ApprovalsQueue, declare_topology, log_suffix_for_unchecked_parts
+from relay.amqp.topology import ApprovalsQueue, declare_topology
 from relay.clock import CALLER_RATE, Clock, TokenBuckets
 from relay.errors import Deferred
 from relay.logs import LogOnce
@@ -142,8 +142,7 @@ class ApprovalConsumer:
 
     async def _consume(self, connection: GuardedConnection) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            unchecked = await declare_topology(connection, self._queue.topology, self._declare)
-        topology_note = log_suffix_for_unchecked_parts(unchecked)
+            topology_note = await declare_topology(connection, self._queue.topology, self._declare)
         self.is_connected = True
         broker = host_port(connection.url)
         failures = 0

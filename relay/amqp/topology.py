@@ -165,17 +165,18 @@ def approvals_queue(
 
 async def declare_topology(
     connection: AbstractConnection, parts: Sequence[Part], declare: Declare
-) -> tuple[Part, ...]:
+) -> str:
     """Make or check the parts, as ``declare`` says.
 
-    Returns the parts that could not be checked: RabbitMQ from 4.2.6 refuses ``passive`` to a user
-    without a right on the part. Publishing and consuming then show whether it exists. Raises
-    Deferred with what is missing, refused or different, and the remedy.
+    Returns the end of a sentence that names the parts that could not be checked, if any: RabbitMQ
+    from 4.2.6 refuses ``passive`` to a user without a right on the part. Publishing and consuming
+    then show whether it exists. Raises Deferred with what is missing, refused or different, and the
+    remedy.
     """
     if declare is False:
-        return ()
+        return ""
     missing: list[str] = []
-    unknown: list[Part] = []
+    unknown: list[str] = []
     for part in parts:
         # One channel for each part: a refusal closes it, and the error names all that is missing.
         async with connection.channel(publisher_confirms=False) as channel:
@@ -191,7 +192,7 @@ async def declare_topology(
                         "declare: passive",
                         status=403,
                     ) from None
-                unknown.append(part)
+                unknown.append(part.title)
             except amqp.ChannelPreconditionFailed as error:
                 raise Deferred(
                     f"{part.title} already exists with different arguments "
@@ -206,12 +207,7 @@ async def declare_topology(
             "or set declare: true, or declare: false to go without",
             status=404,
         )
-    return tuple(unknown)
-
-
-def log_suffix_for_unchecked_parts(parts: Sequence[Part]) -> str:
-    """Return the end of a sentence that names the unchecked parts; empty without any."""
-    if not parts:
+    if not unknown:
         return ""
-    titles = ", ".join(part.title for part in parts)
-    return f"; whether these exist is unknown, because the user may not check them: {titles}"
+    reason = "because the user may not check them"
+    return f"; whether these exist is unknown, {reason}: {', '.join(unknown)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +26,12 @@ from relay.config import Config, load
 from relay.errors import ConfigError
 from relay.fleet.rabbitmq_definitions import (
     SALT_BYTES,
-    HubAccount,
-    HubExchange,
+    Use,
     fleet_definitions,
     hash_password,
     is_password_hash,
+    use_for_approvals,
+    use_for_sink,
 )
 from relay.fleet.settings import HubSettings
 from relay.sinks.rabbitmq import Settings as RabbitMQSettings
@@ -110,9 +111,8 @@ def definitions(
         raise ConfigError(
             f"expected passwords of users of this fleet, {', '.join(unknown)} is none"
         )
-    print_json(
-        fleet_definitions(settings, _hub_account(loaded, user, url), _vhost_name(url), hashes)
-    )
+    others = list(_other_uses(loaded, url))
+    print_json(fleet_definitions(settings, user, _vhost_name(url), hashes, others))
     for warning in settings.overlap_warnings():
         print_to_stderr(f"warning: {warning}")
     if settings.declare is True:
@@ -122,21 +122,17 @@ def definitions(
         )
 
 
-def _hub_account(config: Config, user: str, url: URL) -> HubAccount:
-    """Return what else the hub's user does in the virtual host of the fleet.
+def _other_uses(config: Config, url: URL) -> Iterator[Use]:
+    """Yield what else the hub's user does in the virtual host of the fleet.
 
     A user has its rights in one place, so the import must not take these away.
     """
-    sinks = tuple(
-        HubExchange(exchange=sink.exchange, declare=sink.declare)
-        for sink in config.sinks
-        if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.broker_urls()[0], url)
-    )
+    for sink in config.sinks:
+        if isinstance(sink, RabbitMQSettings) and _is_same_account(sink.broker_urls()[0], url):
+            yield use_for_sink(sink.exchange, sink.declare)
     amqp = config.approvals.amqp
-    approvals = None
     if amqp is not None and _is_same_account(amqp.broker_urls()[0], url):
-        approvals = HubExchange(exchange=config.approval_answers_exchange, declare=amqp.declare)
-    return HubAccount(user=user, sinks=sinks, approvals=approvals)
+        yield use_for_approvals(config.approval_answers_exchange, amqp.declare)
 
 
 def _is_same_account(one: URL, other: URL) -> bool:

@@ -201,7 +201,7 @@ class VoteMessage(_Message):
     kind = routed_as = "vote"
     nonce: _Name
     """The answer to this message has the same."""
-    request_id: _Name
+    request_id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,256}$")]
     """A repeat of the request has the same."""
     user: _Name
     """Who gave it to the agent, such as ``local:root``. Only for the audit."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from relay.amqp.broker_url import Declare
-from relay.amqp.topology import Exchange, Part, Queue, approvals_queue_name, events_topology
+from relay.amqp.topology import Exchange, Part, Queue, events_topology
 from relay.fleet.routing import (
-    HUB,
     agent_publish_exchange_name,
     command_exchange_name,
     fleet_topology,
@@ -33,36 +31,50 @@ _OWN_QUEUES = r"amq\.gen-.*"
 _SCOPE_CHARACTER, _RELAY_CHARACTER = "[a-z0-9-]", "[a-z0-9_-]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubExchange:
-    """An exchange that the hub's user needs besides those of the fleet."""
+class Use(NamedTuple):
+    """What the hub's user does in the virtual host: it may make parts, write and read."""
 
-    exchange: str
+    parts: tuple[Part, ...]
     declare: Declare
+    write: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubAccount:
-    """The hub's RabbitMQ user, and what the hub does with it besides the fleet."""
+def use_for_sink(exchange: str, declare: Declare) -> Use:
+    return Use(events_topology(exchange), declare, write=(exchange,))
 
-    user: str
-    sinks: tuple[HubExchange, ...] = ()
-    """The rabbitmq sinks that send in the same virtual host as the same user."""
-    approvals: HubExchange | None = None
-    """Approvals over AMQP in the same virtual host by the same user."""
+
+def use_for_approvals(exchange: str, declare: Declare) -> Use:
+    queue = hub_approvals_queue(exchange)
+    return Use(queue.topology, declare, read=(queue.name,))
 
 
 def fleet_definitions(
-    settings: HubSettings, hub: HubAccount, vhost: str, password_hashes: Mapping[str, str]
+    settings: HubSettings,
+    hub_user: str,
+    vhost: str,
+    password_hashes: Mapping[str, str],
+    others: Sequence[Use] = (),
 ) -> dict[str, Any]:
     """Return the definitions that ``rabbitmqctl import_definitions`` takes.
 
-    Of the users only those with a hash in ``password_hashes`` are listed: the import of a user
-    without one removes the password that it has. A user that is not listed must exist before.
+    ``others`` is what the hub does as the same user in the same virtual host besides the fleet. Of
+    the users only those with a hash in ``password_hashes`` are listed: the import of a user without
+    one removes the password that it has. A user that is not listed must exist before.
     """
-    parts = tuple({part.title: part for part in _topology_parts(settings, hub)}.values())
+    exchange = settings.exchange
+    fleet = Use(
+        fleet_topology(exchange),
+        settings.declare,
+        write=(command_exchange_name(exchange),),
+        read=(report_queue_name(exchange),),
+    )
+    uses = (fleet, *others)
+    # What is only written to comes first: the exchanges of the sinks.
+    all_parts = (part for use in sorted(uses, key=lambda use: bool(use.read)) for part in use.parts)
+    parts = tuple({part.title: part for part in all_parts}.values())
     queues = [part for part in parts if isinstance(part, Queue)]
-    agents = _agent_rights(settings.exchange)
+    agents = _agent_rights(exchange)
     definitions: dict[str, list[dict[str, Any]]] = {
         "users": [
             {
@@ -71,14 +83,14 @@ def fleet_definitions(
                 "password_hash": password_hashes[user],
                 "hashing_algorithm": "rabbit_password_hashing_sha256",
             }
-            for user in (hub.user, *(domain.user for domain in settings.domains))
+            for user in (hub_user, *(domain.user for domain in settings.domains))
             if user in password_hashes
         ],
         "permissions": [
-            {"user": hub.user, **_hub_rights(settings, hub)},
+            {"user": hub_user, **_hub_rights(exchange, uses)},
             *({"user": domain.user, **agents} for domain in settings.domains),
         ],
-        "topic_permissions": list(_topic_rights(settings, hub.user)),
+        "topic_permissions": list(_topic_rights(settings, hub_user)),
         "exchanges": [
             {
                 "name": part.name,
@@ -118,30 +130,14 @@ def fleet_definitions(
     }
 
 
-def _topology_parts(settings: HubSettings, hub: HubAccount) -> Iterator[Part]:
-    for sink in hub.sinks:
-        yield from events_topology(sink.exchange)
-    yield from fleet_topology(settings.exchange)
-    if hub.approvals is not None:
-        yield from hub_approvals_queue(hub.approvals.exchange).topology
-
-
-def _hub_rights(settings: HubSettings, hub: HubAccount) -> dict[str, str]:
-    exchange = settings.exchange
-    write, read = [command_exchange_name(exchange)], [report_queue_name(exchange)]
-    made = list(fleet_topology(exchange)) if settings.declare is True else []
-    for sink in hub.sinks:
-        write.append(sink.exchange)
-        if sink.declare is True:
-            made += events_topology(sink.exchange)
-    if hub.approvals is not None:
-        read.append(approvals_queue_name(hub.approvals.exchange, HUB))
-        if hub.approvals.declare is True:
-            made += hub_approvals_queue(hub.approvals.exchange).topology
-    names = [part.name for part in made]  # to make a part takes all three rights
+def _hub_rights(exchange: str, uses: Sequence[Use]) -> dict[str, str]:
+    # To make a part takes all three rights.
+    made = [part.name for use in uses if use.declare is True for part in use.parts]
+    write = [name for use in uses for name in use.write]
+    read = [name for use in uses for name in use.read]
     # RabbitMQ 4.2.6 tells how much waits in a queue only to those who may configure it.
     configure = [hub_lock_queue_name(exchange), report_queue_name(exchange)]
-    return _rights([*configure, *names], [*write, *names], [*read, *names])
+    return _rights([*configure, *made], [*write, *made], [*read, *made])
 
 
 def _agent_rights(exchange: str) -> dict[str, str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -33,6 +32,7 @@ from relay.approvals.request import (
     MalformedJsonBody,
     Request,
     Rights,
+    refuse,
     validate_body,
 )
 from relay.clock import CALLER_BURST, CALLER_RATE, Clock, TokenBuckets
@@ -46,8 +46,6 @@ from relay.store.standing_holds import StandingHolds
 T = TypeVar("T")
 ANSWER_TIMEOUT = 5.0
 """Seconds that a local program waits for the answer."""
-MAX_WAITING = 100
-"""Votes that wait for an answer. More are refused."""
 _STANDING_HOLDS = "this relay is an agent: standing holds are on the hub"
 _ANSWER_MEMBERS = {"detail", "field", "revision"}
 """What the problem of a refused decision may hold."""
@@ -76,8 +74,6 @@ class VoteForwarder:
         """Return the hub's answer; 503 if it is late. Raises NotDecidedHere for standing holds."""
         if not isinstance(request, DecisionRequest):
             raise NotDecidedHere(_STANDING_HOLDS)
-        if len(self._answers) >= MAX_WAITING:
-            return _hub_unavailable_answer(f"{MAX_WAITING} requests wait for the hub already")
         # A late answer to an earlier request with this id is none to another body.
         nonce = secrets.token_hex(16)
         vote = VoteMessage(
@@ -137,13 +133,8 @@ def _read_answer(answer: VoteAnswer) -> DecisionAnswer:
 
 
 def _hub_unavailable_answer(reason: str) -> DecisionAnswer:
-    return DecisionAnswer(
-        503,
-        {
-            "detail": f"{reason}. Nobody knows whether anything was decided: "
-            "try again with the same id (the header Idempotency-Key)"
-        },
-    )
+    again = "try again with the same id (the header Idempotency-Key)"
+    return refuse(503, f"{reason}. Nobody knows whether anything was decided: {again}")
 
 
 # --- on the hub
@@ -164,7 +155,6 @@ ANSWER_RATE = 1.0
 
 Further votes get no answer, so that a flood costs the hub little more than to read it.
 """
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 _log = logging.getLogger(__name__)
 
 
@@ -188,21 +178,19 @@ class MachineVotes:
         if exceeded := self._charge_sender(sender):
             if self._answers.take(exceeded, self._clock.monotonic()):
                 return None
-            answer = _refusal(429, f"too many votes of {exceeded}: wait, and try again")
+            answer = refuse(429, f"too many votes of {exceeded}: wait, and try again")
         else:
             answer = await self._submit_vote(sender, vote)
         return VoteAnswer(nonce=vote.nonce, status=answer.status, body=dict(answer.body))
 
     async def _submit_vote(self, sender: AuthorizedSender, vote: VoteMessage) -> DecisionAnswer:
         principal = machine_principal(sender.scope, sender.relay)
-        if _REQUEST_ID.fullmatch(vote.request_id) is None:
-            return _refusal(400, "expected a request id of at most 256 visible ASCII characters")
         try:
             body = validate_body(vote.body)
         except MalformedJsonBody as error:
-            return _refusal(400, str(error))
+            return refuse(400, str(error))
         except InvalidField as error:
-            return _refusal(422, str(error), field=error.field)
+            return refuse(422, str(error), error.field)
         request = body.to_request(
             Caller(principal, CHANNEL, RIGHTS),
             self._clock.now(),
@@ -236,7 +224,3 @@ class MachineVotes:
             self._machines.refund(principal, now)
             return f"user {sender.user}"
         return None
-
-
-def _refusal(status: int, detail: str, **members: str) -> DecisionAnswer:
-    return DecisionAnswer(status, {"detail": detail, **members})

@@ -23,7 +23,6 @@ from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
-from relay.fleet.votes import MachineVotes
 from relay.roles.deciding import deciding, unusable_message_log
 from relay.roles.inner_half import RunningRelay
 from relay.roles.parts import open_store_with_log, running
@@ -44,7 +43,16 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         owner = StateFileScopeAndVm(origin.scope, None, is_hub=True)
         store, report = await open_store_with_log(config, owner, origin, config.sinks, clock, stack)
         on_unusable = unusable_message_log(server.state.rates.rejections, clock)
-        hub = Hub(fleet, origin, store, clock, report, on_unusable)
+        gate: Gate  # a reload makes another
+
+        async def submit(request: DecisionRequest) -> DecisionAnswer:
+            await server.state.settled.wait()
+            return await gate.submit(request)
+
+        def wake_gate() -> None:
+            gate.wake()
+
+        hub = Hub(fleet, origin, store, clock, report, on_unusable, submit, wake_gate)
         await hub.load()
         make_relay = partial(
             Relay,
@@ -55,7 +63,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             roster=hub.roster,
             hub=hub,
         )
-        gate: Gate
 
         def enter(config: Config) -> AbstractAsyncContextManager[Relay]:
             nonlocal gate
@@ -84,12 +91,6 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
                 before_approvals=hub.link.wait_for_first_connection,
             )
 
-        async def submit(request: DecisionRequest) -> DecisionAnswer:
-            await server.state.settled.wait()
-            return await gate.submit(request)
-
-        votes = MachineVotes(submit, clock)
-        hub.attach_handlers(votes, lambda: gate.wake())  # noqa: PLW0108  # a reload makes another
         name = f"hub {origin.relay} of the fleet {fleet.exchange}"
         running_relay = RunningRelay(config, server, store, clock, report, enter, name)
         is_entered = asyncio.Event()

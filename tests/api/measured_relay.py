@@ -50,7 +50,9 @@ async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[Meas
     async with run_relay(folder, attached=False, **changes) as running, run_server() as server:
         store, clock = running.store, running.clock
         source = SourceSettings(url=server.url)
-        hub = Hub(settings, ORIGIN, store, clock, _ignore, _ignore)
+        hub = Hub(
+            settings, ORIGIN, store, clock, _ignore, _ignore, running.relay.gate.submit, _ignore
+        )
         consumer = ApprovalConsumer(
             urls=lambda: [URL("amqp://127.0.0.1:1")],
             declare=True,

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
-from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions, hash_password
+from relay.fleet.rabbitmq_definitions import fleet_definitions, hash_password
 from relay.fleet.settings import HubSettings, TrustDomain
 from relay.simulator import VM, Setup, Simulator
 from tests.cli.command import run_async
@@ -27,7 +27,7 @@ def node(own_broker: Broker) -> Iterator[Broker]:
         role="hub", url=SecretStr("amqp://h@127.0.0.1/"), declare="passive", domains=DOMAINS
     )
     hashes = dict.fromkeys(("imds-hub", "a"), hash_password("p", b"salt"))
-    own_broker.define(fleet_definitions(settings, HubAccount(user="imds-hub"), VHOST, hashes))
+    own_broker.define(fleet_definitions(settings, "imds-hub", VHOST, hashes))
     yield own_broker
     own_broker.forget_virtual_host(VHOST, *hashes)
 

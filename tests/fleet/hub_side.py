@@ -24,7 +24,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.events.build import Origin
 from relay.fleet.messages import Message, Pulse, PulseRequest, StartOrder, StartResult, read_message
-from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
+from relay.fleet.rabbitmq_definitions import fleet_definitions
 from relay.fleet.routing import (
     agent_publish_exchange_name,
     command_exchange_name,
@@ -67,7 +67,7 @@ def define_users(broker: Broker, exchange: str, *, with_exchanges: bool = True) 
     Without its exchanges nobody has rights on topics: RabbitMQ 4.3 takes none on what is missing.
     """
     settings = hub_settings("amqp://127.0.0.1/", exchange)
-    made = fleet_definitions(settings, HubAccount(user=HUB_USER), "/", {})
+    made = fleet_definitions(settings, HUB_USER, "/", {})
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
     users = [
         {"name": user, "password": user, "tags": ""} for user in (AGENT_USER, HUB_USER, STRANGER)

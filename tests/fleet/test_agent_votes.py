@@ -118,15 +118,3 @@ async def test_without_the_broker_the_answer_is_503_at_once() -> None:
 async def test_the_mode_is_set_on_the_hub() -> None:
     with pytest.raises(NotDecidedHere, match="on the hub"):
         await Agent().forwarder.set_approval_mode("on", "local:ada")
-
-
-async def test_a_request_behind_too_many_is_503_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(votes, "MAX_WAITING", 2)
-    agent = Agent()
-    waiting = [agent.vote("id-1"), agent.vote("id-2")]
-    await agent.asked(2)
-    answer = await agent.vote("id-3")
-    assert (answer.status, "2 requests" in answer.body["detail"]) == (503, True)
-    for index in range(2):
-        agent.answer(202, RECORDED, to=index)
-    assert [(await each).status for each in waiting] == [202, 202]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiormq.abc import DeliveredMessage
 
+from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.events.build import (
     Origin,
     change_event,
@@ -57,6 +58,10 @@ def ignore(*_: Any, **__: Any) -> None:
     """Take anything."""
 
 
+async def no_votes(_: DecisionRequest) -> DecisionAnswer:
+    raise AssertionError("nobody votes here")
+
+
 def report(
     event: ScheduledEvent, origin: Origin, *, is_gone: bool = False, at: datetime = NOON
 ) -> DeliveredMessage:
@@ -84,7 +89,8 @@ async def loaded_hub(
     async with open_store(
         StoreSettings(path=folder / "hub.db"), owner, clock, lambda _: ()
     ) as store:
-        hub = Hub(settings, Origin("hub", "hub-0"), store, clock, ignore, ignore)
+        origin = Origin("hub", "hub-0")
+        hub = Hub(settings, origin, store, clock, ignore, ignore, no_votes, ignore)
         await hub.load()
         yield hub, clock
 

@@ -119,7 +119,6 @@ async def test_the_id_of_another_machine_is_no_repeat(hub: VotingHub) -> None:
 
 async def test_a_malformed_vote_gets_the_problem_of_the_api_and_no_record(hub: VotingHub) -> None:
     event = await hub.observe(A, reboot("vmss_0"))
-    assert (await hub.vote("vmss_0", event, request_id="two words")).status == 400
     whole = {"eventId": event.event_id, "decision": "approve", "revision": event.revision}
     for field, value in hostile.WRONG_FIELDS:
         hub.clock.advance(60)

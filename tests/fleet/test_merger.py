@@ -95,12 +95,12 @@ class _RosterOfTests(Roster):
         self.unheard: set[str] = set()
 
     @override
-    def unheard_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
-        return self.unheard.__contains__
+    def may_yet_connect(self, scope: str, now: datetime, relay: str) -> bool:
+        return relay in self.unheard
 
     @override
-    def hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
-        return self._fresh
+    def may_speak(self, scope: str, now: datetime, relay: str) -> bool:
+        return self._fresh(relay)
 
     @override
     def has_listened(self, now: datetime) -> bool:

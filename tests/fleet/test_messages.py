@@ -249,7 +249,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (ORDER, "data/eventId", "e" * 257),
         (ORDER, "data/eventId", "e\x00"),
         (MESSAGES[2], "data/body", {"reason": "x" * 70_000}),
-        (MESSAGES[2], "data/requestId", "a\x00"),
+        (MESSAGES[2], "data/requestId", "two words"),
         (MESSAGES[2], "data/user", ""),
         (MESSAGES[5], "data/result", "done"),
         (MESSAGES[5], "data/reason", "x" * (MAX_REASON + 1)),

@@ -28,10 +28,10 @@ from relay.amqp.topology import declare_topology, events_topology
 from relay.events.build import Origin
 from relay.fleet.messages import PulseRequest, VoteAnswer, read_message
 from relay.fleet.rabbitmq_definitions import (
-    HubAccount,
-    HubExchange,
     fleet_definitions,
     hash_password,
+    use_for_approvals,
+    use_for_sink,
 )
 from relay.fleet.routing import (
     AGENT_QUEUE_ARGUMENTS,
@@ -86,10 +86,9 @@ def define(node: Broker, declare: Declare) -> None:
         declare=declare,
         domains=DOMAINS,
     )
-    main = HubExchange(exchange=MAIN, declare=declare)
-    account = HubAccount(user=HUB_USER, sinks=(main,), approvals=main)
+    others = [use_for_sink(MAIN, declare), use_for_approvals(MAIN, declare)]
     hashes = dict.fromkeys((HUB_USER, *USERS), hash_password(PASSWORD, b"salt"))
-    node.define(fleet_definitions(settings, account, VHOST, hashes))
+    node.define(fleet_definitions(settings, HUB_USER, VHOST, hashes, others))
 
 
 @pytest.fixture
@@ -190,14 +189,14 @@ async def test_the_hub_finds_all_that_it_may_look_at_and_nothing_missing(node: B
 async def test_the_definitions_make_what_a_hub_makes_that_declares_itself(node: Broker) -> None:
     define(node, True)
     async with open_connection(url_of(node, HUB_USER), "test") as connection:
-        assert await declare_topology(connection, TOPOLOGY, True) == ()  # nothing differs
+        assert await declare_topology(connection, TOPOLOGY, True) == ""  # nothing differs
         async with connection.channel() as channel:
             for part in reversed(TOPOLOGY):
                 if hasattr(part, "keys"):
                     await channel.queue_delete(part.name)
                 else:
                     await channel.exchange_delete(part.name)
-        assert await declare_topology(connection, TOPOLOGY, True) == ()  # all is made
+        assert await declare_topology(connection, TOPOLOGY, True) == ""  # all is made
 
 
 async def test_the_hub_asks_what_waits_and_consumes_and_dead_letters(node: Broker) -> None:

@@ -50,6 +50,10 @@ def chosen(roster: Roster, now: float) -> list[str]:
     return [agent.relay for agent in sorted(able, key=lambda agent: agent.candidate_rank)]
 
 
+def speakers(roster: Roster, now: float) -> list[str]:
+    return [it for it in ("web_1", "web_2", "unknown") if roster.may_speak(SCOPE, at(now), it)]
+
+
 def test_a_pulse_says_who_an_agent_is_and_a_report_only_that_it_is_there() -> None:
     roster = Roster()
     agent = pulse(roster, "web_1", 0, names=("Web_1", "WEB000001"))
@@ -110,14 +114,14 @@ def test_after_a_lost_connection_agents_are_unheard_until_they_are_heard_or_sile
     roster = Roster()
     roster.note_listening(at(0))
     pulse(roster, "web_1", 0)
-    assert not roster.unheard_check(SCOPE, at(1))("web_1")
+    assert not roster.may_yet_connect(SCOPE, at(1), "web_1")
     roster.note_connection_lost()
     roster.note_listening(at(10))
-    assert roster.unheard_check(SCOPE, at(10))("web_1")
+    assert roster.may_yet_connect(SCOPE, at(10), "web_1")
     listening(roster, 161, since=10)
-    assert not roster.unheard_check(SCOPE, at(161))("web_1")
+    assert not roster.may_yet_connect(SCOPE, at(161), "web_1")
     pulse(roster, "web_1", 161)
-    assert not roster.unheard_check(SCOPE, at(161))("web_1")
+    assert not roster.may_yet_connect(SCOPE, at(161), "web_1")
 
 
 def test_a_hub_that_connects_again_each_day_forgets_a_silent_agent_too() -> None:
@@ -227,11 +231,14 @@ def test_after_a_restart_the_merge_waits_for_agents_that_were_not_heard_of_yet()
     roster = Roster(agents)
     roster.note_listening(at(10_000))
     pulse(roster, "web_1", 10_010)
-    may_speak = roster.hearing_check(SCOPE, at(10_010))
-    assert [may_speak(name) for name in ("web_1", "web_2", "unknown")] == [True, True, False]
+    assert [
+        roster.may_speak(SCOPE, at(10_010), name) for name in ("web_1", "web_2", "unknown")
+    ] == [True, True, False]
     listening(roster, 10_151, since=10_000)
-    may_speak = roster.hearing_check(SCOPE, at(10_151))
-    assert [may_speak(name) for name in ("web_1", "web_2")] == [True, False]
+    assert [roster.may_speak(SCOPE, at(10_151), name) for name in ("web_1", "web_2")] == [
+        True,
+        False,
+    ]
     assert chosen(roster, 10_151) == ["web_1"]
 
 

@@ -14,7 +14,7 @@ from relay.amqp.connection import UnusableMessage
 from relay.events.build import Origin
 from relay.events.match import matches_any_pattern
 from relay.events.model import relay_word
-from relay.fleet.rabbitmq_definitions import HubAccount, fleet_definitions
+from relay.fleet.rabbitmq_definitions import fleet_definitions
 from relay.fleet.routing import (
     AuthorizedSender,
     agent_binding_keys,
@@ -113,7 +113,7 @@ def test_the_broker_and_the_hub_let_the_same_pass(
 ) -> None:
     domain = TrustDomain(user="a", scopes=tuple(scopes), relays=tuple(relays))
     hub = HubSettings(role="hub", url=SecretStr("amqp://h/"), exchange="x", domains=(domain,))
-    answer = fleet_definitions(hub, HubAccount(user="h"), "/", {})
+    answer = fleet_definitions(hub, "h", "/", {})
     rights = {(entry["user"], entry["exchange"]): entry for entry in answer["topic_permissions"]}
     may_report = rights["a", FLEET]["write"]
     may_bind = rights["a", COMMANDS]["read"]

@@ -17,7 +17,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
 from typing_extensions import override  # in typing from Python 3.12
 
@@ -27,7 +27,6 @@ from relay.clock import Clock, SystemClock
 from relay.errors import DeliveryError, Rejected, SourceError
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
-from relay.events.model import Document
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.link import AgentLink
 from relay.fleet.messages import (
@@ -63,21 +62,6 @@ ANSWER_TRIES = 3
 DATE_RESOLUTION = timedelta(seconds=2)
 """How much the time of IMDS can vary with the fraction of a second that its ``Date`` leaves out."""
 _log = logging.getLogger(__name__)
-
-
-class AgentPoller(DocumentReader, Protocol):
-    last_document: Document | None
-    """The document that was read last; None: none was read yet."""
-    last_read_at: datetime | None
-    """When it was read, by the clock of IMDS."""
-
-    @property
-    def read_age(self) -> float | None:
-        """The seconds since the last read; None: nothing was read yet."""
-
-    @property
-    def clock_offset(self) -> float | None:
-        """Seconds that the clock of this VM is ahead of that of IMDS; None if it is not known."""
 
 
 class ImdsClock(SystemClock):
@@ -141,7 +125,7 @@ class Agent:
         link: AgentLink,
         origin: Origin,
         machine: Pulse,
-        source: AgentPoller,
+        source: DocumentReader,
         sender: StartRequestSender,
         engine: ApprovalEngine,
         clock: Clock,

@@ -22,6 +22,7 @@ from typing import NoReturn, Protocol, TypeAlias
 from relay.approvals.status import is_scheduled
 from relay.clock import Clock
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
+from relay.events.model import Document
 from relay.fleet.messages import (
     ANSWER_MARGIN,
     MAX_REASON,
@@ -50,6 +51,21 @@ _log = logging.getLogger(__name__)
 
 
 class DocumentReader(Protocol):
+    """The poller of an agent."""
+
+    last_document: Document | None
+    """The document that was read last; None: none was read yet."""
+    last_read_at: datetime | None
+    """When it was read, by the clock of IMDS."""
+
+    @property
+    def read_age(self) -> float | None:
+        """The seconds since the last read; None: nothing was read yet."""
+
+    @property
+    def clock_offset(self) -> float | None:
+        """Seconds that the clock of this VM is ahead of that of IMDS; None if it is not known."""
+
     async def read_with_imds_time(self) -> FreshReadResult:
         """Read the document with a call that begins now. Raises SourceError."""
 

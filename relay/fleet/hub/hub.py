@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NoReturn
 
 from aiormq.abc import DeliveredMessage
 
 from relay.amqp.connection import UnusableMessage
+from relay.approvals.request import DecisionAnswer, DecisionRequest
 from relay.clock import Clock, TokenBuckets
 from relay.errors import DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
@@ -63,7 +64,9 @@ _log = logging.getLogger(__name__)
 class Hub:
     """What a hub does with the messages of its agents, with all parts that this needs.
 
-    Call `load`, then `attach_handlers`, whose parts need the store with its sinks, then `run`.
+    Call `load`, then `run`. ``submit`` is that of the gate. ``on_unusable`` counts and logs a
+    message: its RabbitMQ user, and why it is unusable. ``on_agents_changed`` is called a few
+    seconds after agents came or went.
     """
 
     def __init__(
@@ -74,8 +77,9 @@ class Hub:
         clock: Clock,
         report: RecordRelayEvent,
         on_unusable: Callable[[str | None, str], None],
+        submit: Callable[[DecisionRequest], Awaitable[DecisionAnswer]],
+        on_agents_changed: Callable[[], None],
     ) -> None:
-        """``on_unusable`` counts and logs a message: its RabbitMQ user, and why it is unusable."""
         self.reports = 0
         self.pulses = 0
         self.roster = Roster()
@@ -106,15 +110,10 @@ class Hub:
         self._report = report
         self._on_unusable = on_unusable
         self._complaints = TokenBuckets(1 / COMPLAINT_INTERVAL, 1)
-        self._on_agents_changed: Callable[[], None] = lambda: None
-        self._votes: MachineVotes | None = None
-        self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
-        self._tasks: asyncio.TaskGroup | None = None
-
-    def attach_handlers(self, votes: MachineVotes, on_agents_changed: Callable[[], None]) -> None:
-        """``on_agents_changed`` is called a few seconds after agents came or went."""
-        self._votes = votes
         self._on_agents_changed = on_agents_changed
+        self._votes = MachineVotes(submit, clock)
+        self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
+        self._tasks: asyncio.TaskGroup
 
     def _agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
         history = self.merger.history(scope, KEYS.event_id_of_key(event_key))
@@ -151,8 +150,8 @@ class Hub:
         if await self.link.has_read_all() and self.roster.note_listening(now):
             self.merger.restart_end_waits()  # agents that disagree may have said what nobody heard
         completed, self.merger.completed = self.merger.completed, []
+        # Azure has deleted the VMs of a Terminate. An agent that is heard again comes back.
         for event in completed:
-            # Azure has deleted the VMs of a Terminate. An agent that is heard again comes back.
             for agent in self.roster.agents_terminated_by(event.scope, event.event):
                 await self.merger.forget_agent(agent)
         now = self._clock.now()
@@ -206,17 +205,13 @@ class Hub:
             (each.scope, each.relay, each.seen) for each in heard if each.is_document
         )
         for sender, vote in votes:  # the event that it is about is recorded now
-            if self._votes is not None and self._tasks is not None:
-                await self._vote_slots.acquire()
-                work = self._answer(self._votes, sender, vote)
-                self._tasks.create_task(work, name="hub: vote")
+            await self._vote_slots.acquire()
+            self._tasks.create_task(self._answer(sender, vote), name="hub: vote")
         return {tag for tag, each in read if each is None}
 
-    async def _answer(
-        self, votes: MachineVotes, sender: AuthorizedSender, vote: VoteMessage
-    ) -> None:
+    async def _answer(self, sender: AuthorizedSender, vote: VoteMessage) -> None:
         try:
-            answer = await votes.answer(sender, vote)
+            answer = await self._votes.answer(sender, vote)
             if answer is not None:
                 event = answer.to_event(self._origin, self._clock.now())
                 await self.link.send(command_key(sender.scope, sender.relay), event)

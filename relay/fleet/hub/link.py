@@ -19,7 +19,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.amqp.connection import GuardedConnection
 from relay.amqp.failures import raise_if_cancelled
 from relay.amqp.publisher import ConfirmedPublisher
-from relay.amqp.topology import declare_topology, log_suffix_for_unchecked_parts
+from relay.amqp.topology import declare_topology
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
@@ -156,7 +156,7 @@ class HubLink(Link):
         self, connection: GuardedConnection, channel: AbstractChannel
     ) -> tuple[str, str]:
         settings = self._settings
-        unknown = await declare_topology(
+        note = await declare_topology(
             connection, fleet_topology(settings.exchange), settings.declare
         )
         lock, queue = hub_lock_queue_name(settings.exchange), self._reports
@@ -170,7 +170,7 @@ class HubLink(Link):
                 "The broker frees the queue within half a minute after a lost connection"
             ) from None
         await channel.basic_qos(prefetch_count=PREFETCH)
-        return queue, log_suffix_for_unchecked_parts(unknown)
+        return queue, note
 
     @override
     async def _take(self, channel: AbstractChannel, batch: Sequence[DeliveredMessage]) -> None:

@@ -127,7 +127,8 @@ class EventMerger:
         self._must_load = True
 
     async def load(self) -> None:
-        stored = await self._store.read(lambda tx: read_histories(tx, _live_events(tx)))
+        """Read what the state file has. The roster must be read before."""
+        stored = await self._store.read(lambda tx: self._read_histories(tx, _live_events(tx)))
         self._by_scope, self._over, self._ending = {}, {}, set()
         for name, history in stored.items():
             self._put(name, wait_again(history, self._clock.now()))
@@ -157,7 +158,7 @@ class EventMerger:
             await self._write(batch, relay_events)
 
     def _apply(self, heard: Heard, now: datetime, batch: _Batch) -> None:
-        scope, fresh = heard.scope, self._roster.hearing_check(heard.scope, now)
+        scope, fresh = heard.scope, partial(self._roster.may_speak, heard.scope, now)
         words = heard.words
         if heard.is_document:
             words = words_of_pulse(heard.relay, words, self._by_scope.get(scope, {}))
@@ -257,9 +258,10 @@ class EventMerger:
         self._must_load = True
         batch = _Batch()
         for name in list(self._ending):
-            history = self._by_scope[name[0]][name[1]]
-            fresh = self._roster.hearing_check(name[0], now)
-            unheard = self._roster.unheard_check(name[0], now)
+            scope, event_id = name
+            fresh = partial(self._roster.may_speak, scope, now)
+            unheard = partial(self._roster.may_yet_connect, scope, now)
+            history = self._by_scope[scope][event_id]
             self._take(name, end_if_still_gone(history, now, fresh, unheard), batch)
         await self._write(batch)
 
@@ -284,13 +286,27 @@ class EventMerger:
                     await self.load()
                 missing = {name for name in names if self.history(*name) is None}
                 if missing:
-                    found = await self._store.read(partial(read_histories, names=missing))
+                    found = await self._store.read(partial(self._read_histories, names=missing))
                     for name, history in found.items():
                         self._put(name, history)
             except StoreUnavailable:
                 await self._clock.sleep(RETRY_DELAY)
             else:
                 return
+
+    def _read_histories(
+        self, tx: Transaction, names: Collection[EventName]
+    ) -> dict[EventName, EventHistory]:
+        keys = {KEYS.make_key(scope, event_id): (scope, event_id) for scope, event_id in names}
+        words: dict[str, dict[str, LastWord]] = {}
+        for row in tx.fleet.sightings(list(keys)):
+            agent = self._roster.agent(keys[row.event_key][0], row.relay)
+            words.setdefault(row.event_key, {})[row.relay] = last_word(row, agent)
+        found = {
+            name: restore_history(_recorded_changes(tx, key), words.get(key, {}))
+            for key, name in keys.items()
+        }
+        return {name: history for name, history in found.items() if history is not None}
 
     async def _write(
         self,
@@ -332,24 +348,6 @@ def _live_events(tx: Transaction) -> list[EventName]:
         (occurrence.scope, occurrence.event.lowercase_event_id)
         for occurrence in tx.occurrences.live_occurrences()
     ]
-
-
-def read_histories(tx: Transaction, names: Collection[EventName]) -> dict[EventName, EventHistory]:
-    """Work for the store: return what it holds about these events."""
-    keys = {KEYS.make_key(scope, event_id): (scope, event_id) for scope, event_id in names}
-    sightings = tx.fleet.sightings(list(keys))
-    # Of most events that are asked for, nobody has said anything yet. A fleet has many agents.
-    known = tx.fleet.agents() if sightings else []
-    agents = {(agent.scope, agent.relay): agent for agent in known}
-    words: dict[str, dict[str, LastWord]] = {}
-    for row in sightings:
-        agent = agents.get((keys[row.event_key][0], row.relay))
-        words.setdefault(row.event_key, {})[row.relay] = last_word(row, agent)
-    found = {
-        name: restore_history(_recorded_changes(tx, key), words.get(key, {}))
-        for key, name in keys.items()
-    }
-    return {name: history for name, history in found.items() if history is not None}
 
 
 def _recorded_changes(

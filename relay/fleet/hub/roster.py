@@ -12,7 +12,7 @@ All times are by the clock of the hub, but those of documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -199,19 +199,14 @@ class Roster:
             return "fresh"
         return "silent" if self._silence_duration(agent, now) > FRESH_FOR else "unknown"
 
-    def hearing_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
-        """Return whether an agent is known and not silent: one not heard yet may show an event."""
+    def may_speak(self, scope: str, now: datetime, relay: str) -> bool:
+        """Whether an agent is known and not silent: one not heard yet may show an event."""
+        agent = self.agent(scope, relay)
+        return agent is not None and self.freshness(agent, now) != "silent"
 
-        def is_heard(relay: str) -> bool:
-            agent = self.agent(scope, relay)
-            return agent is not None and self.freshness(agent, now) != "silent"
-
-        return is_heard
-
-    def unheard_check(self, scope: str, now: datetime) -> Callable[[str], bool]:
-        """Return whether an agent may yet connect: not silent, unheard since the hub connected."""
-        is_heard = self.hearing_check(scope, now)
-        return lambda relay: (scope, relay) not in self._heard and is_heard(relay)
+    def may_yet_connect(self, scope: str, now: datetime, relay: str) -> bool:
+        """Whether an agent may speak, and is unheard since the hub has connected."""
+        return (scope, relay) not in self._heard and self.may_speak(scope, now, relay)
 
     def silent_scopes(self, now: datetime) -> frozenset[str]:
         return frozenset(

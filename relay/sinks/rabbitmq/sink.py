@@ -24,7 +24,7 @@ from relay.amqp.diagnostics import check_publish
 from relay.amqp.diagnostics import diagnose as diagnose_broker
 from relay.amqp.failures import broker_message, explain_failure, raise_if_cancelled
 from relay.amqp.publisher import ConfirmedPublisher, PublishResult, routing_key
-from relay.amqp.topology import declare_topology, events_topology, log_suffix_for_unchecked_parts
+from relay.amqp.topology import declare_topology, events_topology
 from relay.clock import Clock
 from relay.errors import Deferred, Rejected
 from relay.events.cloudevent import CloudEvent
@@ -138,11 +138,9 @@ class RabbitMQ:
         while True:
             async with asyncio.timeout(SETUP_TIMEOUT):
                 topology = events_topology(settings.exchange)
-                unknown = await declare_topology(connection, topology, settings.declare)
+                note = await declare_topology(connection, topology, settings.declare)
             raise_if_cancelled()
-            self._log_state(
-                logging.INFO, f"connected to {broker}{log_suffix_for_unchecked_parts(unknown)}"
-            )
+            self._log_state(logging.INFO, f"connected to {broker}{note}")
             await self._publisher.serve(connection)
 
     def on_connection_failure(self, failure: Deferred) -> None:
