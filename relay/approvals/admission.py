@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from relay.approvals.principals import is_machine, scope_of_machine
+from relay.approvals.principals import is_any_of, is_machine
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, DecisionRequest, refuse
 from relay.approvals.standing_holds import hold_summaries, latest_ending_holds
-from relay.approvals.status import ApprovalStatus, is_scheduled
+from relay.approvals.status import ApprovalStatus
 from relay.events.match import covers_all_resources
 from relay.events.timestamps import format_rfc3339
 from relay.settings import join_names
@@ -104,7 +104,8 @@ def _hold_conflict_reason(status: ApprovalStatus) -> str | None:
     if not_before is not None and status.now >= not_before:
         return _describe_too_late(not_before, status.now)
     # Between two attempts a hold stops the next.
-    if status.is_being_sent or status.is_accepted_by_imds:
+    is_being_sent = any(map(status.is_grant_in_flight, status.grants))
+    if is_being_sent or status.is_accepted_by_imds:
         return f"too late: the StartRequest is on its way; {HOLD_NOTICE}"
     return None
 
@@ -117,7 +118,7 @@ def _vote_conflict_reason(request: DecisionRequest, status: ApprovalStatus) -> s
     if request.revision != current:
         return f"the event has changed since that revision; the current one is {current}"
     event = status.occurrence.event
-    if not is_scheduled(event):
+    if not event.is_scheduled:
         event_status = event.event_status or "without a status"
         return f"only a Scheduled event can be approved, this one is {event_status}"
     if status.is_refused_by_imds:
@@ -141,7 +142,7 @@ def _permission_refusal_reason(request: DecisionRequest, status: ApprovalStatus)
         return "no rule of approvals.rules allows this event to be approved"
     if status.quorum is None:
         return None
-    if request.caller.principal not in status.eligible_voters:
+    if not is_any_of(status.eligible_voters, request.caller.principal):
         return f"rule {status.rule.name} takes votes from others only"
     return None
 
@@ -177,11 +178,7 @@ def _vm_decides_beyond_itself_reason(
 ) -> str | None:
     """Why a machine may not decide about it: it speaks for itself, and may release its own hold."""
     machine = request.caller.principal
-    if not is_machine(machine):
-        return None
-    if scope_of_machine(machine) != status.occurrence.scope:
-        return f"{machine} may not decide about an event of scope {status.occurrence.scope}"
-    if request.decision == "release":
+    if not is_machine(machine) or request.decision == "release":
         return None
     own = status.resources_of_machine(machine)
     if not own:

@@ -24,8 +24,7 @@ from relay.approvals.admission import (
     find_decisions_to_end,
     find_same_decision,
 )
-from relay.approvals.limit_slots import LimitSlots
-from relay.approvals.limits import CountMachines
+from relay.approvals.limits import CountMachines, LimitSlots
 from relay.approvals.recording import (
     Recording,
     new_approval_id,
@@ -75,7 +74,7 @@ class ApprovalEngine:
         *,
         trusted: bool = True,
         client_resources: Mapping[str, tuple[str, ...] | None] = MappingProxyType({}),
-        count_machines: CountMachines | None = None,
+        count_machines: CountMachines = lambda _: 0,
     ) -> None:
         """``trusted`` is False if nobody knows whether the store belongs to this VM.
 
@@ -328,7 +327,7 @@ class ApprovalEngine:
         In a dry run they only keep their places. Return when something follows by time alone. Who
         takes the slots may have changed, which messages about events that wait show.
         """
-        line = self._limits.line(tx, now, frozenset(self.in_flight))
+        line = self._limits.line(tx, now)
         moments = [line.next_rest_end]
         for occurrence in line.grantable:  # the grants change nothing about who has slots
             status = self._status_without_limits(tx, occurrence, now)

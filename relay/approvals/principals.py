@@ -49,12 +49,6 @@ class PrincipalForm:
     placeholder: str
     pattern: str = r"\S+"
 
-    def matches(self, principal: str) -> bool:
-        prefix, colon, name = principal.partition(":")
-        return (
-            bool(colon) and prefix == self.prefix and re.fullmatch(self.pattern, name) is not None
-        )
-
     @override
     def __str__(self) -> str:
         return f"{self.prefix}:{self.placeholder}"
@@ -68,7 +62,6 @@ _BUILT_IN_FORMS = (
     PrincipalForm(VM_PREFIX, "<scope>/<relay>", r"[a-z0-9*?-]{1,80}/[a-z0-9_*?-]{1,80}"),
 )
 _forms = {form.prefix: form for form in _BUILT_IN_FORMS}
-_chat_prefixes: set[str] = set()
 
 
 def declare_chat_principal_form(form: PrincipalForm) -> None:
@@ -83,16 +76,16 @@ def declare_chat_principal_form(form: PrincipalForm) -> None:
             f"expected one form of principals with the prefix {form.prefix}:, "
             f"got {_forms[form.prefix]} and {form}"
         )
-    _chat_prefixes.add(form.prefix)
 
 
 def is_principal(text: str) -> bool:
-    form = _forms.get(text.partition(":")[0])
-    return form is not None and form.matches(text)
+    prefix, colon, name = text.partition(":")
+    form = _forms.get(prefix) if colon else None
+    return form is not None and re.fullmatch(form.pattern, name) is not None
 
 
 def is_chat_principal(text: str) -> bool:
-    return text.partition(":")[0] in _chat_prefixes and is_principal(text)
+    return is_principal(text) and _forms[text.partition(":")[0]] not in _BUILT_IN_FORMS
 
 
 def expected_form(text: str, references: Iterable[str] = ()) -> str:
@@ -127,12 +120,6 @@ def is_pattern(entry: str) -> bool:
     return is_machine(entry) and not _WILDCARDS.isdisjoint(entry)
 
 
-def scope_of_machine(principal: str) -> str | None:
-    """Return the scope of a machine; None for anybody else, and for a pattern."""
-    machine = _MACHINE.fullmatch(principal)
-    return machine["scope"] if machine is not None else None
-
-
 def matches_principal(entry: str, principal: str) -> bool:
     """Whether an entry of a rule, group or person means this principal.
 
@@ -145,6 +132,10 @@ def matches_principal(entry: str, principal: str) -> bool:
         return False
     parts = zip(entry.split("/"), principal.split("/"), strict=True)
     return all(fnmatchcase(part, pattern) for pattern, part in parts)
+
+
+def is_any_of(entries: Iterable[str], principal: str) -> bool:
+    return any(matches_principal(entry, principal) for entry in entries)
 
 
 def can_mean_machine_in_scope(entry: str, scope: str) -> bool:

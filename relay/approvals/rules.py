@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -16,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from relay.approvals.principals import expected_form, is_principal, matches_principal
+from relay.approvals.principals import expected_form, is_any_of, is_principal
 from relay.events.match import Match, matches
 from relay.settings import Duration, Name, Section, WrongValue, text_pattern_validator
 
@@ -139,6 +138,9 @@ class RuleConditions(Match):
     time: Hours | None = None
     """Days and hours in which the rule applies."""
 
+    def in_hours(self, now: datetime) -> bool:
+        return self.time is None or self.time.are_active(now)
+
 
 class Quorum(Section):
     """How many people must approve, and who may vote."""
@@ -184,8 +186,7 @@ class Rule(Section):
     """An https URL that messages, the page and reminders show."""
 
     def applies_to(self, data: Mapping[str, Any], scope: str, now: datetime) -> bool:
-        hours = self.match.time
-        return matches(self.match, data, scope) and (hours is None or hours.are_active(now))
+        return matches(self.match, data, scope) and self.match.in_hours(now)
 
     def unmet_conditions(self, data: Mapping[str, Any], scope: str, now: datetime) -> list[str]:
         """The keys of ``match`` that an event does not meet now."""
@@ -200,19 +201,13 @@ class Rule(Section):
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class EligibleVoters:
-    entries: frozenset[str]
-    """Principals, and patterns over machines."""
-
-    def __contains__(self, principal: str) -> bool:
-        return any(matches_principal(entry, principal) for entry in self.entries)
-
-
 def eligible_voters(
     quorum: Quorum, groups: Mapping[str, Sequence[str]], people: Mapping[str, Sequence[str]]
-) -> EligibleVoters:
-    """Return who may vote, groups and people expanded. Raises KeyError for an unknown one."""
+) -> frozenset[str]:
+    """Return the principals who may vote, and patterns over machines: groups and people expanded.
+
+    Raises KeyError for an unknown one.
+    """
     members: list[str] = []
     for voter in quorum.from_:
         kind, _, name = voter.partition(":")
@@ -221,7 +216,7 @@ def eligible_voters(
     for member in members:
         kind, _, name = member.partition(":")
         entries.update(people[name] if kind == "person" else [member])
-    return EligibleVoters(frozenset(entries))
+    return frozenset(entries)
 
 
 def person_of(principal: str, people: Mapping[str, Sequence[str]]) -> str:
@@ -230,7 +225,7 @@ def person_of(principal: str, people: Mapping[str, Sequence[str]]) -> str:
     A pattern over machines belongs to a person who has the same pattern.
     """
     for name, entries in people.items():
-        if any(matches_principal(entry, principal) for entry in entries):
+        if is_any_of(entries, principal):
             return f"person:{name}"
     return principal
 

@@ -19,26 +19,20 @@ from typing import Any, Literal
 
 from relay.approvals.principals import (
     can_mean_machine_in_scope,
+    is_any_of,
     is_chat_principal,
     is_machine,
     is_pattern,
     machine_principal,
     own_resources,
 )
-from relay.approvals.rules import (
-    EligibleVoters,
-    Quorum,
-    Rule,
-    clients_of_same_person,
-    eligible_voters,
-    person_of,
-)
+from relay.approvals.rules import Quorum, Rule, clients_of_same_person, eligible_voters, person_of
 from relay.approvals.standing_holds import hold_summaries, is_in_force
 from relay.events.data_types import LimitWait
 from relay.events.match import covers_all_resources
-from relay.events.model import ScheduledEvent, relay_word
+from relay.events.model import relay_word
 from relay.events.timestamps import format_rfc3339
-from relay.store import Decision, Grant, Mode, StandingHold, TrackedEvent
+from relay.store import Decision, Grant, GrantState, Mode, StandingHold, TrackedEvent
 
 ApprovalState = Literal[
     "none", "pending", "held", "waiting", "granted", "sent", "accepted", "failed"
@@ -46,8 +40,6 @@ ApprovalState = Literal[
 """waiting: only a limit keeps this relay from starting the event."""
 FAILED_GRANT_STATES = ("failed", "refused")
 """States of a grant for which no StartRequest will be sent any more."""
-InFlight = frozenset[tuple[int, int]]
-"""The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
 _PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
 
 
@@ -68,7 +60,8 @@ class ApprovalStatus:
     """The principals of each person of ``approvals.people``."""
     resources_by_client: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """The clients that may approve, and the resources each may decide for (None: all)."""
-    in_flight: InFlight = frozenset()
+    in_flight: frozenset[tuple[int, int]] = frozenset()
+    """The StartRequests that are being sent now: the id of each grant, and which attempt it is."""
     waiting_for: tuple[LimitWait, ...] = ()
     """The limits that alone keep the event from being granted, or from being sent."""
     standing_holds: tuple[StandingHold, ...] = ()
@@ -101,10 +94,10 @@ class ApprovalStatus:
         return approve if isinstance(approve, Quorum) else None
 
     @property
-    def eligible_voters(self) -> EligibleVoters:
+    def eligible_voters(self) -> frozenset[str]:
         """Who may vote; nobody without a rule or where it is automatic."""
         if self.quorum is None:
-            return EligibleVoters(frozenset())
+            return frozenset()
         return eligible_voters(self.quorum, self.groups, self.people)
 
     @property
@@ -112,7 +105,7 @@ class ApprovalStatus:
         """Whether it is in the document, Scheduled and before NotBefore: others are not started."""
         return (
             self.occurrence.live
-            and is_scheduled(self.occurrence.event)
+            and self.occurrence.event.is_scheduled
             and not self.is_past_not_before
         )
 
@@ -174,7 +167,7 @@ class ApprovalStatus:
         people_who_voted = {self.person_of_voter(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
-            for voter in sorted(self.eligible_voters.entries)
+            for voter in sorted(self.eligible_voters)
             if self.person_of_voter(voter) not in people_who_voted
             and (
                 can_mean_machine_in_scope(voter, self.occurrence.scope)
@@ -256,17 +249,14 @@ class ApprovalStatus:
         return not grant.is_answered and (grant.id, grant.attempts) in self.in_flight
 
     @property
-    def is_being_sent(self) -> bool:
-        """Whether a StartRequest for this occurrence is being sent now."""
-        return any(self.is_grant_in_flight(grant) for grant in self.grants)
+    def _states(self) -> list[GrantState]:
+        """The states of the grants for the current revision."""
+        return [each.state for each in self.grants if each.revision == self.occurrence.revision]
 
     @property
     def is_accepted_by_imds(self) -> bool:
         """Whether IMDS accepted a StartRequest for the current revision."""
-        revision = self.occurrence.revision
-        return any(
-            grant.state == "accepted" and grant.revision == revision for grant in self.grants
-        )
+        return "accepted" in self._states
 
     @property
     def may_be_accepted_by_imds(self) -> bool:
@@ -276,8 +266,7 @@ class ApprovalStatus:
     @property
     def is_refused_by_imds(self) -> bool:
         """Whether IMDS answered 400 for the current revision: the next would get the same."""
-        revision = self.occurrence.revision
-        return any(grant.state == "refused" and grant.revision == revision for grant in self.grants)
+        return "refused" in self._states
 
     def decision_expires_at(self, decision: Decision) -> datetime | None:
         """When it expires; None: with voting. The shorter of the rule then and now applies."""
@@ -299,12 +288,12 @@ class ApprovalStatus:
         machine = machine_principal(self.occurrence.scope, relay_word(own))
         return person_of(machine, self.people)
 
-    def _is_counted(self, vote: Decision, eligible: EligibleVoters) -> bool:
+    def _is_counted(self, vote: Decision, eligible: frozenset[str]) -> bool:
         if vote.revision != self.occurrence.revision or self.is_decision_expired(vote):
             return False
         if vote.dry_run and self.mode != "dry-run":
             return False
-        if self.quorum is not None and vote.principal not in eligible:
+        if self.quorum is not None and not is_any_of(eligible, vote.principal):
             return False
         return self._has_right_to_vote(vote.principal)  # otherwise it does not count any more
 
@@ -333,11 +322,6 @@ class ApprovalStatus:
             and covers_all_resources(self.resources_by_client[client], resources)
             for client in clients
         )
-
-
-def is_scheduled(event: ScheduledEvent) -> bool:
-    """Whether the status is Scheduled. An event with an unknown status is never started."""
-    return (event.event_status or "").lower() == "scheduled"
 
 
 def first_matching_rule(

@@ -129,7 +129,7 @@ def evaluate_rules_for_document(
         limits = [
             limit
             for limit in config.approvals.limits
-            if limit.is_active(now) and limit.machines_of(occurrence.data, occurrence.scope)
+            if limit.match.in_hours(now) and limit.machines_of(occurrence.data, occurrence.scope)
         ]
         yield {
             **occurrence.data,

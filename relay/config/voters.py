@@ -101,7 +101,7 @@ def voters_of_quorum(
         return not is_refused and all(client in may_approve for client in clients)
 
     voters: dict[str, list[str]] = {}
-    for principal in sorted(eligible_voters(quorum, approvals.groups, approvals.people).entries):
+    for principal in sorted(eligible_voters(quorum, approvals.groups, approvals.people)):
         if can_vote(principal):
             voters.setdefault(person_of(principal, approvals.people), []).append(principal)
     return dict(sorted(voters.items()))

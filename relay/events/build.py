@@ -75,8 +75,7 @@ def determine_outcome(
         return EndOutcome("completed", "rebooted")
     not_before = event.not_before_time
     is_early = not_before is not None and now < not_before
-    is_scheduled = (event.event_status or "").lower() == "scheduled"
-    if is_scheduled and is_early and not start_sent and not gap:
+    if event.is_scheduled and is_early and not start_sent and not gap:
         return EndOutcome("canceled", "observed")
     return EndOutcome("unknown", "none")
 

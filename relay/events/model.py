@@ -61,6 +61,11 @@ class ScheduledEvent:
         return self.event_id.lower()
 
     @property
+    def is_scheduled(self) -> bool:
+        """Whether the status is Scheduled. An event with an unknown status is never started."""
+        return (self.event_status or "").lower() == "scheduled"
+
+    @property
     def is_started(self) -> bool:
         return (self.event_status or "").lower() == "started"
 

@@ -252,7 +252,7 @@ async def running_gate(
     names_us: bool = True,
     answers: Sequence[SourceError | None] = (),
     agents: Sequence[str] | None = None,
-    count_machines: CountMachines | None = None,
+    count_machines: CountMachines = lambda _: 0,
 ) -> AsyncIterator[GateHarness]:
     """Run a gate on the store in a folder. Leaving the context kills it.
 

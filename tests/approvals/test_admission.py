@@ -296,7 +296,7 @@ def test_an_unknown_event_is_404() -> None:
             EACH,
         ),
         (
-            "vm:test/db-1 may not decide about an event of scope prod",
+            "vm:test/db-1 may decide for itself only, and the event does not name it",
             machine("hold", "test/db-1"),
             EACH,
         ),

@@ -20,7 +20,6 @@ from relay.approvals.principals import (
     matches_principal,
     most_votes,
     own_resources,
-    scope_of_machine,
 )
 from relay.errors import ConfigError
 from tests.approvals.builders import build_decision, build_status, one_rule
@@ -140,12 +139,6 @@ def test_a_pattern_matches_only_machines(scope: str, relay: str, prefix: str, na
 def test_no_pattern_and_no_slash_become_the_principal_of_a_machine(parts: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="expected a scope and a relay word"):
         machine_principal(*parts)
-
-
-def test_only_a_machine_has_a_scope() -> None:
-    assert scope_of_machine("vm:prod/db_1") == "prod"
-    for other in ("vm:prod/*", "client:prod/db_1", "vm:prod", "vm:prod/db_1/x"):
-        assert scope_of_machine(other) is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn, Protocol, TypeAlias
 
-from relay.approvals.status import is_scheduled
 from relay.clock import Clock
 from relay.errors import DeliveryError, SourceCallNotSentInTime, SourceError, SourceRefused
 from relay.events.model import Document
@@ -189,7 +188,7 @@ class StartOrders:
         )
         if event is None:
             return "changed", "the event is not in the document any more", None
-        if not is_scheduled(event):
+        if not event.is_scheduled:
             return "changed", f"the event is {event.event_status}, not Scheduled", None
         if event.revision != order.revision:
             reason = f"the event has the revision {event.revision}, not {order.revision}"
