@@ -9,7 +9,6 @@ shows how to write one). The module defines
   of `AnswerableChatSettings` if people can decide there.
 - ``connect(settings, clock, context)``: an async context manager that yields a `ChatSink`. The
   `relay.chat.context.ChatContext` gives the platform everything that it may use of the relay.
-
 - ``diagnose(settings, clock, scope)``, optional, as for every sink (`relay.sinks`).
 
 ``connect`` builds a `relay.chat.live_message.LiveMessageSink`, which decides what is posted, edited

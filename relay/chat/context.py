@@ -10,9 +10,8 @@ Its thread gets what the journal records about them, up to the ``history_positio
 Methods that write use ``fail_open``: a message must reach people while the state file cannot be
 written.
 
-A `ChatDecisionSubmitter` passes decisions to the gate. A platform proves who decided. It asks
-`ChatDecisionSubmitter.caller` for the caller of that principal, and passes the caller to `decide`.
-The gate then authorizes the decision like any other.
+A platform proves who decided. It asks `ChatDecisionSubmitter.caller` for the caller of that
+principal, and passes the caller to `decide`. The gate authorizes the decision like any other.
 """
 
 from __future__ import annotations
@@ -101,10 +100,9 @@ class MessagePlanner:
     async def plan_update(
         self, sink: SinkSettings, event: CloudEvent, *, in_chat: bool
     ) -> MessageUpdate | None:
-        """Return the update of the message that an event belongs to.
+        """Return the update of the message that an event belongs to, which begins if there is none.
 
-        None if that message is up to date, or if the store does not know the event any more.
-        Creates the message if there is none. ``in_chat`` is that of the sink.
+        None if it is up to date, or the event is not known any more. ``in_chat``: of the sink.
         """
 
         def work(tx: Transaction) -> MessageUpdate | None:
@@ -165,10 +163,9 @@ class MessagePlanner:
     async def find_status_of_shown_event(
         self, sink: str, ref: str, reference: str
     ) -> ApprovalStatus | None:
-        """Return the status of an event that a message shows.
+        """Return the status of an event that a message shows; None if this message does not.
 
-        ``reference`` is that of a button (`TrackedEvent.reference`). ``ref`` is the platform's name
-        of the message. None if the message is not of this sink or not about this event.
+        ``ref`` is the platform's name of the message, ``reference`` that of the event in a button.
         """
 
         def work(tx: Transaction) -> ApprovalStatus | None:
@@ -285,9 +282,8 @@ def _untold_history(
 class ChatDecisionSubmitter:
     """Takes the decisions of chats, and passes them to ``submit`` of the gate.
 
-    ``rights_by_client`` are the rights of each client, by its principal. A caller has what ``can``
-    and ``resources`` of the sink allow. If ``approvals.people`` says that the person also has
-    clients (``client:``, ``mtls:``), each of these limits the caller further.
+    A caller has what ``can`` and ``resources`` of the sink allow. If ``approvals.people`` says that
+    the person also has clients (``client:``, ``mtls:``), each of these limits the caller further.
     """
 
     def __init__(
@@ -311,11 +307,9 @@ class ChatDecisionSubmitter:
         """Return the caller for a principal that a chat vouches for.
 
         None if no rule, group or person of ``approvals`` names it, or if it is not of a form that
-        a chat platform declared.
-
-        It has the rights that the sink and every client of the person allow. If all clients have
-        the same patterns, these are ``resources`` of the rights: others may cover the rest of the
-        event where the rule says ``each_resource``. Every other list of patterns is a limit.
+        a chat platform declared. If all clients of the person have the same patterns, these are
+        ``resources`` of the rights: others may cover the rest of the event where the rule says
+        ``each_resource``. Every other list of patterns is a limit.
         """
         if principal not in self._principals:
             return None
@@ -362,8 +356,7 @@ class ChatDecisionSubmitter:
 class ChatContext:
     """What a chat platform may use of the relay. Sinks share it.
 
-    ``messages`` plans what messages show, and reads statuses of events. ``public_url`` is where
-    others reach this relay, without a slash at its end; None if that is not configured.
+    ``public_url`` is where others reach this relay, without a slash at its end; None if unknown.
     """
 
     def __init__(

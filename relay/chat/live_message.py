@@ -51,24 +51,19 @@ class ChatPlatform(Protocol):
     """
 
     async def post(self, card: Card) -> str | None:
-        """Post a message.
-
-        Returns the platform's name of the message, at most 256 characters; None if it cannot be
-        edited later.
-        """
+        """Post a message, return its name of at most 256 characters; None: it cannot be edited."""
 
     async def edit(self, ref: str, card: Card) -> None:
-        """Replace the content of a message. Raises MessageGone if it does not exist.
+        """Replace the content of the message ``ref``. Raises MessageGone if it does not exist.
 
-        ``ref`` is what ``post`` returned. A sink of another kind can have had the name of this
-        sink: a ``ref`` of another form is a MessageGone, too.
+        A sink of another kind can have had the name of this sink: a ``ref`` of another form is a
+        MessageGone, too.
         """
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
         """Post lines in the thread of a message. Raises MessageGone if it does not exist.
 
-        Without ``ref`` the lines are a message of their own. If there are several, the first line
-        is then its subject.
+        Without ``ref`` they are a message of their own; the first of several is its subject.
         """
 
 
@@ -98,10 +93,7 @@ class LiveMessageSink:
         self._in_chat = in_chat
 
     async def deliver(self, event: CloudEvent) -> Receipt:
-        """Return when the message about an event is up to date. Raises Deferred, Rejected.
-
-        What is about no event of Azure, such as ``relay.*``, is posted as a line of its own.
-        """
+        """Return when the message about an event is up to date. Raises Deferred, Rejected."""
         if not is_about_event(event.name):
             await self._platform.reply_in_thread(None, [timeline_line(event)])
             return Receipt()
@@ -112,7 +104,7 @@ class LiveMessageSink:
             raise Deferred(f"the content of the message cannot be read: {error}") from None
 
     async def handle_callback(self, headers: Mapping[str, str], body: bytes) -> Reply:  # noqa: ARG002  # refused unread
-        """Raise CallbackRefused. A platform that calls the relay overrides this."""
+        """Raise CallbackRefused. The sink of a platform that calls the relay overrides this."""
         raise CallbackRefused(f"{self._settings.kind} never calls the relay")
 
     def refreshing(self) -> AbstractAsyncContextManager[None]:

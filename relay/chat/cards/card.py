@@ -1,8 +1,7 @@
 """What a message shows, without the form of any platform: texts, facts and buttons. Pure.
 
-The other modules of this package make a `Card` from an approval status, and each platform renders
-it. Times and people stay objects in a text, so that a platform can show a time in the reader's
-time zone. Plain strings are not escaped for any platform.
+Times and people stay objects in a text, so that a platform can show a time in the reader's time
+zone. Plain strings are not escaped for any platform.
 
 A button offers what the gate would accept from somebody who has the right. The gate checks each
 decision again. `available_decisions` is for messages, which everybody sees, and

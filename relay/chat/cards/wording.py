@@ -2,8 +2,7 @@
 
 A card says how much time is left, such as "at most 15 min left" (`time_left`). That text changes in
 steps, because each change is an edit of the message. `next_refresh_time` returns the next moment at
-which anything in a message becomes wrong. `relay.chat.context` records it, and the message
-is then brought up to date.
+which anything in a message becomes wrong, and the message is brought up to date then.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ def event_title(status: ApprovalStatus) -> str:
 
 
 def follow_up_subject(statuses: Sequence[ApprovalStatus]) -> str:
-    """Return the heading of a message that follows, where the platform has no threads.
-
-    It distinguishes events of the same machines.
-    """
+    """Return the heading of what follows where there are no threads. It tells events apart."""
     if len(statuses) > 1:
         return f"{len(statuses)} maintenance events"
     event_id = statuses[0].occurrence.event.event_id
@@ -77,10 +73,7 @@ def runbooks_of(statuses: Iterable[ApprovalStatus]) -> tuple[tuple[str, str], ..
 def azure_proceeds_regardless_notice(
     statuses: Iterable[ApprovalStatus], *, can_hold: bool
 ) -> Iterator[Text]:
-    """Yield the notice that Azure proceeds at NotBefore, if any event still has one.
-
-    ``can_hold``: an event can be held now, so say what that does.
-    """
+    """Yield that Azure proceeds at NotBefore, and what a hold does if an event ``can_hold``."""
     open_statuses = [status for status in statuses if status.is_startable]
     held = [status for status in open_statuses if status.is_held]
     if held:
@@ -109,11 +102,7 @@ MAX_HISTORY_LINES = 20
 def history_lines(
     history: Sequence[tuple[TrackedEvent, CloudEvent]], *, is_grouped: bool, is_cut: bool = False
 ) -> tuple[Text, ...]:
-    """Return the lines of one reply, oldest first.
-
-    In a grouped message each line names the machines of its event. ``is_cut``: more happened
-    before the history.
-    """
+    """Return the lines of one reply, oldest first. ``is_cut``: more happened before the history."""
     newest = history[-MAX_HISTORY_LINES:]
     omitted = len(history) - len(newest)
     lines: list[Text] = []
@@ -129,10 +118,9 @@ def history_lines(
 
 
 def voting_closed_lines(status: ApprovalStatus, since: datetime | None) -> tuple[Text, ...]:
-    """Return the line that voting has closed, if votes are missing; nothing in other cases.
+    """Return the line that voting has closed, if votes are missing, for a message without edits.
 
-    It is for a message that cannot be edited and still asks for votes. ``since`` is the refresh
-    time that was recorded for the message: voting that closed before it was told already.
+    ``since`` is its recorded refresh time: voting that closed before that was told already.
     """
     closed_at = status.voting_closes_at
     if since is None or closed_at is None or not since <= closed_at <= status.now:
@@ -192,7 +180,7 @@ def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
 
     The text stays true until `time_left_changes_at`. A message can say both times, so the steps
     count from one deadline: until when people can answer. None if no time is known, or if nobody
-    need answer: the event is no longer open, or it is approved.
+    need answer.
     """
     deadline = _voting_end_or_not_before(status)
     if deadline is None or until is None or not status.is_startable or status.is_granted_or_claimed:

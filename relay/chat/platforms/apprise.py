@@ -136,10 +136,7 @@ class Services:
         )
 
     async def _send(self, url: str, message: Mapping[str, str]) -> Deferred | None:
-        """Send a message to one service. Returns the error, so that other services go on.
-
-        A call that is late goes on, and the next one waits for it: threads do not pile up.
-        """
+        """Send to one service. A late call goes on, and the next one waits for it."""
         service = self._services[url]
         try:
             async with asyncio.timeout(self._settings.timeout):
@@ -155,10 +152,9 @@ class Services:
 
 
 def _notify_in_thread(service: Any, message: Mapping[str, str]) -> asyncio.Future[Deferred | None]:
-    """Send a message in a thread that the process does not wait for at its end.
+    """Send in a thread of its own, for which the process does not wait at its end.
 
-    So not in the pool of the event loop. A few threads that hang there would also stop every sink
-    from resolving names.
+    A few threads that hang in the pool of the event loop would stop all sinks from resolving names.
     """
     loop = asyncio.get_running_loop()
     finished: asyncio.Future[Deferred | None] = loop.create_future()
@@ -286,9 +282,8 @@ def _plain(text: Text) -> str:
 
 
 def _neutral(text: str) -> str:
-    """Return a text that mentions nobody and links nowhere.
+    """Return a text in which no service finds a mention or a link.
 
-    Many services find mentions and links in plain text. A space without width stops them. The
-    library escapes each service's own markup.
+    The library escapes each service's own markup.
     """
     return _MENTION_OR_LINK.sub(_ZERO_WIDTH_SPACE, on_one_line(text))

@@ -1,8 +1,7 @@
 """Mattermost: a bot keeps one message per event current in one channel.
 
-People answer with links or, if configured, with buttons. `api` has the platform's section of the
-configuration and calls the server, `posts` renders and posts cards, and `clicks` takes decisions
-and knows from whom.
+People answer with links or, if configured, with buttons. `api` has the section of the configuration
+and calls the server, `posts` renders and posts cards, and `clicks` takes decisions.
 """
 
 from __future__ import annotations

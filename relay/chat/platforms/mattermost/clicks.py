@@ -95,8 +95,8 @@ class Submission(_Model):
 class ActionToken(_Model):
     """One decision about one state of one event.
 
-    ``expires_at`` is in seconds since 1970. ``nonce`` distinguishes it from all others. The last
-    two say for a dialog where its button was and who clicked.
+    ``expires_at`` is in seconds since 1970. ``nonce`` distinguishes the token from all others.
+    ``post_id`` and ``user_id`` say for a dialog where its button was and who clicked.
     """
 
     event_id: str
@@ -114,10 +114,7 @@ class ActionToken(_Model):
 
 
 def token_key(settings: Settings, kind: TokenKind) -> bytes:
-    """Return the key for tokens of one kind, in one channel of one sink. Raises ValueError.
-
-    So a token is worth nothing in another place than the one for which the relay made it.
-    """
+    """Return the key of tokens, which are worth nothing in another place. Raises ValueError."""
     use = f"imds-relay mattermost 1\n{kind}\n{settings.name}\n{settings.channel}"
     return hmac.digest(settings.signing_key(), use.encode(), "sha256")
 
@@ -125,8 +122,7 @@ def token_key(settings: Settings, kind: TokenKind) -> bytes:
 def read_token(key: bytes, text: str) -> ActionToken:
     """Return a token, which may have expired. Raises CallbackRefused if the key is another's."""
     payload, _, mac = text.partition(".")
-    is_own = hmac.compare_digest(_mac(key, payload).encode(), mac.encode(errors="replace"))
-    if not is_own:
+    if not hmac.compare_digest(_mac(key, payload).encode(), mac.encode(errors="replace")):
         raise CallbackRefused(
             "expected a token that this relay made for this use in this channel, "
             "its signature is invalid"
@@ -157,9 +153,8 @@ def parse_payload(body: bytes) -> Click | Submission:
 def user_of_trigger(trigger_id: str) -> str | None:
     """Return the user for whom the server made a trigger id; None if it is malformed.
 
-    The server shows a dialog to that user only. The form is base64 of
-    ``<id>:<user>:<milliseconds>:<signature>`` since Mattermost 5.6. The server checks the signature
-    when the dialog is opened.
+    The form is base64 of ``<id>:<user>:<milliseconds>:<signature>`` since Mattermost 5.6. The
+    server checks the signature when the dialog is opened.
     """
     try:
         parts = base64.b64decode(trigger_id, validate=True).decode().split(":")
@@ -300,10 +295,9 @@ class Clicks:
         return status
 
     async def _caller(self, user_id: str) -> Caller:
-        """Return the caller that may submit decisions for a person.
+        """Return the caller for a person. The server is asked only about whom a rule names.
 
-        The server is not asked about a person whom no rule names. Raises NotEligible, and Deferred
-        if the server does not answer.
+        Raises NotEligible, and Deferred if the server does not answer.
         """
         channel_id = self._settings.channel
         try:
@@ -342,9 +336,8 @@ def eligibility_problem(
 ) -> str | None:
     """Return why a person must not decide; None for an eligible person. Pure.
 
-    ``user`` and ``member`` are the objects that the server returned for the user and for the
-    membership in the channel. A missing or unclear field counts against the person, except for
-    ``is_bot``, ``remote_id`` and ``scheme_guest``, which the server may omit.
+    A missing or unclear field of the server's ``user`` and channel ``member`` counts against the
+    person, except for ``is_bot``, ``remote_id`` and ``scheme_guest``, which it may omit.
     """
     if user.get("id") != user_id or user.get("delete_at") != 0:
         return "Your account is not an active one of this server"

@@ -93,10 +93,7 @@ def thread_message(lines: Sequence[Text], names: Names) -> str:
 
 
 def render_markdown(text: Text, names: Names, *, limit: int = MAX_TEXT_LENGTH) -> str:
-    """Return a text as Markdown, with times in UTC.
-
-    People are shown by name if ``names`` has their principal. Nobody is mentioned.
-    """
+    """Return a text as Markdown, with times in UTC. People are not mentioned."""
 
     def person(principal: str) -> str:
         if principal in names:
@@ -116,10 +113,7 @@ def escape(text: str) -> str:
 def _actions(
     buttons: Sequence[Button], integration: Integration | None, numbers: Iterator[int]
 ) -> list[Json]:
-    """Return the buttons that decide in the chat.
-
-    The server requires that ids are unique in a post, and of letters and digits.
-    """
+    # The server requires that ids are unique in a post, and of letters and digits.
     return [
         {
             "id": f"{button.decision}{next(numbers)}",
@@ -135,11 +129,8 @@ def _actions(
 
 def _links(buttons: Sequence[Button]) -> str:
     """Return links for the decisions that a page takes: Mattermost's buttons open no pages."""
-    return " · ".join(
-        f"**[{escape(button.label)}]({button.url})**"
-        for button in buttons
-        if button.url is not None
-    )
+    urls = ((button.label, button.url) for button in buttons if button.url is not None)
+    return " · ".join(f"**[{escape(label)}]({url})**" for label, url in urls)
 
 
 def _paragraphs(paragraphs: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ class Click(Actor):
 
     @property
     def message_ref(self) -> str:
-        """The message, as `relay.chat.platforms.slack.messages.Channel` names it."""
+        """The message, as `messages.Channel` names it."""
         return f"{self.channel_id}/{self.message_ts}"
 
 
@@ -267,10 +267,7 @@ class Answers:
         return text_message(lines, command.team_id, pages)
 
     async def _check_member(self, actor: Actor) -> None:
-        """Return if the actor is a full member of the workspace, and it was asked there.
-
-        Raises NotAuthorized, and DeliveryError if Slack cannot say who that is.
-        """
+        """Raise NotAuthorized for who is no full member; DeliveryError if Slack cannot say."""
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
                 workspace = await self._api.workspace()

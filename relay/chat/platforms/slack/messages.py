@@ -215,7 +215,7 @@ _TIMESTAMP = re.compile(r"[0-9]{1,12}\.[0-9]{1,9}")
 
 
 class Channel:
-    """A channel. A message's reference is channel and timestamp: ``C024BE91L/1503435956.0002``."""
+    """A message's reference is channel and timestamp: ``C024BE91L/1503435956.0002``."""
 
     def __init__(self, api: WebApi, settings: Settings) -> None:
         self._api = api
@@ -226,12 +226,10 @@ class Channel:
 
     async def edit(self, ref: str, card: Card) -> None:
         channel_id, timestamp = _parse_ref(ref)
-        place = {"channel": channel_id, "ts": timestamp}
-        fields = {**place, **await self._message(card)}
-        await self._api.call("chat.update", fields)
+        message = await self._message(card)
+        await self._api.call("chat.update", {"channel": channel_id, "ts": timestamp, **message})
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        """Post in the thread, or in the channel without ``ref``. Raises MessageGone, Deferred."""
         channel_id, thread = (self._settings.channel, None) if ref is None else _parse_ref(ref)
         message = text_message(lines, (await self._api.workspace()).team_id)
         await self._post(message, channel_id, thread)
