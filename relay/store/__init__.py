@@ -83,10 +83,6 @@ class EventKeyFormat:
     def event_id_of_key(self, key: str) -> str:
         return key.rpartition("@")[0] if self.with_scope else key
 
-    def key_prefix_of_event_id(self, event_id: str) -> str:
-        """Return how the keys of an EventId begin in every scope."""
-        return f"{event_id.lower()}@" if self.with_scope else event_id.lower()
-
 
 SINGLE_SCOPE = EventKeyFormat()
 

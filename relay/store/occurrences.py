@@ -81,7 +81,7 @@ class Occurrences:
             return [found]
         if scope is not None or not self._keys.with_scope:
             return []
-        prefix = self._keys.key_prefix_of_event_id(reference)
+        prefix = self._keys.make_key("", reference)
         newest = self._all(
             "WHERE key > ? AND key < ? AND number = "
             "(SELECT max(number) FROM occurrence AS other WHERE other.key = occurrence.key) "
@@ -90,11 +90,7 @@ class Occurrences:
             prefix + "\x7f",
         )
         # An EventId can contain the separator, too.
-        newest = [
-            each
-            for each in newest
-            if self._keys.key_prefix_of_event_id(each.event.event_id) == prefix
-        ]
+        newest = [each for each in newest if each.event.event_id.lower() == reference.lower()]
         live = [occurrence for occurrence in newest if occurrence.live]
         return live if len(live) == 1 else newest
 
