@@ -41,7 +41,6 @@ async def run(
     load: Callable[[], LoadedConfig],
     *,
     on_reload: Callable[[LoadedConfig], object] = lambda _: None,
-    clock: Clock | None = None,
 ) -> None:
     """Run until SIGINT or SIGTERM; then drain, and return within ten seconds.
 
@@ -57,14 +56,14 @@ async def run(
     stop = asyncio.Event()
     is_up = asyncio.Event()
     hangup = asyncio.Event()
-    running_clock = clock or SystemClock()
+    clock = SystemClock()
 
     async def run_in_role() -> None:
         async with (
             report_to_service_manager(is_up, stop),
-            start_relay(loaded.config, running_clock) as running,
+            start_relay(loaded.config, clock) as running,
         ):
-            reloader = Reloader(running, loaded, load, running_clock, report_reload, on_reload)
+            reloader = Reloader(running, loaded, load, clock, report_reload, on_reload)
             running.server.state.reloader = reloader  # the API reloads with it
             # What the start made stays. With it, a full collection would take 25 ms each time.
             gc.collect()
