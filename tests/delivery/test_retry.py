@@ -69,7 +69,6 @@ REFUSED = DeadLetter("refused, and no NotBefore ahead to keep trying for")
 TOO_OLD = DeadLetter("given up after 86400 s")
 
 
-@pytest.mark.parametrize("tries", [1, 10_000])
 @pytest.mark.parametrize(
     ("failure", "seconds_left", "age", "expected"),
     [
@@ -82,9 +81,10 @@ TOO_OLD = DeadLetter("given up after 86400 s")
     ],
 )
 def test_a_try_can_be_the_last(
-    failure: Failure, seconds_left: float | None, age: float, tries: int, expected: RetryDecision
+    failure: Failure, seconds_left: float | None, age: float, expected: RetryDecision
 ) -> None:
-    assert decide(failure, seconds_left=seconds_left, age=age, tries=tries) == expected
+    for tries in (1, 10_000):
+        assert decide(failure, seconds_left=seconds_left, age=age, tries=tries) == expected
 
 
 @pytest.mark.parametrize("seconds_left", [0.001, 10 * DAY])

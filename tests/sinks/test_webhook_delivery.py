@@ -6,7 +6,6 @@ import asyncio
 import ssl
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
@@ -19,18 +18,17 @@ from relay.sinks import Receipt
 from relay.sinks.webhook import connect, signed_headers
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
-from tests.sinks.http_receiver import Connection, Received, good, listening
-from tests.sinks.webhook_sink import NOW, OTHER_SECRET, SECRET, deliver, failure, settings, sink
-
-
-async def received_request(**fields: Any) -> Received:
-    """The request of one delivery, as the receiver got it."""
-    async with (
-        listening(good) as receiver,
-        connect(settings(url=receiver.url, **fields), SystemClock()) as sink,
-    ):
-        await sink.deliver(cloudevent())
-    return receiver.requests[0]
+from tests.sinks.http_receiver import Connection, good, listening
+from tests.sinks.webhook_sink import (
+    NOW,
+    OTHER_SECRET,
+    SECRET,
+    deliver,
+    failure,
+    received_request,
+    settings,
+    sink,
+)
 
 
 def test_the_timestamp_is_the_attempts_whole_seconds_in_utc() -> None:
@@ -59,7 +57,12 @@ async def test_the_wire_carries_the_post_and_nothing_that_aiohttp_would_add() ->
 
 
 async def test_the_standardwebhooks_library_verifies_it_with_each_secret_of_a_rotation() -> None:
-    received = await received_request(secrets=[SECRET, OTHER_SECRET])
+    async with (
+        listening(good) as receiver,
+        connect(settings(url=receiver.url, secrets=[SECRET, OTHER_SECRET]), SystemClock()) as sink,
+    ):
+        await sink.deliver(cloudevent())
+    (received,) = receiver.requests
     for secret in (SECRET, OTHER_SECRET):
         verified = StandardWebhook(secret).verify(received.body, dict(received.headers))
         assert verified["id"] == cloudevent().id
@@ -154,17 +157,18 @@ async def test_proxies_and_passwords_of_the_environment_are_not_used(
         ("url", "http://169.254.169.254/t0ken", "a metadata or host address"),
         ("secrets", f"{SECRET}\nwhsec_t0ken", "number 2: expected whsec_"),
         ("secrets", "", "expected at least one secret"),
+        ("bearer", "with spaces t0ken", "expected a token on one line"),
     ],
 )
 async def test_a_file_that_has_become_wrong_is_waited_for_and_told_without_its_content(
     tmp_path: Path, name: str, text: str, reason: str
 ) -> None:
-    files = {"url": tmp_path / "url", "secrets": tmp_path / "secrets"}
-    files["url"].write_text("http://127.0.0.1:9/")
-    files["secrets"].write_text(SECRET)
-    given = {"url_file": str(files["url"]), "secrets_file": str(files["secrets"])}
-    sink_settings = settings(**given, secrets=[])
-    files[name].write_text(text)
+    good_texts = {"url": "http://127.0.0.1:9/", "secrets": SECRET, "bearer": "t0ken"}
+    for field, good_text in good_texts.items():
+        (tmp_path / field).write_text(good_text)
+    files = {f"{field}_file": str(tmp_path / field) for field in good_texts}
+    sink_settings = settings(**files, secrets=[])
+    (tmp_path / name).write_text(text)
     async with connect(sink_settings, SystemClock()) as webhook:
         with pytest.raises(Deferred, match=reason) as caught:
             await webhook.deliver(cloudevent())
@@ -199,15 +203,3 @@ async def test_a_proxy_is_asked_for_the_receiver_and_knows_nothing_of_tls_within
     (asked,) = proxy.requests
     assert asked.line == f"CONNECT localhost:{receiver.port} HTTP/1.1"
     assert receiver.requests[0].line == "POST /hook/t0ken-in-path?key=t0ken-in-query HTTP/1.1"
-
-
-async def test_what_a_proxy_refuses_is_no_answer_of_the_receiver() -> None:
-    async def closed(connection: Connection) -> None:
-        await connection.request()
-        await connection.answer(410, {}, b"no way")
-
-    async with listening(closed) as proxy:
-        url, by = "https://drain.example.com/t0ken", f"http://127.0.0.1:{proxy.port}"
-        refused = await failure(url, proxy=by)
-    assert (refused.failure, refused.status) == ("transient", None)
-    assert "it answered 410 Gone" in refused.reason

@@ -37,29 +37,15 @@ def test_url_and_secrets_may_be_in_files_and_are_read_again_at_changes(tmp_path:
     assert settings.signing_secrets() == (OTHER_SECRET,)
 
 
+HEADERS_OF_OURS = "headers: expected headers that the relay does not send itself, got"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"url": None}, "expected url or url_file, got neither"),
         ({"secrets": []}, "secrets: expected at least one secret"),
-        (
-            {"secrets": [SECRET, "whsec_t0kenAAAAA"]},
-            "secrets: number 2: expected whsec_ and then 24 to 64 random bytes",
-        ),
-        (
-            {"url": "https://u:t0ken@drain.example.com/"},
-            "url: expected a URL without user and password",
-        ),
-        ({"url": "https://drain.example.com/#t0ken"}, "url: expected a URL without a fragment"),
-        ({"url": "ftp://drain.example.com/t0ken"}, "url: expected a URL that starts with https://"),
-        ({"url": ""}, "url: expected a URL that starts with https://"),
-        ({"url": "https://drain.example.com:0/t0ken"}, "url: expected a port from 1 to 65535"),
-        ({"url": "https://drain.example.com:99999/t0ken"}, "url: expected a URL such as"),
-        ({"url": "https://[::1/t0ken"}, "url: expected a URL such as"),
-        ({"url": "https://drain.example.com/t0 ken"}, "url: expected a URL without spaces"),
-        ({"url": "https://a..b/t0ken"}, "url: expected a host name"),
-        ({"url": f"https://{'a.' * 130}t0ken/"}, "url: expected a host name"),
-        ({"url": "https://%31%36%39.254.169.254/"}, "url: expected a host name"),
+        ({"secrets": [SECRET, "whsec_t0kenAAAAA"]}, "secrets: number 2: expected whsec_ and then"),
         ({"proxy": "ftp://user:t0ken@proxy/"}, "proxy: expected a URL that starts with"),
         (
             {"proxy": "http://user:t0ken@169.254.169.254:3128/"},
@@ -74,44 +60,40 @@ def test_url_and_secrets_may_be_in_files_and_are_read_again_at_changes(tmp_path:
         ({"basic": {"user": "u:t0ken", "password": "p"}}, "expected a user such as relay"),
         (
             {"headers": {"X-A": "t0ken\r\nX-B: c"}},
-            "headers: expected printable ASCII characters as the value of X-A",
+            "headers: expected printable ASCII characters as",
         ),
         ({"headers": {"X A": "t0ken"}}, "headers: expected names of letters, digits and hyphens"),
-        (
-            {"headers": {"Webhook-Id": "t0ken"}},
-            "headers: expected headers that the relay does not send itself, got Webhook-Id",
-        ),
-        (
-            {"headers": {"authorization": "t0ken"}, "bearer": "t0ken"},
-            "headers: expected headers that the relay does not send itself",
-        ),
-        (
-            {"tls": {"key_file": "/no/such/file"}},
-            "cert_file: expected a certificate for key_file, got none",
-        ),
-        (
-            {"tls": {"cert_file": __file__}},
-            "(it could not be read; without key_file, cert_file must hold its key as well)",
-        ),
-        (
-            {"tls": {"ca_file": "/no/such/file"}},
-            "ca_file: expected a readable file: No such file or directory",
-        ),
-        (
-            {"tls": {"ca_file": "/dev/null"}},
-            "ca_file: expected a readable file: it is no regular file",
-        ),
+        ({"headers": {"Webhook-Id": "t0ken"}}, f"{HEADERS_OF_OURS} Webhook-Id"),
+        ({"headers": {"authorization": "t0ken"}, "bearer": "t0ken"}, HEADERS_OF_OURS),
+        ({"tls": {"key_file": "/no/file"}}, "cert_file: expected a certificate for key_file, got"),
+        ({"tls": {"cert_file": __file__}}, "without key_file, cert_file must hold its key as well"),
+        ({"tls": {"ca_file": "/no/file"}}, "ca_file: expected a readable file: No such file"),
+        ({"tls": {"ca_file": "/dev/null"}}, "ca_file: expected a readable file: it is no regular"),
         ({"timeout": 15}, "expected a duration such as"),
-        (
-            {"secrets_file": "/no/such/file", "secrets": []},
-            "expected a readable file, /no/such/file could not be read",
-        ),
+        ({"secrets_file": "/no/file", "secrets": []}, "/no/file could not be read"),
     ],
 )
 def test_a_wrong_section_says_where_what_was_expected_and_what_came_but_no_secret(
     fields: dict[str, Any], message: str
 ) -> None:
     assert message in wrong(**fields)
+
+
+def test_a_wrong_url_is_told_without_its_text() -> None:
+    for url, expected in (
+        ("https://u:t0ken@drain.example.com/", "a URL without user and password"),
+        ("https://drain.example.com/#t0ken", "a URL without a fragment"),
+        ("ftp://drain.example.com/t0ken", "a URL that starts with https://"),
+        ("", "a URL that starts with https://"),
+        ("https://drain.example.com:0/t0ken", "a port from 1 to 65535"),
+        ("https://drain.example.com:99999/t0ken", "a URL such as"),
+        ("https://[::1/t0ken", "a URL such as"),
+        ("https://drain.example.com/t0 ken", "a URL without spaces"),
+        ("https://a..b/t0ken", "a host name"),
+        (f"https://{'a.' * 130}t0ken/", "a host name"),
+        ("https://%31%36%39.254.169.254/", "a host name"),
+    ):
+        assert f"url: expected {expected}" in wrong(url=url)
 
 
 ODD_LITERALS = """

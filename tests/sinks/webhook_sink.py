@@ -19,6 +19,7 @@ from relay.sinks import Receipt
 from relay.sinks.webhook import Settings, Webhook
 from tests.builders import cloudevent
 from tests.clocks import ManualClock
+from tests.sinks.http_receiver import Received, good, listening
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 OTHER_SECRET = "whsec_" + "b3RoZXIh" * 4
@@ -41,6 +42,13 @@ async def sink(
     """The sink with its session, and a resolver or trusted certificates of the test's own."""
     async with open_session(resolver=resolver, tls=tls) as session:
         yield Webhook(settings(**fields), ManualClock(NOW), session)
+
+
+async def received_request(**fields: Any) -> Received:
+    """The request of one delivery, as the receiver got it."""
+    async with listening(good) as receiver, sink(url=receiver.url, **fields) as webhook:
+        await webhook.deliver(cloudevent())
+    return receiver.requests[0]
 
 
 async def deliver(url: str, **fields: Any) -> Receipt:
