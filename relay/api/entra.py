@@ -27,7 +27,6 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 import jwt
-import orjson
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from yarl import URL
 
@@ -79,10 +78,7 @@ async def ask(url: str, form: Mapping[str, str] | None = None) -> tuple[int, Map
             response = await send(session, method, request, seconds=_TIMEOUT)
     except Deferred as error:
         raise EntraUnavailable(error.reason) from None
-    try:
-        document = orjson.loads(response.body)
-    except ValueError:
-        document = None
+    document = response.json()
     if not isinstance(document, dict):
         raise EntraUnavailable(f"expected a JSON object, got none (status {response.status})")
     return response.status, document
