@@ -21,6 +21,7 @@ import orjson
 import pytest
 
 from relay.simulator import VM, Plan, Setup, Simulator
+from tests.api.test_hostile import GET, MALFORMED
 from tests.depth import depth
 from tests.eventually import eventually
 from tests.journey.relay_process import (
@@ -99,27 +100,15 @@ def hostile_requests(vote: bytes, replayed: bytes) -> dict[str, bytes]:
             bearer,
             "Transfer-Encoding: chunked",
         ),
-        "two lengths": _post(approvals, vote, bearer, "Content-Length: 4"),
-        "obsolete folding": _post(approvals, vote, bearer, "X-A: b\r\n Transfer-Encoding: chunked"),
-        "bad chunks": b"POST /v1/approvals HTTP/1.1\r\nHost: a\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n-1\r\nabc\r\n",
-        "endless header": b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
-        "a hundred headers": b"GET / HTTP/1.1\r\nHost: a\r\n"
-        + b"".join(b"X-%d: a\r\n" % number for number in range(100))
-        + b"\r\n",
-        "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
-        "no HTTP": b"\x00\x01\x02\r\n\r\n",
-        "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "another path": b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n",
         "switch": b"PUT /v1/approvals/mode HTTP/1.1\r\nHost: a\r\n"
         b"Content-Type: application/json\r\nContent-Length: 13\r\n\r\n"
         b'{"mode":"on"}',
         "GET that approves": b"GET /v1/approvals?decision=approve HTTP/1.1\r\nHost: a\r\n\r\n",
+        **{name: malformed + GET + b"\r\n" for name, malformed in MALFORMED.items()},
     }
 
 
-ENDED = ("truncated", "TLS", "no HTTP")
-"""After these the sender closes its direction, or the relay would wait for more."""
 SLOW = b"POST /v1/approvals HTTP/1.1\r\nHost: a\r\nContent-Le"
 """The beginning of a request that never ends."""
 
@@ -158,8 +147,8 @@ class Flood:
         try:
             kind, request = self.kinds[number % len(self.kinds)]
             writer.write(request)
-            if kind in ENDED:
-                writer.write_eof()
+            if kind == "truncated":
+                writer.write_eof()  # or the relay would wait for more
             answer = await reader.read(4096)
             status_line = re.match(rb"HTTP/1\.[01] (\d{3})", answer)
             self.statuses[int(status_line[1]) if status_line else 0] += 1
