@@ -115,7 +115,8 @@ class MessagePlanner:
             elif (
                 message.is_posted
                 and not message.is_due
-                and tx.journal.range_about(occurrence.key)[1] <= message.history_position
+                and (tx.journal.last_position_about(occurrence.key) or 0)
+                <= message.history_position
             ):  # an earlier delivery told everything that is recorded about the event
                 return None
             return self._plan_message(tx, sink, message, in_chat=in_chat)

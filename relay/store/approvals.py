@@ -154,8 +154,8 @@ class Memory(HoldMemory):
 
     folded: dict[str, tuple[int, EventApprovals]] = field(default_factory=dict)
     """What the rows of an event up to a position say."""
-    has_ended: bool = False
-    """Whether that are all events from whose end something may have to follow."""
+    is_loaded: bool = False
+    """Whether all events are there from whose end something may have to follow."""
 
     def copy(self) -> Memory:
         folded = {key: each for key, each in self.folded.items() if each[1] is not NOTHING}
@@ -187,7 +187,7 @@ class Approvals:
             for key, (upto, each) in self._memory.folded.items()
             if key in live or (each.is_open and not any_row)
         }
-        self._memory.has_ended = False
+        self._memory.is_loaded = False
 
     def of_key(self, event_key: str) -> EventApprovals:
         if event_key in self._memory.damaged:
@@ -301,7 +301,7 @@ class Approvals:
         )
 
     def _keys_to_check(self) -> list[str]:
-        if not self._memory.has_ended:
+        if not self._memory.is_loaded:
             rows = self._connection.execute(
                 "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION "
                 "SELECT key FROM (SELECT key FROM occurrence INDEXED BY occurrence_ended "
@@ -310,7 +310,7 @@ class Approvals:
             ).fetchall()
             for (key,) in rows:
                 self.of_key(key)
-            self._memory.has_ended = True
+            self._memory.is_loaded = True
         return sorted(key for key, (_, each) in self._memory.folded.items() if each.is_open)
 
     def open_grants(self, scope: str | None = None) -> list[tuple[Grant, TrackedEvent]]:

@@ -14,7 +14,7 @@ from relay.errors import StoreError
 from relay.files import current_user, may_exist
 from relay.logs import Finding, failure, ok, warning
 from relay.store import StoreSettings
-from relay.store.file import SCHEMA_VERSION, open_for_reading, read_problem
+from relay.store.file import SCHEMA_VERSION, find_other_owner, open_for_reading, read_problem
 
 FREE_BYTES_WARNING = 200 * 2**20
 MIN_FREE_BYTES = 2**20
@@ -85,20 +85,16 @@ def _check_file(path: Path, scope: str | None, vm_id: str | None) -> Iterator[Fi
     try:
         with contextlib.closing(open_for_reading(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            meta: dict[str, str] = dict(connection.execute("SELECT key, value FROM meta"))
+            meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
     except (StoreError, sqlite3.Error) as error:
         yield failure("state file", str(error), _SET_ASIDE_REMEDY)
         return
-    owner = None
-    if vm_id is not None and "vm_id" in meta and meta["vm_id"].lower() != vm_id.lower():
-        owner = "VM"
-    elif scope is not None and meta.get("scope") != scope:
-        owner = f"scope ({meta.get('scope')})"
+    owner = find_other_owner(meta, scope, vm_id)
     if version != SCHEMA_VERSION:
         message = f"{path}: version {version}, this relay knows {SCHEMA_VERSION}"
         yield failure("state file", message, "run the relay that wrote it, or move it away")
     elif owner is not None:
-        yield warning("state file", f"{path} belongs to another {owner}", _SET_ASIDE_REMEDY)
+        yield warning("state file", f"{path} belongs to {owner}", _SET_ASIDE_REMEDY)
     else:
         yield ok("state file", f"{path}: version {version}, of scope {meta.get('scope')}")
     if meta.get("mode") not in ("on", None):

@@ -13,6 +13,7 @@ import glob
 import logging
 import os
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
@@ -315,16 +316,24 @@ def _check_owner(connection: sqlite3.Connection, identity: StateFileScopeAndVm) 
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise _UnusableFileError(f"is corrupt ({problem})")
-    vm_id, scope, mode = (get_meta(connection, key) for key in ("vm_id", "scope", "mode"))
-    if scope is None or mode not in get_args(Mode):
+    meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    if "scope" not in meta or meta.get("mode") not in get_args(Mode):
         raise _UnusableFileError("is corrupt (its scope or its mode is missing)")
-    if identity.vm_id is not None and vm_id is not None and vm_id.lower() != identity.vm_id.lower():
-        raise _UnusableFileError("belongs to another VM (a cloned image or a restored disk)")
-    if scope != identity.scope:
-        raise _UnusableFileError(f"belongs to another scope ({scope})")
-    is_hub = get_meta(connection, "role") == "hub"
+    if (owner := find_other_owner(meta, identity.scope, identity.vm_id)) is not None:
+        raise _UnusableFileError(f"belongs to {owner}")
+    is_hub = meta.get("role") == "hub"
     if is_hub != identity.is_hub:
         raise _UnusableFileError(f"belongs to a {'hub' if is_hub else 'relay that is no hub'}")
+
+
+def find_other_owner(meta: Mapping[str, str], scope: str | None, vm_id: str | None) -> str | None:
+    """Return whose a file is that is not ours. What is not known is None."""
+    owner = meta.get("vm_id")
+    if vm_id is not None and owner is not None and owner.lower() != vm_id.lower():
+        return "another VM (a cloned image or a restored disk)"
+    if scope is not None and meta.get("scope") != scope:
+        return f"another scope ({meta.get('scope')})"
+    return None
 
 
 def _begin_file(connection: sqlite3.Connection, path: Path, identity: StateFileScopeAndVm) -> None:
@@ -332,10 +341,10 @@ def _begin_file(connection: sqlite3.Connection, path: Path, identity: StateFileS
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     # Approvals stay off even if a crash came before the fresh file, or if it was deleted since.
     was_set_aside = any(path.parent.glob(f"{glob.escape(path.name)}.set-aside-*"))
-    connection.execute("INSERT INTO meta VALUES ('mode', ?)", ("off" if was_set_aside else "on",))
-    connection.execute("INSERT INTO meta VALUES ('scope', ?)", (identity.scope,))
+    meta = {"mode": "off" if was_set_aside else "on", "scope": identity.scope}
     if identity.is_hub:
-        connection.execute("INSERT INTO meta VALUES ('role', 'hub')")
+        meta["role"] = "hub"
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
     if was_set_aside:
         _log.warning("approvals are off until an operator turns them on: imds-relay approvals on")
 

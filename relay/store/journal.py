@@ -157,14 +157,11 @@ class Journal:
             start += length
         return bodies
 
-    def range_about(self, event_key: str) -> tuple[int, int]:
-        """Return the positions of the first and the last row about an EventId; (0, 0): none."""
-        first, last = self._connection.execute(
-            "SELECT coalesce((SELECT min(position) FROM journal WHERE event_key = :key), 0), "
-            "coalesce((SELECT max(position) FROM journal WHERE event_key = :key), 0)",
-            {"key": event_key},
-        ).fetchone()
-        return first, last
+    def last_position_about(self, event_key: str, rows: str = "true") -> int | None:
+        """Return the position of the newest row about an EventId, or the newest of such rows."""
+        query = f"SELECT max(position) FROM journal WHERE event_key = ? AND {rows}"  # noqa: S608  # our own text
+        position: int | None = self._connection.execute(query, (event_key,)).fetchone()[0]
+        return position
 
     def fold(
         self,
@@ -202,12 +199,7 @@ class Journal:
 
     def last_change_of(self, event_key: str) -> int | None:
         """Return the position of the newest ``event.*`` about an EventId."""
-        row = self._connection.execute(
-            f"SELECT position FROM journal WHERE event_key = ? AND {_CHANGE} "  # noqa: S608  # our own text
-            "ORDER BY position DESC LIMIT 1",
-            (event_key,),
-        ).fetchone()
-        return row[0] if row else None
+        return self.last_position_about(event_key, _CHANGE)
 
     def history_page(
         self, event_key: str, begin: int, before: int | None, limit: PageLimit
