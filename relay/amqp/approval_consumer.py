@@ -280,12 +280,9 @@ def extract_message_of_verified_sender(
 ) -> UnparsedApprovalMessage:
     """Return the message. Raises UnusableMessage.
 
-    It must have been published to the exchange of this queue with one of its routing keys. RabbitMQ
-    3.10 checks no topic permission for the CC header
-    (docs/protocol.md#topic-permissions-and-the-cc-header). A message routed by that header has
-    another key, and its sender may have no right to this one. RabbitMQ checks no permission for
-    dead letters either, and the owner of a queue chooses their exchange and key. A dead letter has
-    the header x-death.
+    It must have been published to the exchange of this queue with one of its routing keys: RabbitMQ
+    checks no right to the key of a dead letter, and 3.10 none to keys in the CC header
+    (docs/protocol.md#topic-permissions-and-the-cc-header).
     """
     properties = message.header.properties
     key = queue.key_pattern.fullmatch(message.routing_key or "")

@@ -31,7 +31,6 @@ import aio_pika
 import aiohappyeyeballs
 import pamqp.frame
 from aio_pika import exceptions as amqp
-from aiohttp.connector import AddrInfoType
 from aiormq import Channel
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from typing_extensions import override  # in typing from Python 3.12
@@ -114,9 +113,6 @@ SETUP_TIMEOUT = 10.0
 """Seconds to connect and log in, and again as many to open channels and make the topology."""
 CLOSE_TIMEOUT = 3.0
 """Seconds to close a connection in order. Then its socket is dropped."""
-MIN_RECONNECT_DELAY = 0.1
-MAX_RECONNECT_DELAY = 2.0
-"""Seconds before jitter."""
 Deliveries: TypeAlias = asyncio.Queue[DeliveredMessage | Deferred]
 """Messages, and at the end the error with which the channel or the queue went away."""
 QUEUE_DELETED = 404
@@ -129,16 +125,9 @@ _STABLE_AFTER = 2 * SETUP_TIMEOUT
 class GuardedConnection(aio_pika.Connection):
     """A connection whose socket is guarded, and can be dropped if the broker hangs."""
 
-    def __init__(
-        self,
-        url: URL,
-        name: str,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        socket_buffers: int | None = None,
-    ) -> None:
+    def __init__(self, url: URL, name: str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         super().__init__(url, client_properties={"connection_name": name})
         self._max_body_bytes = max_body_bytes
-        self._socket_buffers = socket_buffers
         self._writer: asyncio.StreamWriter | None = None
         self.kwargs["transport_factory"] = self
 
@@ -159,7 +148,7 @@ class GuardedConnection(aio_pika.Connection):
         context = await asyncio.to_thread(_tls_context, url) if url.scheme == "amqps" else None
         addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         connected_socket = await aiohappyeyeballs.start_connection(
-            addresses, happy_eyeballs_delay=0.25, socket_factory=self._make_socket
+            addresses, happy_eyeballs_delay=0.25, socket_factory=guarded_socket
         )
         reader = SanitizingReader(self._max_body_bytes)
         transport, protocol = await loop.create_connection(
@@ -171,13 +160,6 @@ class GuardedConnection(aio_pika.Connection):
         )
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         return reader, self._writer
-
-    def _make_socket(self, info: AddrInfoType) -> socket.socket:
-        made = guarded_socket(info)
-        if self._socket_buffers is not None:  # before it connects, which fixes the largest window
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                made.setsockopt(socket.SOL_SOCKET, option, self._socket_buffers)
-        return made
 
     async def close_gracefully(self) -> None:
         """Close within `CLOSE_TIMEOUT` seconds. Raises nothing but a cancellation."""
@@ -219,10 +201,7 @@ def _tls_context(url: URL) -> ssl.SSLContext:
 
 def reconnect_delay(failed_rounds: int, chance: float) -> float:
     """Return the seconds after so many failed rounds of all hosts. ``chance`` is in [0, 1)."""
-    delay = exponential_backoff(
-        failed_rounds, first=MIN_RECONNECT_DELAY, maximum=MAX_RECONNECT_DELAY
-    )
-    return with_jitter(delay, chance)
+    return with_jitter(exponential_backoff(failed_rounds, first=0.1, maximum=2.0), chance)
 
 
 async def keep_connected(
@@ -235,7 +214,6 @@ async def keep_connected(
     chance: Callable[[], float] = random.random,
     delay: Callable[[int, float], float] = reconnect_delay,
     max_body_bytes: int = MAX_BODY_BYTES,
-    socket_buffers: int | None = None,
 ) -> NoReturn:
     """Connect to one host after the other for ever, with a pause after each round of all hosts.
 
@@ -243,8 +221,7 @@ async def keep_connected(
     broker's list of connections. ``serve`` uses the connection until it is unusable, and then
     raises. ``on_failure`` gets the failures of the last round as one. ``chance`` returns a random
     number in [0, 1), and ``delay`` what `reconnect_delay` does. A message with more than
-    ``max_body_bytes`` arrives without its body. ``socket_buffers`` are the bytes of each of the two
-    buffers of the socket; None: as the system sets them.
+    ``max_body_bytes`` arrives without its body.
     """
     attempts = 0
     failed_rounds = 0
@@ -256,7 +233,7 @@ async def keep_connected(
             hosts = urls()
             host_count = len(hosts)
             url = hosts[attempts % host_count]
-            async with open_connection(url, name, max_body_bytes, socket_buffers) as connection:
+            async with open_connection(url, name, max_body_bytes) as connection:
                 await serve(connection)
         except asyncio.CancelledError as error:
             if is_current_task_cancelled_by_caller():
@@ -278,12 +255,11 @@ async def keep_connected(
 
 @contextlib.asynccontextmanager
 async def open_connection(
-    url: URL, name: str, max_body_bytes: int = MAX_BODY_BYTES, socket_buffers: int | None = None
+    url: URL, name: str, max_body_bytes: int = MAX_BODY_BYTES
 ) -> AsyncIterator[GuardedConnection]:
     """Yield one connection, and close it at the end. Raises Deferred if it cannot be opened."""
-    connection = GuardedConnection(
-        url.update_query(heartbeat=HEARTBEAT), name, max_body_bytes, socket_buffers
-    )
+    url_of_connection = url.update_query(heartbeat=HEARTBEAT)
+    connection = GuardedConnection(url_of_connection, name, max_body_bytes)
     try:
         try:
             with connection.abort_if_slower_than(SETUP_TIMEOUT + 1):

@@ -56,8 +56,6 @@ PUBLISH_TIMEOUT = 15.0
 """Seconds that a message of an agent waits while the broker lets nobody publish."""
 MAX_BATCH = 256
 """Messages that are handed over together."""
-SOCKET_BUFFERS = 32 * 1024
-"""Bytes of each buffer of an agent's socket. It sends little, and the broker has thousands."""
 FIRST_RECONNECT_SPREAD = 10.0
 MAX_RECONNECT_SPREAD = 60.0
 """Seconds over which agents spread their first and their later tries to connect again."""
@@ -225,7 +223,6 @@ class AgentLink(Link):
             ConfirmedPublisher(exchange, PUBLISH_TIMEOUT),
             chance=chance,
             delay=spread_reconnect_delay,
-            socket_buffers=SOCKET_BUFFERS,
         )
         self._scope_key = scope_key(origin.scope)
         self._chance = chance

@@ -106,8 +106,7 @@ def verify_message_from_agent(
     """Return the kind and the sender; nothing in the body has a say. Raises UnusableMessage."""
     if message.exchange != exchange:
         raise UnusableMessage(f"it was not published to {exchange}")
-    user = require_publishing_user(message)
-    _refuse_cc_header(message)
+    user = _user_of(message)
     kind, scope, relay = parse_agent_routing_key(message.routing_key or "")
     for domain in domains:
         if domain.user == user:
@@ -128,17 +127,17 @@ def verify_command_from_hub(
         raise UnusableMessage(
             f"it was not published to {exchange} with a routing key of this agent"
         )
-    user = require_publishing_user(message)
-    _refuse_cc_header(message)
+    user = _user_of(message)
     if user != hub_user:
         raise UnusableMessage(f"its user {user!r:.140} is not the hub's")
     return key
 
 
-def _refuse_cc_header(message: DeliveredMessage) -> None:
+def _user_of(message: DeliveredMessage) -> str:
     # Nobody in a fleet has a use for the header. RabbitMQ removes BCC itself.
     if "CC" in (message.header.properties.headers or {}):
         raise UnusableMessage("it has a CC header, whose keys RabbitMQ 3.10 does not check")
+    return require_publishing_user(message)
 
 
 # --- exchanges and queues

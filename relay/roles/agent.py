@@ -94,5 +94,5 @@ async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIter
                 async with running_relay.entered(), polling(poller, store):
                     yield running_relay
             finally:
-                await agent.stop_orders(DRAIN_TIMEOUT / 2)
+                await agent.orders.stop(DRAIN_TIMEOUT / 2)
                 await drain(dispatcher)

@@ -1,14 +1,18 @@
-"""An agent whose process stands still in the middle of an order, and goes on too late.
+"""Agents that stand still in the middle of an order, and go on too late, or are killed.
 
 SIGSTOP does to a process what a freeze of the VM does. No StartRequest may arrive after the
-deadline, at whatever step it stood still.
+deadline, at whatever step it stood still, and no two are ever in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -18,8 +22,10 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.fleet.messages import ChangeData, StartOrder
+from relay.fleet.messages import ORDER_LIFETIME, ChangeData, StartOrder
 from relay.imds.calls import CALL_WINDOW
+from relay.simulator import Plan, Setup, Simulator
+from relay.simulator.setup import Fault
 from tests.depth import CHAOS
 from tests.eventually import eventually
 from tests.fleet.hub_side import (
@@ -30,6 +36,7 @@ from tests.fleet.hub_side import (
     make_order,
     wait_until_old_enough,
 )
+from tests.fleet.running_fleet import AUTOMATIC, RunningFleet, running_fleet
 from tests.imds.scripted_server import EVENT, Answer, run_server
 from tests.journey.relay_process import RelayProcess, relay
 from tests.rabbitmq import Broker
@@ -204,3 +211,99 @@ async def test_after_its_restart_a_killed_agent_carries_out_no_order_again(runni
     await running.hub.send(order)
     await eventually(lambda: results_of(running, order) == ["stale"])
     assert len(running.imds.starts) == 1
+
+
+# --- frozen and killed at random, for minutes
+
+
+ROUNDS = 20
+SCOPE = "vmss-a-1f0c33ab"
+VMS = ("vm-0", "vm-1", "vm-2")
+TOLERANCE = 0.1
+"""Seconds between a log line and the step that it is about, on a machine that stalls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    at: float
+    event_id: str
+    name: str
+    """The grant, the attempt and the agent."""
+
+
+def orders_in(log: pytest.LogCaptureFixture) -> list[Ordered]:
+    return [
+        Ordered(record.created, str(record.args[0]), str(record.args[2]))
+        for record in log.records
+        if record.name == "relay.fleet.hub.start_orders"
+        and record.msg.startswith("fleet: order to start")
+        and isinstance(record.args, tuple)
+    ]
+
+
+def judge(azure: Simulator, orders: list[Ordered]) -> None:
+    """Assert that each StartRequest belongs to one order, in its time, and to the last one sent."""
+    used: Counter[str] = Counter()
+    for call in azure.start_requests:
+        (event_id,) = call.event_ids
+        at = call.at.timestamp()
+        before = [each for each in orders if each.event_id == event_id and each.at <= at + 0.01]
+        assert before, f"nobody ordered {event_id}"
+        last = before[-1]
+        assert f"relay {call.vm} of" in last.name, "an earlier order was carried out after another"
+        assert at <= last.at + ORDER_LIFETIME + TOLERANCE, "it came after the deadline"
+        used[last.name] += 1
+    assert max(used.values(), default=0) <= 1, "an order was carried out twice"
+
+
+@pytest.mark.skipif(not CHAOS, reason="takes minutes: make chaos-tests")
+@pytest.mark.timeout(900)
+async def test_frozen_and_killed_agents_never_leave_two_start_requests_in_flight(
+    own_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "relay.fleet.hub.start_orders")
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(
+            running_fleet(
+                own_broker,
+                tmp_path,
+                {SCOPE: VMS},
+                hub=AUTOMATIC,
+                without_agents=VMS,
+                setup=Setup(rate_limit=None),
+            )
+        )
+        azure = fleet.azure
+        agents = [await start_process(stack, fleet, vm) for vm in VMS]
+        await eventually(lambda: {agent.relay for agent in fleet.roster} == set(VMS))
+        chance = random.Random(11)  # noqa: S311  # moments and victims
+        event_ids = []
+        for number in range(ROUNDS):
+            event_ids.append(azure.schedule(Plan(id=f"E-{number}", starts_after=0.2)).event_id)
+            # The answer takes its time, so that an agent is hit while it waits for it, too.
+            azure.add_fault(Fault(kind="delay", on="approval", time=chance.uniform(0, 3)))
+            await disturb(chance.choice(agents), chance)
+        await eventually(
+            lambda: all("event.started" in fleet.told(each) for each in event_ids), within=400
+        )
+        judge(azure, orders_in(caplog))
+
+
+async def start_process(stack: AsyncExitStack, fleet: RunningFleet, vm: str) -> RelayProcess:
+    document = fleet.agent_document(SCOPE, vm)
+    del document["store"], document["api"]
+    process = await stack.enter_async_context(relay(fleet.directory / vm, document))
+    await process.start()
+    return process
+
+
+async def disturb(victim: RelayProcess, chance: random.Random) -> None:
+    assert victim.process is not None
+    await asyncio.sleep(chance.uniform(0.3, 2.5))
+    if chance.random() < 0.5:
+        await victim.kill()
+        await victim.start(ready=False)
+        return
+    victim.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(chance.uniform(1, 9))
+    victim.process.send_signal(signal.SIGCONT)

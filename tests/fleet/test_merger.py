@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
@@ -26,6 +26,7 @@ from relay.store import StateFileScopeAndVm
 from relay.store.rows import PageLimit
 from relay.store.sqlite import Store
 from relay.store.transaction import Transaction
+from tests.background_tasks import BackgroundTasks
 from tests.events.strategies import make_event
 from tests.eventually import eventually
 from tests.store.open_store import open_store_in
@@ -50,6 +51,8 @@ class Rig:
     """What the broker answers each time it is asked whether all was read; then always yes."""
     hears: list[bool]
     """Whether agents can be heard, each time that somebody wants to know; then always yes."""
+    unheard: set[str]
+    """Agents that may yet connect."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless the broker takes its time."""
     questions: int = 0
@@ -71,6 +74,12 @@ class Rig:
         assert history is not None
         return history
 
+    async def dispute(self) -> None:
+        """Let two agents show the event, and one of them say that it is gone."""
+        for relay in ("vm-0", "vm-1"):
+            await self.merger.merge([self.word(relay, EVENT, 1)])
+        await self.merger.merge([self.word("vm-0", GoneFromDocument(), 2)])
+
     async def forget(self, relay: str, *others: str) -> None:
         """Forget an agent of a scope that has others."""
         agents = [agent_row(name) for name in (relay, *others)]
@@ -86,21 +95,20 @@ class Rig:
 
 
 class _RosterOfTests(Roster):
-    """Says what a test wants: who is fresh, and then whether the hub has listened."""
+    """Says what a test wants: all are fresh. ``hears`` and ``unheard`` are those of the rig."""
 
-    def __init__(self, fresh: Callable[[str], bool], hears: list[bool]) -> None:
+    def __init__(self, hears: list[bool], unheard: set[str]) -> None:
         super().__init__()
-        self._fresh = fresh
         self._hears = hears
-        self.unheard: set[str] = set()
+        self._unheard = unheard
 
     @override
     def may_yet_connect(self, scope: str, now: datetime, relay: str) -> bool:
-        return relay in self.unheard
+        return relay in self._unheard
 
     @override
     def may_speak(self, scope: str, now: datetime, relay: str) -> bool:
-        return self._fresh(relay)
+        return True
 
     @override
     def has_listened(self, now: datetime) -> bool:
@@ -108,14 +116,13 @@ class _RosterOfTests(Roster):
 
 
 @asynccontextmanager
-async def merging(
-    folder: Path, fresh: Callable[[str], bool] = lambda _: True
-) -> AsyncIterator[Rig]:
+async def merging(folder: Path) -> AsyncIterator[Rig]:
     """Open the store of a hub in a folder, with a merger that knows what it holds."""
     async with open_store_in(folder, lambda _: (), HUB) as store:
         asked: list[str] = []
         reads: list[bool] = []
         hears: list[bool] = []
+        unheard: set[str] = set()
 
         async def ask(scope: str, _: Sequence[str]) -> None:
             asked.append(scope)
@@ -129,13 +136,13 @@ async def merging(
             Origin("hub", "hub-0"),
             store,
             SystemClock(),
-            _RosterOfTests(fresh, hears),
+            _RosterOfTests(hears, unheard),
             has_read_all=has_read_all,
             ask=ask,
         )
         await merging.load()
         began = datetime.now(UTC) - timedelta(seconds=60)
-        rig = Rig(store, merging, asked, began, reads, hears)
+        rig = Rig(store, merging, asked, began, reads, hears, unheard)
         rig.may_answer.set()
         yield rig
 
@@ -196,8 +203,7 @@ async def test_an_unsaved_merge_is_undone(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_who_disagrees_has_time_again_when_the_memory_is_read_again(tmp_path: Path) -> None:
     async with merging(tmp_path) as rig:
-        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+        await rig.dispute()
     async with merging(tmp_path) as rig:
         assert rig.history().end_due_at is not None
 
@@ -244,17 +250,14 @@ async def test_a_batch_may_exceed_memory(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_who_disagrees_has_time_again_when_the_hub_was_deaf(tmp_path: Path) -> None:
     """The agents are asked at once whether the event is still there."""
     async with merging(tmp_path) as rig:
-        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(rig.merger.end_events_when_due())
-            await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+        async with ending(rig):
+            await rig.dispute()
             await eventually(lambda: rig.asked == [SCOPE])
             before = rig.history().end_due_at
             assert before is not None
             rig.asked.clear()
             rig.merger.restart_end_waits()
             await eventually(lambda: rig.asked == [SCOPE])
-            running.cancel()
         after = rig.history()
         assert after.end_due_at is not None
         assert after.end_due_at > before
@@ -265,14 +268,12 @@ async def test_a_hub_that_restarts_while_an_event_ends_still_waits_for_the_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with merging(tmp_path) as rig:
-        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+        await rig.dispute()
     monkeypatch.setattr(merge, "END_WAIT", timedelta(milliseconds=200))
-    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
-        running = group.create_task(rig.merger.end_events_when_due())
-        rig.merger.restart_end_waits()
-        await eventually(lambda: has_ended(rig))
-        running.cancel()
+    async with merging(tmp_path) as rig:
+        async with ending(rig):
+            rig.merger.restart_end_waits()
+            await eventually(lambda: has_ended(rig))
         assert await rig.told() == ["event.scheduled", "event.ended"]
         await rig.merger.merge(
             [rig.word("vm-1", GoneFromDocument(), 3), rig.word("vm-0", EVENT, 1)]
@@ -286,18 +287,16 @@ async def test_an_event_ends_only_once_agents_are_heard_and_the_broker_says_that
     tmp_path: Path, answers: Literal["reads", "hears"]
 ) -> None:
     """That somebody still shows it can wait in the queue behind much else."""
-    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
-        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
+    async with merging(tmp_path) as rig:
+        await rig.dispute()
         left: list[bool] = getattr(rig, answers)
         left += [False] * 5
-        running = group.create_task(rig.merger.end_events_when_due())
-        rig.merger.restart_end_waits()
-        await eventually(lambda: len(left) < 4)
-        assert await rig.told() == ["event.scheduled"]
-        await eventually(lambda: has_ended(rig))
+        async with ending(rig):
+            rig.merger.restart_end_waits()
+            await eventually(lambda: len(left) < 4)
+            assert await rig.told() == ["event.scheduled"]
+            await eventually(lambda: has_ended(rig))
         assert not left
-        running.cancel()
 
 
 @pytest.mark.usefixtures("quick_ends")
@@ -305,38 +304,34 @@ async def test_an_event_does_not_end_before_who_showed_it_could_connect_again(
     tmp_path: Path,
 ) -> None:
     """After an outage of the broker, agents connect again over a minute."""
-    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
-        roster = cast("_RosterOfTests", rig.merger._roster)  # noqa: SLF001
-        await rig.merger.merge([rig.word("vm-0", EVENT, 1), rig.word("vm-1", EVENT, 1)])
-        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
-        roster.unheard.add("vm-1")
-        running = group.create_task(rig.merger.end_events_when_due())
-        rig.merger.restart_end_waits()
-        await eventually(lambda: rig.questions > 3)
-        assert await rig.told() == ["event.scheduled"]
-        roster.unheard.clear()
-        await eventually(lambda: has_ended(rig))
-        running.cancel()
+    async with merging(tmp_path) as rig:
+        await rig.dispute()
+        rig.unheard.add("vm-1")
+        async with ending(rig):
+            rig.merger.restart_end_waits()
+            await eventually(lambda: rig.questions > 3)
+            assert await rig.told() == ["event.scheduled"]
+            rig.unheard.clear()
+            await eventually(lambda: has_ended(rig))
 
 
 @pytest.mark.usefixtures("quick_ends")
 async def test_what_is_due_during_a_question_waits_for_the_next_answer(tmp_path: Path) -> None:
     other = make_event(event_id="E-2")
-    async with merging(tmp_path) as rig, asyncio.TaskGroup() as group:
+    async with merging(tmp_path) as rig:
         rig.may_answer.clear()
         for vm in ("vm-0", "vm-1"):
             await rig.merger.merge([rig.document(vm, 1, EVENT, other)])
         await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
-        running = group.create_task(rig.merger.end_events_when_due())
-        await eventually(lambda: rig.questions == 1)
-        await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2, event_id="e-2")])
-        due = rig.history("e-2").end_due_at
-        assert due is not None
-        await eventually(lambda: datetime.now(UTC) > due)
-        rig.may_answer.set()
-        await eventually(lambda: has_ended(rig, "e-2"))
+        async with ending(rig):
+            await eventually(lambda: rig.questions == 1)
+            await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2, event_id="e-2")])
+            due = rig.history("e-2").end_due_at
+            assert due is not None
+            await eventually(lambda: datetime.now(UTC) > due)
+            rig.may_answer.set()
+            await eventually(lambda: has_ended(rig, "e-2"))
         assert rig.questions > 1
-        running.cancel()
 
 
 async def test_a_pulse_speaks_of_what_reports_before_it_in_its_batch_told(tmp_path: Path) -> None:
@@ -348,6 +343,10 @@ async def test_a_pulse_speaks_of_what_reports_before_it_in_its_batch_told(tmp_pa
         )
         assert await rig.told() == ["event.scheduled", "event.ended"]
         assert await rig.told("e-2") == ["event.scheduled"]
+
+
+def ending(rig: Rig) -> BackgroundTasks:
+    return BackgroundTasks(rig.merger.end_events_when_due())
 
 
 def has_ended(rig: Rig, event_id: str = "e-1") -> bool:

@@ -141,7 +141,7 @@ class Agent:
         self._clock = clock
         self._chance = chance
         self._reports_wait = reports_wait
-        self._orders = StartOrders(source, sender, self._say, machine.vm_id, clock)
+        self.orders = StartOrders(source, sender, self._say, machine.vm_id, clock)
         self._asked: set[str] = set()
         """EventIds, in lower case, of which the hub wants to know whether they are still there."""
         self._was_asked = asyncio.Event()
@@ -152,17 +152,13 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._link.run(), name="agent: link")
             group.create_task(self._send_pulses(), name="agent: pulses")
-            group.create_task(self._orders.run(), name="agent: orders")
+            group.create_task(self.orders.run(), name="agent: orders")
             group.create_task(self._answer_pulse_requests(), name="agent: pulse requests")
-
-    async def stop_orders(self, within: float) -> None:
-        """Begin no more orders. Return when no order is left, or after ``within`` seconds."""
-        await self._orders.stop(within)
 
     def _on_message(self, content: Content) -> None:
         match content:
             case StartOrder():
-                self._orders.take(content)
+                self.orders.take(content)
             case VoteAnswer():
                 self.votes.handle_vote_answer(content)
             case PulseRequest():
