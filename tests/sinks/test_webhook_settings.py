@@ -38,6 +38,7 @@ def test_url_and_secrets_may_be_in_files_and_are_read_again_at_changes(tmp_path:
 
 
 HEADERS_OF_OURS = "headers: expected headers that the relay does not send itself, got"
+NOT_READABLE = "ca_file: expected a readable file:"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,10 @@ HEADERS_OF_OURS = "headers: expected headers that the relay does not send itself
     [
         ({"url": None}, "expected url or url_file, got neither"),
         ({"secrets": []}, "secrets: expected at least one secret"),
-        ({"secrets": [SECRET, "whsec_t0kenAAAAA"]}, "secrets: number 2: expected whsec_ and then"),
+        (
+            {"secrets": [SECRET, "whsec_t0kenAAAAA"]},
+            "secrets: number 2: expected whsec_ and then 24 to 64 random bytes",
+        ),
         ({"proxy": "ftp://user:t0ken@proxy/"}, "proxy: expected a URL that starts with"),
         (
             {"proxy": "http://user:t0ken@169.254.169.254:3128/"},
@@ -60,17 +64,20 @@ HEADERS_OF_OURS = "headers: expected headers that the relay does not send itself
         ({"basic": {"user": "u:t0ken", "password": "p"}}, "expected a user such as relay"),
         (
             {"headers": {"X-A": "t0ken\r\nX-B: c"}},
-            "headers: expected printable ASCII characters as",
+            "headers: expected printable ASCII characters as the value of X-A",
         ),
         ({"headers": {"X A": "t0ken"}}, "headers: expected names of letters, digits and hyphens"),
         ({"headers": {"Webhook-Id": "t0ken"}}, f"{HEADERS_OF_OURS} Webhook-Id"),
         ({"headers": {"authorization": "t0ken"}, "bearer": "t0ken"}, HEADERS_OF_OURS),
-        ({"tls": {"key_file": "/no/file"}}, "cert_file: expected a certificate for key_file, got"),
+        ({"tls": {"key_file": "/no/file"}}, "expected a certificate for key_file, got none"),
         ({"tls": {"cert_file": __file__}}, "without key_file, cert_file must hold its key as well"),
-        ({"tls": {"ca_file": "/no/file"}}, "ca_file: expected a readable file: No such file"),
-        ({"tls": {"ca_file": "/dev/null"}}, "ca_file: expected a readable file: it is no regular"),
+        ({"tls": {"ca_file": "/no/file"}}, f"{NOT_READABLE} No such file or directory"),
+        ({"tls": {"ca_file": "/dev/null"}}, f"{NOT_READABLE} it is no regular file"),
         ({"timeout": 15}, "expected a duration such as"),
-        ({"secrets_file": "/no/file", "secrets": []}, "/no/file could not be read"),
+        (
+            {"secrets_file": "/no/file", "secrets": []},
+            "expected a readable file, /no/file could not",
+        ),
     ],
 )
 def test_a_wrong_section_says_where_what_was_expected_and_what_came_but_no_secret(
