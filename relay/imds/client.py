@@ -41,7 +41,7 @@ from relay.imds import DISCOVER, SourceSettings
 from relay.imds.calls import MAX_RETRY_AFTER, CallBudget
 from relay.imds.discover import VIRTUAL_NETWORK, Candidate, CandidateFinder
 from relay.imds.document import parse_document
-from relay.net.egress import add_refused_imds_address, remove_refused_imds_address
+from relay.net.egress import discovered_imds
 from relay.net.http import measure_clock_skew, parse_retry_after
 
 CONNECT_TIMEOUT = 5.0
@@ -182,9 +182,9 @@ class ImdsClient:
         if candidate == self._found:
             return
         if self._found is not None:
-            remove_refused_imds_address(self._found.address)
+            discovered_imds.discard(self._found.address)
         if candidate is not None:
-            add_refused_imds_address(candidate.address)
+            discovered_imds.add(candidate.address)
             _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 

@@ -3,8 +3,7 @@
 `guarded_socket` creates the sockets of sinks, chat platforms and connections to the broker. A
 guarded resolver would not see addresses in URLs, and a check before the request would not see to
 which address a name resolves. Loopback and private addresses are allowed, because receivers are
-there. An address at which the relay found the metadata service is refused too
-(`add_refused_imds_address`).
+there. An address at which the relay found the metadata service is refused too.
 
 `parse_receiver_url` reads the URLs of receivers. It refuses the same addresses earlier, where an
 operator can read why.
@@ -48,7 +47,8 @@ _IPV4_IN_IPV6 = tuple(
 _ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
 _HOST_SERVICES = tuple(IPv4Address(text).packed for text in ("169.254.169.254", "168.63.129.16"))
 
-_discovered: set[Address] = set()
+discovered_imds: set[Address] = set()
+"""Where this process found the metadata service: refused as well."""
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\.?$){_LABEL}(?:\.{_LABEL})*\.?")
@@ -66,19 +66,9 @@ class AddressRefused(OSError):
         super().__init__(errno.EACCES, "a metadata or host address, which no sink may reach")
 
 
-def add_refused_imds_address(address: Address) -> None:
-    """Refuse an address from now on, in this process: the metadata service was found there."""
-    _discovered.add(address)
-
-
-def remove_refused_imds_address(address: Address) -> None:
-    """Take back `add_refused_imds_address`: the metadata service is not there any more."""
-    _discovered.discard(address)
-
-
 def is_refused(address: Address) -> bool:
     """Return whether no sink may reach the address, or an IPv4 address that it contains."""
-    if address in _discovered or any(address in network for network in REFUSED):
+    if address in discovered_imds or any(address in network for network in REFUSED):
         return True
     if isinstance(address, IPv4Address):
         return False

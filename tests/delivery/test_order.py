@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY
-from relay.delivery.worker import MAX_BATCH, MAX_OPEN_DELIVERIES
+from relay.delivery.worker import MAX_BATCH
 from relay.errors import Deferred
 from relay.events.cloudevent import CloudEvent, event_name
 from relay.sinks import Receipt
@@ -157,24 +156,6 @@ async def test_a_sink_that_never_waits_leaves_others_their_turn(tmp_path: Path) 
             relay.dispatcher.get_worker(name).set_sink_state("on", None)
         await eventually(lambda: len(turns) == 200)
     assert max(len(list(run)) for _, run in groupby(turns)) <= 2 * MAX_BATCH
-
-
-async def test_while_the_disk_is_slow_no_more_is_sent_than_may_be_repeated(tmp_path: Path) -> None:
-    """A crash makes the relay resend at most the 64 deliveries that it did not yet record."""
-    free, far = threading.Event(), ScriptedSink(hangs)
-    async with running_dispatcher(tmp_path, {"bus": far}) as relay:
-        relay.dispatcher.get_worker("bus").set_sink_state("paused", "until all are there")
-        await relay.record_events(200)
-        far.answer = accepts
-        blocked = relay.store.submit(lambda _: free.wait())
-        relay.dispatcher.get_worker("bus").set_sink_state("on", None)
-        await eventually(lambda: len(far.delivered) == MAX_OPEN_DELIVERIES)
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        assert len(far.delivered) == MAX_OPEN_DELIVERIES
-        free.set()
-        await blocked
-        await eventually(lambda: len(far.delivered) == 200)
 
 
 # --- what is important comes first
