@@ -14,15 +14,13 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import aio_pika
 import pytest
 import pytest_asyncio
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser, Page
 from typing_extensions import override
@@ -265,19 +263,3 @@ async def page(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterato
     context.set_default_timeout(STEP_MILLISECONDS)
     yield await context.new_page()
     await context.close()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def page_server() -> AsyncIterator[Callable[..., Awaitable[TestServer]]]:
-    """Start servers beside a page, as the fixture `aiohttp_server` does in other tests."""
-    servers: list[TestServer] = []
-
-    async def start(application: web.Application, *, port: int | None = None) -> TestServer:
-        server = TestServer(application, port=port)
-        await server.start_server()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        await server.close()

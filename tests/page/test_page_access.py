@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Page, expect
-from pytest_aiohttp import AiohttpServer
 
 from relay.api.sessions import SESSION_LIFETIME
 from tests.api.entra import ANN, BEN, principal
@@ -16,6 +15,7 @@ from tests.api.message_links import message_links
 from tests.api.running_relay import RunningRelay, make_event
 from tests.api.signed_in import Desk, run_desk
 from tests.chromium import IN_SESSION_LOOP
+from tests.cli.command import serve_handler
 from tests.page.scenes import page_url, show
 
 pytestmark = IN_SESSION_LOOP
@@ -157,24 +157,19 @@ async def test_a_link_asks_who_decides_and_leads_to_its_decision(page: Page, des
     await expect(page.locator(".toast")).to_contain_text("is not possible for you now")
 
 
-async def test_a_page_of_another_site_can_use_no_session(
-    page: Page, tmp_path: Path, page_server: AiohttpServer
-) -> None:
+async def test_a_page_of_another_site_can_use_no_session(page: Page, tmp_path: Path) -> None:
     """With a form, with fetch, and by a sign-in that the person did not begin."""
 
     async def serve(_: web.Request) -> web.Response:
         return web.Response(text="<!doctype html><body>", content_type="text/html")
 
-    application = web.Application()
-    application.add_routes([web.get("/", serve)])
-    hostile = str((await page_server(application)).make_url("/")).replace("127.0.0.1", "localhost")
-    async with run_desk(tmp_path) as desk:
+    async with serve_handler(serve) as hostile, run_desk(tmp_path) as desk:
         await page.goto(f"{desk.public_url}/")
         await page.get_by_role("link", name="Sign in with Entra ID").click()
         await page.get_by_role("link", name="Ann Example").click()
         await expect(page.locator("#principal")).to_have_text("Ann Example")
         before = await page.context.cookies()
-        for url in (hostile, hostile.replace("localhost", "127.0.0.1")):
+        for url in (hostile.replace("127.0.0.1", "localhost"), hostile):
             await page.goto(url)
             await page.evaluate(
                 """async ([origin, body]) => {
@@ -196,11 +191,9 @@ async def test_a_page_of_another_site_can_use_no_session(
         assert await desk.relay.recorded_events("approval.refused") == []
 
 
-async def test_behind_a_path_of_a_proxy(
-    page: Page, relay: RunningRelay, page_server: AiohttpServer
-) -> None:
+async def test_behind_a_path_of_a_proxy(page: Page, relay: RunningRelay) -> None:
     async def forward(request: web.Request) -> web.StreamResponse:
-        target = f"http://127.0.0.1:{relay.server.port}/{request.match_info['rest']}"
+        target = f"http://127.0.0.1:{relay.server.port}/{request.path.removeprefix('/ops/')}"
         passed = {
             name: value
             for name, value in request.headers.items()
@@ -216,13 +209,11 @@ async def test_behind_a_path_of_a_proxy(
                 await response.write(part)
             return response
 
-    application = web.Application()
-    application.router.add_route("*", "/ops/{rest:.*}", forward)
-    server = await page_server(application)
-    await page.goto(str(server.make_url("/ops/")))
-    await enter(page, "bearer-test-key-of-alice")
-    await expect(page.locator("#live")).to_have_text("Live")
-    await relay.decide("hold", by="bob")
-    await expect(page.locator(".event")).to_contain_text("on hold")
-    await page.goto("about:blank")
-    relay.server.state.detach_relay()  # ends the stream that the proxy still reads
+    async with serve_handler(forward) as url:
+        await page.goto(f"{url}/ops/")
+        await enter(page, "bearer-test-key-of-alice")
+        await expect(page.locator("#live")).to_have_text("Live")
+        await relay.decide("hold", by="bob")
+        await expect(page.locator(".event")).to_contain_text("on hold")
+        await page.goto("about:blank")
+        relay.server.state.detach_relay()  # ends the stream that the proxy still reads
