@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from relay.api.server import file_backed_server_context, make_server_context
 from relay.api.settings import Client, ServerTlsSettings
-from relay.api.sockets import file_backed_server_context, make_server_context
 from relay.config import load
 from relay.errors import ConfigError, StoreError
 from relay.files import MAX_FILE_BYTES, FileBackedValue, current_user, may_exist

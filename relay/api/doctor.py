@@ -19,6 +19,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from relay.api.server import make_server_context, open_tcp_sockets
 from relay.api.settings import (
     ApiSettings,
     OidcSettings,
@@ -26,7 +27,6 @@ from relay.api.settings import (
     redirect_uri,
     supports_local_sockets,
 )
-from relay.api.sockets import make_server_context, open_tcp_sockets
 from relay.errors import ConfigError
 from relay.files import may_exist
 from relay.logs import Finding, failure, ok, warning

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from relay.amqp.broker_url import BrokerSettings, host_port
 from relay.api.doctor import static_findings
+from relay.api.server import make_server_context
 from relay.api.settings import redirect_uri
-from relay.api.sockets import make_server_context
 from relay.approvals.limits import Limit
 from relay.approvals.rules import Quorum, Rule, RuleConditions
 from relay.approvals.status import ApprovalStatus, first_matching_rule
