@@ -189,7 +189,7 @@ class Gate:
                     self._must_check_all = True
                     await self._clock.wait(self._wake, RETRY_DELAY)
                     continue
-                self._sender.check_waiting()
+                self._sender.check_all()
                 due = self.engine.next_change
             timeout: float | None = None
             if due is not None:

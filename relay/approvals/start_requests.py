@@ -45,8 +45,6 @@ class _OpenGrant(NamedTuple):
     grant: Grant
     may_go: bool
     """Whether neither the mode nor a hold nor a limit keeps the StartRequest back."""
-    can_be_freed: bool
-    """Whether a limit or a standing hold keeps it back, so that it can go without a decision."""
     has_waiting_notices: bool
 
 
@@ -57,13 +55,10 @@ class _Scope:
     name: str
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a StartRequest may be due."""
-    can_be_freed: bool = False
-    """Whether a grant waited for a limit or a standing hold when the task looked last."""
     first_seen: dict[int, float] = field(default_factory=dict)
     """When each open grant was seen first, by the monotonic clock."""
     last_turn: dict[int, int] = field(default_factory=dict)
-    """The turn in which each was tried last."""
-    turns: int = 0
+    """The turn in which each was tried last, counted from 1."""
     failures: int = 0
     """StartRequests in a row that nobody executed, or that IMDS neither accepted nor refused."""
     unreached_agents: set[str | None] = field(default_factory=set)
@@ -75,8 +70,7 @@ class _Scope:
         So a grant that fails again and again delays no other for long.
         """
         taken = min(ready, key=lambda grant: self.last_turn.get(grant.id, 0))
-        self.turns += 1
-        self.last_turn[taken.id] = self.turns
+        self.last_turn[taken.id] = max(self.last_turn.values(), default=0) + 1
         return taken
 
     def pause_after(self, error: SourceError, agent: str | None) -> float:
@@ -117,34 +111,29 @@ class StartRequestSender:
         self._must_read_all = asyncio.Event()
         self._must_read_all.set()
         self._is_stopping = False
-        self._sending = 0
 
     def check_all(self) -> None:
         """Look for open grants in all scopes: something has changed."""
-        for scope in self._scopes.values():
-            scope.wake.set()
+        self._check_known_scopes()
         self._must_read_all.set()
 
-    def check_waiting(self) -> None:
-        """Let the scopes look again where a grant waits for a limit or a standing hold."""
-        for scope in self._scopes.values():
-            if scope.can_be_freed:
-                scope.wake.set()
-
     def on_recorded(self, events: Sequence[RecordedEvent]) -> None:
-        """Send what was granted, and look again at what waits."""
-        for recorded in events:
-            if recorded.event_key is not None and recorded.scope in self._scopes:
-                self._scopes[recorded.scope].wake.set()
-            elif recorded.name == "approval.granted":
-                self._must_read_all.set()
-        self.check_waiting()
+        """Send what was granted, and look again at what waits, for a limit in any scope too."""
+        self._check_known_scopes()
+        if any(
+            each.name == "approval.granted" and each.scope not in self._scopes for each in events
+        ):
+            self._must_read_all.set()
+
+    def _check_known_scopes(self) -> None:
+        for scope in self._scopes.values():
+            scope.wake.set()
 
     async def stop_start_requests(self, within: float) -> None:
         """Claim nothing more; return when nothing is in flight, or after ``within`` seconds."""
         self._is_stopping = True
         deadline = self._clock.monotonic() + within
-        while self._sending and self._clock.monotonic() < deadline:
+        while self._engine.in_flight and self._clock.monotonic() < deadline:
             await self._clock.sleep(IDLE_CHECK_INTERVAL)
 
     async def run(self) -> None:
@@ -173,7 +162,6 @@ class StartRequestSender:
         """Send StartRequests for the grants of a scope until none is open."""
         while True:
             scope.wake.clear()
-            scope.can_be_freed = True  # by what is recorded with this read
             try:
                 found = await self._store.read(partial(self._find_open_grants, scope.name))
             except StoreUnavailable:
@@ -182,10 +170,9 @@ class StartRequestSender:
             if not found and not scope.wake.is_set():
                 del self._scopes[scope.name]
                 return
-            scope.can_be_freed = any(each.can_be_freed for each in found)
             now = self._clock.monotonic()
-            known = scope.first_seen
-            scope.first_seen = {each.grant.id: known.get(each.grant.id, now) for each in found}
+            for each in found:
+                scope.first_seen.setdefault(each.grant.id, now)
             allowed = [each for each in found if each.may_go]
             ready = [
                 each.grant
@@ -205,11 +192,10 @@ class StartRequestSender:
         now, found = self._clock.now(), []
         for grant, occurrence in tx.approvals.open_grants(scope):
             status = self._engine.status(tx, occurrence, now)
-            is_on = status.mode == "on"  # it is off for an event whose rows are damaged
-            can_be_freed = is_on and bool(status.waiting_for or status.active_standing_holds)
-            may_go = is_on and not can_be_freed and not status.active_holds
+            # The mode is off for an event whose rows are damaged.
+            may_go = status.mode == "on" and not status.is_held and not status.waiting_for
             has_waiting = may_go and self._has_undelivered_notices(tx, occurrence)
-            found.append(_OpenGrant(grant, may_go, can_be_freed, has_waiting))
+            found.append(_OpenGrant(grant, may_go, has_waiting))
         return found
 
     def _has_undelivered_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
@@ -262,14 +248,12 @@ class StartRequestSender:
         # the attempt.
         attempt = grant.id, grant.attempts + 1
         self._engine.in_flight.add(attempt)
-        self._sending += 1
         try:
             claimed = await self._store.transact(claim)
             if claimed is not None:
                 await self._send(scope, claimed)
         finally:
             self._engine.in_flight.discard(attempt)
-            self._sending -= 1
         return claimed is not None
 
     async def _send(self, scope: _Scope, claim: ClaimedGrant) -> None:
