@@ -6,7 +6,7 @@ which StartRequests reach IMDS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,8 +90,7 @@ class ApprovalsSettings(Section):
                         ("people", owner, self.people[owner].index(principal)),
                     )
         for group, members in self.groups.items():
-            for index, member in enumerate(members):
-                self._check_person_exists(member, ("groups", group, index))
+            self._check_members_exist(members, ("groups", group))
         return self
 
     @model_validator(mode="after")
@@ -106,30 +105,22 @@ class ApprovalsSettings(Section):
                     f"matches every event; put {catch_all} last"
                 )
             if isinstance(rule.approve, Quorum):
-                self._check_voters_exist(rule.approve, ("rules", index, "approve", "from"))
+                self._check_members_exist(rule.approve.from_, ("rules", index, "approve", "from"))
             if rule.match == RuleConditions():
                 catch_all = rule.name
         return self
 
-    def _check_voters_exist(self, quorum: Quorum, path: KeyPath) -> None:
-        for index, voter in enumerate(quorum.from_):
-            kind, _, name = voter.partition(":")
-            if kind == "group" and name not in self.groups:
+    def _check_members_exist(self, members: Iterable[str], path: KeyPath) -> None:
+        for index, member in enumerate(members):
+            kind, _, name = member.partition(":")
+            known = {"group": self.groups, "person": self.people}.get(kind)
+            if known is not None and name not in known:
+                section = "groups" if kind == "group" else "people"
                 raise WrongValue(
                     (*path, index),
-                    f"expected a group of approvals.groups, {voter} is none; "
-                    f"{describe_choices(name, self.groups, prefix='group:')}",
+                    f"expected a {kind} of approvals.{section}, {member} is none; "
+                    f"{describe_choices(name, known, prefix=f'{kind}:')}",
                 )
-            self._check_person_exists(voter, (*path, index))
-
-    def _check_person_exists(self, member: str, path: KeyPath) -> None:
-        kind, _, name = member.partition(":")
-        if kind == "person" and name not in self.people:
-            raise WrongValue(
-                path,
-                f"expected a person of approvals.people, {member} is none; "
-                f"{describe_choices(name, self.people, prefix='person:')}",
-            )
 
 
 @dataclass(frozen=True, slots=True)

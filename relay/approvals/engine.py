@@ -193,8 +193,8 @@ class ApprovalEngine:
         self, tx: Transaction, request: DecisionRequest, refusal: DecisionAnswer | None
     ) -> DecisionAnswer:
         occurrences: list[TrackedEvent] = []
-        if not request.names_scope_other_than_arrival:
-            scope = request.arrival_scope or request.scope
+        scope = request.arrival_scope or request.scope
+        if request.scope in (None, scope):
             occurrences = tx.occurrences.find_occurrences_by_reference(request.event_id, scope)
         status: ApprovalStatus | None = None
         if len(occurrences) == 1:

@@ -78,8 +78,14 @@ class Recording:
         ``waited_for`` are the limits for which the event waited until its votes expired.
         """
         match transition:
-            case VoidVotes():
-                self._voided_votes(transition, waited_for)
+            case VoidVotes(votes, reason):
+                cause = self.occurrence.last_event_id
+                if reason == "expired":
+                    cause = votes[-1].recorded_event_id
+                details: dict[str, Any] = {"why": reason, **_ended_field(votes)}
+                if waited_for:
+                    details["waitedFor"] = list(waited_for)
+                self._event("approval.voided", details, cause)
             case ExpireHold(hold):
                 self._expired_hold(hold, status)
             case FailGrant(grant, reason):
@@ -127,15 +133,6 @@ class Recording:
         }
         name = "startrequest.accepted" if state == "accepted" else "startrequest.failed"
         self._event(name, details, grant.cause)
-
-    def _voided_votes(self, transition: VoidVotes, waited_for: Sequence[LimitWait]) -> None:
-        votes, reason = transition.decisions, transition.reason
-        is_expired = reason == "expired"
-        cause = votes[-1].recorded_event_id if is_expired else self.occurrence.last_event_id
-        details: dict[str, Any] = {"why": reason, **_ended_field(votes)}
-        if waited_for:
-            details["waitedFor"] = list(waited_for)
-        self._event("approval.voided", details, cause)
 
     def _expired_hold(self, hold: Decision, status: ApprovalStatus) -> None:
         reason = f"the hold of {hold.principal} expired; {HOLD_NOTICE}"

@@ -75,11 +75,6 @@ class DecisionRequest(Request):
     message_id: str | None = None
     """The ``message_id`` of the AMQP message that carried the request."""
 
-    @property
-    def names_scope_other_than_arrival(self) -> bool:
-        """Whether the body names another scope than the one for which the request arrived."""
-        return self.arrival_scope is not None and self.scope not in (None, self.arrival_scope)
-
 
 @dataclass(frozen=True, slots=True)
 class DecisionAnswer:
