@@ -22,7 +22,9 @@ from relay.approvals.request import HOLD_NOTICE
 from relay.cli.init import initial_configuration
 from relay.config import AGENT_EXAMPLE
 from relay.events.build import (
+    CATALOG,
     EndOutcome,
+    EventDefinition,
     Origin,
     approval_or_startrequest_event,
     change_event,
@@ -30,7 +32,6 @@ from relay.events.build import (
     relay_event,
     standing_hold_event,
 )
-from relay.events.catalog import CATALOG, EventDefinition
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import EventData
 from relay.events.model import Change, Document, ScheduledEvent, diff_events_with_document

@@ -22,7 +22,7 @@ from jsonschema import Draft202012Validator
 
 from relay.clock import SystemClock
 from relay.config import load
-from relay.events.catalog import CATALOG, cloudevent_schema
+from relay.events.build import CATALOG, cloudevent_schema
 from relay.events.timestamps import format_rfc3339
 from relay.simulator import Plan, load_packaged_playbooks
 from tests.builders import cloudevent

@@ -17,7 +17,7 @@ from relay.cli._output import print_json, print_lines
 from relay.cli._tables import print_table
 from relay.config import AGENT_EXAMPLE, DEFAULTS
 from relay.errors import ConfigError
-from relay.events.catalog import CATALOG, cloudevent_schema
+from relay.events.build import CATALOG, cloudevent_schema
 from relay.settings import Name, closest, first_error_path_and_message
 from relay.signature import PREFIX
 

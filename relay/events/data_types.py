@@ -1,6 +1,6 @@
 """The ``data`` of each type of CloudEvent: its fields, and what each of them means.
 
-`relay.events.catalog` assigns these types to the CloudEvents, and makes JSON Schemas of them, with
+`relay.events.build` assigns these types to the CloudEvents, and makes JSON Schemas of them, with
 the descriptions. The routes of the API answer with some of them. They are TypedDicts, because the
 relay stores and sends ``data`` as a dictionary. No type accepts other fields (``_Strict``).
 `Remarks` is what a caller may say with a decision, for the audit: nothing is decided by it.

@@ -30,8 +30,7 @@ from pydantic.alias_generators import to_camel
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.amqp.connection import UnusableMessage
-from relay.events.build import Origin, relay_event
-from relay.events.catalog import CATALOG
+from relay.events.build import CATALOG, Origin, relay_event
 from relay.events.cloudevent import TYPE_PREFIX, TYPE_VERSION, CloudEvent, digest_id, event_name
 from relay.events.model import EventId, ScheduledEvent, relay_word
 from relay.events.timestamps import format_rfc3339, parse_timestamp

@@ -26,7 +26,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import AfterValidator, Field
 
 from relay.events import fast_dataclass
-from relay.events.catalog import CATALOG
+from relay.events.build import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.match import Match, matches_any_pattern
 from relay.settings import Name, Section, closest

@@ -158,16 +158,9 @@ class Transaction:
         """Return the end of the journal: the ``journalhead`` of the next recorded event."""
         return self.journal.head()
 
-    def record(
-        self,
-        event: CloudEvent,
-        at: datetime,
-        *,
-        transition: str | None = None,
-        to: Iterable[str] | None = None,
-    ) -> None:
-        """Record one event for the sinks that want it, or the named; it counts ``transition``."""
-        self.record_all([(event, transition)], at, to=to)
+    def record(self, event: CloudEvent, at: datetime, *, to: Iterable[str] | None = None) -> None:
+        """Record one event for the sinks that want it, or for the named."""
+        self.record_all([(event, None)], at, to=to)
 
     def record_all(
         self,
@@ -176,7 +169,7 @@ class Transaction:
         *,
         to: Iterable[str] | None = None,
     ) -> None:
-        """Record events, each with its transition, in their order; see `record`."""
+        """Record events in their order, each with the transition that it counts; see `record`."""
         rows = [
             (event.name, self._event_key(event), transition, event.body)
             for event, transition in events
@@ -252,23 +245,20 @@ class Transaction:
         return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # `store_approval_mode` and `file` write it
 
     def store_approval_mode(self, mode: Mode, principal: str, at: datetime) -> None:
-        self.set_meta("mode", mode)
+        self._set_meta("mode", mode)
         self.journal.append_non_event_row(at, "mode", {"mode": mode, "principal": principal})
         self.changed = None
         self.messages.refresh_all(at)
 
     def set_last_read_at(self, moment: datetime) -> None:
         """Store at an orderly stop when the document was last read."""
-        self.set_meta("last_read", format_sortable(moment))
+        self._set_meta("last_read", format_sortable(moment))
 
     def pop_last_read_at_of_previous_run(self) -> datetime | None:
         """Return what `set_last_read_at` stored, and delete it; None after a crash."""
         moment = parse_timestamp(get_meta(self._connection, "last_read"))
-        self.set_meta("last_read", None)
+        self._connection.execute("DELETE FROM meta WHERE key = 'last_read'")
         return moment
 
-    def set_meta(self, key: str, value: str | None) -> None:
-        if value is None:
-            self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
-        else:
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+    def _set_meta(self, key: str, value: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))

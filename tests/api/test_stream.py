@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from relay.api.connections import ServerLimits
-from relay.events.catalog import CATALOG
+from relay.events.build import CATALOG
 from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 

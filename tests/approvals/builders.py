@@ -28,8 +28,7 @@ from relay.approvals.request import (
 from relay.approvals.standing_holds import CreateRequest, EndRequest, StandingHoldBody
 from relay.approvals.status import ApprovalStatus, first_matching_rule
 from relay.errors import SourceError
-from relay.events.build import Origin, common_event_data
-from relay.events.catalog import CATALOG, cloudevent_schema
+from relay.events.build import CATALOG, Origin, cloudevent_schema, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import NO_REMARKS, remarks_in
 from relay.events.match import Match

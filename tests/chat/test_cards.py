@@ -26,7 +26,7 @@ from relay.chat.cards.wording import (
     timeline_line,
     voting_closed_lines,
 )
-from relay.events.catalog import CATALOG
+from relay.events.build import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.events.data_types import LimitWait
 from relay.events.timestamps import format_rfc3339

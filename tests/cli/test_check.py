@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from relay.cli.check import evaluate_rules_for_document
 from relay.config import load
 from relay.config.model import NO_RULE_FOR_USER_EVENTS
-from relay.events.catalog import CATALOG
+from relay.events.build import CATALOG
 from relay.imds.document import parse_document
 from relay.simulator.event import rfc1123
 from tests.certificates import FOLDER

@@ -16,8 +16,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError
 
 from docs import generate
-from relay.events.build import EndOutcome
-from relay.events.catalog import CATALOG, EventDefinition, cloudevent_schema
+from relay.events.build import CATALOG, EndOutcome, EventDefinition, cloudevent_schema
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.events.model import Document, diff_events_with_document
 from relay.events.timestamps import parse_timestamp

@@ -15,12 +15,12 @@ import pytest
 
 from docs.generate import examples
 from relay.events.build import (
+    CATALOG,
     Origin,
     approval_or_startrequest_event,
     common_event_data,
     relay_event,
 )
-from relay.events.catalog import CATALOG
 from relay.events.cloudevent import CloudEvent
 from relay.sentences import said
 from relay.simulator import Plan
