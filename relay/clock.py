@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from typing_extensions import override
-
 
 class Clock(Protocol):
     def now(self) -> datetime:
@@ -27,20 +25,16 @@ class Clock(Protocol):
         """Return when the event is set, or after a number of seconds; None sets no limit."""
 
 
-class SystemClock(Clock):
-    @override
+class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    @override
     def monotonic(self) -> float:
         return time.monotonic()
 
-    @override
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    @override
     async def wait(self, event: asyncio.Event, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if seconds is None else max(0.0, seconds)):

@@ -1,13 +1,4 @@
-"""What the standard library lacks for files of the relay and of its users.
-
-`may_exist` answers whether something is there. From Python 3.14 on, `Path.exists` and its like
-return False if the user may not look. This returns False only if nothing of that kind is there for
-certain, so that whoever opens the path gets the reason.
-
-`ensure_private_file` and `create_private_folder` make what this user alone can read, such as the
-state file and its lock. `is_planted` finds what a stranger may have put into a folder that others
-can write. `FileBackedValue` is made of files, such as secrets, and made again when they change.
-"""
+"""What the standard library lacks for files of the relay and of its users."""
 
 from __future__ import annotations
 
@@ -29,7 +20,11 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 def may_exist(path: Path, is_meant: Callable[[int], bool] = lambda _: True) -> bool:
-    """Return whether something is there, or may be. ``is_meant`` looks at its mode."""
+    """Return whether something is there, or may be. ``is_meant`` looks at its mode.
+
+    From Python 3.14 on, `Path.exists` and its like return False if the user may not look. Here
+    whoever opens the path then gets the reason.
+    """
     try:
         return is_meant(path.stat().st_mode)
     except OSError as error:

@@ -21,15 +21,17 @@ from tests.cli.running_relay import LOCAL_PRINCIPAL, running_relay
 from tests.documented import block
 from tests.store.open_store import NOW, append_row, open_file_in
 
+Left = tuple[str, Path]
+
 
 @pytest.fixture
-async def journal_of_a_decision(tmp_path: Path) -> tuple[str, Path, str]:
-    """Return what a stopped relay left: configuration, state file, and EventId of a decision."""
+async def left(tmp_path: Path) -> Left:
+    """Return the configuration and state file of a relay that was stopped after a decision."""
     async with running_relay(tmp_path) as relay:
         event = await relay.announce()
         await relay.run("hold", event.event_id, "--reason", "backup runs")
         await relay.run("approvals", "dry-run")
-    return relay.config, relay.store, event.event_id
+    return relay.config, relay.store
 
 
 @pytest.fixture
@@ -93,10 +95,8 @@ def test_a_claim_whose_votes_were_pruned_is_counted(approvals: ApprovalFile) -> 
     assert (result.code, "approvals: 1, 1 of them from before the kept" in result.out) == (0, True)
 
 
-async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(
-    journal_of_a_decision: tuple[str, Path, str],
-) -> None:
-    config, store, _ = journal_of_a_decision
+async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(left: Left) -> None:
+    config, store = left
     head = (await run_async("audit", "verify", "-c", config, "--json")).json["journalhead"]
     assert (await run_async("audit", "verify", "-c", config, "--expect", head)).code == 0
     tamper(store, "DELETE FROM journal WHERE position = 3")
@@ -130,9 +130,9 @@ def verify_export(export: str) -> str:
     return result.stdout if result.returncode == 0 else result.stderr.strip().splitlines()[-1]
 
 
-async def test_what_is_exported_proves_itself(journal_of_a_decision: tuple[str, Path, str]) -> None:
+async def test_what_is_exported_proves_itself(left: Left) -> None:
     """The chain is computed again from the lines alone, by the program of the documentation."""
-    config, _, _ = journal_of_a_decision
+    config, _ = left
     exported = (await run_async("audit", "export", "-c", config)).out
     kinds = [orjson.loads(line)["kind"] for line in exported.splitlines()]
     assert kinds == ["checkpoint", "event.scheduled", "approval.recorded", "mode", "head"]
@@ -162,8 +162,8 @@ async def test_an_export_proves_itself_across_pruning_and_with_any_text(tmp_path
     assert len(emptied.splitlines()) == 2
 
 
-async def test_a_touched_export_proves_it(journal_of_a_decision: tuple[str, Path, str]) -> None:
-    config, _, _ = journal_of_a_decision
+async def test_a_touched_export_proves_it(left: Left) -> None:
+    config, _ = left
     begin, *lines, end = (await run_async("audit", "export", "-c", config)).out.splitlines()
     for touched, problem in (
         ([begin, lines[0], lines[1].replace("backup", "nobody"), lines[2], end], "row 2 is not"),
@@ -176,9 +176,9 @@ async def test_a_touched_export_proves_it(journal_of_a_decision: tuple[str, Path
 
 
 async def test_a_copy_is_audited_where_it_lies_without_a_configuration(
-    journal_of_a_decision: tuple[str, Path, str], tmp_path: Path
+    left: Left, tmp_path: Path
 ) -> None:
-    _, store, _ = journal_of_a_decision
+    _, store = left
     copy = tmp_path / "old.db"
     shutil.copy(store, copy)
     result = await run_async("audit", "--store", str(copy), "--config", "absent.yaml")
@@ -226,10 +226,10 @@ def test_a_state_file_that_is_none_is_a_sentence(
     ],
 )
 async def test_a_row_that_was_changed_is_a_sentence(
-    journal_of_a_decision: tuple[str, Path, str], statement: str, said: str, verb: str
+    left: Left, statement: str, said: str, verb: str
 ) -> None:
     """The relay sets a file with damaged values aside; whoever examines it runs the audit."""
-    _, store, _ = journal_of_a_decision
+    _, store = left
     tamper(store, statement)
     result = await run_async("audit", verb, "--store", str(store))
     assert (result.code, result.out if verb == "verify" else "") == (1, "")
@@ -238,9 +238,9 @@ async def test_a_row_that_was_changed_is_a_sentence(
 
 
 async def test_a_store_named_before_the_verb_is_wrong_usage_and_never_another_file(
-    journal_of_a_decision: tuple[str, Path, str],
+    left: Left,
 ) -> None:
     """Else a damaged copy would be said to hold because the configured file does."""
-    config, store, _ = journal_of_a_decision
+    config, store = left
     result = await run_async("audit", "--store", str(store), "verify", "-c", config)
     assert (result.code, "behind the verb" in result.err) == (2, True)

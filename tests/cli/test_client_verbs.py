@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ import pytest
 from relay.clock import SystemClock
 from relay.config import LoadedConfig, load
 from relay.roles.reload import Reloader
-from relay.simulator import Event, Plan
+from relay.simulator import Plan
 from tests.cli.command import CommandResult, environment, run_async, run_command
 from tests.cli.running_relay import ALICE_KEY, LOCAL_PRINCIPAL, RunningRelay, running_relay
 from tests.eventually import eventually
@@ -129,28 +129,6 @@ async def test_where_nobody_can_be_asked_the_revision_or_yes_is_needed(relay: Ru
     assert (await relay.run("approve", event.event_id, "--revision", shown["revision"])).code == 0
 
 
-@asynccontextmanager
-async def approve_on_terminal(
-    relay: RunningRelay, event: Event
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """Start ``approve`` on a terminal. Yield the process, and the keyboard to write to."""
-    keyboard, terminal = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "relay", "approve", event.event_id, "-c", relay.config),
-        stdin=terminal,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-    )
-    try:
-        yield process, keyboard
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        os.close(keyboard)
-        os.close(terminal)
-
-
 @pytest.mark.parametrize(
     ("answer", "code", "votes"),
     [(b"y\n", 0, 1), (b"n\n", 1, 0), (b"\x04", 1, 0), (signal.SIGINT, 1, 0)],
@@ -160,7 +138,15 @@ async def test_on_a_terminal_approve_asks(
     relay: RunningRelay, answer: signal.Signals | bytes, code: int, votes: int
 ) -> None:
     event = await relay.announce()
-    async with approve_on_terminal(relay, event) as (process, keyboard):
+    keyboard, terminal = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "relay", "approve", event.event_id, "-c", relay.config),
+        stdin=terminal,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    try:
         assert process.stderr is not None
         async with asyncio.timeout(60):
             await process.stderr.readuntil(b"[y/N]")
@@ -170,6 +156,11 @@ async def test_on_a_terminal_approve_asks(
                 process.send_signal(answer)
             said = await process.stderr.read()
             await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        os.close(keyboard)
+        os.close(terminal)
     assert process.returncode == code
     assert said.endswith(b"imds-relay: nothing was approved\n") is (code == 1)
     assert len((await relay.get_event(event))["votes"]) == votes
