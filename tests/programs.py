@@ -47,6 +47,15 @@ async def running(
         await process.communicate()
 
 
+def output_of(*command: str | Path, given: str = "", cwd: Path | None = None) -> str:
+    """Run a program that must succeed, with this text as its input; return what it prints."""
+    done = subprocess.run(
+        command, input=given, cwd=cwd, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def command_of(name: str, folder: Path, packages: Path | None = None) -> list[str]:
     """Return the command that runs an example in Python, JavaScript or Go.
 
@@ -69,7 +78,5 @@ def command_of(name: str, folder: Path, packages: Path | None = None) -> list[st
             pytest.skip(f"its packages could not be fetched: {got.stderr}")
     if name.endswith(".mjs"):
         return ["node", str(folder / name)]
-    build = ["go", "build", "-o", "program", name]
-    built = subprocess.run(build, cwd=folder, check=False, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    output_of("go", "build", "-o", "program", name, cwd=folder)
     return [str(folder / "program")]

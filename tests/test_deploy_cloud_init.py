@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import os
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from relay.config import load
+from tests.cli.command import CommandResult, run_program
 from tests.test_deploy import ROOT, read_yaml
 
 FOLDER = ROOT / "deploy/cloud-init"
@@ -72,72 +70,44 @@ def test_the_relay_takes_the_configuration_of_the_user_data(role: str, tmp_path:
 # --- the program that fetches the secret
 
 
-@dataclass
-class Azure:
-    """The identity endpoint of a VM and a Key Vault."""
-
-    url: str = ""
-    unready: int = 0
-    """How many calls for a token fail."""
-    calls: list[str] = field(default_factory=list)
-
-    async def token(self, request: web.Request) -> web.Response:
-        """Give a token, as the metadata service does."""
-        self.calls.append(request.path)
-        if request.headers.get("Metadata") != "true" or request.query["api-version"] == "":
-            return web.Response(status=400)
-        if self.unready:
-            self.unready -= 1
-            return web.Response(status=404)
-        return web.json_response({"access_token": f"token for {request.query['resource']}"})
-
-    async def secret(self, request: web.Request) -> web.Response:
-        self.calls.append(request.path)
-        if request.headers.get("Authorization") != "Bearer token for https://vault.azure.net":
-            return web.Response(status=401)
-        return web.json_response({"value": URL, "id": f"{self.url}/secrets/agent-broker-url/1"})
+async def token(request: web.Request) -> web.Response:
+    """Give a token, as the metadata service of a VM does."""
+    if request.headers.get("Metadata") != "true" or request.query["api-version"] == "":
+        return web.Response(status=400)
+    return web.json_response({"access_token": f"token for {request.query['resource']}"})
 
 
-@pytest.fixture
-async def azure() -> AsyncIterator[Azure]:
-    serves = Azure()
-    application = web.Application()
-    application.router.add_get("/metadata/identity/oauth2/token", serves.token)
-    application.router.add_get("/secrets/agent-broker-url", serves.secret)
-    async with TestServer(application) as server:
-        serves.url = f"http://127.0.0.1:{server.port}"
-        yield serves
+async def secret(request: web.Request) -> web.Response:
+    """Give the secret, as a Key Vault does."""
+    if request.headers.get("Authorization") != "Bearer token for https://vault.azure.net":
+        return web.Response(status=401)
+    return web.json_response({"value": URL, "id": f"{request.url}/1"})
 
 
-async def fetch(azure: Azure, folder: Path, secret: str, patience: str) -> tuple[int, str]:
-    """Run the program. Return its exit code and what it said."""
-    program = folder / "fetch"
+async def fetch(folder: Path, name: str) -> CommandResult:
+    """Run the program."""
+    program, file = folder / "fetch", str(folder / "broker-url")
     program.write_text(files_of("agent")[FETCH])
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(program),
-        azure.url,
-        secret,
-        str(folder / "broker-url"),
-        getpass.getuser(),
-        env={**os.environ, "IMDS": azure.url, "PATIENCE": patience},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, said = await process.communicate()
-    return process.returncode or 0, said.decode()
+    application = web.Application()
+    application.router.add_get("/metadata/identity/oauth2/token", token)
+    application.router.add_get("/secrets/agent-broker-url", secret)
+    async with TestServer(application) as azure:
+        url = f"http://127.0.0.1:{azure.port}"
+        command = (sys.executable, str(program), url, name, file, getpass.getuser())
+        return await asyncio.to_thread(run_program, *command, IMDS=url, PATIENCE="0")
 
 
-async def test_the_vm_fetches_the_secret_for_its_owner_alone(azure: Azure, tmp_path: Path) -> None:
-    assert await fetch(azure, tmp_path, "agent-broker-url", "0") == (0, "")
+async def test_the_vm_fetches_the_secret_for_its_owner_alone(tmp_path: Path) -> None:
+    assert await fetch(tmp_path, "agent-broker-url") == CommandResult(0, "", "")
     file = tmp_path / "broker-url"
     assert file.read_text() == URL
     assert stat.S_IMODE(file.stat().st_mode) == 0o400
 
 
-async def test_an_absent_secret_ends_setup_and_keeps_the_old(azure: Azure, tmp_path: Path) -> None:
+async def test_an_absent_secret_ends_setup_and_keeps_the_old(tmp_path: Path) -> None:
     (tmp_path / "broker-url").write_text("amqps://old")
-    code, said = await fetch(azure, tmp_path, "another", "0")
-    assert code == 1
-    assert "another of http://127.0.0.1" in said
-    assert "404" in said
+    result = await fetch(tmp_path, "another")
+    assert result.code == 1
+    assert "another of http://127.0.0.1" in result.err
+    assert "404" in result.err
     assert (tmp_path / "broker-url").read_text() == "amqps://old"

@@ -6,7 +6,6 @@ import ast
 import asyncio
 import importlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -31,6 +30,7 @@ from tests.cli.command import run_async, run_process
 from tests.documented import ROOT, block, blocks
 from tests.eventually import eventually
 from tests.journey.relay_process import client
+from tests.programs import output_of
 from tests.relay_in_process import document_of, relay_in_process, simulated
 
 EVENT = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
@@ -77,15 +77,9 @@ async def test_the_calls_of_the_pages_do_what_the_pages_say(tmp_path: Path) -> N
             here = block("README.md", "sh", "What you send back")
             here = here.replace("http://127.0.0.1:8080", url)
             here = re.sub(r'("revision": )"\w+"', rf'\1"{shown["revision"]}"', here)
-            done = await asyncio.to_thread(
-                subprocess.run,
-                ["bash", "-euc", here],
-                capture_output=True,
-                text=True,
-                check=True,
-                env=os.environ | {"KEY": voters[0]["key"]},
-            )
-            assert json.loads(done.stdout)["state"] == "granted"
+            here = f"KEY={voters[0]['key']}\n{here}"
+            said = await asyncio.to_thread(output_of, "bash", "-euc", here)
+            assert json.loads(said)["state"] == "granted"
             await _make_documented_hold(url)
             await _run_documented_freeze(file)
             for line in block("docs/chat/teams.md", "sh").splitlines():
@@ -187,11 +181,7 @@ def test_the_chat_of_the_page_is_opened_like_the_one_that_tests_run() -> None:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_the_private_authority_of_the_page_is_one_strict_clients_accept(tmp_path: Path) -> None:
     commands = block("docs/operations.md", "sh", "Private CAs")
-    done = subprocess.run(
-        ["bash", "-euc", commands], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "drain.pem: OK\n"
+    assert output_of("bash", "-euc", commands, cwd=tmp_path) == "drain.pem: OK\n"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +14,7 @@ from pydantic import BaseModel, SecretStr
 from ruamel.yaml import YAML
 
 from relay.config import Config
+from tests.programs import output_of
 
 CHART = Path(__file__).parents[1] / "deploy/helm/imds-relay"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -22,21 +22,14 @@ ROLES = ("agent", "plain", "hub")
 needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 
 
-def run(*command: str, given: str = "") -> str:
-    """Run a program that must succeed, and return what it printed."""
-    done = subprocess.run(command, input=given, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def render(role: str, *arguments: str) -> dict[str, Any]:
     """Return the manifests of the example of a role by kind, for the oldest Kubernetes."""
     values = f"--values={CHART}/examples/{role}.yaml"
-    run("helm", "lint", "--strict", str(CHART), values, *arguments)
+    output_of("helm", "lint", "--strict", str(CHART), values, *arguments)
     options = ("--namespace=imds", "--kube-version=1.27.0", values, *arguments)
-    text = run("helm", "template", f"imds-{role}", str(CHART), *options)
+    text = output_of("helm", "template", f"imds-{role}", str(CHART), *options)
     if shutil.which("kubeconform"):
-        run("kubeconform", "-strict", "-ignore-missing-schemas", given=text)
+        output_of("kubeconform", "-strict", "-ignore-missing-schemas", given=text)
     documents = YAML(typ="safe", pure=True).load_all(text)
     return {document["kind"]: document for document in documents if document}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import relay
+from tests.programs import output_of
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ("run", "build", "dev", "site", "release", "fuzz")
@@ -40,7 +40,7 @@ def test_the_package_says_the_version_of_its_distribution() -> None:
 
 def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(tmp_path: Path) -> None:
     build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory")
-    subprocess.run([*build, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    output_of(*build, tmp_path, cwd=ROOT)
     (wheel,) = tmp_path.glob("imds_relay-*.whl")
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     written = {
@@ -54,10 +54,8 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(tmp_path: Pa
 
 def text_files() -> dict[str, str]:
     """Return the text of each tracked file but locks and what the fuzzer kept, by path."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    listed = output_of("git", "ls-files", "-z", cwd=ROOT)
+    paths = [ROOT / name for name in listed.split("\0") if name]
     return {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for path in paths

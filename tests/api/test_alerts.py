@@ -10,7 +10,6 @@ import contextlib
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +26,12 @@ from relay.roles.reload import Reloader
 from tests.api.measured_relay import documented_metrics, run_measured_relay, scrape
 from tests.api.running_relay import make_event
 from tests.eventually import eventually
+from tests.programs import output_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 Series = dict[str, float]
-
-
-def promtool(*arguments: str | Path, text: str | None = None) -> str:
-    """Run promtool, with this text as its input, and return what it says. It must succeed."""
-    done = subprocess.run(
-        ["promtool", *arguments],
-        check=False,
-        input=text,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def series_of(families: list[Family]) -> Series:
@@ -74,14 +59,14 @@ def check_firing(folder: Path, before: Series, after: Series, expected: set[str]
     rules = {"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [test]}
     path = folder / "firing.yml"
     path.write_bytes(orjson.dumps(rules))  # JSON is YAML
-    promtool("test", "rules", path)
+    output_of("promtool", "test", "rules", path)
 
 
 @NEEDS_PROMTOOL
 def test_the_rules_are_valid_and_each_has_a_unit_test() -> None:
     tests = DEPLOY / "prometheus" / "alerts_test.yml"
-    promtool("check", "rules", ALERTS)
-    promtool("test", "rules", tests)
+    output_of("promtool", "check", "rules", ALERTS)
+    output_of("promtool", "test", "rules", tests)
     alerts = re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8"))
     assert len(alerts) >= 8
     tested = re.findall(r'alertname="(\w+)"', tests.read_text(encoding="utf-8"))
@@ -94,7 +79,7 @@ def test_the_rules_are_valid_and_each_has_a_unit_test() -> None:
 async def test_promtool_finds_no_fault_in_the_metrics(tmp_path: Path) -> None:
     async with run_measured_relay(tmp_path) as measured:
         scraped = await measured.running.call("GET", "/metrics", by=None)
-    assert promtool("check", "metrics", text=scraped.body.decode()) == ""
+    assert output_of("promtool", "check", "metrics", given=scraped.body.decode()) == ""
 
 
 async def refused_reloader() -> Reloader:
@@ -202,4 +187,4 @@ def test_prometheus_parses_the_expressions_of_the_dashboard(tmp_path: Path) -> N
     ]
     path = tmp_path / "dashboard.yml"
     path.write_bytes(orjson.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    promtool("check", "rules", path)
+    output_of("promtool", "check", "rules", path)

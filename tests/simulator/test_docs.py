@@ -18,20 +18,12 @@ from relay.simulator import Fault, Plan, Setup, Simulator
 from relay.simulator.playbook import ACTIONS, Playbook, load_playbook
 from relay.simulator.setup import Kind
 from tests import documented
+from tests.programs import output_of
 
 PAGE = "docs/simulator.md"
 TEXT = (documented.ROOT / PAGE).read_text(encoding="utf-8")
 CALLS = "Against your own software"
 """The heading above the calls with curl."""
-
-
-async def run(*command: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == 0, err.decode()
-    return out.decode()
 
 
 def without_dates(document: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +42,7 @@ async def test_the_commands_do_what_the_page_shows() -> None:
             if block.language == "sh":
                 assert f"http://127.0.0.1:{DEFAULT_PORT}/" in block.text
                 here = block.text.replace(f"http://127.0.0.1:{DEFAULT_PORT}", sim.url)
-                answers.append(await run("bash", "-ec", here))
+                answers.append(await asyncio.to_thread(output_of, "bash", "-ec", here))
             else:
                 expected = without_dates(json.loads(block.text))
                 assert without_dates(json.loads(answers[-1])) == expected
@@ -60,9 +52,9 @@ async def test_the_commands_do_what_the_page_shows() -> None:
         assert sim.faults == ()
 
 
-async def test_the_python_runs() -> None:
+def test_the_python_runs() -> None:
     source = documented.block(PAGE, "python", "From Python")
-    assert "db_1" in await run(sys.executable, "-c", source)
+    assert "db_1" in output_of(sys.executable, "-c", source)
 
 
 def test_the_playbook_holds(tmp_path: Path) -> None:
