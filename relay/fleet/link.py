@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from aio_pika import exceptions as amqp
 from aiormq.abc import AbstractChannel, DeliveredMessage
@@ -55,7 +55,7 @@ from relay.sinks.rabbitmq.sink import interpret_publish_result
 PUBLISH_TIMEOUT = 15.0
 """Seconds that a message of an agent waits while the broker lets nobody publish."""
 MAX_BATCH = 256
-"""Messages that are handed over together."""
+"""Messages that are read in one turn of the event loop, and handed over together."""
 FIRST_RECONNECT_SPREAD = 10.0
 MAX_RECONNECT_SPREAD = 60.0
 """Seconds over which agents spread their first and their later tries to connect again."""
@@ -71,9 +71,6 @@ class Link:
     ``options`` are those of `keep_connected`.
     """
 
-    _who: ClassVar[Literal["an agent", "a hub"]]
-    _messages_per_turn: ClassVar[int]
-    """Messages that are read in one turn of the event loop."""
     _no_ack: ClassVar[bool]
     _if_missing: str
     _if_refused: str
@@ -133,8 +130,8 @@ class Link:
         url = connection.url
         if not url.user and url.query.get("auth") == "external":
             raise Deferred(
-                f"fleet.url names no user, but the messages of {self._who} do: write the user "
-                "of the certificate before the host, as in amqps://user@host"
+                "fleet.url names no user, but the messages of a fleet do: write the user of the "
+                "certificate before the host, as in amqps://user@host"
             )
         while True:
             await self._publisher.serve(connection, url.user or "guest")  # as aiormq logs in
@@ -142,7 +139,7 @@ class Link:
     async def _keep_listening(self, connection: GuardedConnection) -> NoReturn:
         """Take messages until the channel or the queue is gone. Raises Deferred."""
         async with asyncio.timeout(SETUP_TIMEOUT):
-            channel = await open_channel(connection, self._messages_per_turn)
+            channel = await open_channel(connection, MAX_BATCH)
             with explained_refusal(self._if_missing, self._if_refused):
                 queue, state = await self._open_queue(connection, channel)
                 deliveries = await start_consuming(channel, queue, no_ack=self._no_ack)
@@ -200,8 +197,6 @@ class AgentLink(Link):
 
     on_message: Callable[[Content], None]
     on_listening: Callable[[], None]
-    _who = "an agent"
-    _messages_per_turn = 10  # the hub sends an agent few
     _no_ack = True  # nothing is delivered again: an order is for now
     _if_refused = (
         f"the broker refused to make or bind the agent's queue ({{}}): give the user the {RIGHTS}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from itertools import combinations
 from typing import Annotated, Literal, Self
 
@@ -62,19 +62,16 @@ def overlapping_scopes(one: TrustDomain, other: TrustDomain) -> tuple[str, str] 
     return next(((a, b) for a in one.scopes for b in other.scopes if patterns_overlap(a, b)), None)
 
 
+@lru_cache(maxsize=10_000)  # more than two patterns have pairs of ends
 def patterns_overlap(one: str, other: str) -> bool:
-    @cache
-    def rest(at: int, other_at: int) -> bool:
-        here, there = one[at : at + 1], other[other_at : other_at + 1]
-        if here == "*":
-            return rest(at + 1, other_at) or (bool(there) and rest(at, other_at + 1))
-        if there == "*":
-            return rest(at, other_at + 1) or (bool(here) and rest(at + 1, other_at))
-        if not here or not there:
-            return here == there
-        return (here == there or "?" in (here, there)) and rest(at + 1, other_at + 1)
-
-    return rest(0, 0)
+    if not one or not other:
+        return not (one + other).strip("*")
+    if other[0] == "*":
+        one, other = other, one
+    if one[0] == "*":
+        return patterns_overlap(one[1:], other) or patterns_overlap(one, other[1:])
+    is_same = one[0] == other[0] or "?" in (one[0], other[0])
+    return is_same and patterns_overlap(one[1:], other[1:])
 
 
 class FleetBrokerSettings(BrokerSettings):

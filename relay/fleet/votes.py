@@ -29,7 +29,6 @@ from relay.approvals.request import (
     DecisionAnswer,
     DecisionRequest,
     InvalidField,
-    MalformedJsonBody,
     Request,
     Rights,
     refuse,
@@ -47,8 +46,6 @@ T = TypeVar("T")
 ANSWER_TIMEOUT = 5.0
 """Seconds that a local program waits for the answer."""
 _STANDING_HOLDS = "this relay is an agent: standing holds are on the hub"
-_ANSWER_MEMBERS = {"detail", "field", "revision"}
-"""What the problem of a refused decision may hold."""
 
 
 class VoteForwarder:
@@ -121,15 +118,11 @@ def _read_answer(answer: VoteAnswer) -> DecisionAnswer:
     if answer.status == 202:
         return DecisionAnswer(answer.status, answer.body)
     is_refusal = answer.status >= 400 and answer.status in {status.value for status in HTTPStatus}
-    members = {
-        name: value
-        for name, value in answer.body.items()
-        if name in _ANSWER_MEMBERS and isinstance(value, str)
-    }
-    return DecisionAnswer(
-        answer.status if is_refusal else HTTPStatus.SERVICE_UNAVAILABLE,
-        {"detail": "the hub gave no reason", **members},
-    )
+    problem = {"detail": "the hub gave no reason"}
+    for name in ("detail", "field", "revision"):
+        if isinstance(value := answer.body.get(name), str):
+            problem[name] = value
+    return DecisionAnswer(answer.status if is_refusal else 503, problem)
 
 
 def _hub_unavailable_answer(reason: str) -> DecisionAnswer:
@@ -187,8 +180,6 @@ class MachineVotes:
         principal = machine_principal(sender.scope, sender.relay)
         try:
             body = validate_body(vote.body)
-        except MalformedJsonBody as error:
-            return refuse(400, str(error))
         except InvalidField as error:
             return refuse(422, str(error), error.field)
         request = body.to_request(
@@ -200,19 +191,10 @@ class MachineVotes:
         )
         answer = await self._submit(request)
         if answer.accepted and not answer.repeat:
-            _log.info(
-                "%s at %s decided: %s of %s",
-                vote.user,
-                principal,
-                body.decision,
-                body.eventId,
-                extra=log_extra(
-                    decision=body.decision,
-                    eventId=body.eventId,
-                    scope=sender.scope,
-                    principal=principal,
-                ),
-            )
+            decided = {"decision": body.decision, "eventId": body.eventId}
+            extra = log_extra(**decided, scope=sender.scope, principal=principal)
+            what = f"{body.decision} of {body.eventId}"
+            _log.info("%s at %s decided: %s", vote.user, principal, what, extra=extra)
         return answer
 
     def _charge_sender(self, sender: AuthorizedSender) -> str | None:

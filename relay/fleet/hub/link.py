@@ -24,7 +24,7 @@ from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError
 from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
-from relay.fleet.link import MAX_BATCH, RIGHTS, Link
+from relay.fleet.link import RIGHTS, Link
 from relay.fleet.routing import (
     command_exchange_name,
     fleet_topology,
@@ -63,8 +63,6 @@ class HubLink(Link):
     acknowledged once ``is_saved``: what they said is on disk.
     """
 
-    _who = "a hub"
-    _messages_per_turn = MAX_BATCH
     _no_ack = False
     _if_missing = "the broker has no such queue ({}): make it, or set fleet.declare: true"
     _if_refused = f"the broker refused the queue ({{}}): give the hub's user the {RIGHTS}"
