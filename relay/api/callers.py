@@ -84,6 +84,7 @@ class Callers:
     def __init__(self, settings: ApiSettings, clock: Clock, earlier: Callers | None = None) -> None:
         """``earlier``: those of before a reload."""
         self.settings = settings
+        """What is in force; a reload makes other callers."""
         self._clock = clock
         self._clients_by_name = {client.name: client for client in settings.clients}
         self._clients_by_san = {

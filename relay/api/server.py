@@ -72,8 +72,6 @@ class Server:
         state_file: Path | None = None,
     ) -> None:
         """``state_file`` is that of the relay. Without it, api.socket: auto makes no socket."""
-        self.settings = settings
-        """What is in force; a reload replaces it."""
         self._clock = clock
         self._state_file = state_file
         callers = Callers(settings, clock)
@@ -93,14 +91,12 @@ class Server:
         """
         state, tls = self.state, self._tls
         callers = Callers(settings, self._clock, state.callers)
-        if settings.tls != self.settings.tls:
+        if settings.tls != state.callers.settings.tls:
             tls = None if settings.tls is None else file_backed_server_context(settings.tls)
 
         def use() -> None:
-            before = state.callers
-            self.settings, self._tls = settings, tls
-            state.callers = callers
-            state.end_streams(lambda whose: callers.what_makes(whose) != before.what_makes(whose))
+            self._tls = tls
+            state.replace_callers(callers)
 
         return use
 
@@ -133,7 +129,7 @@ class Server:
         return application
 
     async def _listen(self, stack: AsyncExitStack, runner: web.AppRunner) -> None:
-        settings, limits, loop = self.settings, self.state.limits, asyncio.get_running_loop()
+        settings, limits = self.state.callers.settings, self.state.limits
         assert runner.server is not None  # noqa: S101  # the runner is set up
         counts = self.state.responses_by_status
         connection = partial(Connection, runner.server, limits=limits, counts=counts)
@@ -160,7 +156,9 @@ class Server:
             listeners.append((local[0], lambda: connection(over_local)))
             self.address += f" and {local[1]}"
         for sock, connect in listeners:
-            server = await loop.create_server(connect, sock=sock, backlog=_BACKLOG)
+            server = await asyncio.get_running_loop().create_server(
+                connect, sock=sock, backlog=_BACKLOG
+            )
             stack.callback(server.close)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -160,10 +160,11 @@ class ServerState:
             self.event_counts.refusals.update(self.relay.gate.engine.unrecorded_refusals)
             self.relay = relay
 
-    def end_streams(self, is_over: Callable[[str], bool]) -> None:
-        """End the streams of the principals for whom this is true. They can connect again."""
+    def replace_callers(self, callers: Callers) -> None:
+        """End the streams of those whose settings have changed. They can connect again."""
+        before, self.callers = self.callers, callers
         for wakeup, principal in list(self.stream_wakeups.items()):
-            if is_over(principal):
+            if callers.what_makes(principal) != before.what_makes(principal):
                 del self.stream_wakeups[wakeup]
                 wakeup.set()
 

@@ -229,7 +229,7 @@ async def test_a_token_that_waited_over_a_reload_has_the_newer_rights(entra: Bea
     entra.issuer.may_give_keys.clear()
     reading = asyncio.create_task(entra.status(entra.token()))
     await eventually(entra.fetches, bool)
-    settings = entra.relay.server.settings
+    settings = entra.relay.server.state.callers.settings
     assert settings.oidc is not None
     oidc = settings.oidc.model_copy(update={"roles": {"Approver": ("hold",)}})
     entra.relay.server.prepare_reload(settings.model_copy(update={"oidc": oidc}))()

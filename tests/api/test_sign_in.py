@@ -618,7 +618,7 @@ async def test_the_id_of_the_application_can_differ_from_the_audience(tmp_path: 
 
 async def test_sessions_end_when_a_reload_changes_who_may_sign_in(desk: Desk, ann: Browser) -> None:
     """They keep the rights of their sign-in, which may have been taken away. Others stay."""
-    server, settings = desk.relay.server, desk.relay.server.settings
+    server, settings = desk.relay.server, desk.relay.server.state.callers.settings
     server.prepare_reload(settings.model_copy(update={"clients": ()}))()
     assert (await ann.session())["can"] == ["read", "approve", "hold"]
     assert settings.oidc is not None

@@ -72,7 +72,7 @@ async def test_a_wrong_key_is_explained_and_not_kept(page: Page, relay: RunningR
 
 async def test_a_key_that_is_withdrawn_ends_the_visit(page: Page, relay: RunningRelay) -> None:
     await show(page, relay, by="reader")
-    settings = relay.server.settings
+    settings = relay.server.state.callers.settings
     relay.server.prepare_reload(settings.model_copy(update={"clients": ()}))()
     await expect(page.locator("#key-wrong")).to_contain_text("or it is not valid any more")
     await expect(page.locator("#view")).to_be_hidden()
