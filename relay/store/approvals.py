@@ -229,17 +229,14 @@ class Approvals:
         folded = self.of_key(occurrence.key)
         if folded is NOTHING:
             return NOTHING
-        later = None
-        if not occurrence.live:  # a live one is the newest
-            later = self._occurrences.find_following_occurrence(occurrence)
-        end = later.position if later is not None else sys.maxsize
-        about = range(occurrence.position, end)
+        about = self._positions_about(occurrence)
         return replace(
             folded,
             decisions=tuple(
                 each
                 for each in folded.decisions
-                if each.position in about or (each.decision == "hold" and each.position < end)
+                if each.position in about
+                or (each.decision == "hold" and each.position < about.stop)
             ),
             grants=tuple(
                 replace(each, occurrence=occurrence.id)
@@ -251,14 +248,20 @@ class Approvals:
 
     def decisions_about(self, occurrence: TrackedEvent, limit: int) -> list[Decision]:
         """Return the newest decisions about an occurrence, oldest first, in force or not."""
-        later = self._occurrences.find_following_occurrence(occurrence)
+        about = self._positions_about(occurrence)
         rows = self._connection.execute(
             f"SELECT position, body FROM journal WHERE event_key = ? AND {APPROVAL_ROWS} "  # noqa: S608  # our own text
             "AND kind = 'approval.recorded' AND position >= ? AND position < ? "
             "ORDER BY position DESC LIMIT ?",
-            (occurrence.key, occurrence.position, later.position if later else 2**62, limit),
+            (occurrence.key, about.start, about.stop, limit),
         ).fetchall()
         return [decision_of(position, CloudEvent.parse(body)) for position, body in reversed(rows)]
+
+    def _positions_about(self, occurrence: TrackedEvent) -> range:
+        later = None
+        if not occurrence.live:  # a live one is the newest
+            later = self._occurrences.find_following_occurrence(occurrence)
+        return range(occurrence.position, later.position if later is not None else sys.maxsize)
 
     # --- where something may have to follow
 

@@ -53,8 +53,7 @@ class ChatMessages:
 
     def find(self, sink: str, occurrence: int) -> ChatMessage | None:
         rows = self._connection.execute(
-            "SELECT message.id, ref, content_hash, is_due, history_position, "
-            "refresh_at FROM message JOIN message_about ON message.id = message "
+            "SELECT message.* FROM message JOIN message_about ON message.id = message "
             "WHERE message_about.sink = ? AND occurrence = ?",
             (sink, occurrence),
         )
@@ -89,12 +88,7 @@ class ChatMessages:
 
         Its timer is over, but not one that was set since.
         """
-        self._connection.execute(
-            "UPDATE message SET ref = :ref, content_hash = :hash, "
-            "is_due = iif(refresh_at IS :at, 0, is_due), "
-            "refresh_at = iif(refresh_at IS :at, NULL, refresh_at) WHERE id = :id",
-            {"ref": ref, "hash": content_hash, "at": _text(planned.refresh_at), "id": planned.id},
-        )
+        self._update(planned, "ref = :ref, content_hash = :hash", ref=ref, hash=content_hash)
 
     def mark_history_told(
         self, planned: ChatMessage, position: int, refresh_at: datetime | None
@@ -103,16 +97,15 @@ class ChatMessages:
 
         A timer that was set since the update was ``planned`` stays.
         """
+        next_at = _text(refresh_at)
+        self._update(planned, "history_position = :position", position=position, next=next_at)
+
+    def _update(self, planned: ChatMessage, changes: str, **values: str | int | None) -> None:
         self._connection.execute(
-            "UPDATE message SET history_position = :position, "
+            f"UPDATE message SET {changes}, "  # noqa: S608  # our own text
             "is_due = iif(coalesce(refresh_at, :at) IS :at, 0, is_due), "
             "refresh_at = iif(coalesce(refresh_at, :at) IS :at, :next, refresh_at) WHERE id = :id",
-            {
-                "position": position,
-                "at": _text(planned.refresh_at),
-                "next": _text(refresh_at),
-                "id": planned.id,
-            },
+            {"id": planned.id, "at": _text(planned.refresh_at), "next": None, **values},
         )
 
     def take_occurrences_due_for_refresh(self, sink: str, now: datetime) -> list[int]:

@@ -120,19 +120,14 @@ class StandingHolds:
 
 def _add(by_id: dict[str, StandingHold], row: JournalRow) -> dict[str, StandingHold]:
     event = CloudEvent.parse(row.body)
-    hold_id = event.data["holdId"]
+    data, hold_id = event.data, event.data["holdId"]
     if row.kind == CREATED:
-        by_id[hold_id] = _hold_of(row.position, event)
+        fields = {"hold_id": hold_id, "conditions": data["match"], "position": row.position}
+        by_id[hold_id] = _STANDING_HOLD.validate_python({**data, **fields})
     elif hold_id in by_id:  # otherwise it was pruned
         ended = parse_timestamp(event.attributes["time"])
-        by_id[hold_id] = replace(by_id[hold_id], ended=ended, ended_by=event.data.get("endedBy"))
+        by_id[hold_id] = replace(by_id[hold_id], ended=ended, ended_by=data.get("endedBy"))
     return by_id
-
-
-def _hold_of(position: int, event: CloudEvent) -> StandingHold:
-    data = event.data
-    fields = {"hold_id": data["holdId"], "conditions": data["match"], "position": position}
-    return _STANDING_HOLD.validate_python({**data, **fields})
 
 
 def _size(hold: StandingHold) -> int:
