@@ -5,6 +5,5 @@
 - `hub`: it merges what agents report, tells, decides, and orders StartRequests.
 
 `parts` holds what roles have in common. What follows from the configuration is the `inner_half`,
-which a `reload` leaves and enters again; that of a relay which decides is in `deciding`. Nothing
-here decides about events or approvals.
+which a `reload` leaves and enters again. Nothing here decides about events or approvals.
 """

@@ -23,8 +23,7 @@ from relay.events.build import Origin
 from relay.fleet.hub.hub import Hub
 from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
-from relay.roles.deciding import deciding, unusable_message_log
-from relay.roles.inner_half import RunningRelay
+from relay.roles.inner_half import RunningRelay, deciding, unusable_message_log
 from relay.roles.parts import open_store_with_log, running
 from relay.store import StateFileScopeAndVm
 
@@ -78,18 +77,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
             # No event is about the machine of the hub. So no StartRequest waits until the sinks
             # were told: the hub can still tell them when the VM stops.
             gate = Gate(engine, store, hub.orders, clock, lambda _: False)
-            return deciding(
-                config,
-                server,
-                store,
-                clock,
-                report,
-                gate=gate,
-                make_relay=make_relay,
-                # A second hub of a fleet connects only after the first is gone. Until then it knows
-                # no event, so it would refuse the approvals that the first hub can decide.
-                before_approvals=hub.link.wait_for_first_connection,
-            )
+            return deciding(config, server, store, clock, report, gate=gate, make_relay=make_relay)
 
         name = f"hub {origin.relay} of the fleet {fleet.exchange}"
         running_relay = RunningRelay(config, server, store, clock, report, enter, name)

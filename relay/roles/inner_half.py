@@ -9,6 +9,10 @@ Nothing is lost in between. What is recorded waits in the store, and what was de
 gate was left is recorded before the next one is in force. A call that can change something waits
 for the new half (`ServerState.settled`); a decision that still comes to the gate that was left is
 refused with 503. A StartRequest that is in flight is waited for.
+
+`deciding` is the half of a plain relay and of a hub. New sinks have the live events before anything
+is decided by new rules. The end goes the other way: what can be sent is sent while the gate still
+decides.
 """
 
 from __future__ import annotations
@@ -16,53 +20,58 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from relay.api.callers import caller_for_client
 from relay.api.server import Server
+from relay.api.settings import Client
 from relay.api.state import Relay
 from relay.approvals.gate import Gate
+from relay.approvals.request import Caller
+from relay.chat import ChatSettings
+from relay.chat.context import ChatContext
 from relay.clock import Clock
-from relay.config import Config
+from relay.config import Config, load_kinds
 from relay.config.model import start_warnings
+from relay.delivery.dispatcher import Dispatcher, matching_sinks
 from relay.events.build import RecordRelayEvent
+from relay.fleet.settings import HubSettings
 from relay.imds.poller import Poller
-from relay.roles.parts import running
+from relay.logs import ThrottledLog
+from relay.roles.parts import DRAIN_TIMEOUT, drain, running
+from relay.sinks import SinkSettings
 from relay.store.retention import prune_forever
 from relay.store.sqlite import Store
 
+if TYPE_CHECKING:
+    from relay.amqp.approval_consumer import ApprovalConsumer
+
 LEAVE_TIMEOUT = 10.0
 """Seconds for a reload to leave a half: to give sinks time to send, and to cancel their tries."""
+CONNECT_TIMEOUT = 30.0
+"""Seconds for a sink to connect. It need not reach its destination."""
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RunningRelay:
     """A started relay, and the inner half that it has now."""
 
-    def __init__(
-        self,
-        config: Config,
-        server: Server,
-        store: Store,
-        clock: Clock,
-        report: RecordRelayEvent,
-        enter: Callable[[Config], AbstractAsyncContextManager[Relay]],
-        name: str,
-        poller: Poller | None = None,
-    ) -> None:
-        """``enter`` enters the half of a role; ``poller`` takes the source's settings."""
-        self.config = config
-        self.relay: Relay
-        self.server = server
-        self.store = store
-        self._clock = clock
-        self._report = report
-        self._enter_role = enter
-        self._name = name
-        self._poller = poller
-        self._group: asyncio.TaskGroup
-        self._task: asyncio.Task[None]
-        self._must_leave: asyncio.Event
+    config: Config
+    server: Server
+    store: Store
+    clock: Clock
+    report: RecordRelayEvent
+    enter: Callable[[Config], AbstractAsyncContextManager[Relay]]
+    """Enters the half of a role."""
+    name: str
+    poller: Poller | None = None
+    """Takes the settings of the source."""
+    relay: Relay = field(init=False)
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
@@ -74,7 +83,7 @@ class RunningRelay:
         async with asyncio.TaskGroup() as self._group:
             await self._enter(self.config)
             try:
-                _log.info("%s runs; the API listens on %s", self._name, self.server.address)
+                _log.info("%s runs; the API listens on %s", self.name, self.server.address)
                 state.attach_relay(self.relay)
                 yield
                 state.detach_relay()
@@ -105,7 +114,7 @@ class RunningRelay:
             state.replace_relay(self.relay)
             state.settled.set()
         if (config.approvals, config.api) != (before.approvals, before.api):
-            now = self._clock.now()
+            now = self.clock.now()
             self.store.submit(lambda tx: tx.messages.refresh_all(now), fail_open=True)
         known = set(start_warnings(before))
         for warning in start_warnings(config):
@@ -136,12 +145,12 @@ class RunningRelay:
     ) -> None:
         """Enter a half, and leave it in the same task: contexts of tasks need that."""
         self.store.settings = config.store
-        if self._poller is not None:
-            self._poller.use_source_settings(config.source)
+        if self.poller is not None:
+            self.poller.use_source_settings(config.source)
         try:
             async with (
-                self._enter_role(config) as relay,
-                running(retention=prune_forever(self.store, self._clock, self._report)),
+                self.enter(config) as relay,
+                running(retention=prune_forever(self.store, self.clock, self.report)),
             ):
                 entered.set_result(relay)
                 await must_leave.wait()
@@ -161,3 +170,149 @@ class RunningRelay:
         _, unfinished = await asyncio.wait({self._task}, timeout=LEAVE_TIMEOUT)
         if unfinished:
             _log.error("the tries of a sink do not end, and go on")
+
+
+# --- the half that tells and decides
+
+
+@asynccontextmanager
+async def deciding(
+    config: Config,
+    server: Server,
+    store: Store,
+    clock: Clock,
+    report: RecordRelayEvent,
+    *,
+    gate: Gate,
+    make_relay: Callable[..., Relay],
+) -> AsyncIterator[Relay]:
+    """Enter the half of a relay that tells and decides."""
+    chat = ChatContext(
+        store,
+        gate.engine,
+        clock,
+        config.api.public_url,
+        gate.submit,
+        config.api.rights_by_client_principal,
+    )
+
+    async with AsyncExitStack() as stack:
+        sinks: dict[str, tuple[SinkSettings, Any]] = {}
+        for settings in config.sinks:  # nothing has changed yet if this fails
+            more = (chat,) if isinstance(settings, ChatSettings) else ()
+            connection = load_kinds().modules[settings.kind].connect(settings, clock, *more)
+            sinks[settings.name] = settings, await _enter_in_time(stack, connection)
+        dispatcher = Dispatcher(sinks, store, clock, report)
+        relay = make_relay(
+            gate=gate,
+            dispatcher=dispatcher,
+            chats={
+                name: sink for name, (each, sink) in sinks.items() if isinstance(each, ChatSettings)
+            },
+        )
+        consumer = make_approval_consumer(config, relay, server.state.rates.rejections)
+        relay = replace(relay, approvals_link=consumer)
+
+        async def take_approvals() -> None:
+            if consumer is not None:
+                if relay.hub is not None:
+                    # A second hub of a fleet connects only after the first is gone. Until then it
+                    # knows no event, so it would refuse what the first hub can decide.
+                    await relay.hub.link.wait_for_first_connection()
+                await consumer.run()
+
+        async def finish() -> None:
+            await gate.stop_start_requests(DRAIN_TIMEOUT / 2)
+            await drain(dispatcher)
+            if server.state.relay is not None and server.state.relay.gate is gate:
+                server.state.settled.clear()  # a half that was left late clears nothing
+
+        # What was submitted before goes to the sinks of before. New ones get what is live.
+        store.route = partial(matching_sinks, sinks=config.sinks)
+        await dispatcher.begin()
+        await stack.enter_async_context(running(delivery=dispatcher.run()))
+        stack.enter_context(gate.in_force())
+        await stack.enter_async_context(running(gate=gate.run()))
+        stack.push_async_callback(finish)
+        await stack.enter_async_context(running(approvals=take_approvals()))
+        yield relay
+
+
+async def _enter_in_time(
+    stack: AsyncExitStack, connection: AbstractAsyncContextManager[Any]
+) -> Any:
+    """Connect a sink. Raises what it raises, TimeoutError, and CancelledError of the caller alone.
+
+    Its code, or a library of it, can cancel this task, or drop the cancellation of the caller.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101  # this is a coroutine
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            sink = await stack.enter_async_context(connection)
+    except asyncio.CancelledError as error:
+        if not task.cancelling():
+            raise RuntimeError("a sink cancels its own connection") from error
+        raise
+    if task.cancelling():
+        raise asyncio.CancelledError
+    return sink
+
+
+_MAX_REASON_LENGTH = 300  # characters of a reason, which may quote the message
+
+
+def unusable_message_log(
+    rejections: ThrottledLog, clock: Clock
+) -> Callable[[str | None, str], None]:
+    """Return what logs an AMQP message that cannot be used. The broker validated its user."""
+
+    def record(user: str | None, reason: str) -> None:
+        quoted = ascii(reason[:_MAX_REASON_LENGTH])
+        text = f"a message from {user or 'nobody'!r} was dead-lettered: {quoted}"
+        rejections.warning(f"amqp {user}", text, clock.monotonic())
+
+    return record
+
+
+def make_approval_consumer(
+    config: Config, relay: Relay, rejections: ThrottledLog
+) -> ApprovalConsumer | None:
+    settings = config.approvals.amqp
+    if settings is None:
+        return None
+    # A relay without this section saves the memory of the AMQP libraries.
+    from relay.amqp.approval_consumer import ApprovalConsumer  # noqa: PLC0415
+    from relay.amqp.topology import approvals_queue  # noqa: PLC0415
+    from relay.approvals.amqp_handler import AmqpApprovalHandler  # noqa: PLC0415
+    from relay.fleet.routing import hub_approvals_queue  # noqa: PLC0415
+
+    exchange = config.approval_answers_exchange
+    is_hub = isinstance(config.fleet, HubSettings)
+
+    return ApprovalConsumer(
+        urls=settings.broker_urls,
+        declare=settings.declare,
+        queue=(
+            hub_approvals_queue(exchange)
+            if is_hub
+            else approvals_queue(exchange, relay.origin.scope)
+        ),
+        relay=relay.origin.relay,
+        handler=AmqpApprovalHandler(
+            callers=callers_by_amqp_user(config.api.clients),
+            gate=relay.gate,
+            store=relay.store,
+            clock=relay.clock,
+        ),
+        on_unusable=unusable_message_log(rejections, relay.clock),
+        clock=relay.clock,
+    )
+
+
+def callers_by_amqp_user(clients: Sequence[Client]) -> dict[str, Caller]:
+    return {
+        client.amqp_user: caller_for_client(client, "amqp")
+        for client in clients
+        if client.amqp_user is not None
+    }

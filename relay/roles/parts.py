@@ -1,10 +1,4 @@
-"""The parts that several roles start in the same way.
-
-- Who the relay is: `identify_relay` asks the metadata service of the VM.
-- What it records: `open_store_with_log` opens the state file.
-- What it reads: `make_poller` and `polling`.
-- What runs: `running` holds tasks, and `drain` gives sinks time to send at the end.
-"""
+"""The parts that several roles start in the same way."""
 
 from __future__ import annotations
 

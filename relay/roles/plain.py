@@ -20,8 +20,7 @@ from relay.config import Config
 from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest import names_this_vm
-from relay.roles.deciding import deciding
-from relay.roles.inner_half import RunningRelay
+from relay.roles.inner_half import RunningRelay, deciding
 from relay.roles.parts import identify_relay, make_poller, open_store_with_log, polling
 from relay.store import StateFileScopeAndVm
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from relay.api.state import KeyChange
@@ -24,29 +25,21 @@ from relay.settings import Section
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Reloader:
-    def __init__(
-        self,
-        relay: RunningRelay,
-        loaded: LoadedConfig,
-        load: Callable[[], LoadedConfig],
-        clock: Clock,
-        reporting: Callable[[], AbstractAsyncContextManager[None]],
-        on_reload: Callable[[LoadedConfig], object] = lambda _: None,
-    ) -> None:
-        """``load`` reads the configuration. It runs in a thread, and raises ConfigError.
+    relay: RunningRelay
+    loaded: LoadedConfig
+    load: Callable[[], LoadedConfig]
+    """Reads the configuration, in a thread. Raises ConfigError."""
+    clock: Clock
+    reporting: Callable[[], AbstractAsyncContextManager[None]]
+    """Tells the service manager of each reload."""
+    on_reload: Callable[[LoadedConfig], object] = lambda _: None
+    """Called with each configuration that was taken over."""
+    problem: str | None = field(default=None, init=False)
 
-        ``reporting`` tells the service manager of each reload, and ``on_reload`` is called with
-        each configuration that was taken over.
-        """
-        self.problem: str | None = None
-        self.loaded_at = clock.now()
-        self._relay = relay
-        self._loaded = loaded
-        self._load = load
-        self._clock = clock
-        self._reporting = reporting
-        self._on_reload = on_reload
+    def __post_init__(self) -> None:
+        self.loaded_at = self.clock.now()
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[dict[str, KeyChange]]] = set()
         self._has_ended = False
@@ -61,7 +54,8 @@ class Reloader:
             raise ReloadRefused("the relay is stopping", is_stopping=True)
         task = asyncio.create_task(self._reload(by), name="reload")
         self._tasks.add(task)
-        task.add_done_callback(self._discard_task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
         return await asyncio.shield(task)
 
     async def cancel_all_reloads(self) -> None:
@@ -73,13 +67,8 @@ class Reloader:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _discard_task(self, task: asyncio.Task[dict[str, KeyChange]]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever asked may be gone
-
     async def _reload(self, by: str) -> dict[str, KeyChange]:
-        async with self._lock, self._reporting():
+        async with self._lock, self.reporting():
             try:
                 loaded, changes = await self._change()
             except ReloadRefused as error:
@@ -91,8 +80,8 @@ class Reloader:
                     "; ".join(error.reason.splitlines()),
                 )
                 raise
-            self._on_reload(loaded)
-            self._loaded, self.loaded_at, self.problem = loaded, self._clock.now(), None
+            self.on_reload(loaded)
+            self.loaded, self.loaded_at, self.problem = loaded, self.clock.now(), None
             _log.info(
                 "the configuration was reloaded (asked for by %s): %s",
                 by,
@@ -101,46 +90,39 @@ class Reloader:
             )
             return changes
 
-    async def _read(self) -> LoadedConfig:
-        """Return it. Raises ReloadRefused."""
-        try:
-            return await asyncio.to_thread(self._load)
-        except ConfigError as error:
-            raise ReloadRefused(str(error)) from error
-        except Exception as error:
-            # The settings of an installed sink can raise anything.
-            _log.exception("the configuration could not be read")
-            raise ReloadRefused(
-                f"it could not be read: {type(error).__name__}; the log says more"
-            ) from error
-
     async def _change(self) -> tuple[LoadedConfig, dict[str, KeyChange]]:
         """Take over the configuration as it is now; return what differs. Raises ReloadRefused."""
-        loaded = await self._read()
-        if loaded.is_empty and not self._loaded.is_empty:
+        with _refusing("it could not be read"):
+            loaded = await asyncio.to_thread(self.load)
+        if loaded.is_empty and not self.loaded.is_empty:
             raise ReloadRefused(
                 f"{loaded.file}: expected keys, the file is empty. Is it being written?"
             )
-        changes = find_key_changes(self._loaded.config, loaded.config)
+        changes = find_key_changes(self.loaded.config, loaded.config)
         keys = [key for key in changes if key_needs_restart(key)]
         if keys:
             named = ", ".join(place_of_key(key, loaded) for key in keys)
             raise ReloadRefused(
                 f"restart required for: {named}. Nothing was changed", restart_keys=keys
             )
-        try:
+        with _refusing("its parts could not be made"):
             if changes:
-                await self._relay.store.transact(lambda tx: tx.head())  # can it be written?
-                await self._relay.change(loaded.config)
-        except (ConfigError, StoreUnavailable) as error:
-            raise ReloadRefused(str(error)) from error
-        except Exception as error:
-            # A sink can raise anything, an installed one too.
-            _log.exception("the parts for the new configuration could not be made")
-            raise ReloadRefused(
-                f"its parts could not be made: {type(error).__name__}; the log says more"
-            ) from error
+                await self.relay.store.transact(lambda tx: tx.head())  # can it be written?
+                await self.relay.change(loaded.config)
         return loaded, changes
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Raise ReloadRefused for any error. An installed sink and its settings can raise anything."""
+    try:
+        yield
+    except (ConfigError, StoreUnavailable) as error:
+        raise ReloadRefused(str(error)) from error
+    except Exception as error:
+        _log.exception("the new configuration cannot be used: %s", problem)
+        text = f"{problem}: {type(error).__name__}; the log says more"
+        raise ReloadRefused(text) from error
 
 
 def place_of_key(key: str, loaded: LoadedConfig) -> str:
@@ -187,8 +169,6 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[tuple[str, KeyCha
         for field in type(before).model_fields:
             path = f"{key}.{field}" if key else field
             yield from _changes_of(path, getattr(before, field), getattr(after, field))
-    elif isinstance(before, Mapping) and isinstance(after, Mapping):
-        yield from _changes_of_entries(key, before, after)
     elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
         changes = list(_changes_of_entries(key, old, new))
         yield from changes or [(key, "moved")]
@@ -199,7 +179,7 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[tuple[str, KeyCha
 def _changes_of_entries(
     key: str, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Iterator[tuple[str, KeyChange]]:
-    for name in (*before, *(name for name in after if name not in before)):
+    for name in dict.fromkeys((*before, *after)):
         if name not in after:
             yield f"{key}.{name}", "removed"
         elif name not in before:
@@ -208,10 +188,10 @@ def _changes_of_entries(
             yield f"{key}.{name}", "changed"
 
 
-def _by_name(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a list by their names; None if they have none."""
+def _by_name(value: Any) -> Mapping[str, Any] | None:
+    """Return entries by their names; None if they have none."""
     if not isinstance(value, tuple):
-        return None
+        return value if isinstance(value, Mapping) else None
     named: dict[Any, Any] = {
         getattr(entry, "name", getattr(entry, "user", None)): entry for entry in value
     }

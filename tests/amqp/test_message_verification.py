@@ -21,7 +21,7 @@ from relay.api.settings import Client
 from relay.approvals.amqp_handler import read_request
 from relay.approvals.request import DecisionRequest
 from relay.fleet.routing import hub_approvals_queue
-from relay.roles.deciding import callers_by_amqp_user
+from relay.roles.inner_half import callers_by_amqp_user
 from tests import hostile
 from tests.amqp.delivered import delivered
 

@@ -21,7 +21,7 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.errors import StoreUnavailable
 from relay.logs import ThrottledLog
-from relay.roles.deciding import make_approval_consumer
+from relay.roles.inner_half import make_approval_consumer
 from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
 from tests.approvals.builders import write_damaged_row

@@ -116,7 +116,7 @@ async def test_the_mode_of_the_configuration_holds_at_once(tmp_path: Path) -> No
 
 async def test_a_reload_waits_for_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No second one is sent while the first can be executed, however long sinks may still send."""
-    monkeypatch.setattr("relay.roles.deciding.DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr("relay.roles.inner_half.DRAIN_TIMEOUT", 0.2)
     async with inbox() as drain, reloadable_relay(tmp_path, approvals=AT_ONCE) as relay:
         relay.azure.add_fault(Fault(kind="delay", on="approval", time=1.0))
         event = relay.reboot()
@@ -240,7 +240,7 @@ async def connect(settings: BreakingSettings, _clock: object) -> AsyncIterator[B
 
 async def test_a_bad_sink_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_kind(monkeypatch, connect)
-    monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
+    monkeypatch.setattr("relay.roles.inner_half.CONNECT_TIMEOUT", 0.2)
     async with inbox() as drain, reloadable_relay(tmp_path, sinks=[webhook(drain.url)]) as relay:
         config = relay.running.config
         good = BreakingSettings(name="good")
@@ -389,7 +389,7 @@ async def test_a_relay_that_can_enter_neither_half_ends(
         yield Box()
 
     add_kind(monkeypatch, connect_once)
-    monkeypatch.setattr("relay.roles.deciding.CONNECT_TIMEOUT", 0.2)
+    monkeypatch.setattr("relay.roles.inner_half.CONNECT_TIMEOUT", 0.2)
     has_ended = False
     with pytest.RaisesGroup(TimeoutError, flatten_subgroups=True, allow_unwrapped=True):
         async with reloadable_relay(tmp_path) as relay:
@@ -461,7 +461,7 @@ async def test_settings_that_fail_in_their_own_code_refuse_the_reload_and_not_th
             raise LookupError("a bug in an installed sink")
 
         with monkeypatch.context() as patched:
-            patched.setattr(relay.reloader, "_load", fail)
+            patched.setattr(relay.reloader, "load", fail)
             assert "LookupError" in await relay.refuse()
             status, problem = await relay.call("POST", "/v1/reload")
             assert (status, "LookupError" in problem["detail"]) == (422, True)
