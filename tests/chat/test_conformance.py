@@ -20,181 +20,154 @@ from tests.counting_proxy import CountingProxy, counting_proxy
 from tests.sinks.test_conformance import BehindProxy
 
 
+@dataclass(slots=True, kw_only=True)
+class ChatReceiver(BehindProxy):
+    """A stand-in behind a proxy. ``set_refusing`` has it refuse every message, or none."""
+
+    kind: str
+    secrets_in_settings: tuple[str, ...]
+    secret_key: str
+    section: dict[str, Any]
+    set_refusing: Callable[[bool], None]
+    messages: Callable[[], list[str]]
+    active_markup: Callable[[], list[str]]
+    replies: Callable[[], list[str]] = list
+    edits: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self.section)
+
+    async def refuse(self) -> None:
+        self.set_refusing(True)
+
+    @override
+    async def reconnect(self) -> None:
+        self.set_refusing(False)
+        await BehindProxy.reconnect(self)
+
+
 @asynccontextmanager
-async def proxy_at(port: int) -> AsyncIterator[CountingProxy]:
+async def proxy_at(port: int) -> AsyncIterator[tuple[CountingProxy, str]]:
+    """Yield a proxy to the port, and the URL at which it listens."""
     async with counting_proxy(f"http://127.0.0.1:{port}") as (proxy, _):
-        yield proxy
-
-
-@dataclass(slots=True)
-class TeamsReceiver(BehindProxy):
-    workflow: teams_server.TeamsWorkflow
-    kind: str = "teams"
-    edits: bool = False
-    secrets_in_settings: tuple[str, ...] = (teams_server.SIGNATURE, teams_server.PATH)
-    secret_key: str = "url"
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "url": f"http://127.0.0.1:{self.proxy.near_port}{teams_server.PATH}{teams_server.QUERY}",
-            "allow_http": True,
-        }
-
-    async def refuse(self) -> None:
-        self.workflow.state = "forbidding"
-
-    @override
-    async def reconnect(self) -> None:
-        self.workflow.state = "on"
-        await BehindProxy.reconnect(self)
-
-    def messages(self) -> list[str]:
-        assert self.workflow.failed_runs == []
-        return self.workflow.card_texts
-
-    def replies(self) -> list[str]:
-        return []
-
-    def active_markup(self) -> list[str]:
-        return [one for card in self.workflow.cards for one in teams_server.active_markup(card)]
+        yield proxy, f"http://127.0.0.1:{proxy.near_port}"
 
 
 @asynccontextmanager
-async def teams_receiver() -> AsyncIterator[ReceiverControl]:
-    async with teams_server.running_workflow() as workflow, proxy_at(workflow.port) as proxy:
-        yield TeamsReceiver(proxy, workflow)
+async def teams() -> AsyncIterator[ReceiverControl]:
+    path = teams_server.PATH
+    async with teams_server.running_workflow() as workflow, proxy_at(workflow.port) as (proxy, url):
 
+        def set_refusing(refusing: bool) -> None:
+            workflow.state = "forbidding" if refusing else "on"
 
-@dataclass(slots=True)
-class MattermostReceiver:
-    server: mattermost_server.MattermostServer
-    kind: str = "mattermost"
-    edits: bool = True
-    secrets_in_settings: tuple[str, ...] = (mattermost_server.TOKEN,)
-    secret_key: str = "token"
+        def messages() -> list[str]:
+            assert workflow.failed_runs == []
+            return workflow.card_texts
 
-    def settings(self) -> dict[str, Any]:
-        return self.server.sink_section()
-
-    async def disconnect(self) -> None:
-        await self.server.stop()
-
-    async def refuse(self) -> None:
-        self.server.rejects_tokens = True
-
-    async def hang(self) -> None:
-        self.server.hanging_prefix = ""
-
-    async def reconnect(self) -> None:
-        await self.server.start()
-
-    def messages(self) -> list[str]:
-        return [mattermost_server.post_text(post) for post in self.server.channel_posts]
-
-    def replies(self) -> list[str]:
-        return [mattermost_server.post_text(post) for post in self.server.replies]
-
-    def active_markup(self) -> list[str]:
-        return [
-            markup
-            for post in self.server.posts.values()
-            for markup in mattermost_server.active_markup(post)
-        ]
+        yield ChatReceiver(
+            proxy=proxy,
+            kind="teams",
+            secrets_in_settings=(teams_server.SIGNATURE, path),
+            secret_key="url",
+            section={"url": f"{url}{path}{teams_server.QUERY}", "allow_http": True},
+            set_refusing=set_refusing,
+            messages=messages,
+            active_markup=lambda: [
+                markup for card in workflow.cards for markup in teams_server.active_markup(card)
+            ],
+        )
 
 
 @asynccontextmanager
-async def mattermost_receiver() -> AsyncIterator[ReceiverControl]:
+async def mattermost() -> AsyncIterator[ReceiverControl]:
     """A server, and the bot in its channel."""
-    async with mattermost_server.running_mattermost() as server:
-        yield MattermostReceiver(server)
+    post_text = mattermost_server.post_text
+    async with (
+        mattermost_server.running_mattermost() as server,
+        proxy_at(server.port) as (proxy, url),
+    ):
 
+        def set_refusing(refusing: bool) -> None:
+            server.rejects_tokens = refusing
 
-@dataclass(slots=True)
-class SlackReceiver(BehindProxy):
-    server: slack_server.SlackServer
-    kind: str = "slack"
-    edits: bool = True
-    secrets_in_settings: tuple[str, ...] = (slack_server.TOKEN, slack_server.APP_TOKEN)
-    secret_key: str = "token"
-
-    def settings(self) -> dict[str, Any]:
-        return self.server.settings(api_url=f"http://127.0.0.1:{self.proxy.near_port}/api/")
-
-    async def refuse(self) -> None:
-        self.server.failures["*"] = slack_server.api_error("channel_not_found")
-
-    @override
-    async def reconnect(self) -> None:
-        self.server.failures.clear()
-        await BehindProxy.reconnect(self)
-
-    def messages(self) -> list[str]:
-        return [post.text_of_blocks() for post in self.server.channel_messages()]
-
-    def replies(self) -> list[str]:
-        return [
-            post.text_of_blocks()
-            for post in self.server.messages.values()
-            if post.thread_ts is not None
-        ]
-
-    def active_markup(self) -> list[str]:
-        """Only the text beside the blocks, for notifications, is read for markup."""
-        return [
-            markup
-            for post in self.server.messages.values()
-            for markup in re.findall(r"<(?!!date\^)[^>]*>", post.text)
-        ]
+        yield ChatReceiver(
+            proxy=proxy,
+            kind="mattermost",
+            edits=True,
+            secrets_in_settings=(mattermost_server.TOKEN,),
+            secret_key="token",
+            section=server.sink_section(api_url=url),
+            set_refusing=set_refusing,
+            messages=lambda: [post_text(post) for post in server.channel_posts],
+            replies=lambda: [post_text(post) for post in server.replies],
+            active_markup=lambda: [
+                markup
+                for post in server.posts.values()
+                for markup in mattermost_server.active_markup(post)
+            ],
+        )
 
 
 @asynccontextmanager
-async def slack_receiver() -> AsyncIterator[ReceiverControl]:
-    async with slack_server.running_slack() as server, proxy_at(server.port) as proxy:
-        yield SlackReceiver(proxy, server)
+async def slack() -> AsyncIterator[ReceiverControl]:
+    async with slack_server.running_slack() as server, proxy_at(server.port) as (proxy, url):
+
+        def set_refusing(refusing: bool) -> None:
+            refusal = {"*": slack_server.api_error("channel_not_found")}
+            server.failures = refusal if refusing else {}
+
+        yield ChatReceiver(
+            proxy=proxy,
+            kind="slack",
+            edits=True,
+            secrets_in_settings=(slack_server.TOKEN, slack_server.APP_TOKEN),
+            secret_key="token",
+            section=server.settings(api_url=f"{url}/api/"),
+            set_refusing=set_refusing,
+            messages=lambda: [post.text_of_blocks() for post in server.channel_messages()],
+            replies=lambda: [
+                post.text_of_blocks()
+                for post in server.messages.values()
+                if post.thread_ts is not None
+            ],
+            # Only the text beside the blocks, for notifications, is read for markup.
+            active_markup=lambda: [
+                markup
+                for post in server.messages.values()
+                for markup in re.findall(r"<(?!!date\^)[^>]*>", post.text)
+            ],
+        )
 
 
-@dataclass(slots=True)
-class AppriseReceiver(BehindProxy):
+@asynccontextmanager
+async def apprise() -> AsyncIterator[ReceiverControl]:
     """A receiver of Apprise's json://."""
+    markup = r"\w+://\S+|@\w+|<[\w!/@]\S*|\]\("
+    async with apprise_server.running_service() as service, proxy_at(service.port) as (proxy, _):
 
-    service: apprise_server.AppriseService
-    kind: str = "apprise"
-    edits: bool = False
-    secrets_in_settings: tuple[str, ...] = (apprise_server.TOKEN, apprise_server.PASSWORD)
-    secret_key: str = "urls"
+        def set_refusing(refusing: bool) -> None:
+            service.status = 403 if refusing else 200
 
-    def settings(self) -> dict[str, Any]:
-        return {"urls": [apprise_server.apprise_url(self.proxy.near_port)], "allow_http": True}
-
-    async def refuse(self) -> None:
-        self.service.status = 403
-
-    @override
-    async def reconnect(self) -> None:
-        self.service.status = 200
-        await BehindProxy.reconnect(self)
-
-    def messages(self) -> list[str]:
-        return [text.replace("\N{ZERO WIDTH SPACE}", "") for text in self.service.messages]
-
-    def replies(self) -> list[str]:
-        return []
-
-    def active_markup(self) -> list[str]:
-        return re.findall(r"\w+://\S+|@\w+|<[\w!/@]\S*|\]\(", "\n".join(self.service.messages))
-
-
-@asynccontextmanager
-async def apprise_receiver() -> AsyncIterator[ReceiverControl]:
-    async with apprise_server.running_service() as service, proxy_at(service.port) as proxy:
-        yield AppriseReceiver(proxy, service)
+        yield ChatReceiver(
+            proxy=proxy,
+            kind="apprise",
+            secrets_in_settings=(apprise_server.TOKEN, apprise_server.PASSWORD),
+            secret_key="urls",
+            section={"urls": [apprise_server.apprise_url(proxy.near_port)], "allow_http": True},
+            set_refusing=set_refusing,
+            messages=lambda: [
+                text.replace("\N{ZERO WIDTH SPACE}", "") for text in service.messages
+            ],
+            active_markup=lambda: re.findall(markup, "\n".join(service.messages)),
+        )
 
 
 RECEIVERS: dict[str, Callable[[], AbstractAsyncContextManager[ReceiverControl]]] = {
-    "mattermost": mattermost_receiver,
-    "apprise": apprise_receiver,
-    "slack": slack_receiver,
-    "teams": teams_receiver,
+    "mattermost": mattermost,
+    "apprise": apprise,
+    "slack": slack,
+    "teams": teams,
 }
 
 
