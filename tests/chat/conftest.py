@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chat.mattermost_server import MattermostServer, running_mattermost
-from tests.chat.slack_relay import AnnouncedReboot, announced_reboot
+from tests.chat.running_relay import AnnouncedReboot, announced_reboot
 from tests.chat.slack_server import SlackServer, running_slack
 from tests.chat.wall_platform import Wall, WallRelay, relay_with_wall
 

@@ -24,7 +24,6 @@ from relay.chat.platforms.mattermost.clicks import (
 )
 from relay.logs import MAX_SINK_WARNINGS
 from relay.simulator import Event, Simulator
-from tests.chat.mattermost_relay import MattermostRelay, running_mattermost_relay
 from tests.chat.mattermost_server import (
     CALLBACK_URL,
     SECRET,
@@ -35,6 +34,7 @@ from tests.chat.mattermost_server import (
     new_id,
     post_text,
 )
+from tests.chat.running_relay import MattermostRelay, running_mattermost_relay
 from tests.eventually import eventually
 from tests.relay_in_process import simulated
 
@@ -191,11 +191,11 @@ async def test_a_person_of_whom_nothing_good_is_known_is_refused(ops: Mattermost
     assert await ops.votes(event) == []
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("failure", ["down", "silent", "error", "refusal"])
 async def test_nothing_is_decided_if_the_server_does_not_identify_the_person(
-    ops: MattermostRelay, failure: str, monkeypatch: pytest.MonkeyPatch
+    ops: MattermostRelay, failure: str
 ) -> None:
-    monkeypatch.setattr("relay.chat.platforms.mattermost.clicks.LOOKUP_TIMEOUT", 1.5)
     event, post = await ops.announce_reboot()
     server = ops.server
     click = server.click_payload(post, ops.ann)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from relay.chat import CallbackRefused
 from tests.chat.conformance import HOSTILE_BODIES
-from tests.chat.mattermost_relay import running_mattermost_relay
 from tests.chat.mattermost_server import Json, new_id, running_mattermost
+from tests.chat.running_relay import running_mattermost_relay
 from tests.conftest import DebugLoop
 from tests.depth import depth
 from tests.relay_in_process import RelayInProcess, simulated

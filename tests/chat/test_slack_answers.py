@@ -23,8 +23,7 @@ from relay.chat.platforms.slack.clicks import (
     parse_command,
 )
 from relay.chat.platforms.slack.messages import button_value
-from tests.chat.running_relay import rule, stage
-from tests.chat.slack_relay import ANN, VOTERS, AnnouncedReboot, announced_reboot
+from tests.chat.running_relay import ANN, VOTERS, AnnouncedReboot, announced_reboot, rule, stage
 from tests.chat.slack_server import (
     ALICE,
     BOB,

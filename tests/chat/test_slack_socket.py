@@ -18,8 +18,7 @@ from relay.chat.platforms.slack.api import Settings, WebApi
 from relay.chat.platforms.slack.clicks import Answers, Reply
 from relay.clock import SystemClock
 from relay.net.http import open_session
-from tests.chat.running_relay import stage
-from tests.chat.slack_relay import VOTERS, AnnouncedReboot, announced_reboot
+from tests.chat.running_relay import VOTERS, AnnouncedReboot, announced_reboot, stage
 from tests.chat.slack_server import (
     ALICE,
     APP_TOKEN,
