@@ -147,6 +147,7 @@ class RelayProcess:
         """Start the relay. Wait until it is ready if ``ready`` is true."""
         self.port = self.port or reserve(1)[0]
         self.write_document()
+        (self.directory / "log").touch()  # a fork opens it a moment later
         self.process = await start_relay(
             *("run", "--config", str(self.directory / "relay.yaml")),
             environment={**os.environ, **self.environment},
