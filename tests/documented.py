@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,20 +95,17 @@ def blocks_of(page: str, root: Path) -> Iterator[Block]:
 def unclaimed() -> list[Block]:
     """Return the blocks that no test asks for, and that do not say why."""
     claims = {claim for file in (ROOT / "tests").rglob("*.py") for claim in _claims(file)}
-    return [found for found in every_block() if not is_claimed(found, claims)]
-
-
-def is_claimed(found: Block, claims: AbstractSet[tuple[str, str, str]]) -> bool:
-    """Whether a block need not be run, or a test asks for it by page, language and heading."""
-    return (
-        found.language in PICTURES
-        or bool(found.why_not_run)
-        or any(
+    return [
+        found
+        for found in every_block()
+        if found.language not in PICTURES
+        and not found.why_not_run
+        and not any(
             (page, found.language, heading) in claims
             for page in (found.page, EVERY_PAGE)
             for heading in (found.heading, "")
         )
-    )
+    ]
 
 
 def _claims(file: Path) -> Iterator[tuple[str, str, str]]:

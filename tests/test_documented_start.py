@@ -13,9 +13,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.cli.command import environment, read_until
+from tests.cli.command import read_until
 from tests.documented import ROOT, block, blocks
 from tests.ports import reserve
+from tests.programs import output_of, running
 
 PAGE = "README.md"
 AZURE, RECEIVER, RELAY, LOOK = blocks(PAGE, "sh", "Try it, without Azure")
@@ -41,8 +42,8 @@ class Clone:
         file.write_text(text)
         file.chmod(0o755)
 
-    async def start(self, commands: str) -> asyncio.subprocess.Process:
-        """Run commands with bash, as a terminal of its own does. Only the ports are changed."""
+    def bash(self, commands: str) -> tuple[str, ...]:
+        """Return what runs commands as a terminal of its own does. Only the ports are changed."""
         here = re.sub(
             r"imds-relay simulate$",
             f"exec imds-relay simulate --port {self.azure}",
@@ -51,35 +52,21 @@ class Clone:
         here = re.sub(r"(imds-relay run)$", r"exec \1", here)
         here = re.sub(r"(SECRET=\S+\)) python", r"export \1; exec python", here)
         here = here.replace(":8169", f":{self.azure}").replace(":8000", f":{self.receiver}")
-        return await asyncio.create_subprocess_exec(
-            *("bash", "-euc", here),
-            cwd=self.folder,
-            env=environment(
-                PORT=str(self.receiver), IMDS_RELAY_API__LISTEN=f"127.0.0.1:{self.api}"
-            ),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=2**20,
-        )
+        ports = f"export PORT={self.receiver} IMDS_RELAY_API__LISTEN=127.0.0.1:{self.api}"
+        return "bash", "-euc", f"{ports}\n{here}"
 
     @asynccontextmanager
     async def running(self, commands: str, line: str) -> AsyncIterator[asyncio.StreamReader]:
         """Run commands until a line is printed, and then on until the context ends."""
-        process = await self.start(commands)
-        try:
-            assert process.stdout is not None
-            await read_until(process.stdout, line)
-            yield process.stdout
-        finally:
-            process.kill()
-            await process.communicate()
+        all_of_it = asyncio.subprocess.STDOUT
+        async with running(*self.bash(commands), cwd=self.folder, stderr=all_of_it) as output:
+            await read_until(output, line)
+            yield output
 
     async def run(self, commands: str) -> str:
         """Run commands to their end, and return what they print."""
-        process = await self.start(commands)
-        output, _ = await process.communicate()
-        assert process.returncode == 0, output.decode()
-        return output.decode()
+        command = self.bash(commands)
+        return await asyncio.to_thread(output_of, *command, cwd=self.folder)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the commands use curl")

@@ -11,6 +11,7 @@ from chaos.faults import Fault, Place, under_load
 from chaos.trial import Trial, Wiring
 from tests.journey.relay_process import webhook
 from tests.sinks.http_receiver import Behaviour, Connection, listening
+from tests.sinks.test_webhook_hostile import accepts_and_says_nothing, drips
 
 FAILS_FOR = 3.0
 """Seconds in which the webhook that is judged answers with errors."""
@@ -33,19 +34,6 @@ async def _fail(running: Trial) -> None:
     await running.load.wait_until_busy(1)
 
 
-async def _drip(connection: Connection) -> None:
-    await connection.request()
-    await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-    while True:
-        await connection.send(b".")
-        await asyncio.sleep(0.05)
-
-
-async def _hang(connection: Connection) -> None:
-    await connection.request()
-    await asyncio.Event().wait()
-
-
 async def _send_gigabyte(connection: Connection) -> None:
     await connection.request()
     await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
@@ -64,8 +52,8 @@ async def _refuse(connection: Connection) -> None:
 
 
 HOSTILE: dict[str, Behaviour] = {
-    "drips": _drip,
-    "hangs": _hang,
+    "drips": drips,
+    "hangs": accepts_and_says_nothing,
     "gigabyte": _send_gigabyte,
     "bomb": _send_bomb,
     "gone": _refuse,
