@@ -106,17 +106,6 @@ async def test_a_head_that_was_seen_elsewhere_shows_a_tail_that_was_cut(left: Le
     assert (result.code, result.err) == (1, f"imds-relay: journal: {cut}\n")
 
 
-@pytest.mark.parametrize(
-    "head",
-    ["5", "x:y", "1:abc", "-1:" + "0" * 64],
-    ids=["number", "words", "short hash", "negative"],
-)
-def test_a_head_that_is_none_is_exit_code_2(head: str) -> None:
-    result = run_command("audit", "verify", "--expect", head)
-    expected = "expected a journalhead, <position>:<64 hexadecimal digits>"
-    assert (result.code, result.err) == (2, f"imds-relay: --expect: {expected}\n")
-
-
 def documented_verifier() -> str:
     """The program of the page that says how to run it, which needs nothing of ours."""
     return block("docs/operations.md", "python", "Proving the journal elsewhere")

@@ -19,7 +19,7 @@ from relay.clock import SystemClock
 from relay.config import LoadedConfig, load
 from relay.roles.reload import Reloader
 from relay.simulator import Plan
-from tests.cli.command import CommandResult, environment, run_async, run_command
+from tests.cli.command import CommandResult, environment, run_async
 from tests.cli.running_relay import ALICE_KEY, LOCAL_PRINCIPAL, RunningRelay, running_relay
 from tests.eventually import eventually
 
@@ -261,11 +261,6 @@ async def test_dead_letters_are_listed_and_go_out_again(relay: RunningRelay) -> 
     assert (await relay.run("deliveries", "--dead")).out == "no dead letters\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("7", "--all"), ("7", "--sink", "x")])
-def test_redeliver_wants_one_id_or_a_sink_or_all(arguments: tuple[str, ...]) -> None:
-    assert run_command("redeliver", *arguments, "--url", "http://127.0.0.1:1").code == 2
-
-
 # --- who it talks to
 
 
@@ -288,20 +283,6 @@ async def test_a_wrong_key_has_a_remedy_and_is_not_shown(relay: RunningRelay, ke
     assert (result.code, result.out) == (1, "")
     assert "IMDS_RELAY_KEY" in result.err
     assert "imdsr_" not in result.err
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("relay.example.com:8443", "ftp://x", "http://", "http://[x", "http://x:y"),
-        *("http://a:b@x", "http://x?a=b"),
-    ],
-    ids=["no scheme", "ftp", "no host", "open bracket", "port is text", "a user", "a query"],
-)
-def test_a_url_that_is_none_is_exit_code_2(url: str) -> None:
-    result = run_command("events", "--url", url)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("imds-relay: --url: expected http:// or https:// and a host")
 
 
 async def test_a_reload_prints_what_changed_or_ends_with_what_is_wrong(relay: RunningRelay) -> None:

@@ -14,7 +14,7 @@ from relay.cli._options import AZURE_PROCEEDS
 from relay.cli.events import with_short_event_ids
 from relay.sentences import LIMIT_NOTICE
 from relay.simulator import Plan
-from tests.cli.command import run_async, run_command
+from tests.cli.command import run_async
 from tests.cli.running_relay import ALICE_KEY, LOCAL_PRINCIPAL, running_relay
 
 
@@ -199,22 +199,3 @@ async def test_a_vote_under_a_standing_hold_says_whose_it_is(tmp_path: Path) -> 
         await relay.run("hold", event.event_id)
         released = await relay.run("release", event.event_id)
         assert re.search(rf"released; {whose} .*still holds it", released.out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--for", "1h"], "expected conditions"),
-        (["--for", "1h"], "or --every-event, got neither"),
-        (["--type", "Reboot", "--every-event", "--for", "1h"], "or --every-event, got both"),
-        (["--type", "Reboot"], "expected one of --for and --ends, got neither"),
-        (["--type", "Reboot", "--for", "1h", "--ends", "2026-01-01"], "--ends, got both"),
-        (["--type", "Reboot", "--for", "soon"], "--for: expected a duration"),
-        (["--type", "Reboot", "--for", "999999999999d"], "--for: expected a time that"),
-        (["--type", "Reboot", "--ends", "soon"], "--ends: expected a time"),
-    ],
-)
-def test_a_wrong_call_names_what_was_expected(arguments: list[str], problem: str) -> None:
-    elsewhere = ("--url", "http://127.0.0.1:9", "--key", "k")
-    result = run_command("holds", "add", "--reason", "r", *arguments, *elsewhere)
-    assert (result.code, problem in result.err) == (2, True), result.err

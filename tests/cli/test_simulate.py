@@ -55,25 +55,6 @@ def test_the_playbooks_are_listed() -> None:
     assert [playbook["name"] for playbook in as_json] == names
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("nope",), "expected a YAML file or the name of a playbook, got 'nope'"),
-        (("preemt",), "did you mean preempt"),
-        (("absent.yaml",), "absent.yaml: expected a readable file"),
-        (("--scale", "0"), "expected more than 0"),
-        (("--scale", "x"), "--scale"),
-        (("--port", "99999"), "--port"),
-        (("--once",), "expected a playbook that can end"),
-    ],
-    ids=["name", "similar name", "file", "zero scale", "scale", "port", "once without playbook"],
-)
-def test_wrong_use_of_simulate_is_exit_code_2(arguments: tuple[str, ...], text: str) -> None:
-    result = run_command("simulate", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert text in result.err
-
-
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 async def test_a_signal_is_the_simulators_normal_end(stop: signal.Signals) -> None:
     async with start_process("simulate", "--port", "0") as simulator:

@@ -65,11 +65,6 @@ def test_where_no_relay_can_be_called_it_is_said_what_to_do(
     assert error.replace("FOLDER", str(tmp_path)) in result.err
 
 
-def test_a_configuration_that_was_named_must_be_there(tmp_path: Path) -> None:
-    result = run_command("events", "-c", str(tmp_path / "relay.yaml"))
-    assert (result.code, "expected a file that can be read" in result.err) == (2, True)
-
-
 @pytest.mark.parametrize("folder", ["here", "elsewhere"])
 @pytest.mark.parametrize("text", ["{}", "api: {socket: null}"], ids=["relative", "no socket"])
 async def test_a_relay_that_was_named_is_never_guessed(
