@@ -9,6 +9,19 @@ from __future__ import annotations
 import gzip
 from typing import Any
 
+from hypothesis import strategies as st
+
+ANY_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.just("x" * 10_000),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
 NO_OBJECTS = (
     b"",
     b" ",

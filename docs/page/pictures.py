@@ -13,24 +13,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, BrowserContext, Page
 
+from relay.errors import Rejected
 from relay.events.model import ScheduledEvent
 from tests.api.running_relay import SCOPE, RunningRelay
-from tests.chromium import running_chromium
+from tests.chromium import STEP_MILLISECONDS, running_chromium
+from tests.eventually import eventually
 from tests.page.scenes import (
     HELD,
     REBOOT,
+    all_delivered,
     attach_parts,
     break_sinks,
-    live_through,
+    give_key,
     make_busy,
     make_roster,
     make_scopes,
-    open_view,
     page_url,
+    reboot,
     run_page_relay,
-    visitor,
 )
 
 DIRECTORY = Path(__file__).parent
@@ -72,13 +74,13 @@ async def _shoot(page: Page, name: str, *, full: bool = True) -> None:
 async def _take_quiet(browser: Browser) -> None:
     """The field for a key, a wrong key, and nothing that is scheduled."""
     async with _relay() as relay:
-        page = await (await visitor(browser, by=None, **DESKTOP)).new_page()
+        page = await (await _visitor(browser, by=None, **DESKTOP)).new_page()
         await page.goto(page_url(relay))
         await page.get_by_label("Your key or token").fill("a-wrong-key-of-nobody")
         await page.get_by_role("button", name="Continue").click()
         await page.locator("#key-wrong:not(:empty)").wait_for()
         await _shoot(page, "key")
-        page = await open_view(await visitor(browser, **DESKTOP), relay)
+        page = await _open_view(await _visitor(browser, **DESKTOP), relay)
         await page.get_by_text("Nothing is scheduled.").wait_for()
         await _shoot(page, "quiet")
 
@@ -86,18 +88,18 @@ async def _take_quiet(browser: Browser) -> None:
 async def _take_busy(browser: Browser) -> None:
     async with _relay() as relay:
         events = await make_busy(relay)
-        desk, phone = await visitor(browser, **DESKTOP), await visitor(browser, **PHONE)
-        page = await open_view(desk, relay)
+        desk, phone = await _visitor(browser, **DESKTOP), await _visitor(browser, **PHONE)
+        page = await _open_view(desk, relay)
         await page.get_by_role("button", name="Approve").first.wait_for()
         await _shoot(page, "now")
-        small = await open_view(phone, relay)
+        small = await _open_view(phone, relay)
         await small.locator(".event").first.wait_for()
         await _shoot(small, "now-phone", full=False)
-        dark = await visitor(browser, **DARK)
-        detail = await open_view(dark, relay, f"event/{SCOPE}/{REBOOT}")
+        dark = await _visitor(browser, **DARK)
+        detail = await _open_view(dark, relay, f"event/{SCOPE}/{REBOOT}")
         await detail.locator("#history li").first.wait_for()
         await _shoot(detail, "event")
-        log = await open_view(dark, relay, "log")
+        log = await _open_view(dark, relay, "log")
         await log.locator("#log li").first.wait_for()
         await _shoot(log, "log", full=False)
         await _take_decisions(page, small)
@@ -143,8 +145,10 @@ def _renamed(event: ScheduledEvent) -> ScheduledEvent:
 
 async def _take_story(browser: Browser) -> None:
     async with _relay() as relay:
-        await live_through(relay)
-        page = await open_view(await visitor(browser, **DESKTOP), relay, f"event/{SCOPE}/{REBOOT}")
+        await _live_through(relay)
+        page = await _open_view(
+            await _visitor(browser, **DESKTOP), relay, f"event/{SCOPE}/{REBOOT}"
+        )
         await page.locator("#history li").first.wait_for()
         await _shoot(page, "story")
 
@@ -152,7 +156,7 @@ async def _take_story(browser: Browser) -> None:
 async def _take_trouble(browser: Browser) -> None:
     async with _relay() as relay:
         await break_sinks(relay)
-        page = await open_view(await visitor(browser, **DESKTOP), relay, "sinks")
+        page = await _open_view(await _visitor(browser, **DESKTOP), relay, "sinks")
         await page.locator("#dead tr").first.wait_for()
         await _shoot(page, "sinks")
         relay.azure.lost = True
@@ -167,13 +171,60 @@ async def _take_trouble(browser: Browser) -> None:
 async def _take_fleet(browser: Browser) -> None:
     async with _relay(is_hub=True) as relay:
         attach_parts(relay, roster=make_roster(relay))
-        page = await open_view(await visitor(browser, **DESKTOP), relay, "fleet")
+        page = await _open_view(await _visitor(browser, **DESKTOP), relay, "fleet")
         await page.locator("#scopes table").first.wait_for()
         await _shoot(page, "fleet")
         await make_scopes(relay)
         await page.goto(page_url(relay))
         await page.locator(".event").nth(1).wait_for()
         await _shoot(page, "hub", full=False)
+
+
+async def _visitor(browser: Browser, *, by: str | None = "alice", **options: Any) -> BrowserContext:
+    """Return a visitor whose tabs have the key of a client already."""
+    context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **options)
+    context.set_default_timeout(STEP_MILLISECONDS)
+    if by is not None:
+        await give_key(context, by)
+    return context
+
+
+async def _open_view(context: BrowserContext, relay: RunningRelay, view: str = "") -> Page:
+    """Open a view in a new tab, and wait until it is live."""
+    page = await context.new_page()
+    await page.goto(page_url(relay, view))
+    await page.locator("#live", has_text="Live").wait_for()
+    return page
+
+
+async def _live_through(relay: RunningRelay) -> None:
+    """Let an event be held, changed, approved, started and ended, in 25 minutes."""
+    relay.clock.offset -= 1500
+    event = reboot(relay, 30)
+    await relay.observe(event)
+    relay.clock.offset += 90
+    await relay.decide("hold", by="bob", revision=event.revision, reason="backup runs")
+    relay.clock.offset += 240
+    event = replace(event, resources=("WestNO_0", "WestNO_1", "db-1"))
+    relay.sinks["drain"].failure = Rejected("the receiver answered 410: gone", status=410)
+    await relay.observe(event)
+    await all_delivered(relay)
+    relay.sinks["drain"].failure = None
+    relay.clock.offset += 200
+    await relay.decide("release", by="bob", revision=event.revision)
+    relay.clock.offset += 60
+    await relay.decide(by="bob", revision=event.revision)
+    relay.clock.offset += 150
+    await relay.decide(by="alice", revision=event.revision, reason="drained")
+    await eventually(lambda: bool(relay.azure.started))
+    relay.clock.offset += 100
+    started = replace(event, event_status="Started", not_before=None)
+    await relay.observe(started)
+    await all_delivered(relay)
+    relay.clock.offset += 360
+    await relay.observe()
+    relay.clock.offset += 300
+    await all_delivered(relay)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tests.chat.mattermost_server import Json, new_id, running_mattermost
 from tests.chat.running_relay import running_mattermost_relay
 from tests.conftest import DebugLoop
 from tests.depth import depth
+from tests.hostile import ANY_JSON
 from tests.relay_in_process import RelayInProcess, simulated
 
 
@@ -30,11 +31,6 @@ async def genuine_calls(stack: AsyncExitStack, folder: Path) -> tuple[RelayInPro
     return ops.relay, click, server.submission(server.ann, opened)
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
 _SUBMISSION_PROOF = ("user_id", "state", "type")
 """A submission with another value in one of these fields is not the person's."""
 
@@ -45,7 +41,7 @@ def changed_calls(draw: st.DrawFn, call: Json, required_changes: tuple[str, ...]
     others = st.sets(st.sampled_from(sorted(call)))
     changed_fields = {draw(st.sampled_from(required_changes)), *draw(others)}
     text = st.text() | st.just(new_id()) | st.just("e30=.00") | st.just("button")
-    changed = {**call, **{field: draw(_JSON | text) for field in sorted(changed_fields)}}
+    changed = {**call, **{field: draw(ANY_JSON | text) for field in sorted(changed_fields)}}
     required = changed_fields & set(required_changes)
     if any(changed[field] == call[field] for field in required):
         changed.pop(min(required))
@@ -78,7 +74,7 @@ def test_a_changed_call_decides_nothing(tmp_path: Path) -> None:
         @given(
             st.one_of(
                 st.binary(max_size=200),
-                _JSON.map(lambda value: json.dumps(value).encode()),
+                ANY_JSON.map(lambda value: json.dumps(value).encode()),
                 changed_calls(click, tuple(click)),
                 changed_calls(submission, _SUBMISSION_PROOF),
             ).filter(lambda body: len(body) < 65536)

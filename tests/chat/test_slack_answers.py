@@ -39,6 +39,7 @@ from tests.chat.slack_server import (
     responds,
 )
 from tests.eventually import eventually
+from tests.hostile import ANY_JSON
 from tests.relay_in_process import simulated
 
 GUEST = "guests cannot decide"
@@ -338,16 +339,7 @@ def paths(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
             yield from paths(document[key], (*path, key))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.just("x" * 10_000),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3)
-    ),
-    max_leaves=10,
-)
-
-
-@given(st.sampled_from([path for path in paths(CLICK) if path]), JSON, st.booleans())
+@given(st.sampled_from([path for path in paths(CLICK) if path]), ANY_JSON, st.booleans())
 def test_an_altered_click_is_read_or_unreadable(
     path: tuple[Any, ...], value: Any, is_removed: bool
 ) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Browser, BrowserContext, Page
+from playwright.async_api import BrowserContext, Page
 
 from relay.errors import Deferred, Rejected
 from relay.events.model import ScheduledEvent
@@ -18,7 +18,6 @@ from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
 from tests.api.running_relay import RunningRelay, make_event, run_relay
-from tests.chromium import STEP_MILLISECONDS
 from tests.eventually import eventually
 
 KINDS = {"bus": "rabbitmq", "drain": "webhook", "ops": "slack"}
@@ -119,36 +118,6 @@ async def make_busy(relay: RunningRelay) -> list[ScheduledEvent]:
     return [first, held, started, freeze, no_rule]
 
 
-async def live_through(relay: RunningRelay) -> None:
-    """Let an event be held, changed, approved, started and ended, in 25 minutes."""
-    relay.clock.offset -= 1500
-    event = reboot(relay, 30)
-    await relay.observe(event)
-    relay.clock.offset += 90
-    await relay.decide("hold", by="bob", revision=event.revision, reason="backup runs")
-    relay.clock.offset += 240
-    event = replace(event, resources=("WestNO_0", "WestNO_1", "db-1"))
-    relay.sinks["drain"].failure = Rejected("the receiver answered 410: gone", status=410)
-    await relay.observe(event)
-    await all_delivered(relay)
-    relay.sinks["drain"].failure = None
-    relay.clock.offset += 200
-    await relay.decide("release", by="bob", revision=event.revision)
-    relay.clock.offset += 60
-    await relay.decide(by="bob", revision=event.revision)
-    relay.clock.offset += 150
-    await relay.decide(by="alice", revision=event.revision, reason="drained")
-    await eventually(lambda: bool(relay.azure.started))
-    relay.clock.offset += 100
-    started = replace(event, event_status="Started", not_before=None)
-    await relay.observe(started)
-    await all_delivered(relay)
-    relay.clock.offset += 360
-    await relay.observe()
-    relay.clock.offset += 300
-    await all_delivered(relay)
-
-
 async def break_sinks(relay: RunningRelay) -> None:
     relay.sinks["drain"].failure = Rejected("the receiver answered 404: no such path", status=404)
     other = make_event(event_id="DEAD-2", resources=("db-9",))
@@ -202,15 +171,6 @@ async def make_scopes(relay: RunningRelay) -> None:
     await relay.observe_in(DB, redeploy)
 
 
-async def visitor(browser: Browser, *, by: str | None = "alice", **options: Any) -> BrowserContext:
-    """Return a visitor whose tabs have the key of a client already."""
-    context = await browser.new_context(locale="en-GB", timezone_id="Europe/Oslo", **options)
-    context.set_default_timeout(STEP_MILLISECONDS)
-    if by is not None:
-        await give_key(context, by)
-    return context
-
-
 async def give_key(tab: BrowserContext | Page, by: str) -> None:
     """Give each page of a tab the key of a client, unless it has forgotten one."""
     await tab.add_init_script(
@@ -235,11 +195,3 @@ async def show(page: Page, relay: RunningRelay, view: str = "", *, by: str = "al
 async def look_again(page: Page) -> None:
     """Make the page read everything now, as when somebody comes back to its tab."""
     await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-
-
-async def open_view(context: BrowserContext, relay: RunningRelay, view: str = "") -> Page:
-    """Open a view in a new tab, and wait until it is live."""
-    page = await context.new_page()
-    await page.goto(page_url(relay, view))
-    await page.locator("#live", has_text="Live").wait_for()
-    return page
