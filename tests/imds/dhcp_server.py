@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from ipaddress import IPv4Address
 
-from typing_extensions import override
+from tests.background_tasks import BackgroundTasks
 
 Packet = bytes
 Answer = Callable[[Packet], list[Packet]]
@@ -31,22 +31,6 @@ def offer_endpoint(address: str) -> Answer:
     ]
 
 
-class DhcpServer(asyncio.DatagramProtocol):
-    def __init__(self, answer: Answer, client: tuple[str, int] | None) -> None:
-        self.answer, self.client = answer, client
-        self.requests: list[Packet] = []
-
-    @override
-    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
-        self.transport = transport
-
-    @override
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        self.requests.append(data)
-        for packet in self.answer(data):
-            self.transport.sendto(packet, self.client or addr)
-
-
 @contextlib.asynccontextmanager
 async def run_dhcp_server(
     answer: Answer,
@@ -55,13 +39,18 @@ async def run_dhcp_server(
     client: tuple[str, int] | None = None,
 ) -> AsyncIterator[tuple[list[Packet], tuple[str, int]]]:
     """Run it, and yield the requests and its address. Answers go to ``client``, or the sender."""
-    bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-    bound.bind(address)
-    transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: DhcpServer(answer, client), sock=bound
-    )
-    try:
-        yield server.requests, bound.getsockname()
-    finally:
-        transport.close()
+    loop, requests = asyncio.get_running_loop(), list[Packet]()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
+        bound.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        bound.bind(address)
+
+        async def serve() -> None:
+            while True:
+                request, sender = await loop.sock_recvfrom(bound, 65536)
+                requests.append(request)
+                for packet in answer(request):
+                    await loop.sock_sendto(bound, packet, client or sender)
+
+        async with BackgroundTasks(serve()):
+            yield requests, bound.getsockname()

@@ -46,24 +46,16 @@ def test_the_section_takes_an_exchange_name_and_a_way_to_declare() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "key"),
     [
-        ("event.scheduled", {"eventtype": "Reboot"}, "event.scheduled.reboot.prod-vmss-a-1f0c33ab"),
-        ("event.ended", {"eventtype": None}, "event.ended.none.prod-vmss-a-1f0c33ab"),
-        (
-            "event.started",
-            {"eventtype": "Live Migration 2.0"},
-            "event.started.live_migration_2_0.prod-vmss-a-1f0c33ab",
-        ),
-        ("startrequest.accepted", {}, "startrequest.accepted.freeze.prod-vmss-a-1f0c33ab"),
-        (
-            "relay.sink-failing",
-            {"subject": "On.Call"},
-            "relay.sink-failing.on_call.prod-vmss-a-1f0c33ab",
-        ),
-        ("relay.source-lost", {"subject": None}, "relay.source-lost.none.prod-vmss-a-1f0c33ab"),
+        ("event.scheduled", {"eventtype": "Reboot"}, "event.scheduled.reboot"),
+        ("event.ended", {"eventtype": None}, "event.ended.none"),
+        ("event.started", {"eventtype": "Live Migration 2.0"}, "event.started.live_migration_2_0"),
+        ("startrequest.accepted", {}, "startrequest.accepted.freeze"),
+        ("relay.sink-failing", {"subject": "On.Call"}, "relay.sink-failing.on_call"),
+        ("relay.source-lost", {"subject": None}, "relay.source-lost.none"),
     ],
 )
 def test_a_key_says_what_happened_and_where(name: str, changes: dict[str, Any], key: str) -> None:
-    assert routing_key(cloudevent(name, **changes)) == key
+    assert routing_key(cloudevent(name, **changes)) == f"{key}.prod-vmss-a-1f0c33ab"
 
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
