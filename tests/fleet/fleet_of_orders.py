@@ -303,15 +303,9 @@ class Hub:
         self.merger = EventMerger(
             HUB, store, clock, Roster(), has_read_all=_nothing_waits, ask=_ask_nobody
         )
-        self.port = OrderPort(store, self.roster, fleet, HUB, clock, self.agents_showing)
+        self.port = OrderPort(store, self.roster, fleet, HUB, clock, self.merger.agents_showing)
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub, fleet.connected_at = self, clock.monotonic()
-
-    def agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
-        event_id, _, of = event_key.rpartition("@")
-        assert of == scope
-        history = self.merger.history(scope, event_id)
-        return history.agents_seeing_told_state if history else frozenset()
 
     task: asyncio.Task[None]
 

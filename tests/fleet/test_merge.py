@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -20,9 +20,9 @@ from relay.fleet.hub.merge import (
     wait_again,
     words_of_pulse,
 )
+from tests.clocks import NOON
 from tests.events.strategies import make_event
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 A = make_event(description="A")
 B = make_event(description="B")
 C = make_event(description="C")
@@ -131,17 +131,6 @@ def test_a_state_that_somebody_saw_later_than_another_is_not_replaced_by_that() 
     hub.hear("a", C, 60)  # a pulse
     assert hub.hear("b", B, 54.9, now=61) is None
     assert hub.hear("c", B, 55.1, now=62) == B
-
-
-def test_a_state_that_only_a_lost_agent_saw_gives_way_to_what_the_others_see() -> None:
-    hub = Hub.of("ab")
-    hub.hear("a", B, 10)
-    for hub.silent in ("", "a"):
-        assert hub.hear("b", A, 160) is None
-    assert hub.hear("b", A, 161) == A
-    assert hub.hear("b", A, 400) is None
-    hub.silent = ""
-    assert hub.hear("a", A, 401) is None
 
 
 def test_an_end_that_nobody_reported_is_told_when_the_event_is_not_started_any_more() -> None:

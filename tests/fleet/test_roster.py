@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ from relay.fleet.hub.hub import UPKEEP_INTERVAL
 from relay.fleet.hub.roster import COUNT_INTERVAL, FORGOTTEN_AFTER, Agent, Roster
 from relay.fleet.messages import Pulse
 from relay.fleet.routing import AuthorizedSender
+from tests.clocks import NOON
 from tests.events.strategies import make_event
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SCOPE = "prod-vmss-1f0c33ab"
 
 

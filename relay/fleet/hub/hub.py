@@ -26,7 +26,7 @@ from relay.events.build import Origin, RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import GoneFromDocument, Word, not_in_future
-from relay.fleet.hub.merger import KEYS, EventMerger, Heard
+from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import (
@@ -100,7 +100,8 @@ class Hub:
             has_read_all=lambda: self.link.has_read_all(),  # noqa: PLW0108  # it is made below
             ask=self._ask,
         )
-        self.orders = OrderPort(store, self.roster, self.link, origin, clock, self._agents_showing)
+        showing = self.merger.agents_showing
+        self.orders = OrderPort(store, self.roster, self.link, origin, clock, showing)
         self._exchange = agent_publish_exchange_name(settings.exchange)
         self.domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin
@@ -114,10 +115,6 @@ class Hub:
         self._votes = MachineVotes(submit, clock)
         self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)
         self._tasks: asyncio.TaskGroup
-
-    def _agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
-        history = self.merger.history(scope, KEYS.event_id_of_key(event_key))
-        return history.agents_seeing_told_state if history is not None else frozenset()
 
     async def load(self) -> None:
         for row in await self._store.read(lambda tx: tx.fleet.agents()):

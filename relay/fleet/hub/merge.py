@@ -110,11 +110,6 @@ class EventHistory:
         return self.ended_at is None and all(word.state is None for word in self.words.values())
 
     @property
-    def agents_seeing_told_state(self) -> frozenset[str]:
-        """The agents whose last word is the last state told. Only they can act on it."""
-        return frozenset(agent for agent, word in self.words.items() if word.state == self.told[-1])
-
-    @property
     def newest_gone(self) -> datetime:
         """When an agent last saw that the event was gone; in the distant past: none says so."""
         return max((word.seen for word in self.words.values() if word.says_gone), default=_NEVER)

@@ -137,6 +137,17 @@ class EventMerger:
     def history(self, scope: str, event_id: str) -> EventHistory | None:
         return self._by_scope.get(scope, {}).get(event_id)
 
+    def agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
+        """Return the agents whose last word is the current state of an event: they can act on it.
+
+        The event is named by its key in the store, the agents by their relay words.
+        """
+        history = self.history(scope, KEYS.event_id_of_key(event_key))
+        if history is None:
+            return frozenset()
+        words = history.words.items()
+        return frozenset(agent for agent, word in words if word.state == history.told[-1])
+
     async def merge(self, heard: Sequence[Heard], relay_events: Sequence[CloudEvent] = ()) -> None:
         """Merge what agents said, and record what is new, and what they report about themselves."""
         batch: list[Heard] = []

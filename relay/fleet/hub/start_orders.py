@@ -65,11 +65,6 @@ OrderResult: TypeAlias = Literal[StartOutcome, "returned", "unanswered"]
 - ``returned``: the order reached nobody.
 - ``unanswered``: no answer came in time.
 """
-AgentsShowing: TypeAlias = Callable[[str, str], frozenset[str]]
-"""Returns the agents of a scope whose last word is the current state of an event.
-
-The event is named by its key in the store, the agents by their relay words.
-"""
 
 
 class Publisher(Protocol):
@@ -107,8 +102,9 @@ class OrderPort:
         publisher: Publisher,
         origin: Origin,
         clock: Clock,
-        agents_showing: AgentsShowing,
+        agents_showing: Callable[[str, str], frozenset[str]],
     ) -> None:
+        """``agents_showing`` is that of the merger."""
         self._store = store
         self._roster = roster
         self._publisher = publisher
