@@ -270,7 +270,15 @@ async def connect(
         if not (key.isascii() and key.isprintable()):
             raise ConfigError("expected a bearer key as `imds-relay keys` prints it, on one line")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        connector = aiohttp.TCPConnector(ssl=_tls_context(ca_file))
+        try:
+            tls = client_context_trusting_ca_file(ca_file) if ca_file else default_context()
+        except OSError as error:
+            is_readable = isinstance(error, ssl.SSLError)
+            reason = "no certificate in PEM" if is_readable else describe_os_error(error)
+            raise ConfigError(
+                f"--ca-file: expected a file of certificates, {ca_file}: {reason}"
+            ) from error
+        connector = aiohttp.TCPConnector(ssl=tls)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
         yield Client(session, url, address)
 
@@ -369,16 +377,3 @@ def _origin(url: str) -> str:
         "--url: expected http:// or https:// and a host, such as https://relay.example.com:8443, "
         "without user and query"
     )
-
-
-def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    if ca_file is None:
-        return default_context()
-    try:
-        return client_context_trusting_ca_file(ca_file)
-    except OSError as error:
-        reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else None
-        raise ConfigError(
-            "--ca-file: expected a file of certificates, "
-            f"{ca_file}: {reason or describe_os_error(error)}"
-        ) from error

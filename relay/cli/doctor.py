@@ -32,7 +32,7 @@ from relay.config.model import config_warnings
 from relay.events.build import Origin
 from relay.fleet.diagnostics import diagnose_broker_for_agent, diagnose_broker_for_hub
 from relay.fleet.routing import HUB, hub_approvals_queue
-from relay.fleet.settings import AgentSettings, HubSettings
+from relay.fleet.settings import HubSettings
 from relay.imds.diagnostics import diagnose as diagnose_source
 from relay.imds.instance_metadata import Instance, derive_scope, resource_names
 from relay.logs import Finding, failure, ok, warning
@@ -85,6 +85,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
     api_findings, is_running = await diagnose_api(config.api, config.store.path)
     findings += api_findings
     instance: Instance | None = None
+    own_scope: str | None = HUB
     if not isinstance(config.fleet, HubSettings):
         source_findings, instance = await diagnose_source(
             config.source,
@@ -95,7 +96,8 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
             progress=print_to_stderr,
         )
         findings += source_findings
-    scope = _scope(config, instance)
+        own_scope = derive_scope(instance) if instance is not None else None
+    scope = own_scope if config.scope == "auto" else config.scope
     if instance is not None:
         names = resource_names(instance, socket.gethostname())
         # The oldest api-version puts an underscore before each name.
@@ -108,17 +110,7 @@ async def _diagnose(loaded: LoadedConfig, clock: Clock, *, poll: bool) -> list[F
         *(_diagnose_sink(sink, clock, scope or "unknown") for sink in config.sinks)
     ):
         findings += found
-    findings += await _diagnose_fleet(config, scope, instance)
-    findings += await _diagnose_approvals_over_amqp(config, scope or "unknown")
-    return findings
-
-
-def _scope(config: Config, instance: Instance | None) -> str | None:
-    if config.scope != "auto":
-        return config.scope
-    if isinstance(config.fleet, HubSettings):
-        return HUB
-    return derive_scope(instance) if instance is not None else None
+    return findings + await _diagnose_brokers(config, scope, instance)
 
 
 async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> list[Finding]:
@@ -130,32 +122,30 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
     return findings
 
 
-async def _diagnose_fleet(
+async def _diagnose_brokers(
     config: Config, scope: str | None, instance: Instance | None
 ) -> list[Finding]:
-    match config.fleet:
-        case HubSettings():
-            return await diagnose_broker_for_hub(config.fleet)
-        case AgentSettings():
-            relay = config.relay
-            if relay == "auto":
-                relay = instance.name if instance is not None else ""
-            origin = Origin(scope, relay) if scope and relay else None
-            return await diagnose_broker_for_agent(config.fleet, origin)
-    return []
-
-
-async def _diagnose_approvals_over_amqp(config: Config, scope: str) -> list[Finding]:
-    amqp = config.approvals.amqp
-    if amqp is None:
-        return []
-    exchange = config.approval_answers_exchange
-    queue = approvals_queue(exchange, scope)
-    if isinstance(config.fleet, HubSettings):
-        queue = hub_approvals_queue(exchange)
-    return await diagnose_broker(
-        "approvals.amqp", amqp.broker_urls(), queue.topology, amqp.declare, reads=(queue.name,)
-    )
+    """Return what is found of the brokers of the fleet and of the approvals."""
+    findings: list[Finding] = []
+    fleet, amqp = config.fleet, config.approvals.amqp
+    if isinstance(fleet, HubSettings):
+        findings += await diagnose_broker_for_hub(fleet)
+    elif fleet is not None:
+        relay = config.relay
+        if relay == "auto":
+            relay = instance.name if instance is not None else ""
+        origin = Origin(scope, relay) if scope and relay else None
+        findings += await diagnose_broker_for_agent(fleet, origin)
+    if amqp is not None:
+        exchange = config.approval_answers_exchange
+        queue = approvals_queue(exchange, scope or "unknown")
+        if isinstance(fleet, HubSettings):
+            queue = hub_approvals_queue(exchange)
+        urls, parts = amqp.broker_urls(), queue.topology
+        findings += await diagnose_broker(
+            "approvals.amqp", urls, parts, amqp.declare, reads=(queue.name,)
+        )
+    return findings
 
 
 _PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})

@@ -64,13 +64,15 @@ class _ConfigSource:
     def __init__(self, file: Path | None) -> None:
         """Load it for the first time. Raises ConfigError."""
         self._file = file
-        self.in_force = self._newest = load(file)
+        self.in_force = load(file)
+        self._known = [self.in_force]
         configure_logging(self.in_force.config.telemetry, self._secrets_to_hide)
 
     def load(self) -> LoadedConfig:
         """Load it again, from the same file if it had one. Raises ConfigError."""
-        self._newest = load(self.in_force.file or self._file)
-        return self._newest
+        loaded = load(self.in_force.file or self._file)
+        self._known = [self.in_force, loaded]
+        return loaded
 
     def take_over(self, loaded: LoadedConfig) -> None:
         before, self.in_force = self.in_force, loaded
@@ -78,10 +80,8 @@ class _ConfigSource:
             configure_logging(loaded.config.telemetry, self._secrets_to_hide)
 
     def _secrets_to_hide(self) -> Iterator[str]:
-        """Yield the secrets in force, and those of a configuration that is being taken over."""
-        yield from self.in_force.config.iter_current_secret_texts()
-        if self._newest is not self.in_force:
-            yield from self._newest.config.iter_current_secret_texts()
+        for loaded in self._known:
+            yield from loaded.config.iter_current_secret_texts()
 
 
 def _run_relay(source: _ConfigSource) -> None:
