@@ -35,7 +35,7 @@ LOOK_INTERVAL = 0.1
 """Seconds between two looks into the journal."""
 CALL_INTERVAL = 0.2
 """Seconds until a call is repeated that had no answer."""
-CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
+CALL_TIMEOUT = 10.0
 START_TIMEOUT = 600.0
 """Seconds in which Azure must have got the StartRequest of an event that has its quorum.
 
@@ -201,12 +201,7 @@ class Load:
         if body is not None:
             headers["Idempotency-Key"] = f"{voter}-{body['decision']}-{body['revision']}"
         try:
-            async with (
-                aiohttp.ClientSession(timeout=CALL_TIMEOUT) as session,
-                session.request(
-                    method, self._target.url + path, json=body, headers=headers
-                ) as response,
-            ):
-                return response.status, await response.json(content_type=None)
+            async with asyncio.timeout(CALL_TIMEOUT):
+                return await self._target.call(method, path, body, headers)
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None

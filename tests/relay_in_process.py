@@ -6,12 +6,11 @@ Tests of the command line, of chats and of reloads extend it with what only they
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 
 from relay.app import RunningRelay, start_relay
@@ -19,14 +18,13 @@ from relay.clock import SystemClock
 from relay.config import Config
 from relay.simulator import VM, Event, Plan, Setup, Simulator
 from tests.eventually import eventually
-from tests.journey.relay_process import KEY
+from tests.journey.relay_process import KEY, call_api
 
 
 @dataclass(slots=True, kw_only=True)
 class RelayInProcess:
     azure: Simulator
     running: RunningRelay
-    session: aiohttp.ClientSession
 
     @property
     def url(self) -> str:
@@ -42,11 +40,7 @@ class RelayInProcess:
         self, method: str, path: str, body: object = None, *, key: str = KEY
     ) -> tuple[int, Any]:
         """Call the API; return status and body."""
-        headers = {"Authorization": f"Bearer {key}"}
-        async with self.session.request(
-            method, f"{self.url}{path}", json=body, headers=headers
-        ) as response:
-            return response.status, orjson.loads(await response.read())
+        return await call_api(method, self.url + path, body, {"Authorization": f"Bearer {key}"})
 
     async def event(self, event: Event, *, key: str = KEY) -> dict[str, Any]:
         """Return an event as the API shows it."""
@@ -101,7 +95,5 @@ async def relay_in_process(
 ) -> AsyncIterator[RelayInProcess]:
     """Run a relay. Over the same state file it is the same relay, started again."""
     config = document if isinstance(document, Config) else Config.model_validate(document)
-    async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(start_relay(config, SystemClock()))
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield RelayInProcess(azure=azure, running=running, session=session)
+    async with start_relay(config, SystemClock()) as running:
+        yield RelayInProcess(azure=azure, running=running)

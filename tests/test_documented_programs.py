@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from jsonschema import Draft202012Validator
@@ -29,7 +28,7 @@ from tests.chat.teams_server import running_workflow
 from tests.cli.command import run_async, run_process
 from tests.documented import ROOT, block, blocks
 from tests.eventually import eventually
-from tests.journey.relay_process import client
+from tests.journey.relay_process import call_api, client
 from tests.programs import output_of
 from tests.relay_in_process import document_of, relay_in_process, simulated
 
@@ -116,11 +115,8 @@ async def _send_request_of_page(
     request = json.loads(body)
     assert changed.keys() <= request.keys()
     request |= changed
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, url + path, json=request, headers=headers) as response,
-    ):
-        return response.status, request, await response.json()
+    status, answer = await call_api(method, url + path, request, headers)
+    return status, request, answer
 
 
 async def _run_documented_freeze(file: Path) -> None:

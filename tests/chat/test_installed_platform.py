@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from pydantic import ValidationError
@@ -44,9 +45,10 @@ def test_its_principals_are_unknown_where_it_is_not_installed() -> None:
 async def answer(relay: RelayInProcess, user: str) -> dict[str, Any]:
     """Click the first button of the first card as this user."""
     body = orjson.dumps({"pin": "m1", "click": f"click of {user}"})
-    async with relay.session.post(
-        f"{relay.url}/v1/chat/pins", data=body, headers={"X-User": user}
-    ) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{relay.url}/v1/chat/pins", data=body, headers={"X-User": user}) as response,
+    ):
         reply = await response.json() if response.status == 200 else None
         return {"http": response.status, "reply": reply}
 

@@ -100,7 +100,6 @@ async def running_relay(
             yield RunningRelay(
                 azure=azure,
                 running=relay.running,
-                session=relay.session,
                 poller=poller,
                 receiver=receiver,
                 config=str(file),

@@ -28,7 +28,7 @@ from tests.fleet.hub_side import (
     publish_as,
     unused_exchange,
 )
-from tests.journey.relay_process import KEY, Inbox, client, inbox, webhook
+from tests.journey.relay_process import Inbox, call_api, client, inbox, webhook
 from tests.rabbitmq import Broker
 
 DOMAINS = ({"user": AGENT_USER, "scopes": ["vmss-a-*"]},)
@@ -181,12 +181,7 @@ class RunningFleet:
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> tuple[int, Any]:
         url = f"http://127.0.0.1:{self.running_hub.server.port}{path}"
-        headers = {"Authorization": f"Bearer {KEY}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.request(method, url, json=body, headers=headers) as answer,
-        ):
-            return answer.status, await answer.json(content_type=None)
+        return await call_api(method, url, body)
 
     async def vote_for(self, scope: str, event_id: str) -> dict[str, str]:
         """Return the body of a vote for an event as the hub knows it."""

@@ -13,7 +13,6 @@ import aio_pika
 import aiohttp
 import orjson
 import pytest
-from standardwebhooks import Webhook
 
 from relay.api.metrics import read_metrics
 from relay.app import start_relay
@@ -25,7 +24,7 @@ from relay.simulator import Plan, Setup
 from tests.eventually import eventually
 from tests.fleet.hub_side import HUB_USER, STRANGER
 from tests.fleet.running_fleet import AUTOMATIC, RunningFleet, one_vote, running_fleet
-from tests.journey.relay_process import CLIENT_SECRET, client, inbox
+from tests.journey.relay_process import CLIENT_SECRET, client, inbox, signed_headers
 from tests.rabbitmq import Broker
 from tests.store.conftest import SmallDisk, small_disk
 
@@ -135,14 +134,8 @@ def hub_with_all_ways(port: int) -> dict[str, Any]:
 
 
 async def vote_by_callback(fleet: RunningFleet, vote: dict[str, str]) -> None:
-    body = orjson.dumps(vote | {"scope": SCOPE}).decode()
-    at = fleet.running_hub.relay.clock.now()
-    headers = {
-        "webhook-id": "msg_1",
-        "webhook-timestamp": str(int(at.timestamp())),
-        "webhook-signature": Webhook(CLIENT_SECRET).sign("msg_1", at, body),
-        "content-type": "application/json",
-    }
+    body = orjson.dumps(vote | {"scope": SCOPE})
+    headers = {**signed_headers(body), "content-type": "application/json"}
     url = f"http://127.0.0.1:{fleet.running_hub.server.port}/v1/callbacks/ops"
     async with (
         aiohttp.ClientSession() as session,

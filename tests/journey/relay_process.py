@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -42,6 +43,19 @@ async def after_polls(azure: Simulator, count: int = 2) -> None:
     await eventually(
         lambda: sum(call.at > moment and call.method == "GET" for call in azure.calls) >= count
     )
+
+
+async def call_api(
+    method: str, url: str, body: Any = None, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, Any]:
+    """Call the API of a relay with the test key. Return the status and the JSON body."""
+    all_headers = {"Authorization": f"Bearer {KEY}", **headers}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, json=body, headers=all_headers) as response,
+    ):
+        text = await response.read()
+        return response.status, orjson.loads(text) if text else None
 
 
 def name_of(event: dict[str, Any]) -> str:
@@ -198,14 +212,7 @@ class RelayProcess:
     async def call(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Call the API with the test key. Return the status and the JSON body."""
-        all_headers = {"Authorization": f"Bearer {KEY}", **(headers or {})}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.request(method, self.url + path, json=body, headers=all_headers) as response,
-        ):
-            text = await response.read()
-            return response.status, orjson.loads(text) if text else None
+        return await call_api(method, self.url + path, body, headers or {})
 
     async def shown(self, event: Event, state: str | None = None) -> dict[str, Any]:
         """Return the event as the API shows it, once the relay knows it, and in this state."""

@@ -81,10 +81,5 @@ async def reloadable_relay(folder: Path, **sections: Any) -> AsyncIterator[Reloa
         stack.push_async_callback(reloader.cancel_all_reloads)
         relay.running.server.state.reloader = reloader
         yield ReloadableRelay(
-            azure=azure,
-            running=relay.running,
-            session=relay.session,
-            reloader=reloader,
-            document=document,
-            loads=loads,
+            azure=azure, running=relay.running, reloader=reloader, document=document, loads=loads
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import aiohttp
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
 
@@ -476,8 +477,10 @@ async def test_a_reload_resets_no_counter(tmp_path: Path, monkeypatch: pytest.Mo
 
         async def refusals() -> str:
             headers = {"Authorization": f"Bearer {KEY}"}
-            url = f"http://127.0.0.1:{relay.running.server.port}/metrics"
-            async with relay.session.get(url, headers=headers) as response:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{relay.url}/metrics", headers=headers) as response,
+            ):
                 lines = (await response.text()).splitlines()
             return next(line for line in lines if line.startswith("imds_relay_refusals_total{"))
 
