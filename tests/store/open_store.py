@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -55,6 +56,15 @@ async def open_store_in(
         StoreSettings(path=folder / "relay.db"), identity, SystemClock(), route
     ) as opened:
         yield opened
+
+
+@contextlib.contextmanager
+def blocked(store: Store) -> Iterator[None]:
+    """Let the thread of the store wait, so that all that is submitted runs together afterwards."""
+    release = threading.Event()
+    store.submit(lambda _: release.wait(10))
+    yield
+    release.set()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from relay.store.audit import verify_journal
 from relay.store.transaction import Transaction
 from tests.store.open_store import (
     NOW,
+    blocked,
     connection_of,
     file_names,
     numbered_event,
@@ -66,12 +66,10 @@ async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_
         commits: list[str] = []
         answered: list[int] = []
         await store.read(lambda tx: connection_of(tx).set_trace_callback(commits.append))
-        release = threading.Event()
-        store.submit(lambda _: release.wait(10))
-        futures = [store.submit(record_event(number)) for number in range(1000)]
-        for future in futures:
-            future.add_done_callback(lambda done: answered.append(done.result()))
-        release.set()
+        with blocked(store):
+            futures = [store.submit(record_event(number)) for number in range(1000)]
+            for future in futures:
+                future.add_done_callback(lambda done: answered.append(done.result()))
         assert await asyncio.gather(*futures) == list(range(1, 1001))
         assert answered == list(range(1, 1001))
         assert 2 <= commits.count("COMMIT") <= 5
@@ -89,13 +87,11 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
         tx.answers.add("client:a", "1", "d", 202, {}, NOW)
 
     async with open_store_in(tmp_path) as store:
-        release = threading.Event()
         notified: list[RecordedEvent] = []
         store.listeners.recorded.append(notified.extend)
-        store.submit(lambda _: release.wait(10))
-        works = [record_event(1), fails, breaks_a_rule, record_event(4)]
-        futures = [store.submit(work) for work in works]
-        release.set()
+        with blocked(store):
+            works = [record_event(1), fails, breaks_a_rule, record_event(4)]
+            futures = [store.submit(work) for work in works]
         results = await asyncio.gather(*futures, return_exceptions=True)
         types = [int, LookupError, sqlite3.IntegrityError, int]
         assert [type(result) for result in results] == types
@@ -138,10 +134,9 @@ async def test_a_listeners_error_reaches_its_cause_and_nobody_waits_in_vain(tmp_
 
     async with open_store_in(tmp_path) as store:
         store.listeners.recorded.append(broken)
-        release = threading.Event()
-        store.submit(lambda _: release.wait(10))
-        record, read = store.submit(record_event(1)), store.submit(lambda tx: tx.head().position)
-        release.set()
+        with blocked(store):
+            record = store.submit(record_event(1))
+            read = store.submit(lambda tx: tx.head().position)
         with pytest.raises(LookupError, match="mistake of ours"):
             await record
         assert await read == 1
@@ -149,14 +144,12 @@ async def test_a_listeners_error_reaches_its_cause_and_nobody_waits_in_vain(tmp_
 
 async def test_cancelling_the_wait_does_not_stop_the_work(tmp_path: Path) -> None:
     async with open_store_in(tmp_path) as store:
-        release = threading.Event()
-        store.submit(lambda _: release.wait(10))
-        task = asyncio.create_task(store.transact(record_event(1)))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        release.set()
+        with blocked(store):
+            task = asyncio.create_task(store.transact(record_event(1)))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
         assert await store.read(lambda tx: tx.head().position) == 1
 
 
@@ -231,13 +224,11 @@ async def test_work_goes_to_sinks_of_its_submission_also_if_it_runs_again(tmp_pa
         raise LookupError("a mistake in this work")
 
     async with open_store_in(tmp_path) as store:
-        release = threading.Event()
-        store.submit(lambda _: release.wait(10))
-        before = store.submit(record_event(1))
-        store.route = lambda _: ("other",)
-        failing = store.submit(fail)  # so that all run again
-        after = store.submit(record_event(2))
-        release.set()
+        with blocked(store):
+            before = store.submit(record_event(1))
+            store.route = lambda _: ("other",)
+            failing = store.submit(fail)  # so that all run again
+            after = store.submit(record_event(2))
         assert (await before, await after) == (1, 2)
         with pytest.raises(LookupError):
             await failing

@@ -12,7 +12,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,6 +33,7 @@ from tests.store.conftest import Disk
 from tests.store.open_store import (
     IDENTITY,
     NOW,
+    blocked,
     connection_of,
     file_names,
     numbered_event,
@@ -58,6 +58,11 @@ async def open_listened_store(folder: Path) -> AsyncIterator[tuple[Store, Notifi
         store.listeners.recorded.append(notified.recorded.extend)
         store.listeners.write_error_changed.append(notified.failing.append)
         yield store, notified
+
+
+async def recover(store: Store, disk: Disk) -> None:
+    disk.free()
+    await eventually(lambda: store.write_error is None)
 
 
 def entries(path: Path) -> list[tuple[object, ...]]:
@@ -102,8 +107,7 @@ async def test_a_full_disk_refuses_what_fails_closed_and_takes_what_fails_open(d
         ids = [numbered_event(number).id for number in (1, 3, 4)]
         assert told == [(number, id_, [number]) for number, id_ in enumerate(ids, start=1)]
 
-        disk.free()
-        await eventually(lambda: store.write_error is None)
+        await recover(store, disk)
         states = ["delivered", "waiting", "waiting"]
         assert entries(path) == [(n, "bus", n, state) for n, state in enumerate(states, start=1)]
         assert await store.read(lambda tx: tx.journal.events_after(0, 9)) == journal
@@ -124,8 +128,7 @@ async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Di
             await store.transact(record_event(number), fail_open=True)
         tries = statements.count("BEGIN IMMEDIATE")
         took = time.monotonic() - began
-        disk.free()
-        await eventually(lambda: store.write_error is None)
+        await recover(store, disk)
         assert tries <= 4 + 2 * took
         assert len(notified.recorded) == 500
     assert chain_holds(disk.folder / "relay.db") == 500
@@ -165,8 +168,7 @@ async def test_a_write_that_fails_repeats_in_order_what_changed_something(disk: 
         done = len(runs)
         await eventually(lambda: runs[done:].count(3) >= 2)
         assert await store.transact(record_event(5), fail_open=True) == 3
-        disk.free()
-        await eventually(lambda: store.write_error is None)
+        await recover(store, disk)
         assert len(notified.recorded) == 3
     assert runs[done : done + 4] == [1, 3, 1, 3]
     path = disk.folder / "relay.db"
@@ -196,8 +198,7 @@ async def test_a_repeat_that_fails_midway_is_begun_anew(
         monkeypatch.setattr(Store, "_run_in_savepoint", fail_second)
         await eventually(lambda: len(runs) >= 2)  # the next try to write repeats what was told
         await store.transact(record_event(5), fail_open=True)
-        disk.free()
-        await eventually(lambda: store.write_error is None)
+        await recover(store, disk)
         journal = await store.read(lambda tx: tx.journal.events_after(0, 9))
     assert [event.id for _, event in journal] == [each.id for each in notified.recorded]
     assert [head.position for head, _ in journal] == [1, 2, 3, 4, 5]
@@ -218,8 +219,7 @@ async def test_works_own_error_in_memory_undoes_it_alone_and_is_not_done_again(d
             await store.transact(mistaken, fail_open=True)
         before = len(runs)
         await store.transact(record_event(3), fail_open=True)
-        disk.free()
-        await eventually(lambda: store.write_error is None)
+        await recover(store, disk)
         assert len(runs) == before
     assert read_column(disk.folder / "relay.db", "SELECT event_key FROM journal") == ["e-1", "e-3"]
 
@@ -264,8 +264,7 @@ async def test_a_relay_that_starts_on_a_full_disk_still_tells(disk: Disk) -> Non
             assert len(notified.recorded) == 1
             with pytest.raises(StoreUnavailable):
                 await store.transact(record_event(3))
-            disk.free()
-            await eventually(lambda: store.write_error is None)
+            await recover(store, disk)
     finally:
         keep_open.close()
     assert chain_holds(disk.folder / "relay.db") == 2
@@ -354,16 +353,15 @@ async def test_a_file_that_breaks_in_use_is_gone_around_and_set_aside_later(tmp_
 async def test_a_group_that_meets_a_full_disk_is_sorted_out_job_by_job(disk: Disk) -> None:
     """The jobs of a group share the failed commit. The store then handles each by itself."""
     async with open_listened_store(disk.folder) as (store, notified):
-        release = threading.Event()
-        store.submit(lambda _: release.wait(10))
-        futures = [store.submit(record_event(each), fail_open=each % 2 == 0) for each in range(40)]
-        disk.fill()
-        release.set()
+        with blocked(store):
+            futures = [
+                store.submit(record_event(each), fail_open=each % 2 == 0) for each in range(40)
+            ]
+            disk.fill()
         results = await asyncio.gather(*futures, return_exceptions=True)
         refused = [isinstance(result, StoreUnavailable) for result in results]
         assert refused == [number % 2 == 1 for number in range(40)]
         assert [result for result in results if isinstance(result, int)] == list(range(1, 21))
         assert [each.position for each in notified.recorded] == list(range(1, 21))
-        disk.free()
-        await eventually(lambda: store.write_error is None)
+        await recover(store, disk)
     assert chain_holds(disk.folder / "relay.db") == 20
