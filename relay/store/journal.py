@@ -33,6 +33,26 @@ STANDING_HOLD_ROWS = "kind >= 'standing-hold.' AND kind < 'standing-hold/'"
 _CLOUDEVENTS = "kind NOT IN ('claim', 'answer', 'mode')"
 _CHANGE = "kind >= 'event.' AND kind < 'event/'"
 """The rows about what Azure changed."""
+_FIRST_KEPT = (
+    # The first row that is not old, even if older ones follow. A clock that was wrong for a while
+    # wrote old times late.
+    "SELECT min(position) FROM journal WHERE at >= :before",
+    # Without these indexes, SQLite would read all entries.
+    "SELECT min(position) FROM entry INDEXED BY entry_waiting WHERE state = 'waiting'",
+    "SELECT min(position) FROM entry INDEXED BY entry_parked WHERE state = 'parked'",
+    (
+        "SELECT min((SELECT min(position) FROM journal WHERE event_key = key)) "
+        "FROM occurrence INDEXED BY occurrence_live WHERE live"
+    ),
+    (
+        "SELECT min(position) FROM journal INDEXED BY journal_of_approvals "  # noqa: S608  # our own text
+        f"WHERE {APPROVAL_ROWS} AND kind = 'approval.recorded' "
+        "AND CASE WHEN json_valid(CAST(body AS TEXT)) "  # a damaged row may be no JSON
+        "THEN json_extract(CAST(body AS TEXT), '$.data.decision') = 'hold' "
+        "AND json_extract(CAST(body AS TEXT), '$.data.expires') > :now END"
+    ),
+)
+"""What finds the positions of the first rows that `Journal.prune` keeps."""
 VALUE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """What reading a row raises that is not what the relay writes."""
 GENESIS = JournalHead(0, "0" * 64)
@@ -271,30 +291,10 @@ class Journal:
         are kept, and all after them: an event can come back.
         A checkpoint with the last hash remains, so that the chain can still be verified.
         """
-        # Stop at the first row that is not old, even if older ones follow. A clock that was wrong
-        # for a while wrote old times late.
-        first_kept = self._connection.execute(
-            "SELECT min("  # noqa: S608  # our own text
-            "(SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= :before), "
-            # Without these indexes, SQLite would read all entries.
-            "(SELECT coalesce(min(position), 9e18) FROM entry INDEXED BY entry_waiting "
-            "WHERE state = 'waiting'), "
-            "(SELECT coalesce(min(position), 9e18) FROM entry INDEXED BY entry_parked "
-            "WHERE state = 'parked'), "
-            "(SELECT coalesce(min(journal.position), 9e18) FROM occurrence "
-            "INDEXED BY occurrence_live JOIN journal ON event_key = key WHERE live), "
-            "(SELECT coalesce(min(position), 9e18) FROM journal INDEXED BY journal_of_approvals "
-            f"WHERE {APPROVAL_ROWS} AND kind = 'approval.recorded' "
-            "AND CASE WHEN json_valid(CAST(body AS TEXT)) "  # a damaged row may be no JSON
-            "THEN json_extract(CAST(body AS TEXT), '$.data.decision') = 'hold' "
-            "AND json_extract(CAST(body AS TEXT), '$.data.expires') > :now END), "
-            "coalesce(:keep_from, 9e18))",
-            {
-                "before": format_sortable(before),
-                "now": format_sortable(now),
-                "keep_from": keep_from,
-            },
-        ).fetchone()[0]
+        moments = {"before": format_sortable(before), "now": format_sortable(now)}
+        kept = [keep_from]
+        kept += [self._connection.execute(query, moments).fetchone()[0] for query in _FIRST_KEPT]
+        first_kept = min((each for each in kept if each is not None), default=sys.maxsize)
         last_pruned = self._connection.execute(
             "SELECT position, hash FROM journal WHERE position < ? ORDER BY position DESC LIMIT 1",
             (first_kept,),

@@ -35,7 +35,7 @@ _ALLOWED = {
     "SELECT key FROM occurrence INDEXED BY occurrence_live WHERE live UNION ": (
         "live events, and a limited number of ended ones, once an hour"
     ),
-    "SELECT min((SELECT coalesce(min(position), 9e18) FROM journal WHERE at >= ": (
+    "SELECT min(position) FROM journal WHERE at >= ": (
         "the journal is read up to its first row that is not old, and the rows before it go"
     ),
     "DELETE FROM occurrence WHERE id < ": (
