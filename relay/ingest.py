@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from relay.events import fast_dataclass
 from relay.events.build import (
@@ -44,6 +44,7 @@ from relay.store.transaction import Transaction
 CHANGES_PER_STEP = 256
 """Changes that are built and written at once. More would need more memory."""
 _REBOOT_TYPES = ("reboot", "redeploy")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,15 @@ class SuccessfulPoll:
 
 
 @dataclass(frozen=True, slots=True)
-class FreshReadResult:
-    """What a read returned that began after somebody asked for it.
+class DatedRead(Generic[T]):
+    """What was read of IMDS: the body, or the document in it.
 
-    ``imds_time`` is that of IMDS, without the fraction of its second; None if it gave none.
-    ``asked_at`` and ``asked_monotonic`` are by the clocks of this VM before the request was sent.
+    ``imds_time`` is that of IMDS, without the fraction of its second; None if it gave none. It is
+    after ``asked_at`` and ``asked_monotonic``, by the clocks of this VM: the moment before the
+    request was sent.
     """
 
-    document: Document
+    content: T
     imds_time: datetime | None
     asked_at: datetime
     asked_monotonic: float

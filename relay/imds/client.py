@@ -18,7 +18,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Self
@@ -41,6 +40,7 @@ from relay.imds import DISCOVER, SourceSettings
 from relay.imds.calls import MAX_RETRY_AFTER, CallBudget
 from relay.imds.discover import VIRTUAL_NETWORK, Candidate, CandidateFinder
 from relay.imds.document import parse_document
+from relay.ingest import DatedRead
 from relay.net.egress import discovered_imds
 from relay.net.http import measure_clock_skew, parse_retry_after
 
@@ -65,21 +65,6 @@ _DISCARD_UNSENT = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 """SO_LINGER with no seconds: a close discards what the kernel has not sent yet."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DatedBody:
-    """The body of a response, and what it says about the time.
-
-    ``date`` is the service's time in whole seconds, from the header ``Date``; None without a
-    readable one. The service wrote it after ``asked_at``, our wall clock, and ``asked_monotonic``,
-    our monotonic clock: the moment before the request was sent.
-    """
-
-    body: bytes
-    date: datetime | None
-    asked_at: datetime
-    asked_monotonic: float
 
 
 class ImdsClient:
@@ -142,7 +127,7 @@ class ImdsClient:
         """Whether the service was found at another address than that in a virtual network."""
         return self._found is not None and self._found.address != VIRTUAL_NETWORK
 
-    async def read_document(self) -> DatedBody:
+    async def read_document(self) -> DatedRead[bytes]:
         """Return the body of the Scheduled Events document with the service's time."""
         if self._finder is None:
             return await self._read_from(self._settings.url)
@@ -151,7 +136,7 @@ class ImdsClient:
             return await self._search(self._finder)
         try:
             read = await self._read_from(self._found.base_url)
-            parse_document(read.body)  # another service may answer at that address by now
+            parse_document(read.content)  # another service may answer at that address by now
         except SourceError as error:
             if error.status != 429:  # it works, others poll too
                 self._failing_since = min(self._failing_since, self._clock.monotonic())
@@ -159,14 +144,14 @@ class ImdsClient:
         self._failing_since = math.inf
         return read
 
-    async def _search(self, finder: CandidateFinder) -> DatedBody:
+    async def _search(self, finder: CandidateFinder) -> DatedRead[bytes]:
         """Use the first candidate that has a document. Raises SourceUnavailable if none has."""
         problems = []
         async with contextlib.aclosing(finder.candidates()) as candidates:
             async for candidate in candidates:
                 try:
                     read = await self._read_from(candidate.base_url, CONNECT_TIMEOUT)
-                    parse_document(read.body)
+                    parse_document(read.content)
                 except SourceError as error:
                     problems.append(f"{candidate.base_url} ({candidate.reason}): {error.reason}")
                     continue
@@ -188,7 +173,9 @@ class ImdsClient:
             _log.info("the metadata service is at %s, %s", candidate.base_url, candidate.reason)
         self._found = candidate
 
-    async def _read_from(self, origin: str, connect_timeout: float | None = None) -> DatedBody:
+    async def _read_from(
+        self, origin: str, connect_timeout: float | None = None
+    ) -> DatedRead[bytes]:
         # The first call can take two minutes: docs/protocol.md#the-first-call
         seconds = self._settings.timeout if self._has_answered else self._settings.first_timeout
         read = await self._call(origin, self._events_path, seconds, connect_timeout=connect_timeout)
@@ -224,7 +211,7 @@ class ImdsClient:
             await self._search(self._finder)
         path = "/metadata/instance?api-version=2021-02-01&format=json"
         origin = self.base_url or self._settings.url
-        return (await self._call(origin, path, self._settings.timeout)).body
+        return (await self._call(origin, path, self._settings.timeout)).content
 
     async def _call(
         self,
@@ -235,7 +222,7 @@ class ImdsClient:
         connect_timeout: float | None = None,
         content: object = None,
         seconds_left: Callable[[], float] | None = None,
-    ) -> DatedBody:
+    ) -> DatedRead[bytes]:
         """Make one call, and return the body of the answer; of the answer to a POST nothing.
 
         ``seconds`` are from when the call may be made until the whole answer is there. With
@@ -270,7 +257,7 @@ class ImdsClient:
                 elapsed = (now - sent[0][0]).total_seconds()
                 self.clock_skew = measure_clock_skew(date, now, elapsed=elapsed)
                 body = await _read_answer(response, now)
-                return DatedBody(body, parse_timestamp(date), *sent[0])
+                return DatedRead(body, parse_timestamp(date), *sent[0])
         except aiohttp.ConnectionTimeoutError as error:
             reason = f"expected a connection to {origin} within {connect_timeout:g}s"
             raise SourceUnavailable(reason) from error

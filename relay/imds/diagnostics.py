@@ -112,7 +112,7 @@ def _check_clock(skew: float | None) -> list[Finding]:
 
 async def _check_events(client: ImdsClient, api_version: str) -> Finding:
     try:
-        document = parse_document((await client.read_document()).body, api_version)
+        document = parse_document((await client.read_document()).content, api_version)
     except SourceError as error:
         remedy = "check that nothing blocks the connection; a running relay keeps trying"
         if isinstance(error, DocumentError):

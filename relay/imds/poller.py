@@ -31,7 +31,7 @@ from relay.imds import SourceSettings
 from relay.imds.calls import retry_delay
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document, shows_all_types
-from relay.ingest import FreshReadResult, Recorder, SuccessfulPoll
+from relay.ingest import DatedRead, Recorder, SuccessfulPoll
 from relay.logs import LogOnce, log_extra
 from relay.store import Grant
 from relay.store.sqlite import Store
@@ -94,7 +94,7 @@ class Poller:
         self._state_log = LogOnce(_log)
         self._last_error: SourceError | None = None  # of the last poll, if it failed
         self._poll_requested = asyncio.Event()
-        self._next_read: asyncio.Future[FreshReadResult] = asyncio.Future()
+        self._next_read: asyncio.Future[DatedRead[Document]] = asyncio.Future()
         """What the next poll reads, for those who ask before it begins."""
 
     async def run(self) -> None:
@@ -121,7 +121,7 @@ class Poller:
         self._settings = settings
         self._client.use_source_settings(settings)
 
-    async def read_with_imds_time(self) -> FreshReadResult:
+    async def read_with_imds_time(self) -> DatedRead[Document]:
         """Read and record with a call that begins from now on. Raises SourceError."""
         self._poll_requested.set()
         return await asyncio.shield(self._next_read)  # others wait for it too
@@ -147,18 +147,18 @@ class Poller:
             for waiting in (read, self._next_read):
                 _fail(waiting, SourceUnavailable("the relay stops, and reads no more"))
 
-    async def _poll(self) -> FreshReadResult:
+    async def _poll(self) -> DatedRead[Document]:
         """Read once. If the bytes are the same as the last ones, there is nothing to record."""
         read = await self._client.read_document()
         # Before it is parsed: a fleet orders what its agents say by this time.
         now, monotonic = self._clock.now(), self._clock.monotonic()
         self.poll_seconds.observe(monotonic - read.asked_monotonic)
-        digest = sha256(read.body).digest()
+        digest = sha256(read.content).digest()
         is_new = digest != self._last_digest
         document = None if is_new else self.last_document
         if document is None:
-            document = await self._parse(read.body)
-        result = FreshReadResult(document, read.date, read.asked_at, read.asked_monotonic)
+            document = await self._parse(read.content)
+        result = DatedRead(document, read.imds_time, read.asked_at, read.asked_monotonic)
         del read  # its body can be 4 MiB, and to record it needs memory, too
         if is_new:
             poll = SuccessfulPoll(document, now, self._has_gap(now, monotonic))
@@ -245,7 +245,7 @@ class Poller:
             await self._clock.sleep(min(max(seconds_left, MIN_WATCH_INTERVAL), ANSWER_TIMEOUT))
 
 
-def _fail(read: asyncio.Future[FreshReadResult], error: SourceError) -> None:
+def _fail(read: asyncio.Future[DatedRead[Document]], error: SourceError) -> None:
     if not read.done():
         read.set_exception(error)
         read.exception()  # perhaps nobody waits for it

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.events.model import ScheduledEvent
+from relay.events.model import Document, ScheduledEvent
 from relay.fleet.agent import start_orders
 from relay.fleet.agent.start_orders import StartOrders
 from relay.fleet.messages import ORDER_LIFETIME, StartOrder, StartResult
@@ -24,7 +24,7 @@ from relay.imds import SourceSettings
 from relay.imds.client import ImdsClient
 from relay.imds.document import parse_document
 from relay.imds.poller import Poller
-from relay.ingest import FreshReadResult
+from relay.ingest import DatedRead
 from tests.background_tasks import BackgroundTasks
 from tests.clocks import ShiftedClock
 from tests.eventually import eventually
@@ -211,7 +211,7 @@ async def test_the_fraction_of_a_second_that_the_time_of_imds_leaves_out_may_hav
 
     order = running.order()
 
-    async def read_at(poller: Poller) -> FreshReadResult:
+    async def read_at(poller: Poller) -> DatedRead[Document]:
         running.clock.monotonic_ahead += 1.1  # the next two calls need not wait
         left = timedelta(seconds=seconds)
         return replace(await read(poller), imds_time=order.deadline - left)

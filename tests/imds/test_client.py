@@ -24,7 +24,8 @@ from relay.errors import (
     SourceUnavailable,
 )
 from relay.imds import SourceSettings
-from relay.imds.client import MAX_DOCUMENT_BYTES, DatedBody, ImdsClient
+from relay.imds.client import MAX_DOCUMENT_BYTES, ImdsClient
+from relay.ingest import DatedRead
 from tests.clocks import NOON, ManualClock
 from tests.imds.scripted_server import EMPTY, Answer, answers_in_order, run_server
 from tests.sinks.http_receiver import Connection, Received, listening
@@ -86,7 +87,7 @@ async def test_a_proxy_of_the_environment_is_bypassed(monkeypatch: pytest.Monkey
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
         async with client_of(server.url) as client:
-            assert (await client.read_document()).body == EMPTY
+            assert (await client.read_document()).content == EMPTY
     assert proxy.requests == []
 
 
@@ -245,7 +246,7 @@ async def test_the_timeout_covers_the_whole_call(answer: Answer) -> None:
 async def test_the_first_call_may_take_long_and_the_next_may_not() -> None:
     answers = answers_in_order(Answer(pause=0.4), Answer(pause=3600))
     async with run_server(answers) as server, client_of(server.url, timeout=0.2) as client:
-        assert (await client.read_document()).body == EMPTY
+        assert (await client.read_document()).content == EMPTY
         with pytest.raises(SourceUnavailable, match=r"within 0\.2s"):
             await client.read_document()
 
@@ -290,7 +291,7 @@ async def test_a_read_gives_the_time_of_the_service_and_the_moments_before_it_wa
         ImdsClient(SourceSettings(url=server.url), clock) as client,
     ):
         read = await client.read_document()
-    assert read == DatedBody(EMPTY, NOON + timedelta(seconds=2), NOON, 0.0)
+    assert read == DatedRead(EMPTY, NOON + timedelta(seconds=2), NOON, 0.0)
 
 
 @pytest.mark.parametrize("checks_in_time", [0, 1, 2])

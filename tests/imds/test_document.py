@@ -239,7 +239,7 @@ SETUP = Setup(vms=(VM("web_0"), VM("web_1")), rate_limit=None)
 async def read(url: str, api_version: str) -> tuple[ScheduledEvent, ...]:
     settings = SourceSettings(url=url, api_version=api_version)
     async with ImdsClient(settings, SystemClock()) as client:
-        return parse_document((await client.read_document()).body, api_version).events
+        return parse_document((await client.read_document()).content, api_version).events
 
 
 @pytest.mark.parametrize("api_version", API_VERSIONS)

@@ -30,7 +30,7 @@ from relay.fleet.messages import (
     StartOutcome,
     StartResult,
 )
-from relay.ingest import FreshReadResult
+from relay.ingest import DatedRead
 
 RESTART_PAUSE = ORDER_LIFETIME
 """Seconds after its start in which an agent carries out nothing.
@@ -65,7 +65,7 @@ class DocumentReader(Protocol):
     def clock_offset(self) -> float | None:
         """Seconds that the clock of this VM is ahead of that of IMDS; None if it is not known."""
 
-    async def read_with_imds_time(self) -> FreshReadResult:
+    async def read_with_imds_time(self) -> DatedRead[Document]:
         """Read the document with a call that begins now. Raises SourceError."""
 
 
@@ -180,11 +180,11 @@ class StartOrders:
         return await self._start(received, read, read.imds_time)
 
     async def _start(
-        self, received: _ReceivedOrder, read: FreshReadResult, date: datetime
+        self, received: _ReceivedOrder, read: DatedRead[Document], date: datetime
     ) -> _Ended:
         order, key = received.order, received.order.event_id.lower()
         event = next(
-            (event for event in read.document.events if event.lowercase_event_id == key), None
+            (event for event in read.content.events if event.lowercase_event_id == key), None
         )
         if event is None:
             return "changed", "the event is not in the document any more", None
