@@ -134,23 +134,15 @@ def missing_votes_reminder_text(data: Mapping[str, Any]) -> Text:
 
 def _standing_hold_change_sentence(name: str, data: Mapping[str, Any]) -> Text:
     principal, events = PrincipalRef(data["principal"]), describe_conditions(data)
-    notice = sentence(data["notice"])
     if name == "standing-hold.expired":
         return ("The standing hold of ", principal, f" on {events} has expired.")
     if name == "standing-hold.ended":
         reason = f" (“{data['endReason']}”)" if data["endReason"] else ""
         by = PrincipalRef(data["endedBy"])
         return (by, " ended the standing hold of ", principal, f" on {events}{reason}.")
-    times = [parse_timestamp(data[key]) for key in ("starts", "ends")]
-    starts, ends = (time if time is not None else "" for time in times)
-    return (
-        principal,
-        f" holds {events} from ",
-        starts,
-        " until ",
-        ends,
-        f" (“{data['reason']}”). {notice}",
-    )
+    starts, ends = (parse_timestamp(data[key]) or "" for key in ("starts", "ends"))
+    reason = f" (“{data['reason']}”). {sentence(data['notice'])}"
+    return (principal, f" holds {events} from ", starts, " until ", ends, reason)
 
 
 def _update_sentence(data: Mapping[str, Any]) -> str:
@@ -173,12 +165,12 @@ def _decision_sentence(name: str, data: Mapping[str, Any]) -> Text:
     count = f", {votes}" if data["decision"] == "approve" and data["required"] else ""
     given = [(name, text) for name, text in remarks_in(data).items() if text]
     remarks = [f"“{text}”" if name == "reason" else f"{name} {text}" for name, text in given]
-    said = f" ({', '.join(remarks)})" if remarks else ""
+    why = f" ({', '.join(remarks)})" if remarks else ""
     notice = f" {sentence(data['notice'])}" if "notice" in data else ""
     waits = (
         f" It is approved{_limit_waits_clause(data, 'waitingFor')}." if "waitingFor" in data else ""
     )
-    text = f" {_DECISIONS[data['decision']]}{count}{said}.{waits}{notice}"
+    text = f" {_DECISIONS[data['decision']]}{count}{why}.{waits}{notice}"
     dry_run = " It is a dry run." if data.get("dryRun") else ""
     return (principal, text, *standing_holds_text(data), dry_run)
 
@@ -265,26 +257,25 @@ def join_texts(texts: Iterable[Text], separator: str) -> Text:
     return tuple(joined[1:])
 
 
+def utc_time(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def render(
     text: Text,
     *,
     words: Callable[[str], str],
     person: Callable[[str], str],
-    time: Callable[[datetime], str] | None = None,
+    time: Callable[[datetime], str] = utc_time,
 ) -> str:
-    """Return a text in the markup of a platform. Without ``time``, times are in UTC."""
-    show_time = time or utc_time
+    """Return a text in the markup of a platform."""
     pieces = []
     for piece in text:
         match piece:
             case datetime():
-                pieces.append(show_time(piece))
+                pieces.append(time(piece))
             case PrincipalRef():
                 pieces.append(person(piece.principal))
             case str():
                 pieces.append(words(piece))
     return "".join(pieces)
-
-
-def utc_time(time: datetime) -> str:
-    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
