@@ -191,9 +191,11 @@ class MachineVotes:
         )
         answer = await self._submit(request)
         if answer.accepted and not answer.repeat:
-            decided = {"decision": body.decision, "eventId": body.eventId}
-            extra = log_extra(**decided, scope=sender.scope, principal=principal)
-            what = f"{body.decision} of {body.eventId}"
+            decision, event_id = body.decision, body.eventId
+            extra = log_extra(
+                decision=decision, eventId=event_id, scope=sender.scope, principal=principal
+            )
+            what = f"{decision} of {event_id}"
             _log.info("%s at %s decided: %s", vote.user, principal, what, extra=extra)
         return answer
 
