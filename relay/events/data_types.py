@@ -37,25 +37,6 @@ def _says(description: str) -> Any:
     return Field(description=description)
 
 
-_EventId = Annotated[str, _says("Azure's identifier, in its original case; compare without case")]
-_Type = Annotated[
-    str | None, _says("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure")
-]
-_Status = Annotated[str | None, _says("Scheduled or Started, or a later addition of Azure")]
-_ResourceType = Annotated[str | None, _says("VirtualMachine, or a later addition of Azure")]
-_NotBefore = Annotated[
-    str | None,
-    _says("RFC 3339: Azure does not start the event before this time; null once it has started"),
-]
-_Description = Annotated[str | None, _says("Azure's description, for people")]
-_Source = Annotated[str | None, _says("Platform or User, or a later addition of Azure")]
-_Duration = Annotated[
-    int | None, _says("announced length of the interruption in seconds; null: unknown")
-]
-_Incarnation = Annotated[
-    int | None,
-    _says("DocumentIncarnation of the last document that held the event; a hint, it can decrease"),
-]
 _Resources = _says("names of all machines that the event concerns")
 _CHANGED_TEXT = "name as in data, mapped to the value before; "
 _ApprovedByRelay = Annotated[
@@ -64,20 +45,49 @@ _ApprovedByRelay = Annotated[
 
 
 @_Strict
-class EventData(TypedDict):
+class _AboutEvent(TypedDict):
+    eventId: Annotated[
+        str,
+        _says(
+            "Azure's identifier; for an unknown event as the caller wrote it, "
+            "and the other fields are null"
+        ),
+    ]
+    eventType: Annotated[
+        str | None,
+        _says("Freeze, Reboot, Redeploy, Preempt, Terminate, or a later addition of Azure"),
+    ]
+    eventStatus: Annotated[str | None, _says("Scheduled or Started, or a later addition of Azure")]
+    resourceType: Annotated[str | None, _says("VirtualMachine, or a later addition of Azure")]
+    resources: Annotated[list[str] | None, _Resources]
+    notBefore: Annotated[
+        str | None,
+        _says(
+            "RFC 3339: Azure does not start the event before this time; null once it has started"
+        ),
+    ]
+    description: Annotated[str | None, _says("Azure's description, for people")]
+    eventSource: Annotated[str | None, _says("Platform or User, or a later addition of Azure")]
+    durationSeconds: Annotated[
+        int | None, _says("announced length of the interruption in seconds; null: unknown")
+    ]
+    documentIncarnation: Annotated[
+        int | None,
+        _says(
+            "DocumentIncarnation of the last document that held the event; a hint, it can decrease"
+        ),
+    ]
+    revision: Annotated[str | None, _says("names the state that the decision is about")]
+
+
+class EventData(_AboutEvent):
     """A scheduled event as Azure last described it."""
 
-    eventId: _EventId
-    eventType: _Type
-    eventStatus: _Status
-    resourceType: _ResourceType
-    resources: Annotated[list[str], _Resources]
-    notBefore: _NotBefore
-    description: _Description
-    eventSource: _Source
-    durationSeconds: _Duration
-    documentIncarnation: _Incarnation
-    revision: Annotated[str, _says("names this state of the event; approvals refer to it")]
+    eventId: Annotated[str, _says("Azure's identifier, in its original case; compare without case")]
+    resources: Annotated[list[str], _Resources]  # type: ignore[misc]  # those of a known event
+    revision: Annotated[  # type: ignore[misc]  # the same
+        str, _says("names this state of the event; approvals refer to it")
+    ]
 
 
 class UpdatedData(EventData):
@@ -108,27 +118,6 @@ class EndedData(EventData):
         Literal["observed", "rebooted", "none"], _says("what the outcome is based on")
     ]
     approvedByRelay: _ApprovedByRelay
-
-
-@_Strict
-class _AboutEvent(TypedDict):
-    eventId: Annotated[
-        str,
-        _says(
-            "Azure's identifier; for an unknown event as the caller wrote it, "
-            "and the other fields are null"
-        ),
-    ]
-    eventType: _Type
-    eventStatus: _Status
-    resourceType: _ResourceType
-    resources: Annotated[list[str] | None, _Resources]
-    notBefore: _NotBefore
-    description: _Description
-    eventSource: _Source
-    durationSeconds: _Duration
-    documentIncarnation: _Incarnation
-    revision: Annotated[str | None, _says("names the state that the decision is about")]
 
 
 _Ended = Annotated[
