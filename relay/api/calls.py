@@ -278,18 +278,14 @@ def _check_content_type(route: Route, request: web.Request) -> None:
     # All values count: a proxy that unpacks bodies may read another one than we would.
     encodings = request.headers.getall("Content-Encoding", [])
     if any(encoding.strip().lower() != "identity" for encoding in encodings):
-        raise Problem(
-            415, "expected a body without Content-Encoding", headers={"Accept-Encoding": "identity"}
-        )
+        headers = {"Accept-Encoding": "identity"}
+        raise Problem(415, "expected a body without Content-Encoding", headers=headers)
     if route.body is None:
         return
     charset = (request.charset or "utf-8").lower()
     if request.content_type != "application/json" or charset not in ("utf-8", "utf8"):
-        raise Problem(
-            415,
-            "expected Content-Type: application/json, in UTF-8",
-            headers={"Accept": "application/json"},
-        )
+        headers = {"Accept": "application/json"}
+        raise Problem(415, "expected Content-Type: application/json, in UTF-8", headers=headers)
 
 
 def _read_body(model: type[BaseModel], content: bytes) -> BaseModel:

@@ -58,9 +58,8 @@ def static_findings(settings: ApiSettings, state_file: Path) -> Iterator[Finding
         try:
             automatic_socket(state_file)
         except ConfigError as error:
-            yield warning(
-                "local socket", str(error), "set api.socket to a shorter path, or to null"
-            )
+            remedy = "set api.socket to a shorter path, or to null"
+            yield warning("local socket", str(error), remedy)
     elif settings.socket is not None and not may_exist(settings.socket.parent, stat.S_ISDIR):
         yield warning(
             "local socket",

@@ -264,6 +264,5 @@ class TokenVerifier:
             raise NotAuthenticated("expected an access token, got one without azp and appid")
         allowed = self._settings.applications
         if not all(isinstance(name, str) and name.lower() in allowed for name in names):
-            raise NotAuthenticated(
-                "the token's azp or appid: expected one of api.oidc.applications, got another"
-            )
+            text = "the token's azp or appid: expected one of api.oidc.applications, got another"
+            raise NotAuthenticated(text)

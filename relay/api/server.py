@@ -102,9 +102,8 @@ class Server:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            runner = web.AppRunner(
-                self._make_application(), access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT
-            )
+            application = self._make_application()
+            runner = web.AppRunner(application, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await self._listen(stack, runner)
@@ -116,16 +115,14 @@ class Server:
         await self._stack.aclose()
 
     def _make_application(self) -> web.Application:
-        application = web.Application(
-            middlewares=[_error_middleware(self.state)], client_max_size=MAX_BODY_BYTES
-        )
+        middlewares = [_error_middleware(self.state)]
+        application = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
+        add_route = partial(application.router.add_route, expect_handler=_ignore_expectation)
         for route in ROUTES:
             handler = aiohttp_handler(route, self.state)
             has_head = route.method == "GET" and STREAM_MEDIA_TYPE not in route.media_types
             for method in (route.method, "HEAD") if has_head else (route.method,):
-                application.router.add_route(
-                    method, route.path, handler, expect_handler=_ignore_expectation
-                )
+                add_route(method, route.path, handler)
         return application
 
     async def _listen(self, stack: AsyncExitStack, runner: web.AppRunner) -> None:

@@ -92,9 +92,8 @@ class ApprovalMode(TypedDict):
     problems=(403, 404, 409),
 )
 async def decide(call: Call, request_id: RequestId, body: DecisionBody) -> DecisionRecorded:
-    request = body.to_request(
-        call.caller, call.relay.clock.now(), call.content, request_id=request_id
-    )
+    now = call.relay.clock.now()
+    request = body.to_request(call.caller, now, call.content, request_id=request_id)
     answer = await call.relay.gate.submit(request)
     return cast("DecisionRecorded", body_of_accepted(answer))
 

@@ -90,11 +90,6 @@ async def show_delivery(call: Call, number: str, cursor: Cursor) -> DeliveryDeta
     return DeliveryDetails(**delivery, log=log, next=next_cursor)
 
 
-_NO_SUCH_DEAD_LETTER = (
-    "no such dead letter; see GET /v1/dead-letters, or `imds-relay deliveries --dead`"
-)
-
-
 class RedeliveredDeadLetter(TypedDict):
     """The dead letter is sent again now."""
 
@@ -141,18 +136,15 @@ async def redeliver_all(call: Call, body: BulkRedeliveryRequest) -> BulkRedelive
     problems=(409,),
 )
 async def redeliver(call: Call, number: str) -> RedeliveredDeadLetter:
-    relay, dead_letter = call.relay, await _find_delivery(call, number)
-    if dead_letter is None or dead_letter["state"] != "parked":
-        raise Problem(404, _NO_SUCH_DEAD_LETTER)
-    sink = dead_letter["sink"]
-    if sink not in {each.name for each in relay.dispatcher.workers}:
-        raise Problem(409, f"the sink {sink} is not in the configuration any more")
-    now = relay.clock.now()
-    if not await relay.store.transact(
-        lambda tx: tx.deliveries.redeliver(now, entry_id=dead_letter["id"])
-    ):
-        raise Problem(404, _NO_SUCH_DEAD_LETTER)
-    return RedeliveredDeadLetter(id=dead_letter["id"], sink=sink, state="waiting")
+    relay, found = call.relay, await _find_delivery(call, number)
+    if found is None or found["state"] != "parked":
+        text = "no such dead letter; see GET /v1/dead-letters, or `imds-relay deliveries --dead`"
+        raise Problem(404, text)
+    if found["sink"] not in {each.name for each in relay.dispatcher.workers}:
+        raise Problem(409, f"the sink {found['sink']} is not in the configuration any more")
+    now, entry_id = relay.clock.now(), found["id"]
+    await relay.store.transact(lambda tx: tx.deliveries.redeliver(now, entry_id=entry_id))
+    return RedeliveredDeadLetter(id=entry_id, sink=found["sink"], state="waiting")
 
 
 class PingRecorded(TypedDict):

@@ -135,9 +135,7 @@ class EventPage(TypedDict):
     next: str | None
 
 
-_LIVE = flag(
-    "live", "true: only events that are in Azure's document now; false: only those that ended"
-)
+_LIVE = flag("live", "true: only events in Azure's document now; false: only those that ended")
 
 
 async def _read_event(

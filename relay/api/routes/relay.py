@@ -90,9 +90,8 @@ async def show_readiness(call: Call) -> ReadinessStatus:
         return cast("ReadinessStatus", {"status": "ok", **found})
     problems = [relay.source.lost_reason] if is_lost else []
     if is_failing:
-        problems.append(
-            "the state file cannot be written: notices are sent from memory, approvals are refused"
-        )
+        what = "notices are sent from memory, approvals are refused"
+        problems.append(f"the state file cannot be written: {what}")
     raise Problem(503, "; ".join(problems), **found)
 
 
@@ -284,9 +283,8 @@ async def reload(call: Call) -> ConfigurationReloaded:
         if error.restart_keys:
             members["restartRequired"] = list(error.restart_keys)
         raise Problem(422, error.reason, **members) from None
-    return ConfigurationReloaded(
-        changes=[ChangedKey(key=key, change=change) for key, change in changes.items()]
-    )
+    listed = [ChangedKey(key=key, change=change) for key, change in changes.items()]
+    return ConfigurationReloaded(changes=listed)
 
 
 @get("/openapi.json", "this description", access="public")
