@@ -43,13 +43,12 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A durable queue, bound to the exchange ``source`` with each of the ``keys``."""
+    """A durable quorum queue, bound to the exchange ``source`` with each of the ``keys``."""
 
     name: str
     source: str
     keys: tuple[str, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    type: Literal["quorum", "classic"] = "quorum"
 
     @property
     def title(self) -> str:
@@ -57,7 +56,7 @@ class Queue:
 
     @property
     def all_arguments(self) -> Mapping[str, Any]:
-        return {"x-queue-type": self.type, **self.arguments}
+        return {"x-queue-type": "quorum", **self.arguments}
 
     async def declare(self, channel: AbstractChannel, *, passive: bool) -> None:
         """Make and bind the queue; if ``passive``, only check it. Raises what aio-pika raises."""

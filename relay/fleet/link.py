@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -35,7 +36,7 @@ from relay.amqp.connection import (
 from relay.amqp.failures import broker_message, explained_refusal, raise_if_cancelled
 from relay.amqp.publisher import ConfirmedPublisher
 from relay.clock import Clock
-from relay.errors import Deferred
+from relay.errors import Deferred, Rejected
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.messages import MAX_BODY_BYTES, Content, PulseRequest, read_message
@@ -44,12 +45,14 @@ from relay.fleet.routing import (
     agent_binding_keys,
     agent_publish_exchange_name,
     command_exchange_name,
+    report_key,
     scope_key,
     verify_command_from_hub,
 )
 from relay.fleet.settings import AgentSettings, FleetBrokerSettings
 from relay.logs import LogOnce
 from relay.net import exponential_backoff
+from relay.sinks import Receipt
 from relay.sinks.rabbitmq.sink import interpret_publish_result
 
 PUBLISH_TIMEOUT = 15.0
@@ -190,11 +193,15 @@ def spread_reconnect_delay(failed_rounds: int, chance: float) -> float:
 
 
 class AgentLink(Link):
-    """The end of an agent. While it cannot listen, it tries again, and reports all the same.
+    """The end of an agent, and the sink of what it recorded.
 
-    ``on_message`` gets what the hub says. Neither function may wait.
+    While it cannot listen, it tries again, and reports all the same. ``on_message`` gets what the
+    hub says. Neither function may wait.
     """
 
+    concurrency = 64
+    longest_pause = 5.0  # a try costs nothing while there is no connection
+    give_up_after = math.inf  # a hub that is back gets the whole history
     on_message: Callable[[Content], None]
     on_listening: Callable[[], None]
     _no_ack = True  # nothing is delivered again: an order is for now
@@ -219,7 +226,7 @@ class AgentLink(Link):
             chance=chance,
             delay=spread_reconnect_delay,
         )
-        self._scope_key = scope_key(origin.scope)
+        self._origin = origin
         self._chance = chance
         self._hub_user = settings.hub_user
         self._commands = command_exchange_name(settings.exchange)
@@ -230,6 +237,14 @@ class AgentLink(Link):
         self._keys = agent_binding_keys(origin)
         self._queue: str | None = None
         self._refusal_log = LogOnce(_log)
+
+    async def deliver(self, event: CloudEvent) -> Receipt:
+        """Return when the hub's queue has the event. Raises Deferred or Rejected."""
+        if not event.name.startswith(("event.", "relay.")):
+            # A relay without a fleet recorded it here for a sink with the same name.
+            raise Rejected("an agent reports no decisions: the hub makes them")
+        await self.publish(event, report_key(event, self._origin))
+        return Receipt()
 
     async def publish(self, event: CloudEvent, key: str, expiration: int | None = None) -> None:
         """Return when the hub's queue has it, for ``expiration`` ms. Raises Deferred, Rejected."""
@@ -287,7 +302,7 @@ class AgentLink(Link):
         """Return what the hub says. Raises UnusableMessage if the message is not the hub's."""
         key = verify_command_from_hub(message, self._commands, self._keys, self._hub_user)
         content = read_message(message.body).content
-        if isinstance(content, PulseRequest) is not (key == self._scope_key):
+        if isinstance(content, PulseRequest) is not (key == scope_key(self._origin.scope)):
             raise UnusableMessage(f"it is of another kind than its routing key {key}")
         return content
 

@@ -16,7 +16,7 @@ from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
 from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher
-from relay.fleet.agent.agent import Agent, ImdsClock, ReportSink, ReportSinkSettings
+from relay.fleet.agent.agent import Agent, ImdsClock, ReportSinkSettings
 from relay.fleet.link import AgentLink
 from relay.fleet.messages import MAX_NAMES, Pulse
 from relay.fleet.settings import AgentSettings
@@ -59,8 +59,7 @@ async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIter
         # Nothing is approved here. The engine only tells the API that.
         no_approvals = config.approvals.model_copy(update={"enabled": False})
         link = AgentLink(fleet, origin, clock)
-        report_sink = ReportSink(link.publish, origin)
-        dispatcher = Dispatcher({sink.name: (sink, report_sink)}, store, clock, report)
+        dispatcher = Dispatcher({sink.name: (sink, link)}, store, clock, report)
         await dispatcher.begin()
         imds_clock = ImdsClock(lambda: client.clock_skew)
         poller = await make_poller(config, client, identity, store, imds_clock, report)

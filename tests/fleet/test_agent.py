@@ -15,8 +15,10 @@ from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent import agent as agent_parts
 from relay.fleet.agent import start_orders
-from relay.fleet.agent.agent import ImdsClock, ReportSink
+from relay.fleet.agent.agent import ImdsClock
+from relay.fleet.link import AgentLink
 from relay.fleet.messages import ChangeData, Pulse, PulseRequest
+from relay.fleet.settings import AgentSettings
 from relay.simulator import VM, Fault, Plan, Setup, Simulator
 from tests.builders import DATA, EVENT_ID, cloudevent
 from tests.clocks import NOON
@@ -189,14 +191,19 @@ def test_a_read_has_the_time_of_imds_and_a_later_read_a_later_time(
 
 
 @pytest.mark.parametrize("name", ["event.scheduled", "event.ended", "relay.source-lost"])
-async def test_what_an_agent_recorded_is_published_for_its_scope(name: str) -> None:
+async def test_what_an_agent_recorded_is_published_for_its_scope(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     published: list[tuple[str, str]] = []
 
-    async def publish(event: CloudEvent, key: str) -> None:
+    async def publish(_: AgentLink, event: CloudEvent, key: str) -> None:
         published.append((event.name, key))
 
+    monkeypatch.setattr(AgentLink, "publish", publish)
+    settings = AgentSettings.model_validate({"role": "agent", "url": "amqp://h/"})
+
     data = DATA if name.startswith("event.") else {"sink": None, "reason": "?", "count": 1}
-    sink = ReportSink(publish, Origin("vmss-a", "VM-0"))
+    sink = AgentLink(settings, Origin("vmss-a", "VM-0"), SystemClock())
     await sink.deliver(cloudevent(name, EVENT_ID if data is DATA else None, data))
     # A relay without a fleet recorded this for a sink named hub, before it was an agent. The broker
     # would refuse it and close the channel, again and again.

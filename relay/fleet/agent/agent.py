@@ -1,6 +1,6 @@
 """One agent: it reports what it recorded, says what it sees, and obeys the hub.
 
-`ReportSink` publishes each event that the agent recorded. A pulse says at an interval who the agent
+`AgentLink` publishes each event that the agent recorded. A pulse says at an interval who the agent
 is, and all that its document holds. It follows the reports over the same way, and none is sent
 while a report waits: so it never overtakes one. If the hub asks whether events are still there
 (`PulseRequest`), and this VM sees one of them when it has read its document again, a pulse says so.
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Literal, NoReturn
@@ -24,9 +23,8 @@ from typing_extensions import override  # in typing from Python 3.12
 from relay.amqp.connection import UnusableMessage
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock, SystemClock
-from relay.errors import DeliveryError, Rejected, SourceError
+from relay.errors import DeliveryError, SourceError
 from relay.events.build import Origin, common_event_data
-from relay.events.cloudevent import CloudEvent
 from relay.fleet.agent.start_orders import DocumentReader, StartOrders, StartRequestSender
 from relay.fleet.link import AgentLink
 from relay.fleet.messages import (
@@ -39,9 +37,9 @@ from relay.fleet.messages import (
     VoteAnswer,
     VoteMessage,
 )
-from relay.fleet.routing import PULSE_TTL, agent_key, report_key
+from relay.fleet.routing import PULSE_TTL, agent_key
 from relay.fleet.votes import VoteForwarder
-from relay.sinks import Receipt, SinkSettings
+from relay.sinks import SinkSettings
 
 INTERVAL = 60.0
 """Seconds between two pulses."""
@@ -89,28 +87,6 @@ class ReportSinkSettings(SinkSettings):
 
     kind: Literal["hub"] = "hub"
     name: str = "hub"
-
-
-class ReportSink:
-    """Publishes to the hub what the agent recorded. ``publish`` is that of the link."""
-
-    concurrency = 64
-    longest_pause = 5.0  # a try costs nothing while there is no connection
-    give_up_after = math.inf  # a hub that is back gets the whole history
-
-    def __init__(
-        self, publish: Callable[[CloudEvent, str], Awaitable[None]], origin: Origin
-    ) -> None:
-        self._publish = publish
-        self._origin = origin
-
-    async def deliver(self, event: CloudEvent) -> Receipt:
-        """Return when the hub's queue has the event. Raises Deferred or Rejected."""
-        if not event.name.startswith(("event.", "relay.")):
-            # A relay without a fleet recorded it here for a sink with the same name.
-            raise Rejected("an agent reports no decisions: the hub makes them")
-        await self._publish(event, report_key(event, self._origin))
-        return Receipt()
 
 
 class Agent:
