@@ -104,11 +104,9 @@ class ApprovalEngine:
         )
         """Whether something can follow for an event about which nobody has decided anything: by an
         automatic rule, or a reminder."""
+        has_automatic_rule = any(rule.approve == "automatic" for rule in settings.rules)
         self._limits = LimitSlots(
-            settings.limits,
-            self._status_without_limits,
-            count_machines,
-            has_automatic_rule=any(rule.approve == "automatic" for rule in settings.rules),
+            settings.limits, self._status_without_limits, count_machines, has_automatic_rule
         )
         conditions = [rule.match for rule in settings.rules]
         conditions += [limit.match for limit in settings.limits]
@@ -147,7 +145,7 @@ class ApprovalEngine:
     def _standing_holds_about(
         self, tx: Transaction, occurrence: TrackedEvent
     ) -> tuple[StandingHold, ...]:
-        """Return the open standing holds that are about an event, compared once for each state.
+        """Return those about an event, compared once for each state.
 
         Otherwise a pass over 200 events and 100 standing holds takes five times as long.
         """
@@ -166,10 +164,7 @@ class ApprovalEngine:
     # --- requests
 
     def decide(self, tx: Transaction, request: Request) -> DecisionAnswer:
-        """Decide a request and record what was decided. A repeat gets its first answer.
-
-        What follows from it is recorded by `follow_up`.
-        """
+        """Record what is decided; `follow_up` records the rest. A repeat gets its first answer."""
         principal, request_id = request.caller.principal, request.request_id
         first = tx.answers.find(principal, request_id) if request_id is not None else None
         if first is not None and first.digest == request.digest:
@@ -179,9 +174,9 @@ class ApprovalEngine:
             case DecisionRequest():
                 answer = self._decide_about_event(tx, request, reused)
             case CreateRequest():
-                answer = self._create_standing_hold(tx, request, reused)
+                answer = reused or self._create_standing_hold(tx, request)
             case EndRequest():
-                answer = self._end_standing_hold(tx, request, reused)
+                answer = reused or self._end_standing_hold(tx, request)
             case _:
                 raise TypeError(f"expected a request that can be decided, got {request!r:.80}")
         if request_id is not None and answer.accepted:
@@ -258,20 +253,17 @@ class ApprovalEngine:
 
     # --- standing holds
 
-    def _create_standing_hold(
-        self, tx: Transaction, request: CreateRequest, refusal: DecisionAnswer | None
-    ) -> DecisionAnswer:
-        holds, hold, at = tx.standing_holds, request.hold(new_approval_id()), request.at
-        refusal = refusal or refuse_creation(request, hold, holds.list_open())
+    def _create_standing_hold(self, tx: Transaction, request: CreateRequest) -> DecisionAnswer:
+        hold = request.hold(new_approval_id())
+        refusal = refuse_creation(request, hold, tx.standing_holds.list_open())
         if refusal is not None:
             return refusal
-        return DecisionAnswer(201, record_standing_hold(tx, self.origin, CREATED, hold, at))
+        told = record_standing_hold(tx, self.origin, CREATED, hold, request.at)
+        return DecisionAnswer(201, told)
 
-    def _end_standing_hold(
-        self, tx: Transaction, request: EndRequest, refusal: DecisionAnswer | None
-    ) -> DecisionAnswer:
+    def _end_standing_hold(self, tx: Transaction, request: EndRequest) -> DecisionAnswer:
         hold = tx.standing_holds.find(request.hold_id)
-        refusal = refusal or refuse_end(request, hold)
+        refusal = refuse_end(request, hold)
         if refusal is not None:
             return refusal
         assert hold is not None  # noqa: S101  # refuse_end refuses an unknown one
@@ -300,8 +292,7 @@ class ApprovalEngine:
     ) -> datetime | None:
         """Apply every transition that is due; return when the next can be due by time alone.
 
-        None: no transition follows from time. ``event_keys``: only consider the events
-        with these keys, unless a standing hold expires.
+        ``event_keys``: only consider these events, unless a standing hold expires.
         """
         for hold in tx.standing_holds.list_open():
             if hold.ends <= now:
@@ -341,10 +332,7 @@ class ApprovalEngine:
     def _apply_event_transitions(
         self, tx: Transaction, occurrence: TrackedEvent, now: datetime
     ) -> ApprovalStatus:
-        """Apply transitions until none is due; return the status then.
-
-        What a limit counts is granted afterwards, all events in their order.
-        """
+        """Apply transitions until none is due. What a limit counts is granted afterwards."""
         recording = Recording(tx, self.origin, occurrence, now)
         is_granted_later = self._limits.counts(occurrence, now)
         while True:
@@ -363,7 +351,6 @@ class ApprovalEngine:
     def _waits_until_expiry(
         self, tx: Transaction, transition: Transition, status: ApprovalStatus
     ) -> Sequence[LimitWait]:
-        """Return for which limits an event waited until the first of its votes expired."""
         if not isinstance(transition, VoidVotes) or transition.reason != "expired":
             return ()
         moments = [status.not_before, *map(status.decision_expires_at, transition.decisions)]

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from relay.approvals import StartRequestPort
@@ -71,22 +72,21 @@ class DecisionHandler(Protocol):
         """
 
 
+@dataclass(eq=False)
 class Gate:
     """The `DecisionHandler` of a relay that decides itself."""
 
-    def __init__(
-        self,
-        engine: ApprovalEngine,
-        store: Store,
-        port: StartRequestPort,
-        clock: Clock,
-        names_this_vm: Callable[[Sequence[str]], bool],
-    ) -> None:
-        """``names_this_vm`` says whether the resources of an event include this VM."""
-        self.engine = engine
-        self._store = store
-        self._clock = clock
-        self._sender = StartRequestSender(engine, store, port, clock, names_this_vm)
+    engine: ApprovalEngine
+    store: Store
+    port: StartRequestPort
+    clock: Clock
+    names_this_vm: Callable[[Sequence[str]], bool]
+    """Says whether the resources of an event include this VM."""
+
+    def __post_init__(self) -> None:
+        self._sender = StartRequestSender(
+            self.engine, self.store, self.port, self.clock, self.names_this_vm
+        )
         self._wake = asyncio.Event()
         self._must_check_all = True
         self._is_in_force = False
@@ -98,8 +98,8 @@ class Gate:
         What was submitted before is recorded then. What follows is decided by this gate until the
         next one is in force.
         """
-        listeners = self._store.listeners
-        self._store.follow_up = lambda tx: self.engine.follow_up(tx, self._clock.now())
+        listeners = self.store.listeners
+        self.store.follow_up = lambda tx: self.engine.follow_up(tx, self.clock.now())
         with (
             listening(listeners.recorded, lambda _: self._wake.set()),
             listening(listeners.recorded, self._sender.on_recorded),
@@ -121,24 +121,24 @@ class Gate:
             return _NOT_IN_FORCE
         try:
             # The request is decided even if the caller disconnects meanwhile.
-            return await self._store.transact(lambda tx: self.engine.decide(tx, request))
+            return await self.store.transact(lambda tx: self.engine.decide(tx, request))
         except StoreUnavailable:
             return _NOT_RECORDED
 
     async def read_standing_holds(self, read: Callable[[StandingHolds], T]) -> T:
-        return await self._store.read(lambda tx: read(tx.standing_holds))
+        return await self.store.read(lambda tx: read(tx.standing_holds))
 
     async def approval_mode(self) -> Mode:
-        return await self._store.read(self.engine.effective_approval_mode)
+        return await self.store.read(self.engine.effective_approval_mode)
 
     async def set_approval_mode(self, mode: Mode, principal: str) -> Mode:
-        now = self._clock.now()
+        now = self.clock.now()
 
         def set_switch(tx: Transaction) -> Mode:
             tx.store_approval_mode(mode, principal, now)
             return self.engine.effective_approval_mode(tx)
 
-        effective = await self._store.transact(set_switch)
+        effective = await self.store.transact(set_switch)
         _log.warning(
             "%s set approvals to %s; they are now %s",
             principal,
@@ -170,10 +170,10 @@ class Gate:
             group.create_task(self._sender.run(), name="approvals: StartRequests")
 
     async def _check_when_time_comes(self) -> None:
-        checked_at = self._clock.now()
+        checked_at = self.clock.now()
         while True:
             self._wake.clear()
-            before, checked_at = checked_at, self._clock.now()
+            before, checked_at = checked_at, self.clock.now()
             due = self.engine.next_change
             if (
                 self._must_check_all
@@ -182,16 +182,16 @@ class Gate:
             ):
                 self._must_check_all = False
                 try:
-                    await self._store.transact(
-                        lambda tx: self.engine.check_all(tx, self._clock.now())
+                    await self.store.transact(
+                        lambda tx: self.engine.check_all(tx, self.clock.now())
                     )
                 except StoreUnavailable:
                     self._must_check_all = True
-                    await self._clock.wait(self._wake, RETRY_DELAY)
+                    await self.clock.wait(self._wake, RETRY_DELAY)
                     continue
                 self._sender.check_all()
                 due = self.engine.next_change
             timeout: float | None = None
             if due is not None:
-                timeout = min((due - self._clock.now()).total_seconds(), MAX_TIMER)
-            await self._clock.wait(self._wake, timeout)
+                timeout = min((due - self.clock.now()).total_seconds(), MAX_TIMER)
+            await self.clock.wait(self._wake, timeout)

@@ -72,10 +72,7 @@ class Limit(Section):
         return isinstance(self.max, str)
 
     def capacity(self, machines: int) -> int:
-        """Return how many slots there are. A share of ``machines`` is rounded down, to 1 or more.
-
-        ``machines`` is how many the limit selects of all that are known. Only a share needs it.
-        """
+        """Return how many slots there are: a share of ``machines`` rounded down, or 1."""
         if isinstance(self.max, int):
             return self.max
         return max(1, int(Fraction(self.max.removesuffix("%")) * machines / 100))
@@ -263,24 +260,17 @@ class Line:
         return min((each.until for each in self.going if each.until != NEVER), default=None)
 
 
+@dataclass(slots=True)
 class LimitSlots:
-    def __init__(
-        self,
-        limits: Sequence[Limit],
-        status_of: Callable[[Transaction, TrackedEvent, datetime], ApprovalStatus],
-        count_machines: CountMachines,
-        *,
-        has_automatic_rule: bool,
-    ) -> None:
-        """``status_of`` leaves the limits out. ``has_automatic_rule``: a grant needs no vote."""
-        self._limits = limits
-        self._has_automatic_rule = has_automatic_rule
-        self._status_of = status_of
-        self._count_machines = count_machines
-        self._newest: tuple[object, Line] | None = None
+    limits: Sequence[Limit]
+    status_of: Callable[[Transaction, TrackedEvent, datetime], ApprovalStatus]
+    """Leaves the limits out."""
+    count_machines: CountMachines
+    has_automatic_rule: bool
+    """Whether an event can be granted without a vote."""
+    _newest: tuple[object, Line] | None = None
 
     def counts(self, event: TrackedEvent, now: datetime) -> bool:
-        """Whether an event needs slots of a limit."""
         return bool(self._needs_of(event, now))
 
     def waits_of(self, tx: Transaction, status: ApprovalStatus) -> tuple[LimitWait, ...]:
@@ -290,7 +280,7 @@ class LimitSlots:
         ``status`` can be ahead of the store by a decision.
         """
         event = status.occurrence
-        place = _place_in_line(status) if self._limits else None
+        place = _place_in_line(status) if self.limits else None
         if place is None or not self.counts(event, status.now):
             return ()
         line = self.line(tx, status.now)
@@ -309,8 +299,8 @@ class LimitSlots:
 
     def _make_line(self, tx: Transaction, now: datetime) -> Line:
         sizes = {
-            limit.name: limit.capacity(self._count_machines(limit) if limit.is_share else 0)
-            for limit in self._limits
+            limit.name: limit.capacity(self.count_machines(limit) if limit.is_share else 0)
+            for limit in self.limits
             if limit.match.in_hours(now)
         }
         going = self._resting(tx, now)
@@ -321,9 +311,9 @@ class LimitSlots:
             approvals = tx.approvals.of_occurrence(event)
             if event.event.is_started or approvals.may_have_been_accepted:
                 going += [Taking(limit, event.id, needs[limit]) for limit in needs]
-            if not (self._has_automatic_rule or approvals.decisions or approvals.grants):
+            if not (self.has_automatic_rule or approvals.decisions or approvals.grants):
                 continue
-            if (place := _place_in_line(self._status_of(tx, event, now))) is not None:
+            if (place := _place_in_line(self.status_of(tx, event, now))) is not None:
                 places.append((place, event, needs))
         places.sort(key=lambda each: each[0])
         return Line(sizes, going, places, assign(sizes, going, [each[1:] for each in places]))
@@ -331,13 +321,13 @@ class LimitSlots:
     def _needs_of(self, event: TrackedEvent, now: datetime) -> Needs:
         needs = {
             limit.name: limit.machines_of(event.data, event.scope)
-            for limit in self._limits
+            for limit in self.limits
             if limit.match.in_hours(now)
         }
         return {limit: machines for limit, machines in needs.items() if machines}
 
     def _resting(self, tx: Transaction, now: datetime) -> list[Taking]:
-        rests = {limit.name: timedelta(seconds=limit.rest) for limit in self._limits}
+        rests = {limit.name: timedelta(seconds=limit.rest) for limit in self.limits}
         longest = max(rests.values(), default=timedelta())
         going: list[Taking] = []
         # A clock that was wrong for a while can have written an end in the future.

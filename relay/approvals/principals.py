@@ -111,12 +111,11 @@ def machine_principal(scope: str, relay: str) -> str:
 
 
 def is_machine(entry: str) -> bool:
-    """Whether an entry of a rule, group or person names a machine, or is a pattern over them."""
+    """Whether an entry names a machine, or is a pattern over them."""
     return entry.startswith(f"{VM_PREFIX}:")
 
 
 def is_pattern(entry: str) -> bool:
-    """Whether an entry can mean several machines."""
     return is_machine(entry) and not _WILDCARDS.isdisjoint(entry)
 
 
@@ -139,15 +138,11 @@ def is_any_of(entries: Iterable[str], principal: str) -> bool:
 
 
 def can_mean_machine_in_scope(entry: str, scope: str) -> bool:
-    """Whether an entry about machines can mean some of this scope."""
     return fnmatchcase(f"{VM_PREFIX}:{scope}", entry.partition("/")[0])
 
 
 def most_votes(voters: Iterable[str], *, each_resource: bool) -> float:
-    """Return how many votes these people and principals can give for one event.
-
-    Without ``each_resource`` a vote is for the whole event, so only one machine can vote.
-    """
+    """Return how many votes these can give: only one machine can vote for a whole event."""
     entries = set(voters)
     machines = {entry for entry in entries if is_machine(entry)}
     others = len(entries) - len(machines)

@@ -51,10 +51,7 @@ class Recording:
     def decision(
         self, decision: Decision, status: ApprovalStatus, cause: str, ended: Sequence[Decision]
     ) -> None:
-        """Record ``approval.recorded``.
-
-        ``status`` is that after it, and ``ended`` are the decisions that it replaces or releases.
-        """
+        """``status`` is that after it, which replaces or releases the decisions ``ended``."""
         details = {
             "approvalId": decision.approval_id,
             "decision": decision.decision,
@@ -73,10 +70,7 @@ class Recording:
     def transition(
         self, transition: Transition, status: ApprovalStatus, waited_for: Sequence[LimitWait] = ()
     ) -> None:
-        """Record a transition.
-
-        ``waited_for`` are the limits for which the event waited until its votes expired.
-        """
+        """``waited_for`` are the limits for which the event waited until its votes expired."""
         match transition:
             case VoidVotes(votes, reason):
                 cause = self.occurrence.last_event_id
@@ -177,7 +171,6 @@ class Recording:
         return None
 
     def _reminder(self, status: ApprovalStatus) -> None:
-        """Record the only reminder for this revision of the event."""
         closes_at = status.voting_closes_at
         assert closes_at is not None  # noqa: S101  # without NotBefore nobody is reminded
         details = {

@@ -189,7 +189,6 @@ class Rule(Section):
         return matches(self.match, data, scope) and self.match.in_hours(now)
 
     def unmet_conditions(self, data: Mapping[str, Any], scope: str, now: datetime) -> list[str]:
-        """The keys of ``match`` that an event does not meet now."""
         return [
             key
             for key in RuleConditions.model_fields

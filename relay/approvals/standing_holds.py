@@ -193,12 +193,10 @@ def standing_hold_to_json_object(hold: StandingHold) -> dict[str, Any]:
 
 
 def latest_ending_holds(holds: Iterable[StandingHold]) -> list[StandingHold]:
-    """Return those of some standing holds that end last, the last one first."""
     return sorted(holds, key=lambda hold: hold.ends, reverse=True)[:MAX_NAMED]
 
 
 def hold_summaries(holds: Iterable[StandingHold]) -> list[dict[str, Any]]:
-    """Return whose standing holds are in force, until when, and why: of those that end last."""
     return [
         {
             "holdId": hold.hold_id,

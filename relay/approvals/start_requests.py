@@ -65,10 +65,7 @@ class _Scope:
     """To whom a StartRequest could not be delivered, without a pause since then."""
 
     def take_next(self, ready: Sequence[Grant]) -> Grant:
-        """Return the grant that waited longest since its last try.
-
-        So a grant that fails again and again delays no other for long.
-        """
+        """Return what waited longest since its last try: what fails delays no other for long."""
         taken = min(ready, key=lambda grant: self.last_turn.get(grant.id, 0))
         self.last_turn[taken.id] = max(self.last_turn.values(), default=0) + 1
         return taken
@@ -91,22 +88,17 @@ class _Scope:
         return max(delay, error.retry_after or 0.0)
 
 
+@dataclass(eq=False)
 class StartRequestSender:
     """Grants in, StartRequests out: at most one in flight in each scope."""
 
-    def __init__(
-        self,
-        engine: ApprovalEngine,
-        store: Store,
-        port: StartRequestPort,
-        clock: Clock,
-        names_this_vm: Callable[[Sequence[str]], bool],
-    ) -> None:
-        self._engine = engine
-        self._store = store
-        self._port = port
-        self._clock = clock
-        self._names_this_vm = names_this_vm
+    engine: ApprovalEngine
+    store: Store
+    port: StartRequestPort
+    clock: Clock
+    names_this_vm: Callable[[Sequence[str]], bool]
+
+    def __post_init__(self) -> None:
         self._scopes: dict[str, _Scope] = {}
         self._must_read_all = asyncio.Event()
         self._must_read_all.set()
@@ -132,9 +124,9 @@ class StartRequestSender:
     async def stop_start_requests(self, within: float) -> None:
         """Claim nothing more; return when nothing is in flight, or after ``within`` seconds."""
         self._is_stopping = True
-        deadline = self._clock.monotonic() + within
-        while self._engine.in_flight and self._clock.monotonic() < deadline:
-            await self._clock.sleep(IDLE_CHECK_INTERVAL)
+        deadline = self.clock.monotonic() + within
+        while self.engine.in_flight and self.clock.monotonic() < deadline:
+            await self.clock.sleep(IDLE_CHECK_INTERVAL)
 
     async def run(self) -> None:
         """Send grants as soon as they may go, until cancelled."""
@@ -143,10 +135,10 @@ class StartRequestSender:
                 await self._must_read_all.wait()
                 self._must_read_all.clear()
                 try:
-                    found = await self._store.read(lambda tx: tx.approvals.open_grants())
+                    found = await self.store.read(lambda tx: tx.approvals.open_grants())
                 except StoreUnavailable:
                     self._must_read_all.set()
-                    await self._clock.sleep(RETRY_DELAY)
+                    await self.clock.sleep(RETRY_DELAY)
                     continue
                 for name in (occurrence.scope for _, occurrence in found):
                     if name in self._scopes:
@@ -163,14 +155,14 @@ class StartRequestSender:
         while True:
             scope.wake.clear()
             try:
-                found = await self._store.read(partial(self._find_open_grants, scope.name))
+                found = await self.store.read(partial(self._find_open_grants, scope.name))
             except StoreUnavailable:
-                await self._clock.sleep(RETRY_DELAY)
+                await self.clock.sleep(RETRY_DELAY)
                 continue
             if not found and not scope.wake.is_set():
                 del self._scopes[scope.name]
                 return
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             for each in found:
                 scope.first_seen.setdefault(each.grant.id, now)
             allowed = [each for each in found if each.may_go]
@@ -182,16 +174,16 @@ class StartRequestSender:
             if ready:
                 pause = await self._send_next(scope, ready)
                 if pause:
-                    await self._clock.sleep(pause)
+                    await self.clock.sleep(pause)
             elif allowed:
-                await self._clock.wait(scope.wake, NOTICE_CHECK_INTERVAL)
+                await self.clock.wait(scope.wake, NOTICE_CHECK_INTERVAL)
             else:
                 await scope.wake.wait()
 
     def _find_open_grants(self, scope: str, tx: Transaction) -> list[_OpenGrant]:
-        now, found = self._clock.now(), []
+        now, found = self.clock.now(), []
         for grant, occurrence in tx.approvals.open_grants(scope):
-            status = self._engine.status(tx, occurrence, now)
+            status = self.engine.status(tx, occurrence, now)
             # The mode is off for an event whose rows are damaged.
             may_go = status.mode == "on" and not status.is_held and not status.waiting_for
             has_waiting = may_go and self._has_undelivered_notices(tx, occurrence)
@@ -204,24 +196,23 @@ class StartRequestSender:
         Events of other machines wait for none
         (docs/guarantees.md#notices-come-before-the-startrequest).
         """
-        is_ours = self._names_this_vm(occurrence.event.resources)
+        is_ours = self.names_this_vm(occurrence.event.resources)
         return is_ours and tx.deliveries.is_event_waiting(occurrence.key)
 
     def _has_told_long_enough(self, scope: _Scope, grant: Grant) -> bool:
-        """Whether the notices about the event have had ``tell_first``."""
-        waited = self._clock.monotonic() - scope.first_seen[grant.id]
-        return waited >= self._engine.settings.tell_first
+        waited = self.clock.monotonic() - scope.first_seen[grant.id]
+        return waited >= self.engine.settings.tell_first
 
     async def _send_next(self, scope: _Scope, ready: Sequence[Grant]) -> float:
         """Send one StartRequest, if its grant still holds; return how long to pause."""
         grant = scope.take_next(ready)
         try:
-            await self._port.refresh_event(scope.name, grant)
+            await self.port.refresh_event(scope.name, grant)
         except SourceError:
             return RETRY_DELAY  # the port logs the error
         agent: str | None = None
         try:
-            agent = self._port.choose_agent(scope.name, grant)
+            agent = self.port.choose_agent(scope.name, grant)
             is_sent = await self._send_claimed(scope, grant, agent)
         except SourceError as error:
             return scope.pause_after(error, agent)
@@ -239,7 +230,7 @@ class StartRequestSender:
                 tx, occurrence
             ):
                 return None
-            return self._engine.claim_grant(tx, grant, self._clock.now(), agent=agent)
+            return self.engine.claim_grant(tx, grant, self.clock.now(), agent=agent)
 
         if self._is_stopping:
             return False
@@ -247,13 +238,13 @@ class StartRequestSender:
         # on disk, because transitions run at any time. It takes effect with the claim, which counts
         # the attempt.
         attempt = grant.id, grant.attempts + 1
-        self._engine.in_flight.add(attempt)
+        self.engine.in_flight.add(attempt)
         try:
-            claimed = await self._store.transact(claim)
+            claimed = await self.store.transact(claim)
             if claimed is not None:
                 await self._send(scope, claimed)
         finally:
-            self._engine.in_flight.discard(attempt)
+            self.engine.in_flight.discard(attempt)
         return claimed is not None
 
     async def _send(self, scope: _Scope, claim: ClaimedGrant) -> None:
@@ -261,7 +252,7 @@ class StartRequestSender:
         _log_start_request(scope.name, claim)
         answer: SourceError | None = None
         try:
-            await self._port.send_start_request(scope.name, claim)
+            await self.port.send_start_request(scope.name, claim)
         except SourceError as error:
             answer = error
         is_final = answer is None or isinstance(answer, SourceRefused)
@@ -271,14 +262,14 @@ class StartRequestSender:
         # The StartRequest was sent, so its answer counts even if the file cannot be written, and
         # the StartRequest is in flight until the answer is recorded.
         work = partial(
-            self._engine.record_start_answer, claim=claim, error=answer, now=self._clock.now()
+            self.engine.record_start_answer, claim=claim, error=answer, now=self.clock.now()
         )
         while True:
             try:
-                await self._store.transact(work, fail_open=True)
+                await self.store.transact(work, fail_open=True)
                 break
             except StoreUnavailable:  # nor can it be read
-                await self._clock.sleep(RETRY_DELAY)
+                await self.clock.sleep(RETRY_DELAY)
         if answer is not None and not is_final:
             raise answer
 

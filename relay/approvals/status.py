@@ -73,7 +73,6 @@ class ApprovalStatus:
 
     @property
     def not_before(self) -> datetime | None:
-        """NotBefore of the event; None where Azure gave none."""
         return self.occurrence.event.not_before_time
 
     @property
@@ -249,8 +248,7 @@ class ApprovalStatus:
         return not grant.is_answered and (grant.id, grant.attempts) in self.in_flight
 
     @property
-    def _states(self) -> list[GrantState]:
-        """The states of the grants for the current revision."""
+    def _states(self) -> list[GrantState]:  # for the current revision
         return [each.state for each in self.grants if each.revision == self.occurrence.revision]
 
     @property
@@ -308,7 +306,6 @@ class ApprovalStatus:
         return own_resources(machine, self.occurrence.scope, self.occurrence.event.resources)
 
     def _may_decide_for(self, principal: str, resources: tuple[str, ...]) -> bool:
-        """Whether a principal may decide for all of these resources of the event."""
         if is_machine(principal):
             return bool(resources) and self.resources_of_machine(principal).issuperset(resources)
         clients: tuple[str, ...] = ()
