@@ -154,6 +154,10 @@ class Route:
         }
 
     @property
+    def parameters(self) -> list[Parameter]:
+        return [each for each in self.arguments.values() if isinstance(each, Parameter)]
+
+    @property
     def body(self) -> type[BaseModel] | None:
         return next((each for each in self.arguments.values() if _is(each, BaseModel)), None)
 

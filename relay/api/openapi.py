@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from relay import __version__
 from relay.api.callers import NEVER_REFUSED, Access
-from relay.api.calls import ROUTES, Parameter, Route
+from relay.api.calls import ROUTES, Route
 from relay.api.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
 from relay.api.sessions import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
 
@@ -124,10 +124,8 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.needs is not None:
         operation["description"] = f"Needs the right `{route.needs}`."
     if route.body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schemas[route.body]}},
-        }
+        content = {"application/json": {"schema": schemas[route.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
@@ -135,11 +133,7 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     for name in _PATH_PARAMETER.findall(route.path):
         schema = {"type": "string", "minLength": 1}
         yield {"name": name, "in": "path", "required": True, "schema": schema}
-    shown = [
-        (argument.place, argument.name, argument.description, argument.pattern)
-        for argument in route.arguments.values()
-        if isinstance(argument, Parameter)
-    ]
+    shown = [(each.place, each.name, each.description, each.pattern) for each in route.parameters]
     if route.access == "signature":
         shown += [("header", *header) for header in _SIGNATURE_HEADERS]
     for place, name, description, pattern in shown:
@@ -169,10 +163,6 @@ def _problem_statuses(route: Route) -> list[int]:
         statuses |= {401, 429}
         if _SESSION in _SECURITY[route.access]:
             statuses.add(403)
-    reads_query = any(
-        isinstance(argument, Parameter) and argument.place == "query"
-        for argument in route.arguments.values()
-    )
-    if route.body is not None or reads_query:
+    if route.body is not None or any(each.place == "query" for each in route.parameters):
         statuses.add(422)
     return sorted(statuses)

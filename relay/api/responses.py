@@ -27,25 +27,16 @@ COMMON_HEADERS: Mapping[str, str] = {
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
-def json_response(
-    status: int,
-    body: Any,
-    *,
-    media_type: str = "application/json",
-    headers: Mapping[str, str] | None = None,
-) -> web.Response:
+def json_response(status: int, body: Any) -> web.Response:
     """Return a JSON response. `orjson.Fragment` marks parts of the body that are JSON already."""
-    return bytes_response(status, orjson.dumps(body), media_type, headers)
+    return bytes_response(status, orjson.dumps(body), "application/json")
 
 
 def bytes_response(
     status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    return web.Response(
-        status=status,
-        body=body,
-        headers={**COMMON_HEADERS, "Content-Type": content_type, **(headers or {})},
-    )
+    sent = {**COMMON_HEADERS, "Content-Type": content_type, **(headers or {})}
+    return web.Response(status=status, body=body, headers=sent)
 
 
 def rfc3339_or_null(time: datetime | None) -> str | None:
@@ -102,12 +93,8 @@ class Problem(Exception):
             status=self.status,
             detail=self.detail,
         )
-        response = json_response(
-            self.status,
-            {**details, **self.members},
-            media_type=PROBLEM_MEDIA_TYPE,
-            headers=self.headers,
-        )
+        body = orjson.dumps({**details, **self.members})
+        response = bytes_response(self.status, body, PROBLEM_MEDIA_TYPE, self.headers)
         if self.closes:
             response.force_close()
         return response

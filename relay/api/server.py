@@ -165,11 +165,8 @@ def _error_middleware(state: ServerState) -> Middleware:
         began = state.clock.monotonic()
         response = await _run_handler(request, handler)
         state.responses_by_status[response.status] += 1
-        method, status, resource = (
-            request.method,
-            response.status,
-            request.match_info.route.resource,
-        )
+        method, status = request.method, response.status
+        resource = request.match_info.route.resource
         path = None if resource is None else resource.canonical
         seconds = round(state.clock.monotonic() - began, 6)
         extra = log_extra(method=method, path=path, status=status, seconds=seconds)

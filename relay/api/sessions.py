@@ -65,12 +65,9 @@ class Sessions:
         elif len(others) >= MAX_SESSIONS:
             del self._sessions[others[0].key]
         cookie, lifetime = secrets.token_urlsafe(32), min(seconds, SESSION_LIFETIME)
+        ends_at = self._clock.now().timestamp() + lifetime
         session = Session(
-            _digest(cookie),
-            caller,
-            name,
-            self._clock.now().timestamp() + lifetime,
-            self._clock.monotonic() + lifetime,
+            _digest(cookie), caller, name, ends_at, self._clock.monotonic() + lifetime
         )
         self._sessions[session.key] = session
         return cookie

@@ -245,13 +245,8 @@ async def _set_state(
     sink = _find_sink(call, name)
     await call.relay.dispatcher.set_state(name, state, reason)
     principal = call.caller.principal
-    _log.warning(
-        "sink %s was set to %s by %s",
-        name,
-        state,
-        principal,
-        extra=log_extra(sink=name, state=state, principal=principal),
-    )
+    extra = log_extra(sink=name, state=state, principal=principal)
+    _log.warning("sink %s was set to %s by %s", name, state, principal, extra=extra)
     return _sink_details(sink)
 
 
