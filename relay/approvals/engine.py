@@ -54,7 +54,7 @@ from relay.clock import TokenBuckets
 from relay.errors import SourceError, SourceRefused
 from relay.events.build import Origin
 from relay.events.data_types import LimitWait
-from relay.store import Grant, GrantState, Mode, StandingHold, TrackedEvent
+from relay.store import FirstAnswer, Grant, GrantState, Mode, StandingHold, TrackedEvent
 from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
@@ -180,8 +180,8 @@ class ApprovalEngine:
             case _:
                 raise TypeError(f"expected a request that can be decided, got {request!r:.80}")
         if request_id is not None and answer.accepted:
-            answered = (request.digest, answer.status, dict(answer.body), request.at)
-            tx.answers.add(principal, request_id, *answered)
+            said = answer.status, dict(answer.body), request.at
+            tx.answers.add(FirstAnswer(principal, request_id, request.digest, *said))
         return answer
 
     def _decide_about_event(

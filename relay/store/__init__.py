@@ -259,9 +259,12 @@ class Attempt:
 class FirstAnswer:
     """The first answer to a request. Another body with the same id is a conflict."""
 
+    principal: str
+    request_id: str
     digest: str
     status: int
     body: Json[dict[str, Any]]
+    at: datetime
 
 
 @fast_dataclass(frozen=True, slots=True)

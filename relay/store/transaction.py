@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import orjson
 from pydantic import TypeAdapter
 
 from relay.events.cloudevent import CloudEvent, is_about_event
@@ -35,7 +34,7 @@ from relay.store.file import is_file_error
 from relay.store.fleet import FleetTables
 from relay.store.journal import Journal
 from relay.store.occurrences import Occurrences
-from relay.store.rows import get_meta, parse_rows
+from relay.store.rows import get_meta, parse_rows, save_rows
 from relay.store.standing_holds import StandingHolds
 
 _log = logging.getLogger(__name__)
@@ -58,25 +57,12 @@ class Answers:
 
     def find(self, principal: str, request_id: str) -> FirstAnswer | None:
         rows = self._connection.execute(
-            "SELECT digest, status, body FROM answer WHERE principal = ? AND request_id = ?",
-            (principal, request_id),
+            "SELECT * FROM answer WHERE principal = ? AND request_id = ?", (principal, request_id)
         )
         return next(parse_rows(_FIRST_ANSWER, rows), None)
 
-    def add(
-        self,
-        principal: str,
-        request_id: str,
-        digest: str,
-        status: int,
-        body: dict[str, Any],
-        at: datetime,
-    ) -> None:
-        text, time = orjson.dumps(body).decode(), format_sortable(at)
-        self._connection.execute(
-            "INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?)",
-            (principal, request_id, digest, status, text, time),
-        )
+    def add(self, answer: FirstAnswer) -> None:
+        save_rows(self._connection, "answer", [answer])
 
     def prune(self, before: datetime) -> None:
         self._connection.execute("DELETE FROM answer WHERE at < ?", (format_sortable(before),))
@@ -115,7 +101,7 @@ class Transaction:
         None: it has recorded something about all events."""
 
     def _go_on_from(self, memory: Memory) -> None:
-        """Forget what was read after this was known."""
+        """Begin with what was known; forget what was read since."""
         self.memory = memory.copy()
         self.journal = Journal(self._connection)
         self.approvals = Approvals(self._connection, self.journal, self.occurrences, self.memory)

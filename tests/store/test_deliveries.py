@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from relay.events.cloudevent import event_name
-from relay.store import Attempt, Entry, EntryState, StoreSettings
+from relay.store import Attempt, Entry, EntryState, FirstAnswer, StoreSettings
 from relay.store.audit import verify_journal
 from relay.store.deliveries import DeliverySummary
 from relay.store.retention import prune_all_tables
@@ -210,7 +210,7 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     )
     for entry in (*waits[1:], *delivered):
         tx.deliveries.store_final_state(entry.id, "delivered", None, NOW)
-    tx.answers.add("client:a", "1", "d", 202, {}, NOW)
+    tx.answers.add(FirstAnswer("client:a", "1", "d", 202, {}, NOW))
 
     assert prune_all_tables(tx, settings, NOW + timedelta(hours=23)) == (0, {})
     assert len(tx.deliveries.page()) == 4

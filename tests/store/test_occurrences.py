@@ -53,11 +53,12 @@ def test_the_same_event_id_is_a_new_occurrence_after_it_ended(tx: Transaction) -
 
 
 def test_first_answers_are_kept_for_each_principal_and_id(tx: Transaction) -> None:
-    tx.answers.add("client:ada", "1", "digest", 409, {"detail": "too late"}, NOW)
-    assert tx.answers.find("client:ada", "1") == FirstAnswer("digest", 409, {"detail": "too late"})
+    answer = FirstAnswer("client:ada", "1", "digest", 409, {"detail": "too late"}, NOW)
+    tx.answers.add(answer)
+    assert tx.answers.find("client:ada", "1") == answer
     assert tx.answers.find("client:bob", "1") is None
     with pytest.raises(sqlite3.IntegrityError):
-        tx.answers.add("client:ada", "1", "digest", 202, {}, NOW)
+        tx.answers.add(replace(answer, status=202, body={}))
 
 
 def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction) -> None:

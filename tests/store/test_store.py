@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relay.errors import StoreUnavailable
-from relay.store import RecordedEvent
+from relay.store import FirstAnswer, RecordedEvent
 from relay.store.audit import verify_journal
 from relay.store.transaction import Transaction
 from tests.store.open_store import (
@@ -83,8 +83,8 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
     def breaks_a_rule(tx: Transaction) -> None:
         tx.record(numbered_event(3), NOW)
         tx.record(numbered_event(3), NOW)
-        tx.answers.add("client:a", "1", "d", 202, {}, NOW)
-        tx.answers.add("client:a", "1", "d", 202, {}, NOW)
+        for _ in range(2):
+            tx.answers.add(FirstAnswer("client:a", "1", "d", 202, {}, NOW))
 
     async with open_store_in(tmp_path) as store:
         notified: list[RecordedEvent] = []
