@@ -74,6 +74,9 @@ class CountingProxy:
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on until both ends are closed."""
+        if self.server is None or not self.server.is_serving():
+            writer.transport.abort()  # the kernel took it before this went away
+            return
         self.accepted += 1
         self._writers.add(writer)
         try:

@@ -27,7 +27,6 @@ from tests.chat.running_relay import ANN, VOTERS, AnnouncedReboot, announced_reb
 from tests.chat.slack_server import (
     ALICE,
     BOB,
-    BOT,
     CHANNEL,
     EVE,
     TEAM,
@@ -109,7 +108,7 @@ def enterprise_user(enterprise_id: str, *teams: str) -> dict[str, Any]:
 def test_only_a_full_member_can_decide(
     user: dict[str, Any] | None, enterprise_id: str | None, refusal: str | None
 ) -> None:
-    assert membership_refusal(user, ALICE, Workspace(TEAM, enterprise_id, BOT)) == refusal
+    assert membership_refusal(user, ALICE, Workspace(TEAM, enterprise_id)) == refusal
 
 
 @pytest.mark.usefixtures("impatient")
@@ -293,9 +292,7 @@ def test_a_click_returns_the_decision_of_its_button(event_id: str) -> None:
     button = Button(
         decision="hold", label="Hold", event_id=event_id, revision="3f" * 16, question=()
     )
-    parsed = parse_click({**CLICK, "actions": [{**ACTION, "value": button_value(button)}]})
-    assert parsed is not None
-    click, decision = parsed
+    click, decision = parse_click({**CLICK, "actions": [{**ACTION, "value": button_value(button)}]})
     assert decision == ButtonDecision(decision="hold", revision="3f" * 16, event_id=event_id)
     assert click.principal == ANN
     assert click.message_ref == f"{CHANNEL}/{MESSAGE.ts}"

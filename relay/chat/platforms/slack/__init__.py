@@ -81,7 +81,8 @@ async def diagnose(settings: Settings, clock: Clock, scope: str) -> list[Finding
         try:
             workspace = await api.workspace()
             if settings.uses_socket_mode:
-                await api.call("users.info", {"user": workspace.bot_user_id})  # needs users:read
+                bot = str((await api.call("auth.test")).get("user_id"))
+                await api.call("users.info", {"user": bot})  # needs users:read
                 await api.open_socket_url()
         except DeliveryError as error:
             return [failure(subject, error.reason, "see docs/chat/slack.md")]

@@ -159,18 +159,14 @@ _SCOPES = re.compile(r"[a-z:,._ ]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the app is installed. ``bot_user_id`` is the user that posts for it."""
+    """Where the app is installed."""
 
     team_id: str
     enterprise_id: str | None
-    bot_user_id: str
 
 
 class WebApi:
-    """Calls methods with the tokens of one sink, which are read again for each call.
-
-    No error contains a secret.
-    """
+    """Calls methods with the tokens of one sink, which are read again for each call."""
 
     def __init__(self, session: aiohttp.ClientSession, settings: Settings, clock: Clock) -> None:
         self._session = session
@@ -189,14 +185,15 @@ class WebApi:
         """Return the workspace of the current token. Raises Deferred."""
         token = self.token()
         if self._workspace is None or self._workspace[0] != token:
-            response = await self.call("auth.test", {})
-            enterprise_id = response.get("enterprise_id")
-            workspace = Workspace(
-                team_id=_required_id(response, "team_id"),
-                enterprise_id=enterprise_id if isinstance(enterprise_id, str) else None,
-                bot_user_id=_required_id(response, "user_id"),
-            )
-            self._workspace = token, workspace
+            found = await self.call("auth.test")
+            team_id, enterprise_id = found.get("team_id"), found.get("enterprise_id")
+            if not isinstance(team_id, str) or _ID.fullmatch(team_id) is None:
+                raise Deferred(
+                    "expected team_id in Slack's answer, it is missing: "
+                    "is token a bot token, and api_url Slack's Web API?"
+                )
+            enterprise_id = enterprise_id if isinstance(enterprise_id, str) else None
+            self._workspace = token, Workspace(team_id, enterprise_id)
         return self._workspace[1]
 
     async def open_socket_url(self) -> str:
@@ -222,34 +219,22 @@ class WebApi:
         Deferred, Rejected, MessageGone.
         """
         token = token or self.token()
-        is_read = method.endswith(".info")
-        body = orjson.dumps(fields) if fields is not None and not is_read else b""
+        verb: Method = "GET" if method.endswith(".info") else "POST"
         request = Request(
-            url=(self._url / method).with_query(fields if is_read else None),
+            url=(self._url / method).with_query(fields if verb == "GET" else None),
             headers={
                 "Authorization": f"Bearer {token}",
                 "Content-Type": "application/json; charset=utf-8",
             },
-            body=body,
+            body=orjson.dumps(fields) if fields and verb == "POST" else b"",
             secrets=(token,),
         )
-        verb: Method = "GET" if is_read else "POST"
         response = await send(self._session, verb, request, seconds=self._settings.timeout)
         content = response.json()
         document = content if isinstance(content, dict) else {}
         if response.status == 200 and document.get("ok") is True:  # HTTP
             return document
         raise _error(response, document, self._clock.now())
-
-
-def _required_id(response: Mapping[str, Any], name: str) -> str:
-    value = response.get(name)
-    if not isinstance(value, str) or _ID.fullmatch(value) is None:
-        raise Deferred(
-            f"expected {name} in Slack's answer, it is missing: "
-            "is token a bot token, and api_url Slack's Web API?"
-        )
-    return value
 
 
 def _error(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -96,11 +96,11 @@ class Command(Actor):
     text: str = Field("", max_length=4000)
 
 
-def parse_click(payload: Any) -> tuple[Click, ButtonDecision] | None:
+def parse_click(payload: Any) -> tuple[Click, ButtonDecision | None]:
     """Return a click and its decision; None if the button opens a page. Raises Unreadable."""
     click = _validate(Click, payload)
     if click.action_id.startswith(LINK_ACTION_PREFIX):
-        return None
+        return click, None
     values = zip(ButtonDecision.model_fields, click.value.split(" ", 2), strict=False)
     return click, _validate(ButtonDecision, dict(values))  # as `messages.button_value` joins them
 
@@ -175,25 +175,25 @@ class Answers:
 
     async def answer(self, envelope: Mapping[str, Any]) -> Reply | None:
         """Do what an envelope asks for. A decision is on disk when this returns."""
+        payload, action = envelope.get("payload"), None
         try:
             match envelope.get("type"):
                 case "interactive":
-                    parsed = parse_click(envelope.get("payload"))
-                    if parsed is None:
-                        return None
-                    actor: Actor = parsed[0]
-                    handling: Coroutine[Any, Any, Json | None] = self._decide(*parsed)
+                    actor: Click | Command
+                    actor, action = parse_click(payload)
                 case "slash_commands":
-                    actor = command = parse_command(envelope.get("payload"))
-                    handling = self._list(command)
+                    actor = parse_command(payload)
                 case _:
                     return None
         except Unreadable as error:
             self._warn(f"ignored an unreadable envelope: {error}")
             return None
         try:
-            message = await handling
-            return Reply(actor, message) if message is not None else None
+            if isinstance(actor, Command):
+                return Reply(actor, await self._list(actor))
+            problem = await self._decide(actor, action) if action is not None else None
+            if problem is None:
+                return None  # the message in the channel shows the decision
         except NotAuthorized as error:
             self._warn(f"{actor.principal} was refused: {error}")
             problem = f"Nothing was decided: {error}."
@@ -209,7 +209,7 @@ class Answers:
             )
         return Reply(actor, text_message([(problem,)], actor.team_id))
 
-    async def _decide(self, click: Click, action: ButtonDecision) -> Json | None:
+    async def _decide(self, click: Click, action: ButtonDecision) -> str | None:
         """Return why nothing was decided. Raises NotAuthorized, DeliveryError, StoreUnavailable."""
         if not self._settings.approve_in_chat:
             raise NotAuthorized("decisions are taken on the page behind the links")
@@ -222,7 +222,7 @@ class Answers:
             self._settings.name, click.message_ref, action.event_id
         )
         if status is None:
-            return text_message([(_INVALID_BUTTON,)], click.team_id)
+            return _INVALID_BUTTON
         answer = await decisions.decide(
             caller,
             event_id=action.event_id,
@@ -231,9 +231,8 @@ class Answers:
             request_id=f"slack {click.trigger_id}",
         )
         if answer.accepted:
-            return None  # the message in the channel shows the decision
-        refusal = answer.body.get("detail") or "the relay refuses it"
-        return text_message([(f"Nothing was decided: {refusal}.",)], click.team_id)
+            return None
+        return f"Nothing was decided: {answer.body.get('detail') or 'the relay refuses it'}."
 
     async def _list(self, command: Command) -> Json:
         """Return the live events, or those whose EventIds begin as the person typed."""
