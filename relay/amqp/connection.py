@@ -8,10 +8,9 @@ docs/decisions.md#rabbitmq-by-plain-connections-that-we-open-again.
 Those that consume read from a buffer. If the channel or the queue goes away, it gets the error
 behind the last message, so a reader need not watch them.
 
-The reader of frames removes what would end the connection. aiormq closes a connection if it cannot
-decode a property: a timestamp beyond the year 9999, a message_id that is not UTF-8, headers nested
-a thousand deep. The broker would then deliver the message again, and so on: anybody who may publish
-to a queue could stop its consumer for good.
+The reader of frames removes what would end the connection: aiormq closes it if it cannot decode a
+property, such as a timestamp beyond the year 9999. The broker would then deliver the message again,
+and so on: anybody who may publish to a queue could stop its consumer for good.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Exchange:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Queue:
     """A durable quorum queue, bound to the exchange ``source`` with each of the ``keys``."""
 
@@ -76,12 +76,7 @@ def events_topology(exchange: str) -> tuple[Part, ...]:
     unrouted = f"{exchange}.unrouted"
     return (
         Exchange(unrouted, "fanout"),
-        Queue(
-            name=unrouted,
-            source=unrouted,
-            keys=("",),
-            arguments={"x-max-length": MAX_UNROUTED_MESSAGES},
-        ),
+        Queue(unrouted, unrouted, keys=("",), arguments={"x-max-length": MAX_UNROUTED_MESSAGES}),
         Exchange(exchange, "topic", {"alternate-exchange": unrouted}),
     )
 
@@ -96,15 +91,10 @@ def dead_letter_exchange_name(exchange: str) -> str:
 
 def dead_letters_topology(exchange: str, keys: tuple[str, ...] = ("#",)) -> tuple[Part, ...]:
     """Return the exchange and queue for messages that could not be used."""
-    dead_letters = dead_letter_exchange_name(exchange)
+    dead_letters, limit = dead_letter_exchange_name(exchange), {"x-max-length": MAX_DEAD_LETTERS}
     return (
         Exchange(dead_letters, "topic"),
-        Queue(
-            name=f"{exchange}.dead",
-            source=dead_letters,
-            keys=keys,
-            arguments={"x-max-length": MAX_DEAD_LETTERS},
-        ),
+        Queue(f"{exchange}.dead", dead_letters, keys=keys, arguments=limit),
     )
 
 
@@ -147,8 +137,8 @@ def approvals_queue(
             *dead_letters_topology(exchange, dead_letter_keys),
             Exchange(approvals, "topic"),
             Queue(
-                name=name,
-                source=approvals,
+                name,
+                approvals,
                 keys=(binding_key,),
                 arguments={
                     "x-single-active-consumer": True,

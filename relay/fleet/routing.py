@@ -10,10 +10,9 @@ against the rights in `relay.fleet.rabbitmq_definitions`. This module checks the
 because RabbitMQ 3.10 checks no topic permission for the CC header and no version does for dead
 letters (docs/protocol.md#topic-permissions-and-the-cc-header).
 
-The names of the exchanges and queues begin with that of the event exchange. The hub makes them,
-except the queue of an agent. That queue is exclusive, and the broker gives it a name, so that the
-rights of the agents cover it. There is no queue for each scope: each VM that is a scope of its own
-would have a quorum queue.
+The hub makes the exchanges and queues, except the queue of an agent: the broker gives that its
+name, so that the rights of the agents cover it. There is no queue for each scope: each VM that is a
+scope of its own would have a quorum queue.
 """
 
 from __future__ import annotations
@@ -193,8 +192,8 @@ def fleet_topology(exchange: str) -> tuple[Part, ...]:
         Exchange(fleet, "topic"),
         Exchange(command_exchange_name(exchange), "topic"),
         Queue(
-            name=report_queue_name(exchange),
-            source=fleet,
+            report_queue_name(exchange),
+            fleet,
             keys=("event.#", "relay.#", "vote.#", "start.#", "pulse.#"),
             arguments={
                 "x-single-active-consumer": True,

@@ -4,10 +4,9 @@
 program the hub's answer. Until the hub has answered, nothing is decided: silence is no answer.
 `MachineVotes` is that of the hub: it limits the rate, and has the gate decide.
 
-A machine votes in its scope: the VMs that read the same document. Which machine votes, and in which
-scope, follows from what RabbitMQ has checked: the user of the agent and the routing key, which
-names the agent (its relay word) and the scope. Nothing in the body changes that. What a machine may
-decide is up to `relay.approvals.admission`.
+Which machine votes, and in which scope, follows from what RabbitMQ has checked: the user of the
+agent and the routing key. Nothing in the body changes that. What a machine may decide is up to
+`relay.approvals.admission`.
 """
 
 from __future__ import annotations

@@ -188,19 +188,20 @@ async def test_a_hub_with_a_wrong_clock_starts_nothing(running: Rig, minutes: in
     assert running.imds.posts == []
 
 
-async def test_without_a_document_nothing_is_sent(running: Rig) -> None:
-    running.imds.document_status = 503
+@pytest.mark.parametrize(
+    ("status", "tells_time", "reason"),
+    [
+        (503, True, "the document could not be read, nothing was sent"),
+        (200, False, "IMDS gave no Date with the document, nothing was sent"),
+    ],
+)
+async def test_without_a_document_and_the_time_of_imds_nothing_is_sent(
+    running: Rig, status: int, tells_time: bool, reason: str
+) -> None:
+    running.imds.document_status, running.imds.tells_time = status, tells_time
     result = await running.carry_out()
-    assert (result.result, running.imds.posts) == ("failed", [])
-    assert "the document could not be read, nothing was sent" in (result.reason or "")
-
-
-async def test_without_the_time_of_imds_nothing_is_sent(running: Rig) -> None:
-    running.imds.tells_time = False
-    result = await running.carry_out()
-    assert (result.result, result.status) == ("failed", None)
-    assert "Date" in (result.reason or "")
-    assert running.imds.posts == []
+    assert (result.result, result.status, running.imds.posts) == ("failed", None, [])
+    assert reason in (result.reason or "")
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(0.9, "stale"), (3.0, "accepted")])

@@ -50,20 +50,16 @@ _log = logging.getLogger(__name__)
 
 
 class DocumentReader(Protocol):
-    """The poller of an agent."""
+    """The `relay.imds.poller.Poller` of an agent. ``last_read_at`` is by the clock of IMDS."""
 
     last_document: Document | None
-    """The document that was read last; None: none was read yet."""
     last_read_at: datetime | None
-    """When it was read, by the clock of IMDS."""
 
     @property
-    def read_age(self) -> float | None:
-        """The seconds since the last read; None: nothing was read yet."""
+    def read_age(self) -> float | None: ...
 
     @property
-    def clock_offset(self) -> float | None:
-        """Seconds that the clock of this VM is ahead of that of IMDS; None if it is not known."""
+    def clock_offset(self) -> float | None: ...
 
     async def read_with_imds_time(self) -> DatedRead[Document]:
         """Read the document with a call that begins now. Raises SourceError."""

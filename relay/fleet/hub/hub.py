@@ -1,11 +1,10 @@
 """The hub: it reads what agents publish, and hands it to the parts that merge and decide.
 
 `HubLink` hands over the messages of agents (`Hub.take`). Each is checked first: who may have sent
-it, and whether it can be read. Reports, which are events that an agent recorded, and pulses become
-a `Heard` each, and `EventMerger` merges and records them. Then votes go to `MachineVotes`, and
-results of start orders to the `OrderPort`. A message is acknowledged when what it
-said is on disk; a vote when it is taken, because the program that gave it tries again without an
-answer.
+it, and whether it can be read. `EventMerger` merges and records what reports and pulses say. Then
+votes go to `MachineVotes`, and results of start orders to the `OrderPort`. A message is
+acknowledged when what it said is on disk; a vote when it is taken, because the program that gave it
+tries again without an answer.
 """
 
 from __future__ import annotations
