@@ -126,7 +126,7 @@ class Recorder:
         """Work for the store: record news of events in their order. Return the change count."""
         count_of_changes = 0
         for step in _batch_distinct_events(tx.keys, news):
-            live = {each.key: each for each in tx.occurrences.live_with_keys(list(step))}
+            live = {each.key: each for each in tx.occurrences.live_occurrences(list(step))}
             found = {
                 key: (change, item)
                 for key, item in step.items()

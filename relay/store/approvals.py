@@ -284,7 +284,7 @@ class Approvals:
         """
         live = [
             occurrence
-            for occurrence in self._occurrences.live_with_keys(event_keys)
+            for occurrence in self._occurrences.live_occurrences(event_keys)
             if all_live or self.of_key(occurrence.key) is not NOTHING
         ]
         keys = self._keys_to_check() if event_keys is None else sorted(event_keys)

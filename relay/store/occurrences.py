@@ -35,8 +35,15 @@ class Occurrences:
         self._connection = connection
         self._keys = keys
 
-    def live_occurrences(self) -> list[TrackedEvent]:
-        return self._all("INDEXED BY occurrence_live WHERE live ORDER BY id")
+    def live_occurrences(self, event_keys: Sequence[str] | None = None) -> list[TrackedEvent]:
+        """Return the live occurrences, or those with these keys, in order of appearance."""
+        if event_keys is None:
+            return self._all("INDEXED BY occurrence_live WHERE live ORDER BY id")
+        return self._all(
+            "INDEXED BY occurrence_live WHERE live "
+            "AND key IN (SELECT value FROM json_each(?)) ORDER BY id",
+            orjson.dumps(event_keys).decode(),
+        )
 
     def count_live(self) -> list[tuple[str | None, str | None, int]]:
         """Return the EventTypes and EventStatuses of live events, and how many have both."""
@@ -99,16 +106,6 @@ class Occurrences:
         # If the clock was set back since it was first seen, none is as old.
         first = known[0] if known else None
         return next((each for each in reversed(known) if each.first_seen <= at), first)
-
-    def live_with_keys(self, event_keys: Sequence[str] | None) -> list[TrackedEvent]:
-        """Return the live occurrences with these keys, in order of appearance; None: all."""
-        if event_keys is None:
-            return self.live_occurrences()
-        return self._all(
-            "INDEXED BY occurrence_live WHERE live "
-            "AND key IN (SELECT value FROM json_each(?)) ORDER BY id",
-            orjson.dumps(event_keys).decode(),
-        )
 
     def all_of_key(self, event_key: str) -> list[TrackedEvent]:
         return self._all("WHERE key = ? ORDER BY number", event_key)

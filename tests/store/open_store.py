@@ -111,7 +111,7 @@ def add_occurrence(tx: Transaction, key: str, at: datetime = NOW) -> None:
 
 
 def end_occurrence(tx: Transaction, key: str, at: datetime = NOW) -> None:
-    (live,) = tx.occurrences.live_with_keys([key])
+    (live,) = tx.occurrences.live_occurrences([key])
     time = format_sortable(at)
     ended = replace(live, live=False, outcome="completed", last_changed=time)
     tx.occurrences.save([ended])
