@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from chaos.faults import Fault, Place, under_load
 from chaos.trial import Trial, Wiring
 from tests.journey.relay_process import webhook
-from tests.sinks.http_receiver import Behaviour, Connection, listening
-from tests.sinks.test_webhook_hostile import accepts_and_says_nothing, drips
+from tests.sinks.http_receiver import Behaviour, Connection, listening, says
 
 FAILS_FOR = 3.0
 """Seconds in which the webhook that is judged answers with errors."""
@@ -52,8 +51,8 @@ async def _refuse(connection: Connection) -> None:
 
 
 HOSTILE: dict[str, Behaviour] = {
-    "drips": drips,
-    "hangs": accepts_and_says_nothing,
+    "drips": says(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", drip=b"."),
+    "hangs": says(),
     "gigabyte": _send_gigabyte,
     "bomb": _send_bomb,
     "gone": _refuse,

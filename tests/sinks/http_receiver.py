@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 from multidict import CIMultiDict
@@ -150,6 +151,28 @@ async def good(connection: Connection) -> None:
     while True:
         await connection.request()
         await connection.answer()
+
+
+def says(
+    *parts: bytes,
+    then: Literal["hang", "hang up", "half-close"] = "hang",
+    drip: bytes = b"",
+    pause: float = 0.01,
+) -> Behaviour:
+    """Return what answers with these bytes; ``drip`` follows for ever, after each ``pause``."""
+
+    async def answer(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(*parts)
+        while drip:
+            await connection.send(drip)
+            await asyncio.sleep(pause)
+        if then == "half-close":
+            connection.writer.write_eof()
+        if then != "hang up":
+            await asyncio.Event().wait()
+
+    return answer
 
 
 class Names(AbstractResolver):

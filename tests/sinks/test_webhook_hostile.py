@@ -13,7 +13,7 @@ import pytest
 from relay.errors import Deferred
 from tests.builders import cloudevent
 from tests.certificates import LOOPBACK
-from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening
+from tests.sinks.http_receiver import Behaviour, Connection, Names, good, listening, says
 from tests.sinks.webhook_sink import deliver, failure, sink, within
 
 MIB = 1024 * 1024
@@ -22,10 +22,13 @@ SOON = 20.0
 """Seconds within which a request ends that does not need the other timeout of 30 s."""
 
 
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
 @pytest.fixture
 async def little_memory() -> AsyncIterator[None]:
     """The test and its receiver need at most 1 MB, without what a first failure loads."""
-    async with listening(accepts_and_says_nothing) as receiver:
+    async with listening(says()) as receiver:
         await failure(receiver.url, timeout="50ms")
     tracemalloc.start()
     try:
@@ -38,33 +41,19 @@ async def little_memory() -> AsyncIterator[None]:
 # --- before there is an answer
 
 
-async def accepts_and_says_nothing(connection: Connection) -> None:
-    await connection.request()
-    await asyncio.Event().wait()
-
-
 async def never_reads(connection: Connection) -> None:
     connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport both reads and writes
     await asyncio.Event().wait()
 
 
-async def drips_headers(connection: Connection) -> None:
-    await connection.request()
-    await connection.send(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        await connection.send(b"X: y\r\n")
-        await asyncio.sleep(0.01)
-
-
-async def says_continue_for_ever(connection: Connection) -> None:
-    await connection.request()
-    while True:
-        await connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize(
-    "behaviour", [accepts_and_says_nothing, never_reads, drips_headers, says_continue_for_ever]
+    "behaviour",
+    [
+        pytest.param(says(), id="nothing"),
+        pytest.param(never_reads, id="does not read"),
+        pytest.param(says(HEAD, drip=b"X: y\r\n"), id="headers now and then"),
+        pytest.param(says(drip=b"HTTP/1.1 100 Continue\r\n\r\n", pause=0), id="continue"),
+    ],
 )
 @pytest.mark.usefixtures("little_memory")
 async def test_who_never_answers_is_left_at_the_timeout(behaviour: Behaviour) -> None:
@@ -86,21 +75,18 @@ async def test_the_timeout_covers_a_tls_handshake_that_hangs() -> None:
 
 @pytest.mark.usefixtures("little_memory")
 async def test_what_is_not_http_is_a_failure_that_passes() -> None:
-    ok = b"HTTP/1.1 200 OK\r\n"
     for response, reason in (
         (b"", "the connection was closed without one"),
-        (ok + b"Conte", "the connection was closed without one"),
+        (HEAD + b"Conte", "the connection was closed without one"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "expected an HTTP answer, got something else"),
-        (ok + b"no colon\r\n\r\n", "expected an HTTP answer, got something else"),
-        (ok + b"X: " + b"y" * 70_000 + b"\r\n\r\n", "expected an HTTP answer, got something else"),
-        (ok + b"X: y\r\n" * 10_000 + b"\r\n", "expected an HTTP answer, got something else"),
+        (HEAD + b"no colon\r\n\r\n", "expected an HTTP answer, got something else"),
+        (
+            HEAD + b"X: " + b"y" * 70_000 + b"\r\n\r\n",
+            "expected an HTTP answer, got something else",
+        ),
+        (HEAD + b"X: y\r\n" * 10_000 + b"\r\n", "expected an HTTP answer, got something else"),
     ):
-
-        async def broken(connection: Connection, response: bytes = response) -> None:
-            await connection.request()
-            await connection.send(response)
-
-        async with listening(broken) as receiver, within(SOON):
+        async with listening(says(response, then="hang up")) as receiver, within(SOON):
             refused = await failure(receiver.url)
         assert refused.failure == "transient"
         assert reason in refused.reason
@@ -142,36 +128,15 @@ async def test_a_certificate_that_is_not_trusted_or_for_another_name_is_a_passin
 # --- once there is an answer, its status decides
 
 
-HEAD = b"HTTP/1.1 200 OK\r\n"
-
-
-async def drips(connection: Connection) -> None:
-    await connection.request()
-    await connection.send(HEAD, b"Content-Length: 1000\r\n\r\n")
-    while True:
-        await connection.send(b".")
-        await asyncio.sleep(0.01)
-
-
-async def stops_in_the_middle(connection: Connection) -> None:
-    await connection.request()
-    await connection.send(HEAD, b"Content-Length: 1000\r\n\r\nstart")
-
-
-async def half_closes(connection: Connection) -> None:
-    await connection.request()
-    await connection.send(HEAD, b"\r\nstart")
-    connection.writer.write_eof()
-    await asyncio.Event().wait()
-
-
-async def says_nothing_more(connection: Connection) -> None:
-    await connection.request()
-    await connection.send(HEAD, b"Content-Length: 5\r\n\r\n")
-    await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("behaviour", [drips, stops_in_the_middle, half_closes, says_nothing_more])
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        pytest.param(says(HEAD, b"Content-Length: 1000\r\n\r\n", drip=b"."), id="drips"),
+        pytest.param(says(HEAD, b"Content-Length: 9\r\n\r\nstart", then="hang up"), id="stops"),
+        pytest.param(says(HEAD, b"\r\nstart", then="half-close"), id="half-closes"),
+        pytest.param(says(HEAD, b"Content-Length: 5\r\n\r\n"), id="nothing more"),
+    ],
+)
 @pytest.mark.usefixtures("little_memory")
 async def test_a_2xx_is_delivered_whatever_becomes_of_its_body(behaviour: Behaviour) -> None:
     """The status says that the receiver has the event. The body may take a second at most."""
