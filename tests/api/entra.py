@@ -134,15 +134,9 @@ class Entra:
         self.calls.append(("discovery", {}))
         if "discovery" in self.answers:
             return self.answers["discovery"]
-        return web.json_response(
-            {
-                "issuer": self.issuer,
-                "authorization_endpoint": f"{self.origin}/authorize",
-                "token_endpoint": f"{self.origin}/token",
-                "jwks_uri": f"{self.origin}/keys",
-                **self.document,
-            }
-        )
+        places = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
+        urls = {name: f"{self.origin}/{place}" for name, place in places.items()}
+        return web.json_response({"issuer": self.issuer, **urls, **self.document})
 
     async def _authorize(self, request: web.Request) -> web.Response:
         query = dict(request.query)
@@ -157,20 +151,15 @@ class Entra:
         if not required.items() <= query.items() or not query.get("nonce"):
             return web.Response(status=400, text="AADSTS900144: invalid request")
         if chosen == "cancel":
-            return _to(
-                query,
-                error="access_denied",
-                error_description="AADSTS65004: User declined to consent.",
-            )
+            text = "AADSTS65004: User declined to consent."
+            return _to(query, error="access_denied", error_description=text)
         for account in ACCOUNTS:
             if account.object_id == chosen:
                 return _to(query, code=self.issue_code(query, account))
+        choices = {account.object_id: account.name for account in ACCOUNTS} | {"cancel": "Cancel"}
         links = [
             f'<p><a href="/authorize?{escape(urlencode({**query, "account": key}))}">{name}</a>'
-            for key, name in (
-                *((account.object_id, account.name) for account in ACCOUNTS),
-                ("cancel", "Cancel"),
-            )
+            for key, name in choices.items()
         ]
         text = f"<!doctype html><title>Pick an account</title>{''.join(links)}"
         return web.Response(text=text, content_type="text/html")

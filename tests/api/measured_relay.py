@@ -63,14 +63,9 @@ async def run_measured_relay(folder: Path, **changes: Any) -> AsyncIterator[Meas
             clock=clock,
         )
         async with ImdsClient(source, clock) as client:
+            recorder = Recorder(ORIGIN, "boot", None)
             poller = Poller(
-                source,
-                client,
-                Recorder(ORIGIN, "boot", None),
-                store,
-                clock,
-                report=_ignore,
-                last_read_at=None,
+                source, client, recorder, store, clock, report=_ignore, last_read_at=None
             )
             relay = replace(
                 running.relay, source=poller, approvals_link=consumer, roster=hub.roster, hub=hub

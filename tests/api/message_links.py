@@ -23,11 +23,9 @@ async def shown_card(relay: RunningRelay, event_id: str, *, in_chat: bool = Fals
         assert position is not None
         return tx.journal.require_event_at_position(position)
 
-    update = await messages.plan_update(
-        RecordingSinkSettings(name="ops", kind="box"),
-        await relay.store.read(read_last_change),
-        in_chat=in_chat,
-    )
+    sink = RecordingSinkSettings(name="ops", kind="box")
+    event = await relay.store.read(read_last_change)
+    update = await messages.plan_update(sink, event, in_chat=in_chat)
     assert update is not None
     assert update.card is not None
     await messages.mark_shown(update, "ref")

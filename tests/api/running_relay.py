@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -174,13 +175,8 @@ class RunningRelay:
             method, url, data=data, headers={**sent, **(headers or {})}, allow_redirects=False
         ) as response:
             answer = Response(response.status, response.headers, await response.read())
-        (await self._description()).check(
-            method,
-            path.partition("?")[0],
-            answer.status,
-            answer.headers.get("Content-Type", ""),
-            answer.body,
-        )
+        description, media = await self._description(), answer.headers.get("Content-Type", "")
+        description.check(method, path.partition("?")[0], answer.status, media, answer.body)
         return answer
 
     async def _description(self) -> Description:
@@ -204,11 +200,8 @@ class RunningRelay:
         )
 
     def decision_body(self, decision: str = "approve", **changes: Any) -> dict[str, Any]:
-        body = {
-            "eventId": EVENT_ID,
-            "decision": decision,
-            "revision": make_event().revision,
-        } | changes
+        revision = make_event().revision
+        body = {"eventId": EVENT_ID, "decision": decision, "revision": revision} | changes
         return {name: value for name, value in body.items() if value is not None}
 
     async def hold_ahead(
@@ -335,32 +328,18 @@ async def run_relay(
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(Server(settings, clock, limits))
         session = await stack.enter_async_context(aiohttp.ClientSession())
+        path, whose = folder / "relay.db", StateFileScopeAndVm(SCOPE, "vm", is_hub=is_hub)
+        route = partial(matching_sinks, sinks=sink_settings)
         store = await stack.enter_async_context(
-            open_store(
-                StoreSettings(path=folder / "relay.db"),
-                StateFileScopeAndVm(SCOPE, "vm", is_hub=is_hub),
-                clock,
-                lambda event: tuple(matching_sinks(event, sink_settings)),
-            )
+            open_store(StoreSettings(path=path), whose, clock, route)
         )
-
-        dispatcher = Dispatcher(
-            {
-                settings.name: (settings, recording_sinks[settings.name])
-                for settings in sink_settings
-            },
-            store,
-            clock,
-            make_relay_event_recorder(store, ORIGIN, clock),
-        )
+        report = make_relay_event_recorder(store, ORIGIN, clock)
+        connected = {each.name: (each, recording_sinks[each.name]) for each in sink_settings}
+        dispatcher = Dispatcher(connected, store, clock, report)
         await dispatcher.begin()
-        gate = Gate(
-            ApprovalEngine(rules, ORIGIN, client_resources=settings.resources_by_client_principal),
-            store,
-            azure,
-            clock,
-            lambda _: True,
-        )
+        resources = settings.resources_by_client_principal
+        engine = ApprovalEngine(rules, ORIGIN, client_resources=resources)
+        gate = Gate(engine, store, azure, clock, lambda _: True)
         relay = Relay(
             store=store, gate=gate, dispatcher=dispatcher, source=azure, origin=ORIGIN, clock=clock
         )
