@@ -171,40 +171,33 @@ WEBHOOK = {"kind": "webhook", "name": "hook", "url": "https://x", "secrets": [OT
     ("sink", "client"),
     [
         ({"secrets": [OTHER, SIGNING]}, {"secrets": [SIGNING]}),
-        ({"secrets_file": SIGNING}, {"secrets_file": SIGNING}),
+        ({"secrets_file": "signing"}, {"secrets_file": "signing"}),
         ({"secrets": [SIGNING]}, {"key": SIGNING}),
         ({"bearer": KEY}, {"key": KEY}),
         ({"bearer": KEY}, {"key_sha256": SHA256}),
-        ({"bearer_file": KEY}, {"key_file": KEY}),
+        ({"bearer_file": "key"}, {"key_file": "key"}),
         ({"bearer": SIGNING}, {"secrets": [SIGNING]}),
         ({"basic": {"user": "u", "password": KEY}}, {"key_sha256": SHA256}),
         ({"headers": {"X-Key": f"Token {KEY}"}}, {"key_sha256": SHA256}),
-        ({"headers_file": f"X-Key: {KEY}"}, {"key_sha256": SHA256}),
+        ({"headers_file": "headers"}, {"key_sha256": SHA256}),
         ({"url": f"https://x/hook?token={KEY}"}, {"key_sha256": SHA256}),
         ({"kind": "rabbitmq", "url": f"amqp://user:{KEY}@host/"}, {"key_sha256": SHA256}),
     ],
 )
 def test_a_secret_of_a_sink_and_a_client_is_an_error_that_does_not_show_it(
-    tmp_path: Path, sink: dict[str, object], client: dict[str, object]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sink: dict[str, object],
+    client: dict[str, object],
 ) -> None:
-    def with_files(section: dict[str, object], owner: str) -> dict[str, object]:
-        for key, value in section.items():
-            if key.endswith("_file"):
-                (tmp_path / f"{owner}-{key}").write_text(f"{value}\n")
-        return {
-            key: str(tmp_path / f"{owner}-{key}") if key.endswith("_file") else value
-            for key, value in section.items()
-        }
-
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"signing": SIGNING, "key": KEY, "headers": f"X-Key: {KEY}"}.items():
+        Path(name).write_text(f"{text}\n")
     base = {"kind": "rabbitmq", "name": "hook"} if "kind" in sink else WEBHOOK
-    if "secrets_file" in sink:
-        base = {key: value for key, value in base.items() if key != "secrets"}
-    document = {
-        "sinks": [{**base, **with_files(sink, "sink")}],
-        "api": {"clients": [{"name": "drain", **with_files(client, "client")}]},
-    }
+    usual = {key: value for key, value in base.items() if f"{key}_file" not in sink}
+    clients = [{"name": "drain", **client}]
     with pytest.raises(ValidationError, match="client drain and sink hook have the same") as error:
-        Config.model_validate(document)
+        Config.model_validate({"sinks": [{**usual, **sink}], "api": {"clients": clients}})
     assert KEY not in str(error.value)
     assert SIGNING not in str(error.value)
 

@@ -23,7 +23,6 @@ from tests.relay_in_process import RelayInProcess, document_of, relay_in_process
 LOCAL_PRINCIPAL = f"local:{pwd.getpwuid(os.geteuid()).pw_name}"
 """The principal of the user who runs the tests."""
 ALICE_KEY = "imdsr_bearer-test-key-of-alice"
-READER_KEY = "imdsr_bearer-test-key-of-the-reader"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,27 +71,17 @@ async def running_relay(
     """Run a relay with a rule of two votes; the mappings add to their sections."""
     async with simulated("db-0", "db-1") as azure, inbox() as receiver:
         file = folder / "relay.yaml"
-        document = document_of(folder, azure, relay="auto") | {
-            "sinks": [webhook(receiver.url)],
-            "approvals": {
-                "rules": [
-                    {
-                        "name": "two",
-                        "approve": {"votes": 2, "from": [LOCAL_PRINCIPAL, "client:alice"]},
-                    }
-                ],
-                **approvals,
-            },
-            "api": {
-                "listen": "127.0.0.1:0",
-                "socket": str(folder / "relay.sock"),
-                "clients": [
-                    {"name": "alice", "key": ALICE_KEY, "can": ["read", "approve"]},
-                    {"name": "reader", "key": READER_KEY, "can": ["read"]},
-                ],
-                **(api or {}),
-            },
-        }
+        quorum = {"votes": 2, "from": [LOCAL_PRINCIPAL, "client:alice"]}
+        alice = {"name": "alice", "key": ALICE_KEY, "can": ["read", "approve"]}
+        place = {"listen": "127.0.0.1:0", "socket": str(folder / "relay.sock")}
+        document = document_of(
+            folder,
+            azure,
+            relay="auto",
+            sinks=[webhook(receiver.url)],
+            approvals={"rules": [{"name": "two", "approve": quorum}], **approvals},
+            api={**place, "clients": [alice], **(api or {})},
+        )
         file.write_bytes(orjson.dumps(document))  # JSON is YAML
         async with relay_in_process(azure, load(file, {}).config) as relay:
             poller = relay.running.relay.source
