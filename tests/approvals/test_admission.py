@@ -66,6 +66,11 @@ OP, READER, VOTER = (
     build_caller("alice", "approve"),
 )
 SENT, ACCEPTED, REFUSED = (build_grant(state) for state in ("sent", "accepted", "refused"))
+IN_FLIGHT: dict[str, Any] = {"grants": [SENT], "in_flight": [SENT]}
+NO_RESOURCE = "you may not decide for an event that names no resource"
+OFF = "approvals are off; an operator can turn them on: imds-relay approvals on"
+NO_STATUS = build_event(event_status=None)
+ONLY_SCHEDULED = "only a Scheduled event can be approved, this one is"
 
 
 def _old(state: GrantState) -> dict[str, Any]:
@@ -186,6 +191,8 @@ def machine(decision: DecisionKind = "approve", name: str = "prod/db-1") -> Deci
 
 
 ALONE = "vm:prod/db-1 may decide for itself only, "
+OTHERS = f"{ALONE}not for web-1: with each_resource: true, a rule takes a vote of each machine"
+UNNAMED = "may decide for itself only, and the event does not name it"
 
 
 @pytest.mark.parametrize(
@@ -194,17 +201,9 @@ ALONE = "vm:prod/db-1 may decide for itself only, "
         (409, "the event has ended", ask(live=False)),
         (409, "the event has started already", ask(of=STARTED)),
         (409, f"no hold is on this event; {HOLD_NOTICE}", ask("release")),
-        (
-            409,
-            f"too late: the StartRequest is on its way; {HOLD_NOTICE}",
-            ask("hold", grants=[SENT], in_flight=[SENT]),
-        ),
-        (409, "only a Scheduled event can be approved, this one is Paused", ask(of=PAUSED)),
-        (
-            409,
-            "only a Scheduled event can be approved, this one is without a status",
-            ask(of=build_event(event_status=None)),
-        ),
+        (409, f"too late: the StartRequest is on its way; {HOLD_NOTICE}", ask("hold", **IN_FLIGHT)),
+        (409, f"{ONLY_SCHEDULED} Paused", ask(of=PAUSED)),
+        (409, f"{ONLY_SCHEDULED} without a status", ask(of=NO_STATUS)),
         (409, "IMDS refused the StartRequest for this event (400)", ask(grants=[REFUSED])),
         (403, "no rule of approvals.rules allows this event to be approved", ask(of=FREEZE)),
         (403, "rule databases takes votes from others only", ask(by="eve")),
@@ -219,27 +218,15 @@ ALONE = "vm:prod/db-1 may decide for itself only, "
             f"somebody else took the hold; {OTHERS_RELEASE}; {HOLD_NOTICE}",
             ask("release", "alice", None, build_decision("hold", "bob")),
         ),
-        (
-            503,
-            "approvals are off; an operator can turn them on: imds-relay approvals on",
-            ask(mode="off"),
-        ),
+        (503, OFF, ask(mode="off")),
         # Every resource must be covered by a hold, also where votes need not.
-        (
-            403,
-            "you may not decide for an event that names no resource",
-            ask("hold", LIMITED, NAMELESS, settings=EACH),
-        ),
+        (403, NO_RESOURCE, ask("hold", LIMITED, NAMELESS, settings=EACH)),
         (
             403,
             "you may not decide for web-1: your rights (resources) do not cover it",
             ask("hold", DATABASES, BOTH, settings=EACH),
         ),
-        (
-            403,
-            "you may not decide for an event that names no resource",
-            ask(of=NAMELESS, settings=EACH),
-        ),
+        (403, NO_RESOURCE, ask(of=NAMELESS, settings=EACH)),
         # A voter must cover at least one.
         (202, "", ask(by=DATABASES, of=BOTH, settings=EACH)),
         (
@@ -280,26 +267,10 @@ def test_an_unknown_event_is_404() -> None:
         (None, machine(), EACH),
         (None, machine("hold"), EACH),
         (None, machine("hold"), ONE),
-        (
-            f"{ALONE}not for web-1: with each_resource: true, a rule takes a vote of each machine",
-            machine(),
-            ONE,
-        ),
-        (
-            f"{ALONE}not for web-1: with each_resource: true, a rule takes a vote of each machine",
-            machine(),
-            one_rule("automatic"),
-        ),
-        (
-            "vm:prod/db-2 may decide for itself only, and the event does not name it",
-            machine(name="prod/db-2"),
-            EACH,
-        ),
-        (
-            "vm:test/db-1 may decide for itself only, and the event does not name it",
-            machine("hold", "test/db-1"),
-            EACH,
-        ),
+        (OTHERS, machine(), ONE),
+        (OTHERS, machine(), one_rule("automatic")),
+        (f"vm:prod/db-2 {UNNAMED}", machine(name="prod/db-2"), EACH),
+        (f"vm:test/db-1 {UNNAMED}", machine("hold", "test/db-1"), EACH),
     ],
 )
 def test_a_machine_decides_for_itself_alone(

@@ -69,8 +69,9 @@ def test_a_vote_counts_no_longer_than_the_current_rule_allows() -> None:
     assert not build_status(None, build_decision(expires=60), now=60).counted_votes
 
 
-_HOLD = build_decision("hold")
+_HOLD, _BRIEF = build_decision("hold"), build_decision("hold", expires=5)
 _REFUSED = build_grant("refused", status=400)
+_ACCEPTED, _OTHER = build_grant("accepted"), build_grant(revision="x")
 _DRY_VOTES = [replace(vote, dry_run=True) for vote in VOTES]
 _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
 
@@ -88,17 +89,9 @@ _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
         ("held", "held", build_status(None, _HOLD)),
         ("held after the grant", "held", build_status(None, _HOLD, grants=[build_grant()])),
         ("held without a rule", "held", build_status(FREEZE, _HOLD)),
-        (
-            "the hold expired",
-            "pending",
-            build_status(None, build_decision("hold", expires=5), now=5),
-        ),
+        ("the hold expired", "pending", build_status(None, _BRIEF, now=5)),
         ("granted", "granted", build_status(None, *VOTES, grants=[build_grant()])),
-        (
-            "granted for another revision",
-            "pending",
-            build_status(grants=[build_grant(revision="x")]),
-        ),
+        ("granted for another revision", "pending", build_status(grants=[_OTHER])),
         ("a dry run would grant it", "granted", build_status(None, *_DRY_VOTES, mode="dry-run")),
         ("votes of an earlier dry run", "pending", build_status(None, *_DRY_VOTES)),
         ("held in a dry run", "held", build_status(None, *_DRY_VOTES, _HOLD, mode="dry-run")),
@@ -106,16 +99,8 @@ _OTHER_REVISION_REFUSED = build_grant("refused", revision="x", status=400)
         ("held after a try", "held", build_status(None, _HOLD, grants=[build_grant("sent")])),
         ("sent before NotBefore", "sent", build_status(grants=[build_grant("sent")], now=901)),
         ("accepted", "accepted", build_status(grants=[build_grant("accepted")])),
-        (
-            "accepted and started",
-            "accepted",
-            build_status(STARTED, grants=[build_grant("accepted")]),
-        ),
-        (
-            "accepted and ended",
-            "accepted",
-            build_status(grants=[build_grant("accepted")], live=False),
-        ),
+        ("accepted and started", "accepted", build_status(STARTED, grants=[_ACCEPTED])),
+        ("accepted and ended", "accepted", build_status(grants=[_ACCEPTED], live=False)),
         (
             "accepted after a failure",
             "accepted",
@@ -205,11 +190,7 @@ def test_a_machine_votes_once_by_whatever_names_it_calls_itself(resource: str) -
         ("ended", build_status(live=False), False),
         ("started", build_status(STARTED), False),
         ("accepted", build_status(grants=[build_grant("accepted")]), False),
-        (
-            "accepted for another revision",
-            build_status(grants=[build_grant("accepted", revision="x")]),
-            True,
-        ),
+        ("another accepted", build_status(grants=[replace(_ACCEPTED, revision="x")]), True),
         ("sent", build_status(grants=[build_grant("sent")]), True),
     ],
 )

@@ -39,6 +39,9 @@ from tests.clocks import NOON
 UNKNOWN_STATUS = build_event(event_source="User", event_status="Paused")
 NO_STATUS = build_event(event_source="User", event_status=None)
 NO_NOT_BEFORE = build_event(due=None)
+ODDLY_STARTED = build_event(event_source="User", event_status="Started")
+LATE_VOTE = build_decision(by="eve", of=REDEPLOY)
+MOVED = build_event(resources=("db-2",))
 VOTES_WITHOUT_NOT_BEFORE = [replace(vote, revision=NO_NOT_BEFORE.revision) for vote in VOTES]
 HOLD = build_decision("hold", "eve")
 REFUSED = build_grant("refused", status=400)
@@ -87,11 +90,7 @@ OF_USER = granted(of=USER_REBOOT)
         ("a dry run, automatic", False, user(mode="dry-run")),
         ("a dry run, votes", False, voted(mode="dry-run")),
         ("the event ended", False, user(live=False)),
-        (
-            "the event started",
-            False,
-            build_status(build_event(event_source="User", event_status="Started")),
-        ),
+        ("the event started", False, build_status(ODDLY_STARTED)),
         ("the status is unknown", False, build_status(UNKNOWN_STATUS)),
         ("there is no status", False, build_status(NO_STATUS)),
         ("NotBefore, automatic", False, user(now=900)),
@@ -127,11 +126,7 @@ def test_a_grant_is_created_or_not(what: str, is_created: bool, status: Approval
         ("NotBefore before expiry", "expired", one(build_decision(expires=1000), now=900)),
         ("about to expire by the current rule", None, one(VOTE, now=299.9)),
         ("expired by the current rule", "expired", one(VOTE, now=300)),
-        (
-            "just before NotBefore",
-            None,
-            build_status(REDEPLOY, build_decision(by="eve", of=REDEPLOY), now=899.9),
-        ),
+        ("just before NotBefore", None, build_status(REDEPLOY, LATE_VOTE, now=899.9)),
         ("a vote of nobody asked", None, one(build_decision(by="eve"))),
         ("a hold of an event that may come back", None, one(BRIEF, now=5, live=False)),
     ],
@@ -177,11 +172,7 @@ def test_votes_stay_while_their_start_request_is_in_flight() -> None:
     [
         ("ended", "ended", voted(grants=granted(), live=False)),
         ("started", "started", build_status(STARTED, *VOTES, grants=granted())),
-        (
-            "changed",
-            "changed",
-            build_status(build_event(resources=("db-2",)), *VOTES, grants=granted()),
-        ),
+        ("changed", "changed", build_status(MOVED, *VOTES, grants=granted())),
         ("NotBefore", "NotBefore", voted(grants=granted(), now=900)),
         (
             "a vote expired",
@@ -232,6 +223,8 @@ def of(event: ScheduledEvent) -> ApprovalStatus:
 
 
 BOB_SHORT, BOB_DRY = (build_decision(by="bob", expires=1), build_decision(by="bob", dry_run=True))
+EXPIRED = build_status(None, VOTES[0], BOB_SHORT, now=1)
+ODD = build_grant(of=UNKNOWN_STATUS)
 PAUSED = build_event(event_status="Paused")
 
 
@@ -250,22 +243,10 @@ PAUSED = build_event(event_status="Paused")
         ("NotBefore", False, False, build_grant(), voted(now=900)),
         ("another revision", False, False, build_grant(revision="x"), voted()),
         ("a vote is missing", False, False, build_grant(), one(VOTES[0])),
-        (
-            "a vote expired",
-            False,
-            False,
-            build_grant(),
-            build_status(None, VOTES[0], BOB_SHORT, now=1),
-        ),
+        ("a vote expired", False, False, build_grant(), EXPIRED),
         ("a vote of a dry run", False, False, build_grant(), build_status(None, VOTES[0], BOB_DRY)),
         ("the event started", False, False, build_grant(of=STARTED), of(STARTED)),
-        (
-            "the status is unknown",
-            False,
-            False,
-            build_grant(of=UNKNOWN_STATUS),
-            build_status(UNKNOWN_STATUS),
-        ),
+        ("the status is unknown", False, False, ODD, build_status(UNKNOWN_STATUS)),
         ("not Scheduled", False, False, build_grant(of=PAUSED), of(PAUSED)),
     ],
 )
