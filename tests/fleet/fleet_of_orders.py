@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import orjson
 
@@ -22,6 +22,7 @@ from relay.errors import Deferred
 from relay.events.build import Origin, common_event_data
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
+from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Roster
 from relay.fleet.hub.start_orders import OrderPort
@@ -303,7 +304,8 @@ class Hub:
         self.merger = EventMerger(
             HUB, store, clock, Roster(), has_read_all=_nothing_waits, ask=_ask_nobody
         )
-        self.port = OrderPort(store, self.roster, fleet, HUB, clock, self.merger.agents_showing)
+        link, showing = cast("HubLink", fleet), self.merger.agents_showing
+        self.port = OrderPort(store, self.roster, link, HUB, clock, showing)
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub, fleet.connected_at = self, clock.monotonic()
 

@@ -90,7 +90,10 @@ class HubLink(Link):
         self.lost = False
         """Whether there has been no connection for `LOST_AFTER` seconds."""
         self.connected_since: float | None = None
-        """Since when this is the hub of its fleet, by the monotonic clock; None: it is not."""
+        """Since when this is the hub of its fleet, by the monotonic clock; None: it is not.
+
+        Without a connection no grant is claimed.
+        """
         self.polls = 0
         self.failures = 0
         """How often the connection was lost or could not be made since it was there last."""
@@ -131,7 +134,8 @@ class HubLink(Link):
     async def send(self, key: str, event: CloudEvent) -> bool:
         """Publish to agents; return whether any of them is bound to the key.
 
-        Raises Deferred if the broker does not say so: the message may be there.
+        Raises Deferred, after `CONFIRM_TIMEOUT` at most, if the broker does not say so: the message
+        may be there.
         """
         try:
             async with asyncio.timeout(CONFIRM_TIMEOUT):

@@ -197,7 +197,10 @@ class Roster:
         """Return whether it is silent; unknown: the hub has not listened for long enough."""
         if now - agent.last_heard <= FRESH_FOR:
             return "fresh"
-        return "silent" if self._silence_duration(agent, now) > FRESH_FOR else "unknown"
+        since = self._listening_since
+        if since is None or not self.has_listened(now):
+            return "unknown"
+        return "silent" if now - max(agent.last_heard, since) > FRESH_FOR else "unknown"
 
     def may_speak(self, scope: str, now: datetime, relay: str) -> bool:
         """Whether an agent is known and not silent: one not heard yet may show an event."""
@@ -288,8 +291,3 @@ class Roster:
             and agent.poll_age is not None
             and agent.poll_age <= MAX_POLL_AGE
         )
-
-    def _silence_duration(self, agent: Agent, now: datetime) -> timedelta:
-        if self._listening_since is None or not self.has_listened(now):
-            return timedelta(0)
-        return now - max(agent.last_heard, self._listening_since)

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from relay.approvals import ClaimedGrant
 from relay.clock import Clock
@@ -38,6 +38,7 @@ from relay.errors import (
 )
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
+from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.messages import (
     ANSWER_MARGIN,
@@ -67,20 +68,6 @@ OrderResult: TypeAlias = Literal[StartOutcome, "returned", "unanswered"]
 """
 
 
-class Publisher(Protocol):
-    """How an order gets to its agent: the hub's link."""
-
-    @property
-    def connected_since(self) -> float | None:
-        """By the monotonic clock; None: it is not connected, and no grant is claimed."""
-
-    async def send(self, key: str, event: CloudEvent) -> bool:
-        """Publish to a routing key; return False if nobody got the event.
-
-        Raises DeliveryError within `SETTLED_AFTER` if nobody says whether somebody got it.
-        """
-
-
 @dataclass(slots=True, eq=False)
 class _AwaitedOrder:
     """The order of a scope that was sent last, while the hub waits for its result."""
@@ -99,7 +86,7 @@ class OrderPort:
         self,
         store: Store,
         roster: Roster,
-        publisher: Publisher,
+        link: HubLink,
         origin: Origin,
         clock: Clock,
         agents_showing: Callable[[str, str], frozenset[str]],
@@ -107,7 +94,7 @@ class OrderPort:
         """``agents_showing`` is that of the merger."""
         self._store = store
         self._roster = roster
-        self._publisher = publisher
+        self._link = link
         self._origin = origin
         self._clock = clock
         self._agents_showing = agents_showing
@@ -154,7 +141,7 @@ class OrderPort:
     def choose_agent(self, scope: str, grant: Grant, /) -> str:
         """Return the relay word of the agent that gets the order. Raises SourceUnavailable."""
         event = self._events[scope]
-        if self._publisher.connected_since is None:
+        if self._link.connected_since is None:
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
         if self._seconds_until_free(scope) > 0:  # it has connected again
             raise SourceUnavailable("an earlier order can still be carried out")
@@ -224,13 +211,13 @@ class OrderPort:
 
     def _seconds_until_free(self, scope: str) -> float:
         """Return how long an order can still be carried out, of this hub or of one before it."""
-        connected_since = self._publisher.connected_since
+        connected_since = self._link.connected_since
         connected = -math.inf if connected_since is None else connected_since + SETTLED_AFTER
         return max(connected, self._free_at.get(scope, -math.inf)) - self._clock.monotonic()
 
     async def _publish(self, key: str, event: CloudEvent, name: str) -> bool:
         try:
-            return await self._publisher.send(key, event)
+            return await self._link.send(key, event)
         except DeliveryError as error:
             _log.warning(
                 "fleet: whether an order was delivered is not known: %s (%s)", error.reason, name
