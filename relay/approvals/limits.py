@@ -292,7 +292,7 @@ class LimitSlots:
 
     def line(self, tx: Transaction, now: datetime) -> Line:
         """Return who has slots and who waits now. It is made anew when any row has changed."""
-        key = (tx, tx.total_row_changes, now)
+        key = (tx, tx.connection.total_changes, now)
         if self._newest is None or self._newest[0] != key:
             self._newest = key, self._make_line(tx, now)
         return self._newest[1]

@@ -211,6 +211,7 @@ class Store:
         try:
             if self._uncommitted is not file:
                 self._begin_on_file()
+                self._roll_back_uncommitted()  # of a copy
                 self._repeat_uncommitted_work(file)
             file.execute("COMMIT")
         except sqlite3.Error as error:
@@ -232,16 +233,15 @@ class Store:
         self._uncommitted = None
 
     def _repeat_uncommitted_work(self, connection: sqlite3.Connection) -> None:
-        """Do in a new transaction what was done in one that was lost, or in a copy: all or nothing.
+        """Do in a new transaction what was done in one that was lost, or in a copy.
 
         Raises sqlite3.Error with nothing done.
         """
-        self._roll_back_uncommitted()
         self._uncommitted = connection
         try:
             for done in self._uncommitted_work.copy():
                 job = _Job(*done)
-                self._run_in_savepoint(job, connection)
+                self._run_in_savepoint(job, self._make_transaction(connection))
                 if job.error is not None:
                     self._uncommitted_work.remove(done)
                     text = "what was sent from memory could not be recorded afterwards"
@@ -267,7 +267,7 @@ class Store:
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
                     transaction = self._make_transaction(connection, memory, self.follow_up)
-                    if self._run_in_savepoint(job, connection, transaction):
+                    if self._run_in_savepoint(job, transaction):
                         memory = transaction.memory
             connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -287,14 +287,13 @@ class Store:
         keys, memory = self._state_file.keys, memory or self._memory
         return Transaction(connection, self.route, keys, memory=memory, follow_up=follow_up)
 
-    def _run_in_savepoint(
-        self, job: _Job, connection: sqlite3.Connection, transaction: Transaction | None = None
-    ) -> bool:
+    def _run_in_savepoint(self, job: _Job, transaction: Transaction) -> bool:
         """Do the work of a job, so that its own error undoes only this work; False: it did."""
+        connection = transaction.connection
         connection.execute("SAVEPOINT work")
         is_done = False
         try:
-            is_done = job.run(transaction or self._make_transaction(connection))
+            is_done = job.run(transaction)
         finally:
             if connection.in_transaction:  # SQLite rolls all back by itself after some errors
                 if not is_done:
@@ -312,7 +311,7 @@ class Store:
             try:
                 connection = self._begin_uncommitted()
                 before = connection.total_changes
-                self._run_in_savepoint(job, connection)
+                self._run_in_savepoint(job, self._make_transaction(connection))
             except sqlite3.Error as error:
                 if self._uncommitted is not None and not self._uncommitted.in_transaction:
                     self._roll_back_uncommitted()  # the next job repeats what was done before
@@ -336,13 +335,10 @@ class Store:
             self._begin_on_file()
         except sqlite3.Error:
             connection = sqlite3.connect("", isolation_level=None)  # a temporary file
-            try:
-                self._state_file.connection.backup(connection)
-                connection.execute("PRAGMA foreign_keys = ON")
-                connection.execute("BEGIN")
-            except sqlite3.Error:
-                connection.close()
-                raise
+            self._uncommitted = connection  # closed if what follows fails
+            self._state_file.connection.backup(connection)
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("BEGIN")
         self._repeat_uncommitted_work(connection)
         return connection
 

@@ -85,7 +85,7 @@ class Transaction:
         memory: Memory | None = None,
         follow_up: FollowUp | None = None,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._follow_up = follow_up
         self.route = route
         self.keys = keys
@@ -103,14 +103,9 @@ class Transaction:
     def _go_on_from(self, memory: Memory) -> None:
         """Begin with what was known; forget what was read since."""
         self.memory = memory.copy()
-        self.journal = Journal(self._connection)
-        self.approvals = Approvals(self._connection, self.journal, self.occurrences, self.memory)
+        self.journal = Journal(self.connection)
+        self.approvals = Approvals(self.connection, self.journal, self.occurrences, self.memory)
         self.standing_holds = StandingHolds(self.journal, self.memory)
-
-    @property
-    def total_row_changes(self) -> int:
-        """How many rows have changed so far. While it stays, a read returns the same."""
-        return self._connection.total_changes
 
     def finish(self) -> tuple[list[RecordedEvent], list[Entry]]:
         """Record what follows from the piece of work that has ended; return its results.
@@ -119,18 +114,18 @@ class Transaction:
         """
         if self.changed != set() and self._follow_up is not None:
             recorded, memory = len(self.recorded), self.memory.copy()
-            self._connection.execute("SAVEPOINT follow_up")
+            self.connection.execute("SAVEPOINT follow_up")
             try:
                 self._follow_up(self)
             except Exception as error:  # a fault in approvals must not cost a notice
                 if is_file_error(error):
                     raise
                 _log.exception("cannot record what follows from a change")
-                self._connection.execute("ROLLBACK TO follow_up")
+                self.connection.execute("ROLLBACK TO follow_up")
                 del self.recorded[recorded:]
                 self.deliveries.look_again()
                 self._go_on_from(memory)
-            self._connection.execute("RELEASE follow_up")
+            self.connection.execute("RELEASE follow_up")
         results = self.recorded, self.deliveries.redelivered
         self.recorded, self.deliveries.redelivered, self.changed = [], [], set()
         return results
@@ -228,7 +223,7 @@ class Transaction:
         return self.keys.make_key(event.scope, event.subject or "")
 
     def stored_approval_mode(self) -> Mode:
-        return get_meta(self._connection, "mode") or "off"  # type: ignore[return-value]  # `store_approval_mode` and `file` write it
+        return get_meta(self.connection, "mode") or "off"  # type: ignore[return-value]  # `store_approval_mode` and `file` write it
 
     def store_approval_mode(self, mode: Mode, principal: str, at: datetime) -> None:
         self._set_meta("mode", mode)
@@ -242,9 +237,9 @@ class Transaction:
 
     def pop_last_read_at_of_previous_run(self) -> datetime | None:
         """Return what `set_last_read_at` stored, and delete it; None after a crash."""
-        moment = parse_timestamp(get_meta(self._connection, "last_read"))
-        self._connection.execute("DELETE FROM meta WHERE key = 'last_read'")
+        moment = parse_timestamp(get_meta(self.connection, "last_read"))
+        self.connection.execute("DELETE FROM meta WHERE key = 'last_read'")
         return moment
 
     def _set_meta(self, key: str, value: str) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))

@@ -227,8 +227,8 @@ async def test_a_limit_of_a_hub_counts_all_scopes_and_its_slots_move_on(tmp_path
 
 def spoil(tx: Transaction, rows: str) -> None:
     """Change rows of the journal as another program does, and read everything again."""
-    tx._connection.execute("DROP TRIGGER journal_is_append_only")  # noqa: SLF001
-    tx._connection.execute(f"UPDATE journal SET body = CAST('x' AS BLOB) WHERE {rows}")  # noqa: S608, SLF001
+    tx.connection.execute("DROP TRIGGER journal_is_append_only")
+    tx.connection.execute(f"UPDATE journal SET body = CAST('x' AS BLOB) WHERE {rows}")  # noqa: S608
     tx.standing_holds.verify()
     tx.memory.folded.clear()
 

@@ -335,7 +335,7 @@ async def posts_anew_what_another_kind_had_posted(trial: Trial) -> None:
         reboot = relay.reboot()
         await relay.deliver_document(reboot)
         await relay.store.transact(
-            lambda tx: tx._connection.execute(  # noqa: SLF001
+            lambda tx: tx.connection.execute(
                 "UPDATE message SET ref = 'another/kind''s:name', content_hash = 'other'"
             )
         )

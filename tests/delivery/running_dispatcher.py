@@ -157,7 +157,7 @@ class RunningDispatcher:
             "FROM attempt JOIN entry ON entry.id = attempt.entry "
             "WHERE sink = ? ORDER BY entry, number"
         )
-        return await self.store.read(lambda tx: tx._connection.execute(query, (sink,)).fetchall())  # noqa: SLF001  # only people read the log
+        return await self.store.read(lambda tx: tx.connection.execute(query, (sink,)).fetchall())
 
     async def settle(self) -> None:
         """Wait until everything that happens by itself has happened."""

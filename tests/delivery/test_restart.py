@@ -21,7 +21,7 @@ from tests.delivery.running_dispatcher import (
     running_dispatcher,
 )
 from tests.eventually import eventually
-from tests.store.open_store import NOW, add_occurrence, connection_of, end_occurrence, open_store_in
+from tests.store.open_store import NOW, add_occurrence, end_occurrence, open_store_in
 
 
 async def test_what_was_not_settled_goes_out_again_with_its_ids_in_order(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_a_dead_letter_goes_out_again_with_its_id_and_a_new_life(tmp_path:
         told = await relay.record_event("E-1")
         await eventually(lambda: relay.dispatcher.workers[0].waiting == 0)
         long_ago = "UPDATE entry SET recorded = '2020-01-01T00:00:00.000000Z'"
-        await relay.store.transact(lambda tx: connection_of(tx).execute(long_ago))
+        await relay.store.transact(lambda tx: tx.connection.execute(long_ago))
         assert await relay.redeliver(1, relay.clock.now())
         await eventually(lambda: len(far.attempts) == 2)
         assert not await relay.redeliver(1, relay.clock.now()), "it waits already"
@@ -168,12 +168,10 @@ async def test_an_event_that_cannot_be_read_is_parked_and_the_others_go(tmp_path
     async with running_dispatcher(tmp_path, {"bus": far}, run=False) as relay:
         await relay.record_events(3)
         await relay.store.transact(
-            lambda tx: connection_of(tx).execute("DROP TRIGGER journal_is_append_only")
+            lambda tx: tx.connection.execute("DROP TRIGGER journal_is_append_only")
         )
         await relay.store.transact(
-            lambda tx: connection_of(tx).execute(
-                "UPDATE journal SET body = x'7b' WHERE position = 2"
-            )
+            lambda tx: tx.connection.execute("UPDATE journal SET body = x'7b' WHERE position = 2")
         )
     async with running_dispatcher(tmp_path, {"bus": far}) as relay:
         await eventually(lambda: len(far.delivered) == 2)

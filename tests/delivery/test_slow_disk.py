@@ -19,7 +19,7 @@ from relay.store.transaction import Transaction
 from tests.clocks import ManualClock
 from tests.delivery.running_dispatcher import ScriptedSink, hangs, running_dispatcher
 from tests.eventually import eventually
-from tests.store.open_store import NOW, connection_of, numbered_event, open_store_in, read_column
+from tests.store.open_store import NOW, numbered_event, open_store_in, read_column
 
 EVENTS = 4 * MAX_OPEN_DELIVERIES
 CONCURRENCY = 3
@@ -115,7 +115,7 @@ async def store_with_entries(folder: Path) -> AsyncIterator[tuple[Store, list[st
             if statement == "COMMIT":
                 commits.append(statement)
 
-        await store.read(lambda tx: connection_of(tx).set_trace_callback(note))
+        await store.read(lambda tx: tx.connection.set_trace_callback(note))
         commits.clear()  # that of the line before
         yield store, commits
 

@@ -117,10 +117,6 @@ def end_occurrence(tx: Transaction, key: str, at: datetime = NOW) -> None:
     tx.occurrences.save([ended])
 
 
-def connection_of(tx: Transaction) -> sqlite3.Connection:
-    return tx._connection  # noqa: SLF001  # for queries that the transaction does not offer
-
-
 def file_names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 

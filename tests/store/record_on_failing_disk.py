@@ -16,13 +16,7 @@ from pathlib import Path
 
 from tests.eventually import eventually
 from tests.store.conftest import LimitedDisk
-from tests.store.open_store import (
-    connection_of,
-    numbered_event,
-    open_file_in,
-    open_store_in,
-    record_event,
-)
+from tests.store.open_store import numbered_event, open_file_in, open_store_in, record_event
 
 ROOM = 32 * 2**20
 """Bytes that the program may take from when the file cannot be written."""
@@ -67,7 +61,7 @@ async def main(folder: Path, failure: str, rows: int) -> None:
     failing = {"full disk": full_disk, "lock": lock_of_another_program}[failure]
     async with open_store_in(folder) as store:
         # Five seconds are long for a test.
-        await store.read(lambda tx: connection_of(tx).execute("PRAGMA busy_timeout = 50"))
+        await store.read(lambda tx: tx.connection.execute("PRAGMA busy_timeout = 50"))
         size, before = memory_now()
         resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, resource.RLIM_INFINITY))
         with failing(folder):

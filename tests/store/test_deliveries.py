@@ -16,7 +16,7 @@ from relay.store.audit import verify_journal
 from relay.store.deliveries import DeliverySummary
 from relay.store.retention import prune_all_tables
 from relay.store.transaction import Transaction
-from tests.store.open_store import NOW, connection_of, numbered_event, open_file_in
+from tests.store.open_store import NOW, numbered_event, open_file_in
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -104,7 +104,7 @@ def test_attempts_are_logged_and_counted_and_what_was_delivered_is_settled(tx: T
     )
     page = tx.deliveries.page(states=["delivered"])
     assert page == [settled, {**settled, "id": second.id, "eventId": "E-2", "attempts": 2}]
-    logged = connection_of(tx).execute(
+    logged = tx.connection.execute(
         "SELECT entry, number, at, elapsed, outcome, status, reason, response FROM attempt "
         "ORDER BY entry, number"
     )
@@ -192,7 +192,7 @@ def test_what_waits_for_a_sink_that_is_gone_is_parked_and_its_news_dropped(tx: T
     waiting = [entry.id for entry in tx.deliveries.waiting_entries()]
     assert waiting == [chat.id, chat.id + 2, other_news.id]
     assert tx.deliveries.sink_states() == {"chat": ("on", None)}
-    assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
+    assert tx.connection.execute("SELECT count(*) FROM attempt").fetchone() == (0,)
     assert not tx.deliveries.redeliver(LATER, entry_id=bus.id), (
         "no sink would send it, and it would wait for ever"
     )
@@ -219,14 +219,14 @@ def test_retention_forgets_what_was_settled_long_ago_and_nothing_else(tx: Transa
     assert prune_all_tables(tx, settings, NOW + timedelta(days=2)) == (0, {})
     assert [delivery["id"] for delivery in tx.deliveries.page()] == [waits[0].id]
     assert tx.answers.find("client:a", "1") is None
-    assert connection_of(tx).execute("SELECT count(*) FROM attempt").fetchone() == (0,)
+    assert tx.connection.execute("SELECT count(*) FROM attempt").fetchone() == (0,)
 
     eleven_days = NOW + timedelta(days=11)
     assert prune_all_tables(tx, settings, eleven_days) == (0, {}), "the oldest is yet to be sent"
     assert tx.journal.require_event_at_position(1).id == numbered_event(1).id
     tx.deliveries.store_final_state(waits[0].id, "delivered", None, NOW)
     assert prune_all_tables(tx, settings, eleven_days) == (2, {})
-    assert verify_journal(connection_of(tx)) == (tx.head(), 0)
+    assert verify_journal(tx.connection) == (tx.head(), 0)
     assert tx.head().position == 2
     assert record(tx, 3)[0].position == 3
 
@@ -243,11 +243,11 @@ def test_dead_letters_wait_again_by_id_by_sink_or_all_the_oldest_first(tx: Trans
         (4, None, [4]),
     ]
     for entry_id, sink, ids in cases:
-        connection_of(tx).execute("SAVEPOINT before")
+        tx.connection.execute("SAVEPOINT before")
         assert tx.deliveries.redeliver(LATER, entry_id=entry_id, sink=sink) == len(ids)
         assert [entry.id for entry in tx.deliveries.redelivered] == ids
         assert [entry.id for entry in tx.deliveries.waiting_entries()] == ids
-        connection_of(tx).execute("ROLLBACK TO before")
+        tx.connection.execute("ROLLBACK TO before")
         tx.deliveries.redelivered.clear()
     tx.deliveries.remove_sink("chat", "gone", LATER)
     assert tx.deliveries.redeliver(LATER) == 2, "nobody would send those of a sink that is gone"

@@ -14,14 +14,7 @@ from relay.store import FirstAnswer
 from relay.store.audit import verify_journal
 from relay.store.rows import MAX_ROWS_PER_STATEMENT, PageLimit
 from relay.store.transaction import MAX_EVENTS_IN_RESULTS, Transaction
-from tests.store.open_store import (
-    NOW,
-    add_occurrence,
-    connection_of,
-    end_occurrence,
-    numbered_event,
-    open_file_in,
-)
+from tests.store.open_store import NOW, add_occurrence, end_occurrence, numbered_event, open_file_in
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -69,7 +62,7 @@ def test_ended_events_are_forgotten_with_all_that_hangs_on_them(tx: Transaction)
     tx.occurrences.prune_ended_occurrences(LATER)
     occurrences, _ = tx.occurrences.occurrence_page(None, PageLimit(10))
     assert [occurrence.key for occurrence in occurrences] == ["late", "live"]
-    assert connection_of(tx).execute("PRAGMA foreign_key_check").fetchall() == []
+    assert tx.connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
 def test_an_occurrence_is_followed_by_the_next_that_is_left(tx: Transaction) -> None:
@@ -112,7 +105,7 @@ def test_the_events_of_one_document_were_seen_together(tx: Transaction) -> None:
     for at, keys in documents.items():
         for key in keys:
             add_occurrence(tx, key, at)
-    connection_of(tx).execute("DELETE FROM occurrence WHERE key = 'd'")
+    tx.connection.execute("DELETE FROM occurrence WHERE key = 'd'")
     for occurrence in tx.occurrences.live_occurrences():
         together = next(each for each in ("ab", "ce", "f") if occurrence.key in each)
         found = [other.key for other in tx.occurrences.first_seen_with(occurrence)]

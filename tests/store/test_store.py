@@ -19,7 +19,6 @@ from relay.store.transaction import Transaction
 from tests.store.open_store import (
     NOW,
     blocked,
-    connection_of,
     file_names,
     numbered_event,
     open_store_in,
@@ -65,7 +64,7 @@ async def test_many_submissions_share_few_commits_and_are_answered_in_order(tmp_
     async with open_store_in(tmp_path) as store:
         commits: list[str] = []
         answered: list[int] = []
-        await store.read(lambda tx: connection_of(tx).set_trace_callback(commits.append))
+        await store.read(lambda tx: tx.connection.set_trace_callback(commits.append))
         with blocked(store):
             futures = [store.submit(record_event(number)) for number in range(1000)]
             for future in futures:
@@ -104,15 +103,11 @@ async def test_one_works_own_error_undoes_it_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        pytest.param(lambda tx: connection_of(tx).execute("SELECT nothing FROM nowhere"), id="SQL"),
-        pytest.param(
-            lambda tx: connection_of(tx).execute("SELECT json_extract('{', '$')"), id="JSON"
-        ),
-        pytest.param(
-            lambda tx: connection_of(tx).execute("SELECT zeroblob(2000000000)"), id="too big"
-        ),
-        pytest.param(lambda tx: connection_of(tx).execute("SELECT ?", (2**70,)), id="number"),
-        pytest.param(lambda tx: connection_of(tx).execute("SELECT 1", (1, 2)), id="binding"),
+        pytest.param(lambda tx: tx.connection.execute("SELECT nothing FROM nowhere"), id="SQL"),
+        pytest.param(lambda tx: tx.connection.execute("SELECT json_extract('{', '$')"), id="JSON"),
+        pytest.param(lambda tx: tx.connection.execute("SELECT zeroblob(2000000000)"), id="too big"),
+        pytest.param(lambda tx: tx.connection.execute("SELECT ?", (2**70,)), id="number"),
+        pytest.param(lambda tx: tx.connection.execute("SELECT 1", (1, 2)), id="binding"),
         pytest.param(lambda tx: tx.journal.require_event_at_position(99), id="missing"),
     ],
 )

@@ -34,7 +34,6 @@ from tests.store.open_store import (
     IDENTITY,
     NOW,
     blocked,
-    connection_of,
     file_names,
     numbered_event,
     open_store_in,
@@ -121,7 +120,7 @@ async def test_notices_go_out_promptly_however_much_waits_to_be_written(disk: Di
     """The store retries the file from time to time, not with every piece of work."""
     async with open_listened_store(disk.folder) as (store, notified):
         statements: list[str] = []
-        await store.read(lambda tx: connection_of(tx).set_trace_callback(statements.append))
+        await store.read(lambda tx: tx.connection.set_trace_callback(statements.append))
         disk.fill()
         began = time.monotonic()
         for number in range(500):
@@ -307,7 +306,7 @@ async def test_another_ones_lock_is_waited_for_and_then_gone_around(tmp_path: Pa
     """A shell has the file open in the middle of a transaction."""
     async with open_listened_store(tmp_path) as (store, notified):
         await store.read(
-            lambda tx: connection_of(tx).execute("PRAGMA busy_timeout = 50")
+            lambda tx: tx.connection.execute("PRAGMA busy_timeout = 50")
         )  # five seconds are long for a test
         with contextlib.closing(
             sqlite3.connect(tmp_path / "relay.db", isolation_level=None)
