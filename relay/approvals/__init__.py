@@ -149,16 +149,12 @@ class StartRequestPort(Protocol):
     """
 
     async def refresh_event(self, scope: str, grant: Grant, /) -> None:
-        """Learn what the event of a grant is now; return once the changes are recorded.
-
-        The read begins now. Raises SourceError, and logs it.
-        """
+        """Read the event now, and return once it is recorded. Raises SourceError, and logs it."""
 
     def choose_agent(self, scope: str, grant: Grant, /) -> str | None:
-        """Return who will execute the StartRequest; None if there is no choice.
+        """Return who will execute the StartRequest, the ``agent`` of its claim; None: no choice.
 
-        The name becomes ``agent`` of the claim. Raises SourceUnavailable if there is nobody: then
-        nothing is claimed, and the grant waits.
+        Raises SourceUnavailable if there is nobody: nothing is claimed, and the grant waits.
         """
 
     async def send_start_request(self, scope: str, claim: ClaimedGrant, /) -> None:

@@ -198,8 +198,7 @@ def _uncovered_resources_reason(request: DecisionRequest, status: ApprovalStatus
     resources = status.occurrence.event.resources
     quorum = status.quorum if request.decision == "approve" else None
     must_cover_each = quorum is not None and quorum.each_resource
-    has_limit = rights.resources is not None or bool(rights.limits)
-    if not resources and (must_cover_each or has_limit):
+    if not resources and (must_cover_each or rights.are_limited):
         return "you may not decide for an event that names no resource"
     foreign = [name for name in resources if not covers_all_resources(rights.resources, (name,))]
     if must_cover_each and len(foreign) < len(resources):

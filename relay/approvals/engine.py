@@ -145,10 +145,7 @@ class ApprovalEngine:
     def _standing_holds_about(
         self, tx: Transaction, occurrence: TrackedEvent
     ) -> tuple[StandingHold, ...]:
-        """Return those about an event, compared once for each state.
-
-        Otherwise a pass over 200 events and 100 standing holds takes five times as long.
-        """
+        # Compared once for each state: a pass over many events takes a fifth of the time.
         open_holds = tx.standing_holds.list_open()
         if not open_holds:
             return ()
@@ -315,8 +312,7 @@ class ApprovalEngine:
     def _grant_what_has_slots(self, tx: Transaction, now: datetime) -> list[datetime]:
         """Grant all events that a limit counts and that have slots now, first in line first.
 
-        In a dry run they only keep their places. Return when something follows by time alone. Who
-        takes the slots may have changed, which messages about events that wait show.
+        In a dry run they only keep their places. Return when something follows by time alone.
         """
         line = self._limits.line(tx, now)
         moments = [line.next_rest_end]
@@ -325,7 +321,7 @@ class ApprovalEngine:
             moments.append(status.not_before)
             if status.mode == "on":
                 Recording(tx, self.origin, occurrence, now).transition(CreateGrant(), status)
-        if line.waiting:
+        if line.waiting:  # their messages show who takes the slots
             tx.messages.refresh_about(line.waiting, now)
         return [moment for moment in moments if moment is not None]
 
@@ -364,8 +360,7 @@ class ApprovalEngine:
     ) -> ClaimedGrant | None:
         """Check everything again, and claim the grant; None if no StartRequest may be sent now.
 
-        ``agent`` is who will execute it; None if there is no choice. The caller sends it only after
-        this transaction is on disk
+        The caller sends it to ``agent`` only after this transaction is on disk
         (docs/guarantees.md#every-startrequest-follows-from-the-journal).
         """
         occurrence = tx.occurrences.require_occurrence(known.occurrence)
@@ -382,8 +377,7 @@ class ApprovalEngine:
     ) -> None:
         """Record the answer of IMDS to a StartRequest; None means 200.
 
-        A 400 is final: IMDS would refuse the next StartRequest too. After any other error the claim
-        remains, and the gate sends it again after another fresh read.
+        A 400 is final. After any other error it is sent again, after another fresh read.
         """
         state: GrantState = "accepted"
         if error is not None:

@@ -54,10 +54,7 @@ class DecisionHandler(Protocol):
     engine: ApprovalEngine
 
     async def submit(self, request: Request, /) -> DecisionAnswer:
-        """Return the answer to a request; 503 if it cannot be decided now.
-
-        Raises NotDecidedHere for one about standing holds, if another relay has these.
-        """
+        """Return the answer; 503 if it cannot be decided now. Raises NotDecidedHere."""
 
     async def read_standing_holds(self, read: Callable[[StandingHolds], T], /) -> T:
         """Return what ``read`` finds. Raises StoreUnavailable, NotDecidedHere."""
@@ -66,10 +63,7 @@ class DecisionHandler(Protocol):
         """Return the mode in force."""
 
     async def set_approval_mode(self, mode: Mode, principal: str, /) -> Mode:
-        """Set and remember the switch; return the mode then in force.
-
-        Raises StoreUnavailable, and NotDecidedHere if another relay has the switch.
-        """
+        """Return the mode in force with the switch. Raises StoreUnavailable, NotDecidedHere."""
 
 
 @dataclass(eq=False)

@@ -89,11 +89,7 @@ def is_chat_principal(text: str) -> bool:
 
 
 def expected_form(text: str, references: Iterable[str] = ()) -> str:
-    """Return what an error says about a text that is no principal, and no reference to others.
-
-    It is the form that belongs to the prefix. Without a known prefix it is every form:
-    ``group:<name>, client:<name>, …``.
-    """
+    """Return what to write in place of a text: the form that its prefix has, else every form."""
     form = _forms.get(text.partition(":")[0])
     if form is not None:
         return f"{form}, where {form.placeholder} matches {form.pattern}"
@@ -122,8 +118,7 @@ def is_pattern(entry: str) -> bool:
 def matches_principal(entry: str, principal: str) -> bool:
     """Whether an entry of a rule, group or person means this principal.
 
-    Both parts of a pattern must match: a wildcard stands for no slash. Any other entry means the
-    principal that is the same text.
+    Both parts of a pattern must match: a wildcard stands for no slash.
     """
     if entry == principal:
         return True

@@ -109,11 +109,7 @@ class Recording:
     def start_answer(
         self, grant: Grant, state: GrantState, *, http_status: int | None, reason: str | None
     ) -> None:
-        """Record what became of a grant, as ``startrequest.accepted`` or ``.failed``.
-
-        ``sent`` is not final: the StartRequest will be sent again. That is an ``answer`` in the
-        journal.
-        """
+        """Record what became of a grant. ``sent`` is not final: it is sent again."""
         tx, occurrence = self.tx, self.occurrence
         if state == "sent":
             note = {"granted": grant.id, "state": state, "status": http_status}

@@ -38,6 +38,10 @@ class Rights:
     limits: tuple[tuple[str, ...], ...] = ()
     """Lists of patterns, each of which must cover every resource, whatever the rule says."""
 
+    @property
+    def are_limited(self) -> bool:
+        return self.resources is not None or bool(self.limits)
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:

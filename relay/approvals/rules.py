@@ -203,10 +203,7 @@ class Rule(Section):
 def eligible_voters(
     quorum: Quorum, groups: Mapping[str, Sequence[str]], people: Mapping[str, Sequence[str]]
 ) -> frozenset[str]:
-    """Return the principals who may vote, and patterns over machines: groups and people expanded.
-
-    Raises KeyError for an unknown one.
-    """
+    """Return the principals and patterns that may vote. Raises KeyError for an unknown group."""
     members: list[str] = []
     for voter in quorum.from_:
         kind, _, name = voter.partition(":")
@@ -219,10 +216,7 @@ def eligible_voters(
 
 
 def person_of(principal: str, people: Mapping[str, Sequence[str]]) -> str:
-    """Return ``person:<name>`` for a principal of a person, else the principal itself.
-
-    A pattern over machines belongs to a person who has the same pattern.
-    """
+    """Return ``person:<name>`` for a principal, or a pattern, of a person; else the same text."""
     for name, entries in people.items():
         if is_any_of(entries, principal):
             return f"person:{name}"

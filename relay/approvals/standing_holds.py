@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, Rights, refuse
+from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, refuse
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match, matches
 from relay.events.timestamps import format_rfc3339, parse_timestamp
 from relay.settings import RequestBody, closest
@@ -98,7 +98,7 @@ class EndRequest(Request):
 def refuse_creation(
     request: CreateRequest, hold: StandingHold, open_holds: Sequence[StandingHold]
 ) -> DecisionAnswer | None:
-    if _is_limited(request.caller.rights):
+    if request.caller.rights.are_limited:
         return refuse(
             403,
             "you may not hold events by conditions, because your rights (resources) are for some "
@@ -135,17 +135,13 @@ def refuse_end(request: EndRequest, hold: StandingHold | None) -> DecisionAnswer
         return refuse(404, "no such standing hold; see GET /v1/standing-holds")
     if hold.ended is not None or hold.ends <= request.at:
         return refuse(409, "the standing hold is over")
-    if _is_limited(request.caller.rights):
+    if request.caller.rights.are_limited:
         return refuse(
             403,
             "you may not end a standing hold, because your rights (resources) are for some "
             "machines only: ask somebody whose rights are not limited",
         )
     return None
-
-
-def _is_limited(rights: Rights) -> bool:
-    return rights.resources is not None or bool(rights.limits)
 
 
 # --- which events, and when
@@ -158,10 +154,7 @@ def is_about(hold: StandingHold, occurrence: TrackedEvent) -> bool:
 
 
 def has_begun(hold: StandingHold, now: datetime) -> bool:
-    """Whether the start of a standing hold has come.
-
-    If it held from the moment when it was made, a clock that is set back does not change that.
-    """
+    """Whether its start has come. If that was when it was made, no clock set back changes that."""
     return hold.starts <= max(now, hold.created)
 
 

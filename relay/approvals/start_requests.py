@@ -191,11 +191,7 @@ class StartRequestSender:
         return found
 
     def _has_undelivered_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
-        """Whether an event of this VM has notices that are not delivered yet.
-
-        Events of other machines wait for none
-        (docs/guarantees.md#notices-come-before-the-startrequest).
-        """
+        # Others wait for none (docs/guarantees.md#notices-come-before-the-startrequest).
         is_ours = self.names_this_vm(occurrence.event.resources)
         return is_ours and tx.deliveries.is_event_waiting(occurrence.key)
 

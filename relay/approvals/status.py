@@ -158,11 +158,7 @@ class ApprovalStatus:
 
     @property
     def voters_without_vote(self) -> tuple[str, ...]:
-        """The eligible principals of the people who have not voted yet and whose vote would count.
-
-        Sorted. A pattern over machines of the event's scope stays: it does not say how many there
-        are.
-        """
+        """Whose vote would count and has not come, sorted; patterns over machines of the scope."""
         people_who_voted = {self.person_of_voter(vote.principal) for vote in self.counted_votes}
         return tuple(
             voter
