@@ -20,6 +20,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from relay.api.responses import Problem, internal_error
+from relay.logs import ThrottledLog
 
 _MAX_HEADERS = 64
 _MAX_LINE_BYTES = 8190
@@ -89,22 +90,16 @@ class Peer:
 class ConnectionGroup:
     maximum: int
     open: dict[Connection, None] = field(default_factory=dict)
-    _has_warned: bool = False
+    warnings: ThrottledLog = field(default_factory=lambda: ThrottledLog(_log))
 
     def add(self, connection: Connection) -> None:
         """Add a connection. If the maximum is open, one of the others gives way."""
         if len(self.open) >= self.maximum:
-            if not self._has_warned:
-                _log.warning(
-                    "the maximum of %d connections is open: each new one replaces the oldest "
-                    "that has no good call in progress",
-                    self.maximum,
-                )
-            self._has_warned = True
+            text = f"the maximum of {self.maximum} connections is open: each new one replaces the "
+            text += "oldest that has no good call in progress"
+            self.warnings.warning("crowd", text, asyncio.get_running_loop().time())
             oldest = next(iter(self.open))
             next((other for other in self.open if not other.in_good_call), oldest).abort()
-        elif len(self.open) <= self.maximum // 2:
-            self._has_warned = False
         self.open[connection] = None
 
 
