@@ -20,7 +20,7 @@ import secrets
 import string
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,9 @@ from typing import Any
 import aiohttp
 import orjson
 from aiohttp import web
+from yarl import URL
+
+from tests.cli.command import serve_handler
 
 TOKEN = "bot-token-8h3kd9s2m4q7"
 PUBLIC_URL = "https://relay.example.com"
@@ -79,23 +82,21 @@ def buttons_of(post: Mapping[str, Any]) -> list[Json]:
     ]
 
 
-def post_text(post: Mapping[str, Any]) -> str:
-    texts = [post["message"]]
+def _texts(post: Mapping[str, Any]) -> Iterator[str]:
+    yield post["message"]
     for attachment in post["props"].get("attachments", []):
-        texts += [attachment.get(name, "") for name in ("title", "text", "footer")]
-        texts += [f"{item['title']}: {item['value']}" for item in attachment.get("fields", [])]
-    return displayed_text("\n".join(texts))
+        yield from (attachment.get(name, "") for name in ("title", "text", "footer"))
+        yield from (f"{item['title']}: {item['value']}" for item in attachment.get("fields", []))
+
+
+def post_text(post: Mapping[str, Any]) -> str:
+    return displayed_text("\n".join(_texts(post)))
 
 
 def active_markup(post: Mapping[str, Any]) -> list[str]:
     """Return what mentions somebody or links somewhere in a post, except the relay's links."""
-    texts = [post["message"]]
-    for attachment in post["props"].get("attachments", []):
-        texts += [attachment.get(name, "") for name in ("title", "text", "footer")]
-        texts += [item["value"] for item in attachment.get("fields", [])]
-    return [
-        markup for text in texts for markup in _ACTIVE_MARKUP.findall(_RELAY_MARKUP.sub("", text))
-    ]
+    texts = [_RELAY_MARKUP.sub("", text) for text in _texts(post)]
+    return [markup for text in texts for markup in _ACTIVE_MARKUP.findall(text)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,8 @@ class MattermostServer:
     """Methods and paths of all calls of the API."""
     scripted_responses: deque[tuple[str, web.Response]] = field(default_factory=deque)
     """Prefixes of paths, and the response to the next call of such a path."""
+    is_down: bool = False
+    """Whether every call ends without an answer."""
     hanging_prefix: str | None = None
     """Calls of paths with this prefix get no answer."""
     rejects_tokens: bool = False
@@ -140,7 +143,6 @@ class MattermostServer:
     """How many posts are created without an answer."""
     _trigger_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _pending_posts: dict[str, str] = field(default_factory=dict)
-    _runner: web.AppRunner | None = None
 
     # --- the server
 
@@ -148,35 +150,6 @@ class MattermostServer:
     def url(self) -> str:
         """The value for ``api_url``."""
         return f"http://127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        """Work normally, at the same address as before."""
-        self.hanging_prefix, self.rejects_tokens = None, False
-        if self._runner is not None:
-            return
-        app = web.Application(middlewares=[self._check_call], client_max_size=1 << 22)
-        app.add_routes(
-            [
-                web.post("/api/v4/posts", self._create_post),
-                web.put("/api/v4/posts/{post}/patch", self._patch_post),
-                web.get("/api/v4/posts/{post}", self._get_post),
-                web.post("/api/v4/users/ids", self._get_users),
-                web.get("/api/v4/users/{user}", self._get_user),
-                web.get("/api/v4/channels/{channel}", self._get_channel),
-                web.get("/api/v4/channels/{channel}/members/{user}", self._get_member),
-                web.post("/api/v4/actions/dialogs/open", self._open_dialog),
-            ]
-        )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
 
     def sink_section(self, **settings: Any) -> Json:
         """Return the YAML section of a sink that posts here."""
@@ -322,12 +295,16 @@ class MattermostServer:
 
     # --- the API
 
-    @web.middleware
-    async def _check_call(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a call as the test wants it, or as the server does."""
         path = request.path.removeprefix("/api/v4/")
         self.calls.append((request.method, path))
+        refusal = await self._refusal(request, path)
+        return refusal if refusal is not None else await self._answer(request, path)
+
+    async def _refusal(self, request: web.Request, path: str) -> web.Response | None:
+        if self.is_down and request.transport is not None:
+            request.transport.abort()
         if self.hanging_prefix is not None and path.startswith(self.hanging_prefix):
             await self._wait_for_disconnect(request)
         if self.scripted_responses and path.startswith(self.scripted_responses[0][0]):
@@ -337,7 +314,37 @@ class MattermostServer:
             return error_response(401, "api.context.session_expired.app_error", repeated)
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return error_response(401, "api.context.session_expired.app_error")
-        return await handler(request)
+        return None
+
+    async def _answer(self, request: web.Request, path: str) -> web.StreamResponse:
+        match request.method, *path.split("/"):
+            case "POST", "posts":
+                return await self._create_post(request)
+            case "PUT", "posts", post_id, "patch":
+                return self._patch_post(post_id, await request.json())
+            case "POST", "users", "ids":
+                known = [self.users[each] for each in await request.json() if each in self.users]
+                return web.json_response(known)
+            case "POST", "actions", "dialogs", "open":
+                return self._open_dialog(await request.json())
+            case "GET", "posts" | "channels", _ if self.bot_id not in self.members:
+                return error_response(403, "api.context.permissions.app_error")
+        found = self._find(*path.split("/"))
+        return web.json_response(found) if found else error_response(404, "app.missing.app_error")
+
+    def _find(self, *path: str) -> Json | None:
+        match path:
+            case "users", user_id:
+                return self.users.get(user_id)
+            case "channels", self.channel_id, "members", user_id:
+                return self.members.get(user_id)
+            case "channels", self.channel_id:
+                kind = "P" if self.team_id else "D"
+                return {"id": self.channel_id, "team_id": self.team_id, "type": kind}
+            case "posts", post_id if post_id in self.posts:
+                post = self.posts[post_id]
+                return None if post["delete_at"] else self.public_post(post)
+        return None
 
     async def _wait_for_disconnect(self, request: web.Request) -> None:
         while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110  # there is no event to wait for
@@ -373,9 +380,8 @@ class MattermostServer:
             await self._wait_for_disconnect(request)
         return web.json_response(self.public_post(post), status=201)
 
-    async def _patch_post(self, request: web.Request) -> web.Response:
-        changes = await request.json()
-        post = self.posts.get(request.match_info["post"])
+    def _patch_post(self, post_id: str, changes: Json) -> web.Response:
+        post = self.posts.get(post_id)
         if post is None or post["delete_at"] or self.bot_id not in self.members:
             return error_response(403, "api.context.permissions.app_error")
         if "message" in changes:  # as on a server whose time limit for edits is 0 seconds
@@ -386,42 +392,7 @@ class MattermostServer:
         post["props"] = changes.get("props", post["props"])
         return web.json_response(self.public_post(post))
 
-    async def _get_post(self, request: web.Request) -> web.Response:
-        post = self.posts.get(request.match_info["post"])
-        if self.bot_id not in self.members:
-            return error_response(403, "api.context.permissions.app_error")
-        if post is None or post["delete_at"]:
-            return error_response(404, "app.post.get.app_error")
-        return web.json_response(self.public_post(post))
-
-    async def _get_users(self, request: web.Request) -> web.Response:
-        user_ids = await request.json()
-        users = [self.users[user_id] for user_id in user_ids if user_id in self.users]
-        return web.json_response(users)
-
-    async def _get_user(self, request: web.Request) -> web.Response:
-        user = self.users.get(request.match_info["user"])
-        if user is None:
-            return error_response(404, "app.user.missing_account.const")
-        return web.json_response(user)
-
-    async def _get_channel(self, request: web.Request) -> web.Response:
-        if request.match_info["channel"] != self.channel_id:
-            return error_response(404, "app.channel.get.existing.app_error")
-        if self.bot_id not in self.members:
-            return error_response(403, "api.context.permissions.app_error")
-        return web.json_response(
-            {"id": self.channel_id, "team_id": self.team_id, "type": "P" if self.team_id else "D"}
-        )
-
-    async def _get_member(self, request: web.Request) -> web.Response:
-        member = self.members.get(request.match_info["user"])
-        if member is None or request.match_info["channel"] != self.channel_id:
-            return error_response(404, "app.channel.get_member.missing.app_error")
-        return web.json_response(member)
-
-    async def _open_dialog(self, request: web.Request) -> web.Response:
-        fields = await request.json()
+    def _open_dialog(self, fields: Json) -> web.Response:
         error_prefix = "interactive_message.decode_trigger_id"
         try:
             trigger_id = base64.b64decode(fields["trigger_id"]).decode()
@@ -466,8 +437,6 @@ async def running_mattermost() -> AsyncIterator[MattermostServer]:
     server.add_user("imds-relay", server.bot_id, is_bot=True)
     server.add_user("ann", server.ann)
     server.add_user("ben", server.ben)
-    await server.start()
-    try:
+    async with serve_handler(server.handle) as url:
+        server.port = URL(url).port or 0
         yield server
-    finally:
-        await server.stop()
