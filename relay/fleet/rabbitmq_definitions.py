@@ -63,18 +63,15 @@ def fleet_definitions(
     one removes the password that it has. A user that is not listed must exist before.
     """
     exchange = settings.exchange
-    fleet = Use(
-        fleet_topology(exchange),
-        settings.declare,
-        write=(command_exchange_name(exchange),),
-        read=(report_queue_name(exchange),),
-    )
+    reports, commands = agent_publish_exchange_name(exchange), command_exchange_name(exchange)
+    read = (report_queue_name(exchange),)
+    fleet = Use(fleet_topology(exchange), settings.declare, write=(commands,), read=read)
     uses = (fleet, *others)
     # What is only written to comes first: the exchanges of the sinks.
     all_parts = (part for use in sorted(uses, key=lambda use: bool(use.read)) for part in use.parts)
     parts = tuple({part.title: part for part in all_parts}.values())
     queues = [part for part in parts if isinstance(part, Queue)]
-    agents = _agent_rights(exchange)
+    agents = _rights([], [reports], [commands], _OWN_QUEUES)
     definitions: dict[str, list[dict[str, Any]]] = {
         "users": [
             {
@@ -138,11 +135,6 @@ def _hub_rights(exchange: str, uses: Sequence[Use]) -> dict[str, str]:
     # RabbitMQ 4.2.6 tells how much waits in a queue only to those who may configure it.
     configure = [hub_lock_queue_name(exchange), report_queue_name(exchange)]
     return _rights([*configure, *made], [*write, *made], [*read, *made])
-
-
-def _agent_rights(exchange: str) -> dict[str, str]:
-    reports, commands = agent_publish_exchange_name(exchange), command_exchange_name(exchange)
-    return _rights([], [reports], [commands], _OWN_QUEUES)
 
 
 def _rights(

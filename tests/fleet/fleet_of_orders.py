@@ -6,7 +6,7 @@ Azure's clock is the monotonic clock of the test, so the hub's wall clock can be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -301,11 +301,9 @@ class Hub:
         clock = fleet.clock
         self.roster: Roster = Roster(earlier.roster if earlier is not None else ())
         self.roster.note_listening(clock.now())
-        self.merger = EventMerger(
-            HUB, store, clock, Roster(), has_read_all=_nothing_waits, ask=_ask_nobody
-        )
-        link, showing = cast("HubLink", fleet), self.merger.agents_showing
-        self.port = OrderPort(store, self.roster, link, HUB, clock, showing)
+        link = cast("HubLink", fleet)
+        self.merger = EventMerger(HUB, store, clock, Roster(), link)
+        self.port = OrderPort(store, self.roster, self.merger, link, HUB, clock)
         self.gate = Gate(ApprovalEngine(SETTINGS, HUB), store, self.port, clock, lambda _: False)
         fleet.hub, fleet.connected_at = self, clock.monotonic()
 
@@ -370,14 +368,6 @@ class Hub:
             self.fleet.clock.advance(min(step, left))
             left -= step
             await self.settle()
-
-
-async def _nothing_waits() -> bool:
-    return True
-
-
-async def _ask_nobody(_scope: str, _event_ids: Sequence[str]) -> None:
-    pass
 
 
 @asynccontextmanager

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.clock import SystemClock
 from relay.events.build import Origin
+from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.fleet.hub import merge, merger
+from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import EventHistory, GoneFromDocument, Word
 from relay.fleet.hub.merger import KEYS, EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
@@ -45,18 +47,12 @@ class Rig:
 
     store: Store
     merger: EventMerger
-    asked: list[str]
+    link: _LinkOfTests
     began: datetime
-    reads: list[bool]
-    """What the broker answers each time it is asked whether all was read; then always yes."""
     hears: list[bool]
     """Whether agents can be heard, each time that somebody wants to know; then always yes."""
     unheard: set[str]
     """Agents that may yet connect."""
-    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set unless the broker takes its time."""
-    questions: int = 0
-    """How often the broker was asked."""
 
     def word(self, relay: str, word: Word, seconds: float, *, event_id: str = "e-1") -> Heard:
         """Return a report of an agent, so many seconds after the beginning."""
@@ -115,36 +111,40 @@ class _RosterOfTests(Roster):
         return self._hears.pop(0) if self._hears else True
 
 
+@dataclass(slots=True)
+class _LinkOfTests:
+    """Notes the scopes that are asked, and answers whether all was read as a test wants it."""
+
+    asked: list[str] = field(default_factory=list)
+    reads: list[bool] = field(default_factory=list)
+    """What the broker answers each time it is asked whether all was read; then always yes."""
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless the broker takes its time."""
+    questions: int = 0
+    """How often the broker was asked."""
+
+    async def send(self, key: str, _: CloudEvent) -> bool:
+        self.asked.append(key)
+        return True
+
+    async def has_read_all(self) -> bool:
+        self.questions += 1
+        await self.may_answer.wait()
+        return self.reads.pop(0) if self.reads else True
+
+
 @asynccontextmanager
 async def merging(folder: Path) -> AsyncIterator[Rig]:
     """Open the store of a hub in a folder, with a merger that knows what it holds."""
     async with open_store_in(folder, lambda _: (), HUB) as store:
-        asked: list[str] = []
-        reads: list[bool] = []
         hears: list[bool] = []
         unheard: set[str] = set()
-
-        async def ask(scope: str, _: Sequence[str]) -> None:
-            asked.append(scope)
-
-        async def has_read_all() -> bool:
-            rig.questions += 1
-            await rig.may_answer.wait()
-            return reads.pop(0) if reads else True
-
-        merging = EventMerger(
-            Origin("hub", "hub-0"),
-            store,
-            SystemClock(),
-            _RosterOfTests(hears, unheard),
-            has_read_all=has_read_all,
-            ask=ask,
-        )
-        await merging.load()
-        began = datetime.now(UTC) - timedelta(seconds=60)
-        rig = Rig(store, merging, asked, began, reads, hears, unheard)
-        rig.may_answer.set()
-        yield rig
+        link, roster = _LinkOfTests(), _RosterOfTests(hears, unheard)
+        link.may_answer.set()
+        origin = Origin("hub", "hub-0")
+        merger = EventMerger(origin, store, SystemClock(), roster, cast("HubLink", link))
+        await merger.load()
+        yield Rig(store, merger, link, datetime.now(UTC) - timedelta(seconds=60), hears, unheard)
 
 
 @asynccontextmanager
@@ -252,12 +252,12 @@ async def test_who_disagrees_has_time_again_when_the_hub_was_deaf(tmp_path: Path
     async with merging(tmp_path) as rig:
         async with ending(rig):
             await rig.dispute()
-            await eventually(lambda: rig.asked == [SCOPE])
+            await eventually(lambda: rig.link.asked == [f"scope.{SCOPE}"])
             before = rig.history().end_due_at
             assert before is not None
-            rig.asked.clear()
+            rig.link.asked.clear()
             rig.merger.restart_end_waits()
-            await eventually(lambda: rig.asked == [SCOPE])
+            await eventually(lambda: rig.link.asked == [f"scope.{SCOPE}"])
         after = rig.history()
         assert after.end_due_at is not None
         assert after.end_due_at > before
@@ -289,7 +289,7 @@ async def test_an_event_ends_only_once_agents_are_heard_and_the_broker_says_that
     """That somebody still shows it can wait in the queue behind much else."""
     async with merging(tmp_path) as rig:
         await rig.dispute()
-        left: list[bool] = getattr(rig, answers)
+        left = rig.link.reads if answers == "reads" else rig.hears
         left += [False] * 5
         async with ending(rig):
             rig.merger.restart_end_waits()
@@ -309,7 +309,7 @@ async def test_an_event_does_not_end_before_who_showed_it_could_connect_again(
         rig.unheard.add("vm-1")
         async with ending(rig):
             rig.merger.restart_end_waits()
-            await eventually(lambda: rig.questions > 3)
+            await eventually(lambda: rig.link.questions > 3)
             assert await rig.told() == ["event.scheduled"]
             rig.unheard.clear()
             await eventually(lambda: has_ended(rig))
@@ -319,19 +319,19 @@ async def test_an_event_does_not_end_before_who_showed_it_could_connect_again(
 async def test_what_is_due_during_a_question_waits_for_the_next_answer(tmp_path: Path) -> None:
     other = make_event(event_id="E-2")
     async with merging(tmp_path) as rig:
-        rig.may_answer.clear()
+        rig.link.may_answer.clear()
         for vm in ("vm-0", "vm-1"):
             await rig.merger.merge([rig.document(vm, 1, EVENT, other)])
         await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2)])
         async with ending(rig):
-            await eventually(lambda: rig.questions == 1)
+            await eventually(lambda: rig.link.questions == 1)
             await rig.merger.merge([rig.word("vm-0", GoneFromDocument(), 2, event_id="e-2")])
             due = rig.history("e-2").end_due_at
             assert due is not None
             await eventually(lambda: datetime.now(UTC) > due)
-            rig.may_answer.set()
+            rig.link.may_answer.set()
             await eventually(lambda: has_ended(rig, "e-2"))
-        assert rig.questions > 1
+        assert rig.link.questions > 1
 
 
 async def test_a_pulse_speaks_of_what_reports_before_it_in_its_batch_told(tmp_path: Path) -> None:

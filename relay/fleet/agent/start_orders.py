@@ -161,8 +161,12 @@ class StartOrders:
     # --- orders
 
     async def _carry_out(self, received: _ReceivedOrder) -> _Ended:
-        if reason := self._early_refusal(received):
-            return "stale", reason, None
+        if self._is_stopping:
+            return "stale", "the agent is being stopped", None
+        if received.monotonic - self._started < RESTART_PAUSE:
+            return "stale", f"the agent has started less than {RESTART_PAUSE:g} s ago", None
+        if self._remaining_lifetime(received) <= 0:
+            return "stale", f"the order is older than {ORDER_LIFETIME:g} s", None
         try:
             async with asyncio.timeout(self._remaining_lifetime(received)):
                 read = await self._reader.read_with_imds_time()
@@ -209,15 +213,6 @@ class StartOrders:
         except SourceError as error:
             return "failed", error.reason, error.status
         return "accepted", None, 200
-
-    def _early_refusal(self, received: _ReceivedOrder) -> str | None:
-        if self._is_stopping:
-            return "the agent is being stopped"
-        if received.monotonic - self._started < RESTART_PAUSE:
-            return f"the agent has started less than {RESTART_PAUSE:g} s ago"
-        if self._remaining_lifetime(received) <= 0:
-            return f"the order is older than {ORDER_LIFETIME:g} s"
-        return None
 
     def _remaining_lifetime(self, received: _ReceivedOrder) -> float:
         """Return for how long an order can be valid, as it was valid when it came."""

@@ -29,11 +29,9 @@ from relay.fleet.hub.merger import EventMerger, Heard
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.hub.start_orders import OrderPort
 from relay.fleet.messages import (
-    MAX_ASKED,
     ChangeData,
     EndedData,
     Pulse,
-    PulseRequest,
     ReceivedMessage,
     StartResult,
     VoteMessage,
@@ -43,7 +41,6 @@ from relay.fleet.routing import (
     AuthorizedSender,
     agent_publish_exchange_name,
     command_key,
-    scope_key,
     verify_message_from_agent,
 )
 from relay.fleet.settings import HubSettings, TrustDomain
@@ -91,16 +88,8 @@ class Hub:
             is_saved=lambda: store.write_error is None,
             on_lost=self.roster.note_connection_lost,
         )
-        self.merger = EventMerger(
-            origin,
-            store,
-            clock,
-            self.roster,
-            has_read_all=lambda: self.link.has_read_all(),  # noqa: PLW0108  # it is made below
-            ask=self._ask,
-        )
-        showing = self.merger.agents_showing
-        self.orders = OrderPort(store, self.roster, self.link, origin, clock, showing)
+        self.merger = EventMerger(origin, store, clock, self.roster, self.link)
+        self.orders = OrderPort(store, self.roster, self.merger, self.link, origin, clock)
         self._exchange = agent_publish_exchange_name(settings.exchange)
         self.domains: Sequence[TrustDomain] = settings.domains
         self._origin = origin
@@ -162,15 +151,6 @@ class Hub:
             done = self._store.submit(lambda tx: tx.fleet.save_agents(agents), fail_open=True)
             # asyncio logs an exception that nobody retrieves; the store has reported this one.
             done.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    async def _ask(self, scope: str, event_ids: Sequence[str]) -> None:
-        request = PulseRequest(event_ids=tuple(event_ids[:MAX_ASKED]))
-        try:
-            await self.link.send(
-                scope_key(scope), request.to_event(self._origin, self._clock.now())
-            )
-        except DeliveryError as error:
-            _log.debug("fleet: scope %s could not be asked: %s", scope, error.reason)
 
     # --- messages of agents
 

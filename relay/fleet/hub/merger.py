@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import NoReturn
 
 from relay.clock import Clock
-from relay.errors import StoreUnavailable
+from relay.errors import DeliveryError, StoreUnavailable
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.events.model import ScheduledEvent
 from relay.events.timestamps import parse_timestamp
+from relay.fleet.hub.link import HubLink
 from relay.fleet.hub.merge import (
     EventHistory,
     LastWord,
@@ -39,6 +40,8 @@ from relay.fleet.hub.merge import (
     words_of_pulse,
 )
 from relay.fleet.hub.roster import Agent, Roster
+from relay.fleet.messages import MAX_ASKED, PulseRequest
+from relay.fleet.routing import scope_key
 from relay.ingest import EventNews, Recorder
 from relay.store import EventKeyFormat, TrackedEvent
 from relay.store.fleet import AgentRow, SightingRow
@@ -91,20 +94,12 @@ class _Batch:
 class EventMerger:
     """The histories of all events of the fleet, and the way from them into the store.
 
-    The ``roster`` knows which agents are fresh, and whether they can be heard. ``has_read_all``
-    asks the broker whether a message of theirs still waits, and ``ask`` the agents of a scope
-    whether these events are still there.
+    The ``roster`` knows which agents are fresh, and whether they can be heard. Over the ``link`` it
+    asks the agents of a scope whether events are still there.
     """
 
     def __init__(
-        self,
-        origin: Origin,
-        store: Store,
-        clock: Clock,
-        roster: Roster,
-        *,
-        has_read_all: Callable[[], Awaitable[bool]],
-        ask: Callable[[str, Sequence[str]], Awaitable[None]],
+        self, origin: Origin, store: Store, clock: Clock, roster: Roster, link: HubLink
     ) -> None:
         self.copies = 0
         """Reports that said nothing new: other agents had said it before."""
@@ -120,8 +115,8 @@ class EventMerger:
         self._store = store
         self._clock = clock
         self._roster = roster
-        self._has_read_all = has_read_all
-        self._ask = ask
+        self._link = link
+        self._origin = origin
         self._recorder = Recorder(origin, None, None)
         self._lock = asyncio.Lock()
         self._must_load = True
@@ -254,14 +249,22 @@ class EventMerger:
             await self._clock.sleep(END_INTERVAL)
             scopes, self._unasked = self._unasked, set()
             for scope in scopes:
-                if event_ids := sorted(name for of, name in self._ending if of == scope):
-                    await self._ask(scope, event_ids)
+                await self._ask(scope)
             now = self._clock.now()
             ending = (self._by_scope[scope][event_id] for scope, event_id in self._ending)
             is_any_due = any(each.end_due_at and each.end_due_at <= now for each in ending)
-            if is_any_due and self._roster.has_listened(now) and await self._has_read_all():
+            if is_any_due and self._roster.has_listened(now) and await self._link.has_read_all():
                 async with self._lock:
                     await self._end_due_events(now)
+
+    async def _ask(self, scope: str) -> None:
+        if event_ids := sorted(name for of, name in self._ending if of == scope):
+            request = PulseRequest(event_ids=tuple(event_ids[:MAX_ASKED]))
+            event = request.to_event(self._origin, self._clock.now())
+            try:
+                await self._link.send(scope_key(scope), event)
+            except DeliveryError as error:
+                _log.debug("fleet: scope %s could not be asked: %s", scope, error.reason)
 
     async def _end_due_events(self, now: datetime) -> None:
         """End what was due before the broker was asked: what came later is read later."""

@@ -22,7 +22,6 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
@@ -39,6 +38,7 @@ from relay.errors import (
 from relay.events.build import Origin
 from relay.events.cloudevent import CloudEvent
 from relay.fleet.hub.link import HubLink
+from relay.fleet.hub.merger import EventMerger
 from relay.fleet.hub.roster import Agent, Roster
 from relay.fleet.messages import (
     ANSWER_MARGIN,
@@ -86,18 +86,17 @@ class OrderPort:
         self,
         store: Store,
         roster: Roster,
+        merger: EventMerger,
         link: HubLink,
         origin: Origin,
         clock: Clock,
-        agents_showing: Callable[[str, str], frozenset[str]],
     ) -> None:
-        """``agents_showing`` is that of the merger."""
         self._store = store
         self._roster = roster
+        self._merger = merger
         self._link = link
         self._origin = origin
         self._clock = clock
-        self._agents_showing = agents_showing
         self.results: Counter[OrderResult] = Counter()
         self._free_at: dict[str, float] = {}
         """Until when an order of a scope can be carried out that nobody answered."""
@@ -159,7 +158,7 @@ class OrderPort:
                 f"{len(able)} were heard lately, read their document and have a right clock, "
                 "and orders do not reach those"
             )
-        showing = self._agents_showing(scope, event.key)
+        showing = self._merger.agents_showing(scope, event.key)
 
         def rank(agent: Agent) -> tuple[object, ...]:
             failed_at = self._failed_at.get((scope, agent.relay), since)
