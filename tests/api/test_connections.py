@@ -157,7 +157,9 @@ async def test_one_key_leaves_streams_to_others(crowded: Crowd) -> None:
 
 
 @pytest.mark.parametrize("pipelined", [b"", b"GET /", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "])
-async def test_endless_requests_give_way_to_newcomers(pipelined: bytes, crowded: Crowd) -> None:
+async def test_endless_requests_give_way_to_newcomers(
+    pipelined: bytes, crowded: Crowd, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(MAXIMUM * 2):
         connection = await crowded.connect()
         if number % 2:
@@ -166,6 +168,9 @@ async def test_endless_requests_give_way_to_newcomers(pipelined: bytes, crowded:
             head = b"POST /v1/approvals HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
             connection.writer.write(head)
     await crowded.assert_open_to_newcomers()
+    said = f"the maximum of {MAXIMUM} connections is open: each new one replaces the oldest"
+    assert caplog.text.count(said) <= 2  # one in a minute
+    assert said in caplog.text
 
 
 async def test_handshakes_that_never_end_give_way_to_newcomers(tmp_path: Path) -> None:
