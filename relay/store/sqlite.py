@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import logging
 import queue
-import secrets
 import sqlite3
 import threading
 import time
@@ -233,10 +232,7 @@ class Store:
         self._uncommitted = None
 
     def _repeat_uncommitted_work(self, connection: sqlite3.Connection) -> None:
-        """Do in a new transaction what was done in one that was lost, or in a copy.
-
-        Raises sqlite3.Error with nothing done.
-        """
+        """Do again what was done in a transaction that was lost, or nothing: sqlite3.Error."""
         self._uncommitted = connection
         try:
             for done in self._uncommitted_work.copy():
@@ -259,14 +255,14 @@ class Store:
             # Try without a savepoint for each job: those are a third of the statements, and jobs
             # rarely raise an error.
             memory = self._memory
-            transaction = self._make_transaction(connection, memory, self.follow_up)
+            transaction = self._make_transaction(connection, memory)
             if all(job.run(transaction) for job in jobs):
                 memory = transaction.memory
             else:
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
-                    transaction = self._make_transaction(connection, memory, self.follow_up)
+                    transaction = self._make_transaction(connection, memory)
                     if self._run_in_savepoint(job, transaction):
                         memory = transaction.memory
             connection.execute("COMMIT")
@@ -279,12 +275,10 @@ class Store:
         return True
 
     def _make_transaction(
-        self,
-        connection: sqlite3.Connection,
-        memory: Memory | None = None,
-        follow_up: FollowUp | None = None,
+        self, connection: sqlite3.Connection, memory: Memory | None = None
     ) -> Transaction:
         keys, memory = self._state_file.keys, memory or self._memory
+        follow_up = self.follow_up if self._uncommitted is None else None
         return Transaction(connection, self.route, keys, memory=memory, follow_up=follow_up)
 
     def _run_in_savepoint(self, job: _Job, transaction: Transaction) -> bool:
@@ -350,8 +344,7 @@ class Store:
         try:
             file.execute("BEGIN IMMEDIATE")
             # An empty transaction writes nothing, so its commit would succeed on a full disk.
-            probe = secrets.token_hex(4)
-            file.execute("INSERT OR REPLACE INTO meta VALUES ('probe', ?)", (probe,))
+            file.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(randomblob(4)))")
         except sqlite3.Error:
             _roll_back(file)
             raise
