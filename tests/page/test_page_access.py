@@ -36,6 +36,12 @@ async def enter(page: Page, key: str) -> None:
     await page.get_by_role("button", name="Continue").click()
 
 
+async def sign_in_as_ann(page: Page, url: str) -> None:
+    await page.goto(url)
+    await page.get_by_role("link", name="Sign in with Entra ID").click()
+    await page.get_by_role("link", name="Ann Example").click()
+
+
 async def test_a_key_is_asked_for_kept_and_forgotten(page: Page, relay: RunningRelay) -> None:
     await page.goto(page_url(relay, "log"))
     await expect(page.get_by_label("Your key or token")).to_be_focused()
@@ -103,9 +109,7 @@ async def test_people_sign_in_with_entra_id_decide_and_sign_out(page: Page, desk
 
 
 async def test_who_signs_in_in_another_tab_does_not_decide_unseen(page: Page, desk: Desk) -> None:
-    await page.goto(f"{desk.public_url}/")
-    await page.get_by_role("link", name="Sign in with Entra ID").click()
-    await page.get_by_role("link", name="Ann Example").click()
+    await sign_in_as_ann(page, f"{desk.public_url}/")
     await expect(page.locator("#principal")).to_have_text("Ann Example")
     await page.get_by_role("button", name="Hold").click()
     other = await page.context.new_page()
@@ -126,9 +130,7 @@ async def test_who_signs_in_in_another_tab_does_not_decide_unseen(page: Page, de
 
 
 async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, desk: Desk) -> None:
-    await page.goto(f"{desk.public_url}/")
-    await page.get_by_role("link", name="Sign in with Entra ID").click()
-    await page.get_by_role("link", name="Ann Example").click()
+    await sign_in_as_ann(page, f"{desk.public_url}/")
     await expect(page.get_by_role("heading", name="Scheduled now")).to_be_visible()
     desk.relay.clock.offset += SESSION_LIFETIME + 1
     alert = page.get_by_role("alert").first
@@ -138,9 +140,7 @@ async def test_a_session_that_ends_asks_to_sign_in_again(page: Page, desk: Desk)
 async def test_a_link_asks_who_decides_and_leads_to_its_decision(page: Page, desk: Desk) -> None:
     """It survives the way to Entra ID and back, counts for what the message showed, and once."""
     links = await message_links(desk.relay)
-    await page.goto(links["approve"])
-    await page.get_by_role("link", name="Sign in with Entra ID").click()
-    await page.get_by_role("link", name="Ann Example").click()
+    await sign_in_as_ann(page, links["approve"])
     dialog = page.get_by_role("dialog", name="Approve?")
     await expect(dialog).to_contain_text(make_event().revision)
     assert await desk.relay.recorded_events("approval.recorded") == []
@@ -164,9 +164,7 @@ async def test_a_page_of_another_site_can_use_no_session(page: Page, tmp_path: P
         return web.Response(text="<!doctype html><body>", content_type="text/html")
 
     async with serve_handler(serve) as hostile, run_desk(tmp_path) as desk:
-        await page.goto(f"{desk.public_url}/")
-        await page.get_by_role("link", name="Sign in with Entra ID").click()
-        await page.get_by_role("link", name="Ann Example").click()
+        await sign_in_as_ann(page, f"{desk.public_url}/")
         await expect(page.locator("#principal")).to_have_text("Ann Example")
         before = await page.context.cookies()
         for url in (hostile.replace("127.0.0.1", "localhost"), hostile):
