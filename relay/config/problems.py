@@ -30,7 +30,6 @@ _EXPECTED = {
     "dict_type": "a mapping",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "{ge:g} or more",
-    "int_from_float": "a whole number",
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "invalid_key": "keys that are text",
@@ -47,12 +46,6 @@ _EXPECTED = {
     "union_tag_invalid": "one of {expected_tags}",
 }
 """What was expected, by the type of pydantic's error."""
-_CONTAINER_ERRORS = frozenset(
-    {"dict_type", "mapping_type", "model_attributes_type", "model_type", "tuple_type"}
-)
-_KIND_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
-_TAGS: Mapping[str | int, str] = {"fleet": "role"}
-"""The key that says which alternative a section is, by its first key; else it is ``kind``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +108,8 @@ def _key_path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
             node = node[part]
     if error["type"] == "missing":
         path.append(error["loc"][-1])
-    elif error["type"] in _KIND_ERRORS:
-        path.append(_TAGS.get(path[0] if path else "", "kind"))
+    elif error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        path.append(error["ctx"]["discriminator"].strip("'"))
     elif isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         path.extend(wrong_value.path)
     elif error["type"] == "value_error":
@@ -200,7 +193,8 @@ def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> st
         return "nothing"
     # Text in place of a whole section may hold a secret of that section.
     is_short = isinstance(value, str | int) and len(str(value)) <= 100
-    if is_short and error["type"] not in _CONTAINER_ERRORS:
+    is_container_expected = _EXPECTED.get(error["type"]) in ("a mapping", "a list")
+    if is_short and not is_container_expected:
         return str(value).lower() if isinstance(value, bool) else repr(value)
     return describe_type(value)
 
