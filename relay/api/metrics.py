@@ -242,7 +242,7 @@ def _add_sink(metrics: Metrics, worker: Worker, dead_letters: int | None) -> Non
     metrics.add("sink_failing", worker.failing, **labels)
     state = _one_of(get_args(SinkState), worker.state)
     metrics.add_each("sink_state", "state", state, **labels)
-    circuit = _one_of(get_args(CircuitState), worker.circuit_state)
+    circuit = _one_of(get_args(CircuitState), worker.health.circuit)
     metrics.add_each("sink_circuit_state", "state", circuit, **labels)
     metrics.add("sink_clock_skewed", worker.health.is_skewed, **labels)
     tries: Counter[tuple[AttemptOutcome, str]] = Counter()

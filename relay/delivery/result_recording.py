@@ -18,9 +18,8 @@ from typing import Any
 
 from relay.errors import Deferred, DeliveryError, Rejected, RelayError
 from relay.sinks import Receipt
-from relay.store import Attempt, EntryState, SinkState
+from relay.store import Attempt
 from relay.store.sqlite import Store, Work
-from relay.store.transaction import Transaction
 
 MAX_STATUS = 2**31
 """The largest status that a sink may report."""
@@ -34,14 +33,36 @@ _log = logging.getLogger(__name__)
 
 
 def checked_result(result: Receipt | Exception) -> Receipt | Exception:
-    """Return a result, or the error if the store cannot hold it: a bug of the sink."""
+    """Return a result, or the error if the store cannot hold it: a bug of the sink.
+
+    The store records it together with the deliveries of other sinks, and must not fail on them.
+    """
     if isinstance(result, Exception) and not isinstance(result, DeliveryError):
         return result
     try:
         # What is no receipt, such as None, fails here: that is a bug of the sink too.
-        return _checked(result)
+        if result.status is not None and abs(result.status) > MAX_STATUS:
+            return ValueError(f"expected a status of at most {MAX_STATUS}, got a larger one")
+        for seconds in (result.skew, result.after if isinstance(result, Deferred) else None):
+            if seconds is not None and math.isnan(seconds):
+                return ValueError("expected a number of seconds, got NaN")
+        if isinstance(result, DeliveryError):
+            result.reason = _encodable(result.reason)
+            result.answer = None if result.answer is None else _encodable(result.answer)
+            return result
+        response = None if result.response is None else _encodable(result.response)
+        if type(result) is Receipt and response == result.response:
+            return result
+        return Receipt(result.status, response, result.skew)
     except Exception as error:  # noqa: BLE001  # a bug in one sink must not stop the others
         return error
+
+
+def _encodable(text: str) -> str:
+    """Return the text without lone surrogates, which UTF-8 cannot encode."""
+    if not isinstance(text, str):
+        raise TypeError(f"expected a text, got {type(text).__name__}")
+    return text.encode(errors="replace").decode()
 
 
 def make_attempt(result: Receipt | Exception, at: datetime, elapsed: float) -> Attempt:
@@ -71,33 +92,6 @@ def error_type_name(error: Exception) -> str:
     return type(error).__name__
 
 
-def _checked(result: Receipt | DeliveryError) -> Receipt | DeliveryError:
-    """Return a result that the store can hold. Raises TypeError or ValueError if it cannot.
-
-    The store records it together with the deliveries of other sinks, and must not fail on them.
-    """
-    if result.status is not None and abs(result.status) > MAX_STATUS:
-        raise ValueError(f"expected a status of at most {MAX_STATUS}, got a larger one")
-    for seconds in (result.skew, result.after if isinstance(result, Deferred) else None):
-        if seconds is not None and math.isnan(seconds):
-            raise ValueError("expected a number of seconds, got NaN")
-    if isinstance(result, DeliveryError):
-        result.reason = _encodable(result.reason)
-        result.answer = None if result.answer is None else _encodable(result.answer)
-        return result
-    response = None if result.response is None else _encodable(result.response)
-    if type(result) is Receipt and response == result.response:
-        return result
-    return Receipt(result.status, response, result.skew)
-
-
-def _encodable(text: str) -> str:
-    """Return the text without lone surrogates, which UTF-8 cannot encode."""
-    if not isinstance(text, str):
-        raise TypeError(f"expected a text, got {type(text).__name__}")
-    return text.encode(errors="replace").decode()
-
-
 class ResultRecorder:
     """Records in the store how deliveries went, for all sinks, in the order of their ends.
 
@@ -114,7 +108,7 @@ class ResultRecorder:
         self._delivered: list[tuple[int, Attempt]] = []  # not yet submitted
         self._callbacks: list[Callable[[], None]] = []  # one for each of them
         self._timer: asyncio.TimerHandle | None = None  # ends the pause of the next batch
-        self._is_writing = False
+        self._batches = 0  # being written
 
     def record_delivery(
         self, entry_id: int, attempt: Attempt, on_written: Callable[[], None]
@@ -124,69 +118,40 @@ class ResultRecorder:
         self._callbacks.append(on_written)
         self._write_full_batch_or_set_timer()
 
-    def record_failed_attempt(self, entry_id: int, attempt: Attempt, until: datetime) -> None:
-        self._submit_after_pending_results(lambda tx: tx.deliveries.defer(entry_id, attempt, until))
-
-    def record_end_without_delivery(
-        self, entry_id: int, state: EntryState, reason: str, at: datetime, attempt: Attempt | None
-    ) -> None:
-        def work(tx: Transaction) -> None:
-            if attempt is not None:
-                tx.deliveries.log_attempts([(entry_id, attempt)])
-            tx.deliveries.store_final_state(entry_id, state, reason, at)
-
-        self._submit_after_pending_results(work)
-
-    def record_sink_state(self, sink: str, state: SinkState, reason: str) -> None:
-        self._submit_after_pending_results(
-            lambda tx: tx.deliveries.set_sink_state(sink, state, reason)
-        )
-
-    def submit(self) -> None:
-        self._stop_timer()
-        if self._delivered:
-            self._submit_batch()
-
-    def _submit_after_pending_results(self, work: Work[None]) -> None:
-        self.submit()  # keep the order
+    def record(self, work: Work[None]) -> None:
+        """Record another result, after the deliveries that ended before it."""
+        self.submit()
         self._store.submit(work, fail_open=True).add_done_callback(_log_unexpected_recording_error)
 
-    def _write_full_batch_or_set_timer(self) -> None:
-        if self._is_writing or not self._delivered:
-            return
-        if len(self._delivered) >= FULL_BATCH:
-            self._write_batch()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._pause, self._write_batch)
-
-    def _write_batch(self) -> None:
-        self._stop_timer()
-        self._is_writing = True
-        self._submit_batch().add_done_callback(self._on_batch_written)
-
-    def _on_batch_written(self, _: asyncio.Future[None]) -> None:
-        self._is_writing = False
-        self._write_full_batch_or_set_timer()
-
-    def _stop_timer(self) -> None:
+    def submit(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _submit_batch(self) -> asyncio.Future[None]:
+        if not self._delivered:
+            return
         delivered, self._delivered = self._delivered, []
         callbacks, self._callbacks = self._callbacks, []
+        self._batches += 1
 
         def done(future: asyncio.Future[None]) -> None:
+            self._batches -= 1
             _log_unexpected_recording_error(future)
             for callback in callbacks:
                 callback()
+            self._write_full_batch_or_set_timer()
 
-        future = self._store.submit(
+        written = self._store.submit(
             lambda tx: tx.deliveries.log_attempts(delivered), fail_open=True
         )
-        future.add_done_callback(done)
-        return future
+        written.add_done_callback(done)
+
+    def _write_full_batch_or_set_timer(self) -> None:
+        if self._batches or not self._delivered:
+            return
+        if len(self._delivered) >= FULL_BATCH:
+            self.submit()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self.submit)
 
 
 def _log_unexpected_recording_error(future: asyncio.Future[Any]) -> None:

@@ -51,12 +51,7 @@ class DeadLetter:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DisableSink:
-    """The receiver asked the relay to stop: keep the entry and disable the sink."""
-
-
-RetryDecision = RetryAfterDelay | DeadLetter | DisableSink
+RetryDecision = RetryAfterDelay | DeadLetter
 
 
 def plan_retry(
@@ -79,7 +74,7 @@ def plan_retry(
     always applies.
     """
     if failure == "disabled":
-        return DisableSink()
+        return RetryAfterDelay(0.0)  # once the sink is on again
     seconds_left = _seconds_to_not_before(not_before, now)
     if failure == "slow" and seconds_left <= 0:
         return DeadLetter("refused, and no NotBefore ahead to keep trying for")

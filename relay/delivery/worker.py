@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,8 +25,8 @@ from relay.delivery.result_recording import (
     error_type_name,
     make_attempt,
 )
-from relay.delivery.retry import DeadLetter, DisableSink, RetryAfterDelay, RetryDecision
-from relay.delivery.sink_health import CircuitState, SinkHealth
+from relay.delivery.retry import DeadLetter, RetryDecision
+from relay.delivery.sink_health import SinkHealth
 from relay.errors import Deferred, Rejected, StoreUnavailable, Superseded
 from relay.events.build import RecordRelayEvent
 from relay.events.cloudevent import CloudEvent
@@ -33,6 +34,7 @@ from relay.logs import log_extra
 from relay.sinks import Receipt, Sink, SinkSettings
 from relay.store import Attempt, AttemptOutcome, Entry, EntryState, SinkState
 from relay.store.sqlite import Store
+from relay.store.transaction import Transaction
 
 READ_RETRY_DELAY = 1.0
 """Seconds until the next try to read an event if the store could not be read."""
@@ -76,7 +78,7 @@ class Worker:
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None  # while the worker runs
-        self._timer: tuple[float, asyncio.Task[None]] | None = None  # see `_set_timer`
+        self._timer_at = math.inf  # see `_set_timer`
         self._is_stopping = False
 
     @property
@@ -99,10 +101,6 @@ class Worker:
         """Return the age of the oldest entry that is waiting or in flight, in seconds."""
         oldest = min((entry.recorded for entry in self._queue), default=None)
         return None if oldest is None else max(0.0, (self._clock.now() - oldest).total_seconds())
-
-    @property
-    def circuit_state(self) -> CircuitState:
-        return self.health.circuit
 
     @property
     def is_idle(self) -> bool:
@@ -190,21 +188,16 @@ class Worker:
         """Wake the worker when a try may begin or the sink counts as stalled.
 
         An earlier timer stays, because the moment moves on with each delivery: it wakes the worker
-        once for nothing, and saves a task for each delivery.
+        once for nothing, and saves a task for each delivery. So does a later one.
         """
         at = self._next_moment()
-        if at is None or (self._timer is not None and self._timer[0] <= at):
-            return
-        if self._timer is not None:
-            self._timer[1].cancel()
-        self._timer = (
-            at,
-            group.create_task(self._sleep_until_then_wake(at), name=f"timer {self.name}"),
-        )
+        if at is not None and at < self._timer_at:
+            self._timer_at = at
+            group.create_task(self._wake_at(at), name=f"timer {self.name}")
 
-    async def _sleep_until_then_wake(self, moment: float) -> None:
+    async def _wake_at(self, moment: float) -> None:
         await self._clock.sleep(max(0.0, moment - self._clock.monotonic()))
-        self._timer = None
+        self._timer_at = math.inf
         self._wake.set()
 
     def _next_moment(self) -> float | None:
@@ -326,12 +319,12 @@ class Worker:
     def _apply_retry_decision(
         self, decision: RetryDecision, entry: Entry, error: Deferred, attempt: Attempt
     ) -> None:
-        if isinstance(decision, DisableSink):
-            if self.health.state != "disabled":
-                self._results.record_sink_state(self.name, "disabled", error.reason)
-                self.health.disable(error.reason)
-                self._wake.set()
-            decision = RetryAfterDelay(0.0)
+        if error.failure == "disabled" and self.health.state != "disabled":
+            self._results.record(
+                lambda tx: tx.deliveries.set_sink_state(self.name, "disabled", error.reason)
+            )
+            self.health.disable(error.reason)
+            self._wake.set()
         if isinstance(decision, DeadLetter):
             self._move_entry_to_dead_letters(
                 entry, f"{decision.reason}; last: {error.reason}", attempt
@@ -347,7 +340,7 @@ class Worker:
                 self._clock.monotonic() + decision.delay,
                 is_individual=error.failure == "slow",
             )
-            self._results.record_failed_attempt(entry.id, attempt, until)
+            self._results.record(lambda tx: tx.deliveries.defer(entry.id, attempt, until))
 
     def _move_entry_to_dead_letters(
         self, entry: Entry, reason: str, attempt: Attempt | None
@@ -365,9 +358,14 @@ class Worker:
     ) -> None:
         self.ends[state] += 1
         self.health.forget_entry(entry)
-        self._results.record_end_without_delivery(
-            entry.id, state, reason, self._clock.now(), attempt
-        )
+        now = self._clock.now()
+
+        def work(tx: Transaction) -> None:
+            if attempt is not None:
+                tx.deliveries.log_attempts([(entry.id, attempt)])
+            tx.deliveries.store_final_state(entry.id, state, reason, now)
+
+        self._results.record(work)
 
     def _is_entry_replaceable_by_newer(self, entry: Entry) -> bool:
         """Whether a newer entry of the same ordering key and family replaces this one."""

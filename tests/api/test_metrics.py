@@ -133,7 +133,7 @@ async def test_deliveries_dead_letters_and_circuits_of_each_sink_are_told(tmp_pa
         await eventually(lambda: relay.dispatcher.get_worker("sick").ends["parked"] == 1)
         relay.sinks["sick"].failure = Deferred("it is down", skew=45.0)
         await relay.observe(*(make_event(event_id=f"event-{number}") for number in range(4)))
-        await eventually(lambda: relay.dispatcher.get_worker("sick").circuit_state != "closed")
+        await eventually(lambda: relay.dispatcher.get_worker("sick").health.circuit != "closed")
         relay.clock.offset = 500.0
         found = await eventually(
             lambda: values(relay),

@@ -17,7 +17,6 @@ from relay.delivery.retry import (
     MAX_RETRY_AFTER,
     URGENT_WINDOW,
     DeadLetter,
-    DisableSink,
     RetryAfterDelay,
     RetryDecision,
     plan_retry,
@@ -72,8 +71,6 @@ TOO_OLD = DeadLetter("given up after 86400 s")
 @pytest.mark.parametrize(
     ("failure", "seconds_left", "age", "expected"),
     [
-        ("disabled", None, 0.0, DisableSink()),
-        ("disabled", -1.0, 2 * DAY, DisableSink()),
         ("slow", None, 0.0, REFUSED),
         ("slow", 0.0, 2 * DAY, REFUSED),
         ("transient", None, DAY, TOO_OLD),
@@ -85,6 +82,11 @@ def test_a_try_can_be_the_last(
 ) -> None:
     for tries in (1, 10_000):
         assert decide(failure, seconds_left=seconds_left, age=age, tries=tries) == expected
+
+
+def test_what_a_disabled_sink_keeps_waits_for_nothing_else() -> None:
+    for seconds_left, age in ((None, 0.0), (-1.0, 2 * DAY)):
+        assert decide("disabled", seconds_left=seconds_left, age=age) == RetryAfterDelay(0.0)
 
 
 @pytest.mark.parametrize("seconds_left", [0.001, 10 * DAY])

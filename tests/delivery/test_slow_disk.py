@@ -144,7 +144,7 @@ async def test_a_stop_and_a_failure_wait_for_no_pause(tmp_path: Path) -> None:
     async with store_with_entries(tmp_path) as (store, _):
         results = ResultRecorder(store, pause=NEVER)
         results.record_delivery(1, DELIVERED, lambda: None)
-        results.record_end_without_delivery(2, "parked", "too big", NOW, None)
+        results.record(lambda tx: tx.deliveries.store_final_state(2, "parked", "too big", NOW))
         assert await delivered_count(store) == 1
         results.record_delivery(3, DELIVERED, lambda: None)
         results.submit()

@@ -194,7 +194,7 @@ async def list_sinks(call: Call) -> SinkList:
     items = [
         SinkSummary(
             **_sink_details(sink),
-            circuit=sink.circuit_state,
+            circuit=sink.health.circuit,
             oldestWaitingSeconds=sink.oldest_age(),
             delivered=sink.ends["delivered"],
             deadLetters=None if dead_letters is None else dead_letters.get(sink.name, 0),
