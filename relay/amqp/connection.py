@@ -36,12 +36,7 @@ from typing_extensions import override  # in typing from Python 3.12
 from yarl import URL
 
 from relay.amqp.broker_url import FILE_OPTIONS, host_port
-from relay.amqp.failures import (
-    combine_failures,
-    explain_failure,
-    is_current_task_cancelled_by_caller,
-    raise_if_cancelled,
-)
+from relay.amqp.failures import explain_failure, raise_if_cancelled
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.files import require_small_regular_file
@@ -234,18 +229,15 @@ async def keep_connected(
             url = hosts[attempts % host_count]
             async with open_connection(url, name, max_body_bytes) as connection:
                 await serve(connection)
-        except asyncio.CancelledError as error:
-            if is_current_task_cancelled_by_caller():
-                raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # after any error the next one is made
+            raise_if_cancelled()
             failure = explain_failure(error)
-        except Exception as error:  # noqa: BLE001  # after any error the next one is made
-            failure = explain_failure(error)
-        raise_if_cancelled()
         if clock.monotonic() - start > _STABLE_AFTER:
             failed_rounds = 0
             failures.clear()
         failures = deque((*failures, failure), maxlen=host_count)
-        on_failure(combine_failures(failures))
+        reasons = sorted({each.reason for each in failures})  # always in the same order
+        on_failure(Deferred("; ".join(reasons), status=failure.status))
         attempts += 1
         if attempts % host_count == 0:
             failed_rounds += 1
@@ -264,9 +256,8 @@ async def open_connection(
             with connection.abort_if_slower_than(SETUP_TIMEOUT + 1):
                 async with asyncio.timeout(SETUP_TIMEOUT):
                     await connection.connect()
-        except (Exception, asyncio.CancelledError) as error:
-            if is_current_task_cancelled_by_caller():
-                raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # all are explained
+            raise_if_cancelled()
             failure = explain_failure(error)
             raise Deferred(
                 f"no connection to {host_port(url)}: {failure.reason}",

@@ -11,7 +11,7 @@ from yarl import URL
 
 from relay.amqp.broker_url import Declare, host_port
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, open_connection
-from relay.amqp.failures import broker_message, explain_failure, is_current_task_cancelled_by_caller
+from relay.amqp.failures import broker_message, explain_failure, raise_if_cancelled
 from relay.amqp.topology import Part, Queue
 from relay.errors import Deferred
 from relay.logs import Finding, failure, ok, warning
@@ -55,9 +55,8 @@ async def diagnose(
         except Deferred as error:
             problem = error.reason.removesuffix(f": {error.remedy}")
             findings.append(failure(subject, problem, error.remedy or _REMEDY))
-        except (Exception, asyncio.CancelledError) as error:  # see `failures`
-            if is_current_task_cancelled_by_caller():
-                raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # see `failures`
+            raise_if_cancelled()
             problem = f"{host_port(url)}: {explain_failure(error).reason}"
             findings.append(failure(subject, problem, "see the broker's log"))
     return findings

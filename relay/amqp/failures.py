@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aio_pika import exceptions as amqp
@@ -19,16 +19,6 @@ from relay.errors import Deferred
 from relay.net.tls import explain_refusal
 
 AMQP_CA_OPTION = "cafile in the url, or install it on this machine"
-
-
-def combine_failures(failures: Sequence[Deferred]) -> Deferred:
-    """Return the failures of several hosts as one, with the reasons in a fixed order."""
-    kinds = {failure.failure for failure in failures}
-    return Deferred(
-        "; ".join(sorted({failure.reason for failure in failures})),
-        failure=kinds.pop() if len(kinds) == 1 else "transient",
-        status=failures[-1].status,
-    )
 
 
 def broker_message(error: BaseException) -> str:
@@ -98,21 +88,14 @@ def _system_reason(error: OSError) -> str:
     return broker_message(error)
 
 
-def is_current_task_cancelled_by_caller() -> bool:
-    """Return whether a caller cancelled the current task.
-
-    When its heartbeat watchdog fires, aiormq raises CancelledError in every task that waits for
-    the connection, though nobody cancelled them.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def raise_if_cancelled() -> None:
     """Raise CancelledError if a caller cancelled the current task.
 
-    Call it before a wait that may never end. aiormq waits with `asyncio.wait_for`, which up to
-    Python 3.11 drops a cancellation that arrives in the same turn of the loop as the result.
+    Call it where CancelledError is handled: when its heartbeat watchdog fires, aiormq raises it in
+    every task that waits for the connection, though nobody cancelled them. Call it also before a
+    wait that may never end: aiormq waits with `asyncio.wait_for`, which up to Python 3.11 drops a
+    cancellation that arrives in the same turn of the loop as the result.
     """
-    if is_current_task_cancelled_by_caller():
+    task = asyncio.current_task()
+    if task is not None and task.cancelling() > 0:
         raise asyncio.CancelledError

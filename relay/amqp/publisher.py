@@ -20,11 +20,7 @@ from pamqp.commands import Basic
 
 from relay.amqp.broker_url import host_port
 from relay.amqp.connection import SETUP_TIMEOUT, GuardedConnection, open_channel
-from relay.amqp.failures import (
-    explain_failure,
-    is_current_task_cancelled_by_caller,
-    raise_if_cancelled,
-)
+from relay.amqp.failures import explain_failure, raise_if_cancelled
 from relay.errors import Deferred
 from relay.events.cloudevent import CONTENT_TYPE, CloudEvent
 from relay.events.model import routing_word
@@ -91,11 +87,8 @@ class ConfirmedPublisher:
                     wait=False,
                 )
             )
-        except asyncio.CancelledError as error:
-            if is_current_task_cancelled_by_caller():
-                raise
-            return error
-        except Exception as error:  # noqa: BLE001  # what `PublishResult` is: the caller tells it apart
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the caller tells them apart
+            raise_if_cancelled()
             return error
         return answer
 
@@ -126,13 +119,13 @@ class ConfirmedPublisher:
     async def _wait_for_open_channel(self) -> Channel:
         if self._channel is not None and _is_over(self._channel):
             self._forget_channel()
-        if self._channel is None and self._failure.failure == "transient":
+        if self._channel is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CONNECTION_WAIT):
                     await self._has_channel.wait()
         if self._channel is None:
-            failure = self._failure  # it keeps its traceback, so another one is raised
-            raise Deferred(failure.reason, failure=failure.failure, status=failure.status)
+            # It keeps its traceback, so another one is raised.
+            raise Deferred(self._failure.reason, status=self._failure.status)
         return self._channel
 
     def _forget_channel(self) -> None:
