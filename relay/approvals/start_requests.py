@@ -20,7 +20,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from relay.approvals import ClaimedGrant, StartRequestPort
 from relay.approvals.engine import ApprovalEngine
@@ -39,13 +38,6 @@ RETRY_DELAY = 1.0
 MAX_RETRY_DELAY = 8.0
 NOTICE_CHECK_INTERVAL = 0.05
 """Seconds between two checks whether the notices about a granted event are delivered."""
-
-
-class _OpenGrant(NamedTuple):
-    grant: Grant
-    may_go: bool
-    """Whether neither the mode nor a hold nor a limit keeps the StartRequest back."""
-    has_waiting_notices: bool
 
 
 @dataclass(slots=True)
@@ -155,49 +147,52 @@ class StartRequestSender:
         while True:
             scope.wake.clear()
             try:
-                found = await self.store.read(partial(self._find_open_grants, scope.name))
+                is_any_open, is_telling, ready = await self.store.read(
+                    partial(self._find_grants, scope)
+                )
             except StoreUnavailable:
                 await self.clock.sleep(RETRY_DELAY)
                 continue
-            if not found and not scope.wake.is_set():
+            if not is_any_open and not scope.wake.is_set():
                 del self._scopes[scope.name]
                 return
-            now = self.clock.monotonic()
-            for each in found:
-                scope.first_seen.setdefault(each.grant.id, now)
-            allowed = [each for each in found if each.may_go]
-            ready = [
-                each.grant
-                for each in allowed
-                if not each.has_waiting_notices or self._has_told_long_enough(scope, each.grant)
-            ]
             if ready:
                 pause = await self._send_next(scope, ready)
                 if pause:
                     await self.clock.sleep(pause)
-            elif allowed:
+            elif is_telling:
                 await self.clock.wait(scope.wake, NOTICE_CHECK_INTERVAL)
             else:
                 await scope.wake.wait()
 
-    def _find_open_grants(self, scope: str, tx: Transaction) -> list[_OpenGrant]:
-        now, found = self.clock.now(), []
-        for grant, occurrence in tx.approvals.open_grants(scope):
+    def _find_grants(self, scope: _Scope, tx: Transaction) -> tuple[bool, bool, list[Grant]]:
+        """Return whether any is open, whether one waits for its notices, and those that can go."""
+        now, is_telling, ready = self.clock.now(), False, []
+        open_grants = tx.approvals.open_grants(scope.name)
+        for grant, occurrence in open_grants:
+            must_tell = self._must_tell_first(scope, tx, grant, occurrence)
             status = self.engine.status(tx, occurrence, now)
             # The mode is off for an event whose rows are damaged.
-            may_go = status.mode == "on" and not status.is_held and not status.waiting_for
-            has_waiting = may_go and self._has_undelivered_notices(tx, occurrence)
-            found.append(_OpenGrant(grant, may_go, has_waiting))
-        return found
+            if status.mode == "on" and not status.is_held and not status.waiting_for:
+                is_telling = is_telling or must_tell
+                if not must_tell:
+                    ready.append(grant)
+        return bool(open_grants), is_telling, ready
 
-    def _has_undelivered_notices(self, tx: Transaction, occurrence: TrackedEvent) -> bool:
-        # Others wait for none (docs/guarantees.md#notices-come-before-the-startrequest).
-        is_ours = self.names_this_vm(occurrence.event.resources)
-        return is_ours and tx.deliveries.is_event_waiting(occurrence.key)
+    def _must_tell_first(
+        self, scope: _Scope, tx: Transaction, grant: Grant, occurrence: TrackedEvent
+    ) -> bool:
+        """Whether ``tell_first`` goes on, and an event of this VM has undelivered notices.
 
-    def _has_told_long_enough(self, scope: _Scope, grant: Grant) -> bool:
-        waited = self.clock.monotonic() - scope.first_seen[grant.id]
-        return waited >= self.engine.settings.tell_first
+        Others wait for none (docs/guarantees.md#notices-come-before-the-startrequest).
+        """
+        now = self.clock.monotonic()
+        waited = now - scope.first_seen.setdefault(grant.id, now)
+        return (
+            waited < self.engine.settings.tell_first
+            and self.names_this_vm(occurrence.event.resources)
+            and tx.deliveries.is_event_waiting(occurrence.key)
+        )
 
     async def _send_next(self, scope: _Scope, ready: Sequence[Grant]) -> float:
         """Send one StartRequest, if its grant still holds; return how long to pause."""
@@ -221,10 +216,7 @@ class StartRequestSender:
 
         def claim(tx: Transaction) -> ClaimedGrant | None:
             occurrence = tx.occurrences.require_occurrence(grant.occurrence)
-            # The fresh read may have added notices about the event.
-            if not self._has_told_long_enough(scope, grant) and self._has_undelivered_notices(
-                tx, occurrence
-            ):
+            if self._must_tell_first(scope, tx, grant, occurrence):  # of what was read afresh
                 return None
             return self.engine.claim_grant(tx, grant, self.clock.now(), agent=agent)
 
