@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
@@ -59,6 +59,7 @@ from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
 _log = logging.getLogger(__name__)
+_NOT_CHECKED = datetime.min.replace(tzinfo=UTC)
 SAME_DECISION = timedelta(minutes=1)
 """For so long a decision that changes nothing gets the answer to the first."""
 MAX_REFUSALS = 100
@@ -86,7 +87,7 @@ class ApprovalEngine:
         self.in_flight: set[tuple[int, int]] = set()
         """The StartRequests that are being sent now, as `ApprovalStatus` has them. The sender adds
         them before the claim, and takes them away once the answer is recorded."""
-        self.next_change: datetime | None = None
+        self.next_change: datetime | None = _NOT_CHECKED
         """When a transition can be due by time alone, or earlier; None: never. What is rolled back
         can leave it too early, which costs one check."""
         self.unrecorded_refusals = Counter[str]()
@@ -190,8 +191,8 @@ class ApprovalEngine:
             occurrences = tx.occurrences.find_occurrences_by_reference(request.event_id, scope)
         status: ApprovalStatus | None = None
         if len(occurrences) == 1:
-            # The transitions that were due before the request come first.
-            self.apply_due_transitions(tx, request.at, [occurrences[0].key])
+            if self.next_change is not None and self.next_change <= request.at:
+                self.apply_due_transitions(tx, request.at)  # what was due before comes first
             status = self.status(tx, occurrences[0], request.at)
         elif len(occurrences) > 1:
             refusal = refusal or ambiguous_scope_refusal(occurrences)
@@ -276,8 +277,7 @@ class ApprovalEngine:
             return
         keys = None if tx.changed is None else sorted(tx.changed)
         moment = self.apply_due_transitions(tx, now, keys)
-        known = [each for each in (moment, self.next_change) if each is not None]
-        self.next_change = min(known, default=None)
+        self.next_change = _earliest([moment, self.next_change])
 
     def check_all(self, tx: Transaction, now: datetime) -> None:
         """Apply every transition that is due: the time has come for one, or the rules changed."""
@@ -295,21 +295,18 @@ class ApprovalEngine:
             if hold.ends <= now:
                 record_standing_hold(tx, self.origin, EXPIRED, hold, now)
                 event_keys = None
-        changes = (next_hold_change(hold, now) for hold in tx.standing_holds.list_open())
-        moments = [moment for moment in changes if moment is not None]
+        moments = [next_hold_change(hold, now) for hold in tx.standing_holds.list_open()]
         for occurrence in tx.approvals.occurrences_to_check(
             all_live=self.acts_unasked, event_keys=event_keys
         ):
             status = self._apply_event_transitions(tx, occurrence, now)
-            moment = next_change_at(status)
-            if moment is not None:
-                moments.append(moment)
+            moments.append(next_change_at(status))
             if status.is_startable and self._have_hours:
                 # Hours begin and end at whole minutes, in every time zone.
                 moments.append(now.replace(second=0, microsecond=0) + timedelta(minutes=1))
-        return min(moments + self._grant_what_has_slots(tx, now), default=None)
+        return _earliest(moments + self._grant_what_has_slots(tx, now))
 
-    def _grant_what_has_slots(self, tx: Transaction, now: datetime) -> list[datetime]:
+    def _grant_what_has_slots(self, tx: Transaction, now: datetime) -> list[datetime | None]:
         """Grant all events that a limit counts and that have slots now, first in line first.
 
         In a dry run they only keep their places. Return when something follows by time alone.
@@ -323,7 +320,7 @@ class ApprovalEngine:
                 Recording(tx, self.origin, occurrence, now).transition(CreateGrant(), status)
         if line.waiting:  # their messages show who takes the slots
             tx.messages.refresh_about(line.waiting, now)
-        return [moment for moment in moments if moment is not None]
+        return moments
 
     def _apply_event_transitions(
         self, tx: Transaction, occurrence: TrackedEvent, now: datetime
@@ -349,8 +346,8 @@ class ApprovalEngine:
     ) -> Sequence[LimitWait]:
         if not isinstance(transition, VoidVotes) or transition.reason != "expired":
             return ()
-        moments = [status.not_before, *map(status.decision_expires_at, transition.decisions)]
-        end = min(moment for moment in moments if moment is not None)
+        end = _earliest([status.not_before, *map(status.decision_expires_at, transition.decisions)])
+        assert end is not None  # noqa: S101  # otherwise they have not expired
         return self._limits.waits_of(tx, replace(status, now=end - timedelta(microseconds=1)))
 
     # --- StartRequests
@@ -389,3 +386,7 @@ class ApprovalEngine:
             http_status=error.status if error is not None else 200,
             reason=error.reason if error is not None else None,
         )
+
+
+def _earliest(moments: Iterable[datetime | None]) -> datetime | None:
+    return min((each for each in moments if each is not None), default=None)

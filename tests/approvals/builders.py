@@ -415,7 +415,8 @@ class ApprovalFile:
 
     def apply_transitions(self) -> datetime | None:
         """Apply every transition that is due; return when the next is due by time alone."""
-        return self.transact(lambda tx: self.engine.apply_due_transitions(tx, self.clock.now()))
+        self.transact(lambda tx: self.engine.check_all(tx, self.clock.now()))
+        return self.engine.next_change
 
     def submit(
         self,
