@@ -95,22 +95,18 @@ class Callers:
         self._tokens: TokenVerifier | None = None
         self.sign_in: SignIn | None = None
         """None if nobody can sign in on the pages."""
-        oidc, public_url = settings.oidc, settings.public_url
+        self.entra = oidc, public_url = settings.oidc, settings.public_url
         if oidc is None:
             return
         # Imported here: the library takes ten megabytes, and only relays with api.oidc have it.
         from relay.api.entra import TokenVerifier  # noqa: PLC0415
+        from relay.api.sign_in import SignIn  # noqa: PLC0415
 
         self._tokens = TokenVerifier(oidc, clock)
-        if earlier is not None and (oidc, public_url) == (
-            earlier.settings.oidc,
-            earlier.settings.public_url,
-        ):
+        if earlier is not None and earlier.entra == self.entra:
             self.sign_in = earlier.sign_in  # with its sessions
         elif oidc.sign_in is not None and public_url is not None:
             # Without sessions: rights that were taken away must not live on in them.
-            from relay.api.sign_in import SignIn  # noqa: PLC0415
-
             self.sign_in = SignIn(oidc, public_url, self._tokens, clock)
 
     async def identify(
