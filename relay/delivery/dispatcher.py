@@ -163,7 +163,7 @@ class Dispatcher:
                 self._early_entries[entry.sink].append(entry)
             elif entry.sink in self._workers:
                 # Earlier attempts do not count against a redelivery.
-                self._workers[entry.sink].redeliver(replace(entry, attempts=0))
+                self._workers[entry.sink].add_entries([replace(entry, attempts=0)], again=True)
 
 
 def _by_sink(entries: Iterable[Entry]) -> defaultdict[str, list[Entry]]:

@@ -110,9 +110,10 @@ class Worker:
         is_stopped = self.health.state != "on" or self._clock.monotonic() < self.health.allowed_at
         return is_stopped or not self._queue.has_ready
 
-    def add_entries(self, entries: Iterable[Entry]) -> None:
+    def add_entries(self, entries: Iterable[Entry], *, again: bool = False) -> None:
+        """Add new entries, or redeliver them ``again``: those supersede no other entry."""
         for entry in entries:
-            if self._is_entry_replaceable_by_newer(entry):
+            if not again and self._is_entry_replaceable_by_newer(entry):
                 for old in self._queue.remove_superseded(entry):
                     self._record_end_without_delivery(
                         old, "superseded", f"replaced by a newer {entry.type}"
@@ -120,12 +121,6 @@ class Worker:
             self._queue.push(entry)
         self.health.probe_now()
         self._begin_tries()  # the task of `run` would begin them two turns of the loop later
-        self._wake.set()
-
-    def redeliver(self, entry: Entry) -> None:
-        """Add an entry again. It supersedes no other entry."""
-        self._queue.push(entry)
-        self.health.probe_now()
         self._wake.set()
 
     def set_sink_state(self, state: SinkState, reason: str | None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import orjson
 from aiohttp import web
@@ -157,19 +157,11 @@ def instance_document(vm: VM) -> dict[str, Any]:
     return {"compute": compute_document(vm), "network": {"interface": [interface]}}
 
 
-Kind = Literal[
-    "status",
-    "delay",
-    "hang",
-    "reset",
-    "redirect",
-    "empty",
-    "truncated",
-    "malformed",
-    "no-events",
-    "duplicate",
-    "wrong-type",
+_InPlaceOfAnswer = Literal["status", "hang", "reset", "redirect"]
+_WithinAnswer = Literal[
+    "delay", "empty", "truncated", "malformed", "no-events", "duplicate", "wrong-type"
 ]
+Kind = Literal[_InPlaceOfAnswer, _WithinAnswer]
 Target = Literal["document", "approval", "instance", "any"]
 JSON: Final = "application/json"
 
@@ -200,7 +192,7 @@ class Fault:
 
     @property
     def replaces_answer(self) -> bool:
-        return self.kind in ("status", "hang", "reset", "redirect")
+        return self.kind in get_args(_InPlaceOfAnswer)
 
     @property
     def label(self) -> str:
