@@ -1,4 +1,4 @@
-"""Occurrences, votes, grants and first answers: read back as they were written."""
+"""Occurrences and first answers: read back as they were written."""
 
 from __future__ import annotations
 
