@@ -59,8 +59,8 @@ class Request:
     """A complete request for `post` or `send`.
 
     ``secrets`` are texts in the request that no log may contain, though a server repeats them. The
-    path and the query of the URL always count as secrets. ``proxy_authorization`` is a header, and
-    ``tls`` takes the place of the session's.
+    path and the query of the URL always count as secrets. ``proxy_headers`` are for a proxy that
+    makes a tunnel to the receiver, and ``tls`` takes the place of the session's.
     """
 
     url: URL
@@ -68,7 +68,7 @@ class Request:
     body: bytes
     secrets: tuple[str, ...] = ()
     proxy: URL | None = None
-    proxy_authorization: str | None = None
+    proxy_headers: Mapping[str, str] | None = None
     tls: ssl.SSLContext | None = None
 
 
@@ -226,13 +226,6 @@ async def send(
     loop = get_running_loop()
     start = loop.time()
     deadline = start + seconds
-    headers = request.headers
-    proxy_headers: dict[str, str] | None = None
-    if request.proxy_authorization is not None:
-        proxy_headers = {"Proxy-Authorization": request.proxy_authorization}
-        if request.url.scheme != "https":  # the proxy reads the request itself: no tunnel
-            headers = {**headers, **proxy_headers}
-            proxy_headers = None
     is_small = len(request.body) <= _MAX_SINGLE_WRITE_BYTES
     try:
         async with timeout_at(deadline):
@@ -240,9 +233,9 @@ async def send(
                 method,
                 request.url,
                 data=request.body if is_small else BytesIO(request.body),
-                headers=headers,
+                headers=request.headers,
                 proxy=request.proxy,
-                proxy_headers=proxy_headers,
+                proxy_headers=request.proxy_headers,
                 ssl=request.tls or True,  # True: the context of the session
                 allow_redirects=False,
             )

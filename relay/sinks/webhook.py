@@ -202,17 +202,21 @@ def read_template(settings: Settings) -> Request:
         if settings.basic is not None:
             hidden_texts.append(settings.basic.current_password())
     proxy, credentials = settings.proxy_target() or (None, None)
-    proxy_authorization = None
+    url = settings.receiver_url()
+    proxy_headers: dict[str, str] = {}
     if credentials is not None:
         proxy_authorization = basic_authorization(*credentials)
         hidden_texts += [credentials[1], proxy_authorization.partition(" ")[2]]
+        # Without TLS there is no tunnel: the proxy reads the request itself.
+        read_by_proxy = proxy_headers if url.scheme == "https" else headers
+        read_by_proxy["Proxy-Authorization"] = proxy_authorization
     return Request(
-        url=settings.receiver_url(),
+        url=url,
         headers={**headers, "Content-Type": CONTENT_TYPE},
         body=b"",
         secrets=tuple(hidden_texts),
         proxy=proxy,
-        proxy_authorization=proxy_authorization,
+        proxy_headers=proxy_headers or None,
     )
 
 
@@ -258,7 +262,7 @@ class Webhook:
             body=event.body,
             secrets=template.secrets,
             proxy=template.proxy,
-            proxy_authorization=template.proxy_authorization,
+            proxy_headers=template.proxy_headers,
             tls=tls,
         )
         response = await post(self._session, request, seconds=settings.timeout)
