@@ -87,11 +87,7 @@ class Callers:
         """What is in force; a reload makes other callers."""
         self._clock = clock
         self._clients_by_name = {client.name: client for client in settings.clients}
-        self._clients_by_san = {
-            _comparable_name(_san_kind(client.san), client.san): client
-            for client in settings.clients
-            if client.san is not None
-        }
+        self._clients_by_san = {_san_key(each.san): each for each in settings.clients if each.san}
         self._tokens: TokenVerifier | None = None
         self.sign_in: SignIn | None = None
         """None if nobody can sign in on the pages."""
@@ -206,8 +202,7 @@ class Callers:
         if kind == "client":
             return self._clients_by_name.get(name)
         if kind == "mtls":
-            key = _comparable_name(_san_kind(name), name)
-            return self._clients_by_san.get(key), self.settings.tls
+            return self._clients_by_san.get(_san_key(name)), self.settings.tls
         return self.settings.oidc if kind == "entra" else None
 
 
@@ -253,11 +248,11 @@ def _is_direct_loopback_call(request: web.Request) -> bool:
     return is_loopback and not any(map(_PROXY_HEADER.fullmatch, request.headers))
 
 
-def _san_kind(san: str) -> str:
-    """Return the kind of name that a client's ``san`` is, as Python's ssl module calls it."""
+def _san_key(san: str) -> tuple[str, str]:
+    """Return the comparable name of a client's ``san``: kinds are called as by the ssl module."""
     if ":" in san:
-        return "URI"
-    return "email" if "@" in san else "DNS"
+        return _comparable_name("URI", san)
+    return _comparable_name("email" if "@" in san else "DNS", san)
 
 
 def _comparable_name(kind: str, value: str) -> tuple[str, str]:
