@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import Annotated
@@ -25,38 +25,25 @@ from relay.cli._output import (
     unwrap_exception_group,
 )
 
-VERBS: Mapping[str, Mapping[str, str]] = {
-    "Begin": {
-        "demo": "demo",
-        "init": "init",
-        "check": "check",
-        "doctor": "doctor",
-        "keys": "init",
-        "run": "run",
-        "reload": "operate",
-    },
-    "Watch": {
-        "events": "events",
-        "show": "events",
-        "explain": "events",
-        "tail": "events",
-        "fleet": "fleet",
-    },
-    "Decide": {
-        "approve": "decide",
-        "hold": "decide",
-        "release": "decide",
-        "holds": "decide",
-        "approvals": "decide",
-        "audit": "audit",
-    },
-    "Send": {"deliveries": "operate", "redeliver": "operate", "sink": "operate"},
-    "Build against it": {"simulate": "demo", "schema": "init"},
+VERBS: Mapping[str, Sequence[str]] = {
+    "Begin": ("demo", "init", "check", "doctor", "keys", "run", "reload"),
+    "Watch": ("events", "show", "explain", "tail", "fleet"),
+    "Decide": ("approve", "hold", "release", "holds", "approvals", "audit"),
+    "Send": ("deliveries", "redeliver", "sink"),
+    "Build against it": ("simulate", "schema"),
 }
-"""The verbs with their modules, by the panel of the help text that lists them.
+"""The verbs, by the panel of the help text that lists them.
 
 A verb is a function of that name, or a typer.Typer if it has verbs of its own.
 """
+_MODULES = {
+    **dict.fromkeys(("show", "explain", "tail"), "events"),
+    **dict.fromkeys(("approve", "hold", "release", "holds", "approvals"), "decide"),
+    **dict.fromkeys(("deliveries", "redeliver", "sink", "reload"), "operate"),
+    **dict.fromkeys(("keys", "schema"), "init"),
+    "simulate": "demo",
+}
+"""The module of each verb that has none of its own name."""
 _COMPLETION = "_IMDS_RELAY_COMPLETE"
 """The variable with which a shell asks for completions."""
 
@@ -73,11 +60,11 @@ def make_app(verbs: Collection[str] | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_show_version_or_help)
-    for panel, modules in VERBS.items():
-        for name, module in modules.items():
+    for panel, names in VERBS.items():
+        for name in names:
             if verbs is not None and name not in verbs:
                 continue
-            verb = getattr(import_module(f"{__name__}.{module}"), name)
+            verb = getattr(import_module(f"{__name__}.{_MODULES.get(name, name)}"), name)
             if isinstance(verb, typer.Typer):
                 app.add_typer(verb, name=name, rich_help_panel=panel)
             elif iscoroutinefunction(verb):
@@ -107,7 +94,7 @@ def main() -> None:
 
     Errors are sentences on standard error, never tracebacks.
     """
-    named = {*sys.argv[1:2]} & {verb for modules in VERBS.values() for verb in modules}
+    named = {*sys.argv[1:2]} & {name for names in VERBS.values() for name in names}
     try:
         # The help text, a wrong verb and a shell that completes need all verbs.
         app = make_app(named if named and _COMPLETION not in os.environ else None)
