@@ -217,10 +217,8 @@ class SinkHealth:
         if entry.id not in self._refused:
             self._note_no_success(error.reason)
 
-    def record_internal_error(
-        self, entry: Entry, error: Exception, began: float
-    ) -> tuple[Deferred, RetryDecision]:
-        """The code of the sink raised an unexpected error. Return it as a failure; then decide."""
+    def record_internal_error(self, entry: Entry, error: Exception) -> Deferred:
+        """The code of the sink raised an unexpected error. Return it as a failure."""
         error_type = error_type_name(error)
         if error_type != self._logged_error:
             self._logged_error = error_type
@@ -231,13 +229,8 @@ class SinkHealth:
                 exc_info=error,
                 extra=log_extra(sink=self._name, type=entry.type, entry=entry.id),
             )
-        count = self._internal_errors.get(entry.id, 0) + 1
-        self._internal_errors[entry.id] = count
-        failure = Deferred(f"the sink's own code failed: {error_type}")
-        decision = self.plan_after_failure(entry, failure, began)
-        if count >= MAX_INTERNAL_ERRORS:
-            decision = DeadLetter(f"the sink's own code failed {count} times")
-        return failure, decision
+        self._internal_errors[entry.id] = self._internal_errors.get(entry.id, 0) + 1
+        return Deferred(f"the sink's own code failed: {error_type}")
 
     def plan_after_failure(self, entry: Entry, error: Deferred, began: float) -> RetryDecision:
         """A try that began at ``began`` failed. Decide what to do with the entry."""
@@ -279,6 +272,9 @@ class SinkHealth:
                     longest_pause=self._sink.longest_pause,
                     jitter=jitter,
                 )
+        internal_errors = self._internal_errors.get(entry.id, 0)
+        if internal_errors >= MAX_INTERNAL_ERRORS:
+            return DeadLetter(f"the sink's own code failed {internal_errors} times")
         return decision
 
     def _note_no_success(self, reason: str) -> None:

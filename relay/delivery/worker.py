@@ -260,12 +260,11 @@ class Worker:
         if isinstance(result, Rejected):
             self.health.record_rejection(entry, result)
             self._move_entry_to_dead_letters(entry, result.reason, attempt)
-        elif isinstance(result, Deferred):
-            decision = self.health.plan_after_failure(entry, result, began)
-            self._apply_retry_decision(decision, entry, result, attempt)
-        else:
-            failure, decision = self.health.record_internal_error(entry, result, began)
-            self._apply_retry_decision(decision, entry, failure, attempt)
+            return False
+        if not isinstance(result, Deferred):
+            result = self.health.record_internal_error(entry, result)
+        decision = self.health.plan_after_failure(entry, result, began)
+        self._apply_retry_decision(decision, entry, result, attempt)
         return False
 
     def _log_attempt(self, entry: Entry, attempt: Attempt) -> None:
