@@ -99,7 +99,7 @@ class Demo:
     def _print_received(self, event: CloudEvent) -> None:
         self.print(f"the receiver has {event.name}, its signature is good")
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.BaseRequest) -> web.Response:
         """Answer 204, or 401 to a request without a valid signature."""
         body = await request.read()
         try:
@@ -114,9 +114,8 @@ class Demo:
 
     @asynccontextmanager
     async def receive(self) -> AsyncIterator[str]:
-        application = web.Application()
-        application.router.add_post("/", self.handle)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+        server = web.Server(self.handle, access_log=None)
+        runner = web.ServerRunner(server, shutdown_timeout=0.5)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
