@@ -44,12 +44,13 @@ from relay.fleet.settings import TrustDomain
 _MAX_CHANGE_WORD = 20
 _MAX_DETAIL_WORD = 64
 """Bytes of the words of a routing key, which has at most 255 with its dots and a scope of 80."""
-_SCOPE = re.compile(r"[a-z0-9-]{1,80}")
-_WORD = re.compile(r"[a-z0-9_-]{1,80}")
-_DETAIL_WORDS = {"event": 2, "relay": 2, "pulse": 0, "vote": 0, "start": 0}
-"""What an agent publishes, which is the first word of the key, and the words before the scope.
+_WORD = "[a-z0-9_-]{1,80}"
+_AGENT_KEY = re.compile(
+    rf"(?:(event|relay)\.{_WORD}\.{_WORD}|(pulse|vote|start))\.([a-z0-9-]{{1,80}})\.({_WORD})"
+)
+"""What an agent publishes, its scope and its relay word.
 
-There are two in ``event.<change>.<type>.<scope>.<relay>``.
+A report has two words before them, as in ``event.<change>.<type>.<scope>.<relay>``.
 """
 
 
@@ -89,14 +90,11 @@ def scope_key(scope: str) -> str:
 @lru_cache(maxsize=4096)  # each agent publishes under a few keys again and again
 def parse_agent_routing_key(key: str) -> tuple[str, str, str]:
     """Return the kind of an agent's message, its scope and relay word. Raises UnusableMessage."""
-    kind, *details, scope, relay = words if len(words := key.split(".")) >= 3 else ("", "", "")
-    if (
-        len(details) != _DETAIL_WORDS.get(kind)
-        or not all(map(_WORD.fullmatch, (*details, relay)))
-        or _SCOPE.fullmatch(scope) is None
-    ):
+    match = _AGENT_KEY.fullmatch(key)
+    if match is None:
         raise UnusableMessage(f"no agent publishes with the routing key {key!r:.300}")
-    return kind, scope, relay
+    family, kind, scope, relay = match.groups()
+    return family or kind, scope, relay
 
 
 def verify_message_from_agent(
