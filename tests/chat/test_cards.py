@@ -16,10 +16,9 @@ from relay.approvals import ApprovalsSettings
 from relay.approvals.admission import SENT_BEFORE_NOTICE, find_decision_refusal
 from relay.approvals.request import HOLD_NOTICE, DecisionKind
 from relay.approvals.status import ApprovalStatus
-from relay.chat.cards import MAX_LISTED_EVENTS, event_card, grouped_card
+from relay.chat.cards import MAX_LISTED_EVENTS, WHAT_HOLD_DOES, event_card, grouped_card
 from relay.chat.cards.card import Buttons, Card, available_decisions
 from relay.chat.cards.wording import (
-    WHAT_HOLD_DOES,
     next_refresh_time,
     time_left,
     time_left_changes_at,

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from operator import itemgetter
 
+from relay.approvals.admission import hold_caveat
 from relay.approvals.rules import Quorum
 from relay.approvals.standing_holds import latest_ending_holds
 from relay.approvals.status import ApprovalStatus, approval_state
 from relay.chat.cards.card import Buttons, Card, EventLine, available_decisions
 from relay.chat.cards.wording import (
     Tone,
-    azure_proceeds_regardless_notice,
     event_title,
     event_tone,
     limit_waits_text,
@@ -26,15 +26,21 @@ from relay.chat.cards.wording import (
     time_left,
 )
 from relay.sentences import (
+    LIMIT_NOTICE,
     PrincipalRef,
     Text,
     event_outcome_text,
     impact_text,
     join_texts,
     principals_text,
+    sentence,
 )
 from relay.settings import MAX_NAMES, join_names
 
+WHAT_HOLD_DOES = (
+    "Hold keeps this relay from starting it, whatever rules and votes say; other relays and Azure "
+    "Resource Manager can still approve."
+)
 _SOURCES = {"platform": "Azure itself", "user": "a user of the subscription"}
 _STATE_NOTES = {
     "granted": "It is approved: the StartRequest is about to be sent.",
@@ -49,7 +55,7 @@ def event_card(status: ApprovalStatus, buttons: Buttons) -> Card:
     event = status.occurrence.event
     notes = list(_note_texts(status))
     decisions = available_decisions(status)
-    notes += azure_proceeds_regardless_notice([status], can_hold="hold" in decisions)
+    notes += _hold_and_regardless_notices([status])
     possible_decisions = "|".join(decisions)
     if buttons.lead_nowhere and possible_decisions:
         command = f"imds-relay {possible_decisions} {status.occurrence.reference}"
@@ -168,6 +174,20 @@ def _note_texts(status: ApprovalStatus) -> Iterator[Text]:
         yield limit_waits_text(status)
 
 
+def _hold_and_regardless_notices(statuses: Sequence[ApprovalStatus]) -> Iterator[Text]:
+    """Yield what a hold does, and that Azure proceeds at NotBefore."""
+    open_statuses = [status for status in statuses if status.is_startable]
+    held = [status for status in open_statuses if status.is_held]
+    if held:
+        yield from dict.fromkeys((sentence(hold_caveat(status)),) for status in held)
+    elif any("hold" in available_decisions(status) for status in open_statuses):
+        yield (WHAT_HOLD_DOES,)
+    if any(status.waiting_for for status in open_statuses):
+        yield (sentence(LIMIT_NOTICE),)
+    elif not held and any(status.not_before is not None for status in open_statuses):
+        yield ("Azure proceeds at NotBefore regardless.",)
+
+
 MAX_LISTED_EVENTS = 10
 """Events that get a line of their own; the rest are counted."""
 _TONES_BY_URGENCY: tuple[Tone, ...] = ("waiting", "held", "running", "approved", "over")
@@ -190,8 +210,7 @@ def grouped_card(statuses: Sequence[ApprovalStatus], buttons: Buttons) -> Card:
     if omitted:
         command = "“imds-relay events” on a machine of this scope"
         notes.append((f"And {omitted} more: {command} lists them, and decides about them.",))
-    can_hold = any("hold" in available_decisions(status) for status in live)
-    notes.extend(azure_proceeds_regardless_notice(live, can_hold=can_hold))
+    notes += _hold_and_regardless_notices(live)
     tones = {event_tone(status) for status in statuses}
     machines = [name for status in statuses for name in status.occurrence.event.resources]
     return Card(

@@ -13,30 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
-from relay.approvals.admission import hold_caveat
 from relay.approvals.standing_holds import next_hold_change
 from relay.approvals.status import ApprovalStatus
 from relay.events.cloudevent import CloudEvent
 from relay.events.timestamps import parse_timestamp
-from relay.sentences import (
-    LIMIT_NOTICE,
-    Text,
-    describe_waits,
-    event_subject,
-    event_told,
-    few_machines,
-    sentence,
-)
+from relay.sentences import Text, describe_waits, event_subject, event_told, few_machines, sentence
 from relay.store import TrackedEvent
 
 Tone = Literal["waiting", "held", "approved", "running", "over"]
 """The state of an event that the color of a message shows."""
-
-WHAT_HOLD_DOES = (
-    "Hold keeps this relay from starting it, whatever rules and votes say; other relays and Azure "
-    "Resource Manager can still approve."
-)
-"""Part of each message with a button to hold."""
 
 
 def event_title(status: ApprovalStatus) -> str:
@@ -70,29 +55,13 @@ def runbooks_of(statuses: Iterable[ApprovalStatus]) -> tuple[tuple[str, str], ..
     return tuple(dict.fromkeys((name, url) for name, url in found if url is not None))
 
 
-def azure_proceeds_regardless_notice(
-    statuses: Iterable[ApprovalStatus], *, can_hold: bool
-) -> Iterator[Text]:
-    """Yield that Azure proceeds at NotBefore, and what a hold does if an event ``can_hold``."""
-    open_statuses = [status for status in statuses if status.is_startable]
-    held = [status for status in open_statuses if status.is_held]
-    if held:
-        yield from dict.fromkeys((sentence(hold_caveat(status)),) for status in held)
-    elif can_hold:
-        yield (WHAT_HOLD_DOES,)
-    if any(status.waiting_for for status in open_statuses):
-        yield (sentence(LIMIT_NOTICE),)
-    elif not held and any(status.not_before is not None for status in open_statuses):
-        yield ("Azure proceeds at NotBefore regardless.",)
-
-
 def limit_waits_text(status: ApprovalStatus) -> Text:
-    text: Text = (sentence(describe_waits(status.waiting_for)).removesuffix("."),)
+    text = sentence(describe_waits(status.waiting_for))
     ends = [parse_timestamp(wait["until"]) for wait in status.waiting_for]
     known = [end for end in ends if end is not None]
-    return (
-        (*text, ", until ", max(known), ".") if known and len(known) == len(ends) else (*text, ".")
-    )
+    if len(known) < len(ends):
+        return (text,)
+    return (text.removesuffix("."), ", until ", max(known), ".")
 
 
 MAX_HISTORY_LINES = 20
