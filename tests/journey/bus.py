@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aio_pika
@@ -183,10 +184,6 @@ class Bus:
             declared = (await channel.declare_queue(self.queue, passive=True)).declaration_result
             return declared.message_count or 0, declared.consumer_count or 0
 
-    async def holds_one(self) -> bool:
-        """Whether exactly one approval waits in the queue, delivered to nobody."""
-        return (await self.waiting())[0] == 1
-
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[GuardedConnection]:
         # The relay's own connection: some dead letters would end any other.
@@ -318,14 +315,14 @@ async def running_system(
     exchange: str | None = None,
     *,
     wait: bool = True,
-    consumes: bool = True,
     clients: Sequence[Mapping[str, Any]] | None = None,
+    approvals: Mapping[str, Any] = MappingProxyType({}),
     **amqp: Any,
 ) -> AsyncIterator[System]:
     """A relay in this process, and a bus that collects its events.
 
-    ``wait``: until the relay consumes. ``consumes``: whether it takes approvals over AMQP.
-    ``clients`` replace the usual ones. ``amqp`` are more settings of ``approvals.amqp``.
+    ``wait``: until the relay consumes. ``clients`` replace the usual ones. ``approvals`` and
+    ``amqp`` are more settings of ``approvals`` and of ``approvals.amqp``.
     """
     bus = Bus(broker, exchange or unused_exchange())
     async with AsyncExitStack() as stack:
@@ -333,14 +330,11 @@ async def running_system(
         document = relay_document(broker, bus.exchange, **amqp)
         document |= {"source": {"url": sim.url}, "store": {"path": str(directory / "relay.db")}}
         document["api"]["clients"] = clients or document["api"]["clients"]
+        document["approvals"] |= approvals
         config = Config.model_validate(document)
-        started_config = config
-        if not consumes:
-            approvals = config.approvals.model_copy(update={"amqp": None})
-            started_config = config.model_copy(update={"approvals": approvals})
-        running = await stack.enter_async_context(start_relay(started_config, SystemClock()))
+        running = await stack.enter_async_context(start_relay(config, SystemClock()))
         system = System(sim, bus, running, config)
-        if wait and consumes:
+        if wait:
             await eventually(system.is_consuming, every=0.05)
             await bus.listen(stack)
         yield system

@@ -11,31 +11,15 @@ from pathlib import Path
 
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
-from aio_pika.exceptions import ChannelNotFoundEntity
 
 from relay.amqp import approval_consumer
-from relay.app import start_relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.request import DecisionAnswer, DecisionRequest
-from relay.clock import SystemClock
-from relay.config import Config
 from relay.errors import StoreUnavailable
-from relay.logs import ThrottledLog
-from relay.roles.inner_half import make_approval_consumer
-from relay.simulator import VM, Setup, Simulator
 from relay.store.transaction import Transaction
 from tests.approvals.builders import write_damaged_row
-from tests.background_tasks import BackgroundTasks
 from tests.eventually import eventually
-from tests.journey.bus import (
-    SCOPE,
-    Bus,
-    System,
-    define_users,
-    relay_document,
-    running_system,
-    unused_exchange,
-)
+from tests.journey.bus import SCOPE, Bus, System, define_users, running_system, unused_exchange
 from tests.journey.relay_process import after_polls
 from tests.rabbitmq import Broker
 from tests.store.conftest import LimitedDisk
@@ -106,33 +90,15 @@ async def test_while_approvals_are_off_from_the_start_there_is_a_queue_to_wait_i
     """The relay makes the queue when it connects, so no message is lost while approvals are off."""
     caplog.set_level(logging.INFO, "relay.amqp")
     exchange = unused_exchange()
-    bus = Bus(node, exchange)
-    async with Simulator(Setup(vms=(VM("vm-0"),))) as sim:
-        document = relay_document(node, exchange) | {
-            "source": {"url": sim.url},
-            "store": {"path": str(tmp_path / "relay.db")},
-        }
-        document["approvals"]["enabled"] = False
-        async with start_relay(Config.model_validate(document), SystemClock()):
-            # It is bound when this is logged. A message that comes before that has no queue.
-            await eventually(lambda: "messages wait" in caplog.text, every=0.1)
-            assert await _is_there(bus)
-            await bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "early")
-            await eventually(bus.holds_one, every=0.1)
-            assert await bus.waiting() == (1, 0)
-    async with (
-        running_system(node, tmp_path, exchange, wait=False) as system,
-        AsyncExitStack() as stack,
-    ):
-        await system.bus.listen(stack)
+    off = running_system(node, tmp_path, exchange, wait=False, approvals={"enabled": False})
+    async with off as system:
+        # It is bound when this is logged. A message that comes before that has no queue.
+        await eventually(lambda: "messages wait" in caplog.text, every=0.1)
+        assert await system.bus.waiting() == (0, 0)
+        await system.bus.send({"eventId": "x", "decision": "approve", "revision": "r"}, "early")
+        await eventually(system.bus.waiting, lambda waiting: waiting == (1, 0), every=0.1)
+    async with running_system(node, tmp_path, exchange, wait=False) as system:
         await eventually(system.is_idle, every=0.1)
-
-
-async def _is_there(bus: Bus) -> bool:
-    try:
-        return await bus.waiting() == (0, 0)
-    except ChannelNotFoundEntity:
-        return False
 
 
 async def _deliveries(bus: Bus) -> int:
@@ -168,13 +134,7 @@ async def test_decisions_that_cannot_be_recorded_change_neither_the_order_nor_th
 
     monkeypatch.setattr(approval_consumer, "POLL_INTERVAL", 0.05)
     sent = ["hold", "release", "hold again"]
-    async with running_system(node, tmp_path, consumes=False) as system, AsyncExitStack() as stack:
-        rejections = ThrottledLog(logging.getLogger("test"))
-        consumer = make_approval_consumer(system.config, system.running.relay, rejections)
-        assert consumer is not None
-        await stack.enter_async_context(BackgroundTasks(consumer.run()))
-        await eventually(system.is_consuming, every=0.05)
-        await system.bus.listen(stack)
+    async with running_system(node, tmp_path) as system:
         event, decision = await system.schedule_reboot()
         monkeypatch.setattr(ApprovalEngine, "decide", refuse_often)
         await system.running.relay.gate.set_approval_mode("off", "local:tester")
