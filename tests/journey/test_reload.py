@@ -9,9 +9,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relay.simulator import VM, Plan, Setup, Simulator
+from relay.simulator import Plan
 from tests.background_tasks import BackgroundTasks
-from tests.counting_proxy import counting_proxy
 from tests.eventually import eventually
 from tests.journey.relay_process import (
     KEY,
@@ -20,12 +19,11 @@ from tests.journey.relay_process import (
     client,
     inbox,
     name_of,
-    rabbitmq,
     relay,
     told_relay,
     webhook,
 )
-from tests.rabbitmq import Broker
+from tests.relay_in_process import simulated
 
 OTHER_KEY = "another-bearer-key-for-tests"
 
@@ -59,89 +57,72 @@ async def reload(process: RelayProcess, **sections: Any) -> tuple[int, Any]:
     return await process.call("POST", "/v1/reload")
 
 
-async def test_a_reload_takes_a_file_over_or_says_why_not(
-    broker: Broker, exchange: str, tmp_path: Path
-) -> None:
+async def test_a_reload_takes_a_file_over_or_says_why_not(tmp_path: Path) -> None:
     stream, watched = Stream(), Stream()
-    async with (
-        inbox() as drain,
-        inbox() as second,
-        counting_proxy(broker.amqp_url()) as (proxy, amqp_url),
-        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
-    ):
-        bus = rabbitmq(amqp_url, exchange)
-        watcher = client("watcher", key=OTHER_KEY, can=["read"])
-        document = {
-            "source": {"url": sim.url},
-            "sinks": [bus, webhook(drain.url)],
-            "api": {"clients": [client(), watcher]},
-        }
-        async with relay(tmp_path / "relay", document) as process:
-            await process.start()
-            tasks = (stream.read(process.url, KEY), watched.read(process.url, OTHER_KEY))
-            async with BackgroundTasks(*tasks):
-                await eventually(lambda: stream.is_open and watched.is_open)
-                event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
-                await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
-                await eventually(lambda: proxy.open == 1)
+    watcher = client("watcher", key=OTHER_KEY, can=["read"])
+    started = told_relay(tmp_path / "relay", api={"clients": [client(), watcher]})
+    async with inbox() as second, started as (drain, sim, process):
+        tasks = (stream.read(process.url, KEY), watched.read(process.url, OTHER_KEY))
+        async with BackgroundTasks(*tasks):
+            await eventually(lambda: stream.is_open and watched.is_open)
+            event = sim.schedule(Plan(type="Reboot", resources=("vm-0",), lasts=None))
+            await eventually(lambda: drain.types_of(event.event_id) == ["event.scheduled"])
 
-                # A new sink gets the event that is live. A removed client loses its stream.
-                sinks = [bus, webhook(drain.url), webhook(second.url, "second")]
-                clients = {"clients": [client()], "public_url": "https://relay.example.com"}
-                status, body = await reload(process, sinks=sinks, api=clients)
-                changes = [
-                    {"key": "sinks.second", "change": "added"},
-                    {"key": "api.public_url", "change": "changed"},
-                    {"key": "api.clients.watcher", "change": "removed"},
-                ]
-                assert (status, body) == (200, {"changes": changes})
-                await eventually(lambda: second.types_of(event.event_id) == ["event.scheduled"])
-                await eventually(lambda: not watched.is_open)
+            # A new sink gets the event that is live. A removed client loses its stream.
+            sinks = [webhook(drain.url), webhook(second.url, "second")]
+            clients = {"clients": [client()], "public_url": "https://relay.example.com"}
+            status, body = await reload(process, sinks=sinks, api=clients)
+            changes = [
+                {"key": "sinks.second", "change": "added"},
+                {"key": "api.public_url", "change": "changed"},
+                {"key": "api.clients.watcher", "change": "removed"},
+            ]
+            assert (status, body) == (200, {"changes": changes})
+            await eventually(lambda: second.types_of(event.event_id) == ["event.scheduled"])
+            await eventually(lambda: not watched.is_open)
 
-                # A wrong file leaves everything as it is, and the relay says where it is wrong.
-                wrong = webhook(second.url, "second", timeout="soon")
-                process.document["sinks"] = [bus, wrong]
-                process.write_document()
-                process.hang_up()
-                await eventually(lambda: "was not reloaded" in process.log)
-                status, ready = await process.call("GET", "/readyz")
-                assert (status, ready["status"], ready["configuration"]) == (200, "ok", "refused")
-                assert ready["configurationProblem"].startswith(
-                    f"{tmp_path}/relay/relay.yaml:1: sinks[1].timeout: expected a duration"
-                )
+            # A wrong file leaves everything as it is, and the relay says where it is wrong.
+            wrong = webhook(second.url, "second", timeout="soon")
+            process.document["sinks"] = [webhook(drain.url), wrong]
+            process.write_document()
+            process.hang_up()
+            await eventually(lambda: "was not reloaded" in process.log)
+            status, ready = await process.call("GET", "/readyz")
+            assert (status, ready["status"], ready["configuration"]) == (200, "ok", "refused")
+            assert ready["configurationProblem"].startswith(
+                f"{tmp_path}/relay/relay.yaml:1: sinks[1].timeout: expected a duration"
+            )
 
-                # What needs a restart is named, with its place.
-                status, problem = await reload(process, sinks=sinks, scope="another")
-                assert (status, problem["restartRequired"]) == (422, ["scope"])
-                assert problem["detail"] == (
-                    f"restart required for: scope ({tmp_path}/relay/relay.yaml:1). "
-                    "Nothing was changed"
-                )
+            # What needs a restart is named, with its place.
+            status, problem = await reload(process, sinks=sinks, scope="another")
+            assert (status, problem["restartRequired"]) == (422, ["scope"])
+            assert problem["detail"] == (
+                f"restart required for: scope ({tmp_path}/relay/relay.yaml:1). Nothing was changed"
+            )
 
-                # SIGHUP takes a good file over.
-                del process.document["scope"]
-                process.document["sinks"] = sinks
-                process.document["source"] |= {"interval": "500ms"}
-                process.write_document()
-                process.hang_up()
-                await eventually(lambda: "SIGHUP): source.interval changed" in process.log)
-                assert "configuration" not in (await process.call("GET", "/readyz"))[1]
-                sim.start(event)
-                sim.end(event)
-                for box in (drain, second):
-                    await eventually(lambda box=box: "event.ended" in box.types_of(event.event_id))
-                await eventually(lambda: "event.ended" in stream.names)
-            assert stream.names.count("event.scheduled") == 1
-            assert [name_of(each) for each in drain.events] == ["event.scheduled", "event.ended"]
-            assert [name_of(each) for each in second.events] == ["event.scheduled", "event.ended"]
-            assert (proxy.accepted, proxy.open) == (3, 1)
-            assert await process.stop() == 0
+            # SIGHUP takes a good file over.
+            del process.document["scope"]
+            process.document["sinks"] = sinks
+            process.document["source"] |= {"interval": "600ms"}
+            process.write_document()
+            process.hang_up()
+            await eventually(lambda: "SIGHUP): source.interval changed" in process.log)
+            assert "configuration" not in (await process.call("GET", "/readyz"))[1]
+            sim.start(event)
+            sim.end(event)
+            for box in (drain, second):
+                await eventually(lambda box=box: "event.ended" in box.types_of(event.event_id))
+            await eventually(lambda: "event.ended" in stream.names)
+        assert stream.names.count("event.scheduled") == 1
+        assert [name_of(each) for each in drain.events] == ["event.scheduled", "event.ended"]
+        assert [name_of(each) for each in second.events] == ["event.scheduled", "event.ended"]
+        assert await process.stop() == 0
         assert "Traceback" not in process.log
 
 
 async def test_a_hangup_during_the_start_is_a_reload_after_it(tmp_path: Path) -> None:
     async with (
-        Simulator(Setup(vms=(VM("vm-0"),))) as sim,
+        simulated() as sim,
         relay(tmp_path, {"source": {"url": sim.url}, "relay": "vm-0"}) as process,
     ):
         await process.start(ready=False)
