@@ -126,9 +126,14 @@ class Dispatcher:
     # --- what operators and the API ask
 
     async def drain(self) -> None:
-        """Return when everything that can be sent now was sent."""
+        """Return when everything that can be sent now was sent. From then on, no try begins.
+
+        One that began before the workers end would be cut off, and sent again.
+        """
         while not all(worker.is_idle for worker in self._workers.values()):
             await self._clock.sleep(DRAIN_POLL_INTERVAL)
+        for worker in self._workers.values():
+            worker.begin_no_more()
 
     def submit(self) -> None:
         """Submit to the store what was delivered and waits for others to be recorded with."""

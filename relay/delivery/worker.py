@@ -146,6 +146,10 @@ class Worker:
             finally:
                 self._group = None
 
+    def begin_no_more(self) -> None:
+        """Leave what comes from now on to the worker after this one."""
+        self._group = None
+
     def _begin_tries(self) -> None:
         while self._group is not None and (entry := self._take_next_allowed_entry()) is not None:
             self._group.create_task(self._deliver_in_turn(entry), name=f"sink {self.name}")
