@@ -88,10 +88,6 @@ async def run_async(*arguments: str) -> CommandResult:
     return await asyncio.to_thread(run_command, *arguments)
 
 
-def file_names(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.iterdir())
-
-
 @contextmanager
 def default_sigint() -> Iterator[None]:
     """Let new processes obey SIGINT. A shell ignores it for tests that run in the background."""

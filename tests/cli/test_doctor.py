@@ -27,14 +27,14 @@ from relay.store.file import SCHEMA_VERSION
 from tests.api.entra import run_entra
 from tests.certificates import LOOPBACK
 from tests.cli import test_run
-from tests.cli.command import file_names, run_async, run_process, serve_handler
+from tests.cli.command import run_async, run_process, serve_handler
 from tests.cli.running_relay import running_relay
 from tests.imds.scripted_server import Answer, run_server
 from tests.journey.bus import SCOPE, Bus
 from tests.journey.relay_process import SECRET, rabbitmq
 from tests.rabbitmq import Broker
 from tests.sinks.http_receiver import Received, good, listening
-from tests.store.open_store import IDENTITY, open_file_in
+from tests.store.open_store import IDENTITY, file_names, open_file_in
 
 INSTANCE = b'{"compute": {"vmId": "02aab8a4-74ef-476e-8182-f6d2ba4166a6", "name": "db-0"}}'
 

@@ -19,15 +19,9 @@ import orjson
 import pytest
 
 from relay.simulator import VM, Plan, Setup, Simulator
-from tests.cli.command import (
-    environment,
-    file_names,
-    read_until,
-    run_process,
-    run_program,
-    start_process,
-)
+from tests.cli.command import environment, read_until, run_process, run_program, start_process
 from tests.eventually import eventually
+from tests.store.open_store import file_names
 
 
 @pytest.fixture

@@ -15,14 +15,8 @@ import pytest
 from relay.cli._output import CommandFailed, unwrap_exception_group
 from relay.cli.demo import Demo, run_demo
 from relay.simulator import load_packaged_playbooks
-from tests.cli.command import (
-    file_names,
-    read_until,
-    run_async,
-    run_command,
-    run_process,
-    start_process,
-)
+from tests.cli.command import read_until, run_async, run_command, run_process, start_process
+from tests.store.open_store import file_names
 
 STEPS = (
     "an Azure is simulated at http://127.0.0.1:",
