@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import importlib
 import logging
 import re
@@ -95,8 +94,8 @@ class Services:
         self._settings = settings
         self._services = settings.load_services()
         self._sending: dict[str, asyncio.Future[Deferred | None]] = {}
-        self._recipients: dict[str, set[str]] = {}
-        """The URLs of the services that have a message, by its digest. Oldest message first."""
+        self._recipients: dict[tuple[str, str], set[str]] = {}
+        """The URLs of the services that have a message, by title and text. Oldest message first."""
 
     async def post(self, card: Card) -> None:
         message_type = "warning" if card.tone in _URGENT_TONES else "info"
@@ -117,14 +116,13 @@ class Services:
             with raise_deferred_if_secret_unusable("urls", "are"):
                 self._services = settings.load_services()
         message = {"title": title, "body": body, "notify_type": message_type}
-        digest = hashlib.sha256(f"{title}\n{body}".encode()).hexdigest()
-        recipients = self._recipients.setdefault(digest, set())
+        recipients = self._recipients.setdefault((title, body), set())
         missing = [url for url in self._services if url not in recipients]
         errors = await asyncio.gather(*(self._send(url, message) for url in missing))
         recipients.update(url for url, error in zip(missing, errors, strict=True) if error is None)
         problems = [error for error in errors if error is not None]
         if not problems:
-            del self._recipients[digest]
+            del self._recipients[title, body]
             return
         while len(self._recipients) > MAX_PARTIAL_MESSAGES:
             del self._recipients[next(iter(self._recipients))]

@@ -30,11 +30,9 @@ MAX_BLOCKS_BYTES = 40_000
 _TEXT_LENGTHS = (1500, 700, 300, 100)
 """Characters of one text, tried in this order until the message is small enough."""
 _MAX_TITLE = 150
-_MAX_BUTTON_LABEL = 75
 _MAX_URL = 3000
-_MAX_CONFIRM_TITLE = 100
 _MAX_CONFIRM_TEXT = 300
-_MAX_CONFIRM_LABEL = 30
+_MAX_LABEL = 30
 # The limits above are Slack's. The limits below are lower than Slack's.
 _MAX_FOOTER = 500
 _MAX_NOTIFICATION = 1000
@@ -128,7 +126,7 @@ def _actions(
 
 
 def _button(button: Button, action_id: str) -> Json:
-    label = _plain_text(button.label, _MAX_BUTTON_LABEL)
+    label = _plain_text(button.label, _MAX_LABEL)
     element = {"type": "button", "action_id": action_id, "text": label}
     if button.decision == "approve":
         element["style"] = "primary"
@@ -139,10 +137,10 @@ def _button(button: Button, action_id: str) -> Json:
         **element,
         "value": button_value(button),
         "confirm": {
-            "title": _plain_text(f"{button.label}?", _MAX_CONFIRM_TITLE),
+            "title": _plain_text(f"{button.label}?", _MAX_LABEL),
             "text": _plain_text(question, _MAX_CONFIRM_TEXT),
-            "confirm": _plain_text(button.label, _MAX_CONFIRM_LABEL),
-            "deny": _plain_text("Cancel", _MAX_CONFIRM_LABEL),
+            "confirm": label,
+            "deny": _plain_text("Cancel", _MAX_LABEL),
         },
     }
 
