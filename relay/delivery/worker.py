@@ -77,9 +77,8 @@ class Worker:
         self._unrecorded = 0  # delivered, but not recorded yet
         self._rate_allows_at = float("-inf")  # monotonic seconds
         self._wake = asyncio.Event()
-        self._group: asyncio.TaskGroup | None = None  # while the worker runs
+        self._group: asyncio.TaskGroup | None = None  # None: the worker does not run, or stops
         self._timer_at = math.inf  # see `_set_timer`
-        self._is_stopping = False
 
     @property
     def state(self) -> SinkState:
@@ -140,9 +139,6 @@ class Worker:
                     self._begin_tries()
                     self._set_timer(group)
                     await self._wake.wait()
-            except asyncio.CancelledError:
-                self._is_stopping = True
-                raise
             finally:
                 self._group = None
 
@@ -161,7 +157,7 @@ class Worker:
         return max(self.health.allowed_at, self._rate_allows_at)
 
     @property
-    def _is_at_try_limit_or_stopping(self) -> bool:
+    def _is_at_try_limit(self) -> bool:
         """Whether no try may begin. A probe may, however slow the disk is."""
         if self.health.probes_only:
             return self._in_flight >= 1
@@ -170,7 +166,7 @@ class Worker:
 
     def _take_next_allowed_entry(self) -> Entry | None:
         now = self._clock.monotonic()
-        if self.health.state != "on" or now < self._allowed_at or self._is_at_try_limit_or_stopping:
+        if self.health.state != "on" or now < self._allowed_at or self._is_at_try_limit:
             return None
         if self.health.probes_only:
             self._queue.release_all_delayed(include_individual=False)
@@ -205,7 +201,7 @@ class Worker:
             return None
         now, allowed_at = self._clock.monotonic(), self._allowed_at
         moments = [self.health.becomes_failing_at]
-        if not self._is_at_try_limit_or_stopping:
+        if not self._is_at_try_limit:
             moments.append(allowed_at if now < allowed_at else self._queue.next_release_at())
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -295,7 +291,7 @@ class Worker:
         try:
             return checked_result(await self.sink.deliver(event))
         except asyncio.CancelledError:
-            if self._is_stopping:
+            if self._group is None:  # the worker stops
                 raise
             # Nobody canceled this task: docs/protocol.md#a-library-cancels-publishers
             return Deferred("the connection was lost")
