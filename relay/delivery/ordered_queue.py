@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, islice, zip_longest
@@ -20,7 +20,6 @@ from relay.errors import StoreUnavailable
 from relay.events.cloudevent import PRIORITIES, CloudEvent
 from relay.store import Entry
 from relay.store.sqlite import Store
-from relay.store.transaction import Transaction
 
 MAX_EVENTS_IN_MEMORY = 1000
 """Entries of each priority that keep their event in memory.
@@ -255,9 +254,6 @@ def _supersedes(newer: Entry, entry: Entry) -> bool:
 MAX_READ = 256
 """Events that are read at once."""
 
-_Bodies = dict[int, bytes | None]
-"""The bytes of the events by position; None if the row was pruned."""
-
 
 class EventReadAhead:
     """Reads the events of one sink's entries, as far as they are not in memory.
@@ -269,7 +265,7 @@ class EventReadAhead:
     def __init__(self, store: Store, queue: OrderedQueue) -> None:
         self._store = store
         self._queue = queue
-        self._bodies: _Bodies = {}
+        self._bodies: dict[int, bytes] = {}  # by position
         self._wanted: dict[int, Entry] = {}  # by id
         self._lock = asyncio.Lock()
 
@@ -283,20 +279,13 @@ class EventReadAhead:
                         self._bodies = await self._read_bodies(entry)
             finally:
                 del self._wanted[entry.id]
-        body = self._bodies.pop(entry.position)
-        if body is None:
-            raise KeyError(entry.position)
-        return CloudEvent.parse(body)
+        return CloudEvent.parse(self._bodies.pop(entry.position))  # KeyError: it was pruned
 
-    async def _read_bodies(self, entry: Entry) -> _Bodies:
+    async def _read_bodies(self, entry: Entry) -> dict[int, bytes]:
         upcoming = self._queue.upcoming_entries_without_event(MAX_READ - len(self._wanted))
         positions = {entry.position for entry in (*self._wanted.values(), *upcoming)}
         try:
-            return await self._store.read(lambda tx: _read_event_bodies(tx, positions))
+            return await self._store.read(lambda tx: tx.journal.bodies_at_positions(positions))
         except StoreUnavailable:  # perhaps only the row of another entry cannot be read
-            return await self._store.read(lambda tx: _read_event_bodies(tx, [entry.position]))
-
-
-def _read_event_bodies(tx: Transaction, positions: Collection[int]) -> _Bodies:
-    bodies = tx.journal.bodies_at_positions(positions)
-    return {position: bodies.get(position) for position in positions}
+            alone = [entry.position]
+            return await self._store.read(lambda tx: tx.journal.bodies_at_positions(alone))
