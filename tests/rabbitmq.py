@@ -201,11 +201,6 @@ class Broker:
             self._signal(signal.SIGCONT)
             self._frozen = False
 
-    def restart(self) -> None:
-        """Stop in order and start again, with the same data on the same port."""
-        self.stop()
-        self.start()
-
     def heal(self) -> None:
         """Bring the node back to where a test may begin: running, thawed, without an alarm."""
         self.thaw()
@@ -296,13 +291,10 @@ class Broker:
 
         ``rights``: configure, write and read, where they are not everything.
         """
-        self.define({"users": [{"name": name, "password": password, "tags": tags}]})
-        self.set_permissions(name, **rights)
-
-    def set_permissions(self, name: str, **rights: str) -> None:
-        """Replace the rights of a user in the virtual host `/`."""
+        user = {"name": name, "password": password, "tags": tags}
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
-        self.define({"permissions": [{"user": name, "vhost": "/", **everything, **rights}]})
+        permission = {"user": name, "vhost": "/", **everything, **rights}
+        self.define({"users": [user], "permissions": [permission]})
 
     def define(self, definitions: Mapping[str, Any]) -> None:
         """Import definitions, users with plain passwords among them."""

@@ -228,9 +228,8 @@ async def test_a_refused_right_is_named(
     own_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with hub_side(own_broker) as hub:
-        await asyncio.to_thread(
-            own_broker.set_permissions, AGENT_USER, configure="^$", write="^$", read="^$"
-        )
+        nothing = {"configure": "^$", "write": "^$", "read": "^$"}
+        await asyncio.to_thread(own_broker.add_user, AGENT_USER, AGENT_USER, **nothing)
         async with linked(own_broker, hub.exchange) as (link, _):
             await failure_of(link, "write on the exchange")
             await eventually(lambda: "refused to make or bind the agent's queue" in caplog.text)
@@ -249,7 +248,8 @@ async def test_the_agent_comes_back_after_the_broker_does(own_broker: Broker) ->
         hub_side(own_broker, hub.exchange) as hub,
     ):
         await eventually(lambda: handler.listens == 1)
-        await asyncio.to_thread(own_broker.restart)
+        await asyncio.to_thread(own_broker.stop)
+        await asyncio.to_thread(own_broker.start)
         await eventually(lambda: handler.listens == 2)
         await published(link)
 
