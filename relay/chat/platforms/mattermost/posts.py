@@ -10,10 +10,8 @@ https://developers.mattermost.com/integrate/plugins/interactive-messages/
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -146,40 +144,22 @@ class Channel:
     def __init__(self, api: MattermostApi, integration: Integration | None) -> None:
         self._api = api
         self._integration = integration
-        # The server compares ids of pending posts across channels.
-        self._session_id = secrets.token_hex(8)
 
     async def post(self, card: Card) -> str:
-        """Post a card and return its id. A repeat after a lost answer makes no second post."""
-        return await self._api.create_post(
-            {
-                "message": "",
-                "props": await self._props(card),
-                "pending_post_id": self._pending_post_id(card),
-            }
-        )
+        return await self._api.create_post(card, message="", props=await self._props(card))
 
     async def edit(self, ref: str, card: Card) -> None:
         await self._api.patch_post(ref, {"props": await self._props(card)})
 
     async def reply_in_thread(self, ref: str | None, lines: Sequence[Text]) -> None:
-        await self._api.create_post(
-            {
-                "message": thread_message(lines, await self._names_in(lines)),
-                "root_id": ref or "",
-                "pending_post_id": self._pending_post_id((ref, *lines)),
-            }
-        )
+        message = thread_message(lines, await self._names_in(lines))
+        await self._api.create_post((ref, *lines), message=message, root_id=ref or "")
 
     async def _props(self, card: Card) -> Mapping[str, Any]:
         texts = [card.summary, *card.notes]
         texts += [text for _, text in card.facts]
         texts += [line.text for line in card.lines]
         return {"attachments": attachments(card, await self._names_in(texts), self._integration)}
-
-    def _pending_post_id(self, content: object) -> str:
-        """Return the id by which the server recognizes a repeated post for half a minute."""
-        return hashlib.sha256(f"{self._session_id}\n{content!r}".encode()).hexdigest()
 
     async def _names_in(self, texts: Iterable[Text]) -> Names:
         """Return the names that messages show instead of ids. Without them they show the ids."""
