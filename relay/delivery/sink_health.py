@@ -30,6 +30,7 @@ from relay.delivery.retry import (
 from relay.errors import Deferred, Rejected
 from relay.events.build import RecordRelayEvent
 from relay.logs import log_extra
+from relay.net.http import describe_skew
 from relay.sinks import Sink
 from relay.store import Entry, SinkState
 
@@ -182,11 +183,7 @@ class SinkHealth:
                 extra=log_extra(sink=self._name),
             )
             return
-        direction = "ahead of" if skew > 0 else "behind"
-        reason = (
-            f"its clock is {abs(skew):.0f} s {direction} ours: "
-            "check both, because signatures contain the time"
-        )
+        reason = f"{describe_skew(skew)}: check both, because signatures contain the time"
         self._report("relay.clock-skewed", reason, sink=self._name)
 
     def forget_entry(self, entry: Entry) -> None:

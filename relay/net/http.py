@@ -118,11 +118,8 @@ def interpret_response(response: Response, now: datetime) -> Deferred | None:
         advice = ": correct the receiver or its URL"
         if status in {400, 401, 403} and skew is not None and abs(skew) > _MAX_HARMLESS_SKEW:
             # It may have refused a good signature for its timestamp.
-            direction = "ahead of" if skew > 0 else "behind"
-            advice += (
-                f"; its clock is {abs(skew):.0f} s {direction} ours, and signatures contain the "
-                "time: check both clocks"
-            )
+            why = "and signatures contain the time: check both clocks"
+            advice += f"; {describe_skew(skew)}, {why}"
     return Deferred(
         f"expected 2xx, got {status_text(status)}{advice}",
         after=parse_retry_after(response.headers.get("Retry-After"), now, maximum=MAX_RETRY_AFTER),
@@ -168,6 +165,10 @@ def measure_clock_skew(date_header: str | None, now: datetime, *, elapsed: float
     ahead = (date - now).total_seconds()
     behind = ahead + elapsed + 1
     return ahead if ahead > 0 else min(behind, 0.0)
+
+
+def describe_skew(seconds: float) -> str:
+    return f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} ours"
 
 
 def open_session(
