@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from relay.approvals.request import HOLD_NOTICE, DecisionAnswer, Request, refuse
 from relay.events.match import EVENT_SOURCES, EVENT_TYPES, Match, matches
@@ -36,16 +36,16 @@ TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
 # --- requests
 
 
-def _check_timestamp_syntax(text: str) -> str:
-    if re.fullmatch(TIMESTAMP, text, re.ASCII) is None or parse_timestamp(text) is None:
+def _parse(text: object) -> datetime:
+    is_valid = isinstance(text, str) and re.fullmatch(TIMESTAMP, text, re.ASCII) is not None
+    moment = parse_timestamp(str(text)) if is_valid else None
+    if moment is None:
         raise ValueError("expected a time such as 2022-04-11T22:26:58Z")
-    return text
+    return moment
 
 
 Timestamp = Annotated[
-    str,
-    AfterValidator(_check_timestamp_syntax),
-    WithJsonSchema({"type": "string", "pattern": TIMESTAMP}),
+    datetime, BeforeValidator(_parse), WithJsonSchema({"type": "string", "pattern": TIMESTAMP})
 ]
 
 
@@ -75,13 +75,11 @@ class CreateRequest(Request):
     body: StandingHoldBody
 
     def hold(self, hold_id: str) -> StandingHold:
-        ends = parse_timestamp(self.body.ends)
-        assert ends is not None  # noqa: S101  # the body was validated
         return StandingHold(
             hold_id=hold_id,
             conditions=self.body.match,
-            starts=parse_timestamp(self.body.starts) or self.at,
-            ends=ends,
+            starts=self.body.starts or self.at,
+            ends=self.body.ends,
             principal=self.caller.principal,
             channel=self.caller.channel,
             reason=self.body.reason,

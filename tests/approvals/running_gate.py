@@ -1,17 +1,22 @@
-"""A gate that runs on a real store with a manual clock, and a stub in place of IMDS."""
+"""A gate that runs on a real store with a manual clock, and a stub in place of IMDS.
+
+`MachineOnFile` is what the state machines of Hypothesis share.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
+from hypothesis.stateful import RuleBasedStateMachine
 from typing_extensions import override  # in typing from Python 3.12
 
 from relay.approvals import ApprovalsSettings, ClaimedGrant
@@ -45,8 +50,16 @@ from tests.store.open_store import read_journal
 REFUSED = SourceRefused("expected 200, got 400", status=400)
 UNAVAILABLE = SourceUnavailable("expected 200, got 503", status=503)
 TIMEOUT = SourceUnavailable("expected an answer within 10s, none came whole")
+ANSWERS: dict[str, SourceError | None] = {
+    "200": None,
+    "400": REFUSED,
+    "503": UNAVAILABLE,
+    "timeout": TIMEOUT,
+}
 NOBODY = SourceUnavailable("no agent of the scope answers")
 RETURNED = StartRequestNotDelivered("the broker returned the StartRequest: no queue takes it")
+
+_MEMORY = Path("/dev/shm")  # noqa: S108  # in memory, because no test cuts the power
 
 
 class Azure:
@@ -312,3 +325,17 @@ def start_request_tasks() -> list[str]:
     return [
         task.get_name() for task in asyncio.all_tasks() if "StartRequests in" in task.get_name()
     ]
+
+
+class MachineOnFile(RuleBasedStateMachine):
+    """A machine with a folder that is gone afterwards, as is all that `closing` was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing = ExitStack()
+        folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
+        self.folder = Path(self.closing.enter_context(folder))
+
+    @override
+    def teardown(self) -> None:
+        self.closing.close()

@@ -19,7 +19,7 @@ from relay.approvals.status import approval_state
 from relay.events.model import ScheduledEvent
 from relay.store import TrackedEvent
 from tests.approvals.builders import ApprovalFile, build_event, one_rule, open_grants, started
-from tests.approvals.machine_on_file import ANSWERS, MachineOnFile
+from tests.approvals.running_gate import ANSWERS, MachineOnFile
 from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 

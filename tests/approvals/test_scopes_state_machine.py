@@ -22,12 +22,13 @@ from relay.errors import SourceError
 from relay.events.model import ScheduledEvent
 from relay.store import Mode
 from tests.approvals.builders import build_event
-from tests.approvals.machine_on_file import ANSWERS, MachineOnFile
 from tests.approvals.running_gate import (
+    ANSWERS,
     NOBODY,
     REFUSED,
     RETURNED,
     GateHarness,
+    MachineOnFile,
     ScopeOfFleet,
     running_hub,
     start_request_tasks,

@@ -37,7 +37,7 @@ from tests.approvals.builders import (
     build_request,
     open_grants,
 )
-from tests.approvals.machine_on_file import ANSWERS, MachineOnFile
+from tests.approvals.running_gate import ANSWERS, MachineOnFile
 from tests.clocks import NOON, ManualClock
 from tests.depth import depth
 
