@@ -1,4 +1,4 @@
-"""Runs programs of the examples and of the documentation."""
+"""Runs programs: of the examples and the documentation, in a namespace, or killed as they sync."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+needs_strace = pytest.mark.skipif(
+    shutil.which("strace") is None, reason="strace fails or kills at an exact system call"
+)
+_DEVICES = ("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
 LOCKED = ("go.mod", "go.sum", "package.json", "package-lock.json")
 
 
@@ -80,3 +84,29 @@ def command_of(name: str, folder: Path, packages: Path | None = None) -> list[st
         return ["node", str(folder / name)]
     output_of("go", "build", "-o", "program", name, cwd=folder)
     return [str(folder / "program")]
+
+
+def killed_at_sync(number: int) -> tuple[str, ...]:
+    """Return what to put before a command, so that its nth sync kills it, as a power cut would."""
+    # -D: strace runs detached, so the process that is started is the program itself.
+    trace = ("-e", "trace=fdatasync,fsync")
+    inject = ("-e", f"inject=fdatasync,fsync:signal=SIGKILL:when={number}")
+    return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", *trace, *inject)
+
+
+def run_in_namespace(module: str) -> None:
+    """Run a module whose assertions are the test where it may set up addresses, or skip it."""
+    missing = [program for program in ("unshare", "ip", "mount") if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not found (Debian: util-linux, iproute2)")
+    network = ["unshare", "--net", "--mount"]
+    problem = ""
+    # Where user namespaces are switched off, root needs none.
+    for unshare in ([*network, "--user", "--map-root-user"], network):
+        tried = subprocess.run([*unshare, *_DEVICES], capture_output=True, text=True, check=False)
+        problem = tried.stderr.strip()
+        if tried.returncode == 0:
+            break
+    else:
+        pytest.skip(f"no network namespace with a device can be made: {problem}")
+    output_of(*unshare, sys.executable, "-m", module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.faults import Fault, under_load
 from chaos.trial import Trial
-from tests.kill_at_sync import killed_at_sync
+from tests.programs import killed_at_sync
 
 LONGEST_PAUSE = 1.5
 """Seconds between the start of a relay and the next kill, at most. A start takes less than one."""

@@ -34,7 +34,7 @@ from relay.net.egress import is_refused
 from tests.clocks import ManualClock
 from tests.imds.dhcp_server import offer, offer_endpoint, run_dhcp_server
 from tests.imds.scripted_server import Answer, run_server
-from tests.namespace import run_in_namespace
+from tests.programs import run_in_namespace
 
 MAC = bytes.fromhex("000d3a9c99e3")
 TRANSACTION = b"\x01\x02\x03\x04"

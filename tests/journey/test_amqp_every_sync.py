@@ -17,7 +17,7 @@ from tests.depth import CHAOS, depth
 from tests.eventually import eventually
 from tests.journey.bus import Bus, System, define_users, relay_document, unused_exchange
 from tests.journey.relay_process import RelayProcess, relay
-from tests.kill_at_sync import killed_at_sync, needs_strace
+from tests.programs import killed_at_sync, needs_strace
 from tests.rabbitmq import Broker
 
 

@@ -24,7 +24,7 @@ from relay.store.journal import JournalRow
 from tests.depth import CHAOS, depth
 from tests.eventually import eventually
 from tests.journey.relay_process import RelayProcess, client, relay
-from tests.kill_at_sync import killed_at_sync, needs_strace
+from tests.programs import killed_at_sync, needs_strace
 
 RULE = {
     "name": "two",

@@ -17,7 +17,7 @@ from relay.net.egress import (
     is_refused,
     parse_address_literal,
 )
-from tests.namespace import run_in_namespace
+from tests.programs import run_in_namespace
 from tests.sinks.http_receiver import Names
 from tests.sinks.webhook_sink import failure
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.store.audit import verify_journal
-from tests.kill_at_sync import killed_at_sync, needs_strace
+from tests.programs import killed_at_sync, needs_strace
 from tests.store.open_store import open_file_in
 
 RECORDING = (sys.executable, "-m", "tests.store.record_until_killed")

@@ -26,7 +26,7 @@ from relay.store.file import SCHEMA_VERSION, lock_path, open_for_reading, open_s
 from relay.store.journal import Journal
 from relay.store.transaction import Transaction
 from tests.depth import depth
-from tests.kill_at_sync import needs_strace
+from tests.programs import needs_strace
 from tests.store.open_store import (
     IDENTITY,
     NOW,
