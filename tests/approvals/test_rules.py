@@ -351,14 +351,6 @@ def test_a_section_that_can_never_work_is_an_error(words: str, section: dict[str
     assert words in str(raised.value)
 
 
-def test_as_many_votes_as_there_are_principals_can_be_met() -> None:
-    section = {
-        "rules": [_rule(votes=2, **{"from": ["group:g"]})],
-        "groups": {"g": ["client:a", "client:b"]},
-    }
-    assert ApprovalsSettings.model_validate(section).rules[0].name == "r"
-
-
 TLS = {"cert_file": "/server.pem", "key_file": "/server.pem", "client_ca_file": "/ca.pem"}
 ENTRA = "entra:8f5f0d3c-59ac-4a4b-9d7b-0f0c7d2c1a11/0b1c2d3e-1111-2222-3333-444455556666"
 ALICE = {"name": "alice", "key": "bearer-test-key-of-alice", "can": ["read", "approve"]}

@@ -203,8 +203,6 @@ async def test_no_event_misses_a_sink_or_reaches_it_twice_during_reloads(tmp_pat
         inbox() as guest,
         reloadable_relay(tmp_path, sinks=[webhook(keeper.url, "keeper")]) as relay,
     ):
-        listeners = relay.running.store.listeners.recorded
-        count = len(listeners)
         addresses = itertools.cycle((one.url, other.url))
         event_ids = []
         for number in range(12):
@@ -218,7 +216,6 @@ async def test_no_event_misses_a_sink_or_reaches_it_twice_during_reloads(tmp_pat
         # A guest that is back gets everything that is live again, each once per visit.
         await eventually(lambda: set(event_ids) == set(_ids(guest)))
         assert all(name_of(event) == "event.scheduled" for event in keeper.events)
-        assert len(listeners) == count, "a half that was left listens on"
 
 
 @asynccontextmanager
