@@ -192,7 +192,8 @@ class ApprovalEngine:
         status: ApprovalStatus | None = None
         if len(occurrences) == 1:
             if self.next_change is not None and self.next_change <= request.at:
-                self.apply_due_transitions(tx, request.at)  # what was due before comes first
+                # What was due before comes first. All events would keep whoever is next waiting.
+                self.apply_due_transitions(tx, request.at, [occurrences[0].key])
             status = self.status(tx, occurrences[0], request.at)
         elif len(occurrences) > 1:
             refusal = refusal or ambiguous_scope_refusal(occurrences)

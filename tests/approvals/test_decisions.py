@@ -96,6 +96,20 @@ def test_a_vote_counts_until_it_expires_and_is_voided_once(approvals: ApprovalFi
     assert approvals.submit(by="bob").body["votes"] == 1
 
 
+def test_a_decision_waits_for_no_check_of_all_events(approvals: ApprovalFile) -> None:
+    """Many can be decided at the moment at which something is due, with thousands of events."""
+    other = build_event("E-2", event_type="Reboot")
+    approvals.record_document(REBOOT, other)
+    approvals.submit()
+    approvals.submit(of=other)
+    approvals.clock.advance(5 * 60)
+    approvals.submit()
+    assert [event.subject for event in approvals.events("approval.voided")] == ["E-1"]
+    assert approvals.event_names()[-2:] == ["approval.voided", "approval.recorded"]
+    approvals.apply_transitions()
+    assert [event.subject for event in approvals.events("approval.voided")] == ["E-1", "E-2"]
+
+
 def test_a_changed_event_voids_votes_once_even_if_it_changes_back(approvals: ApprovalFile) -> None:
     approvals.record_document(REBOOT)
     approvals.submit()

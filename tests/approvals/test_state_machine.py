@@ -286,9 +286,8 @@ class Approvals(MachineOnFile):
 
     def _settle_with(self, of: str) -> None:
         """Forget what has expired when somebody decides about an event."""
-        due = self.approvals.engine.next_change
-        if due is not None and due <= self.clock.now():  # then all events are checked first
-            self._settle_all()
+        if any(hold.ends <= self.clock.now() for hold in self.ahead):
+            self._settle_all()  # all events are checked at the end of a standing hold
             self._expire_ahead()
         elif of in self.model:
             self._settle(of)
