@@ -183,7 +183,7 @@ class Gate:
                     self._must_check_all = True
                     await self.clock.wait(self._wake, RETRY_DELAY)
                     continue
-                self._sender.check_all()
+                self._sender.check_waiting()
                 due = self.engine.next_change
             timeout: float | None = None
             if due is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -47,6 +47,9 @@ class _Scope:
     name: str
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a StartRequest may be due."""
+    can_be_freed: bool = False
+    """Whether a limit or a standing hold keeps a grant back, so that it can go without a decision
+    about its event. The others are not looked at again with whatever is recorded in any scope."""
     first_seen: dict[int, float] = field(default_factory=dict)
     """When each open grant was seen first, by the monotonic clock."""
     last_turn: dict[int, int] = field(default_factory=dict)
@@ -98,20 +101,23 @@ class StartRequestSender:
 
     def check_all(self) -> None:
         """Look for open grants in all scopes: something has changed."""
-        self._check_known_scopes()
+        for scope in self._scopes.values():
+            scope.wake.set()
         self._must_read_all.set()
+
+    def check_waiting(self, changed: Collection[str] = ()) -> None:
+        """Look again at what waits for a limit or a standing hold, and at scopes that changed."""
+        for scope in self._scopes.values():
+            if scope.can_be_freed or scope.name in changed:
+                scope.wake.set()
 
     def on_recorded(self, events: Sequence[RecordedEvent]) -> None:
         """Send what was granted, and look again at what waits, for a limit in any scope too."""
-        self._check_known_scopes()
+        self.check_waiting({each.scope for each in events if each.event_key is not None})
         if any(
             each.name == "approval.granted" and each.scope not in self._scopes for each in events
         ):
             self._must_read_all.set()
-
-    def _check_known_scopes(self) -> None:
-        for scope in self._scopes.values():
-            scope.wake.set()
 
     async def stop_start_requests(self, within: float) -> None:
         """Claim nothing more; return when nothing is in flight, or after ``within`` seconds."""
@@ -168,12 +174,17 @@ class StartRequestSender:
     def _find_grants(self, scope: _Scope, tx: Transaction) -> tuple[bool, bool, list[Grant]]:
         """Return whether any is open, whether one waits for its notices, and those that can go."""
         now, is_telling, ready = self.clock.now(), False, []
+        scope.can_be_freed = False
         open_grants = tx.approvals.open_grants(scope.name)
         for grant, occurrence in open_grants:
             must_tell = self._must_tell_first(scope, tx, grant, occurrence)
             status = self.engine.status(tx, occurrence, now)
             # The mode is off for an event whose rows are damaged.
-            if status.mode == "on" and not status.is_held and not status.waiting_for:
+            if status.mode != "on":
+                continue
+            if status.waiting_for or status.active_standing_holds:
+                scope.can_be_freed = True
+            elif not status.is_held:
                 is_telling = is_telling or must_tell
                 if not must_tell:
                     ready.append(grant)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -151,6 +152,30 @@ async def test_scopes_pause_by_themselves(tmp_path: Path, caplog: pytest.LogCapt
             await harness.wait_for_events("startrequest.accepted", 3)
     warnings = [text for text in caplog.messages if text.startswith("cannot send")]
     assert [text.partition("in scope ")[2][0] for text in warnings] == ["a", "b", "c"]
+
+
+async def test_a_held_grant_is_not_looked_at_for_what_happens_in_other_scopes(
+    tmp_path: Path,
+) -> None:
+    """With thousands of events and many such scopes, notices would wait for it."""
+    clock = ManualClock()
+    west, east = ScopeOfFleet(clock, "west", USER_REBOOT), ScopeOfFleet(clock, "east")
+    west.may_read.clear()
+    async with running_hub(tmp_path, west, east) as harness:
+        await eventually(lambda: west.reads == 1)
+        assert (await harness.submit("hold", "alice", USER_REBOOT)).accepted
+        west.may_read.set()
+        await harness.settle()
+        clock.advance(1)
+        await harness.settle()
+        engine = harness.gate.engine
+        with mock.patch.object(engine, "status", wraps=engine.status) as status:
+            east.document = (build_event("E-2", event_type="Freeze"),)
+            await east.poll()
+            await harness.settle()
+            assert status.call_count == 0
+        assert (await harness.submit("release", "alice", USER_REBOOT)).accepted
+        await eventually(lambda: west.sent == ["E-1"])
 
 
 # --- limits
