@@ -629,3 +629,16 @@ async def test_sessions_end_when_a_reload_changes_who_may_sign_in(desk: Desk, an
     assert (await ann.session())["can"] == ["read"]
     server.prepare_reload(settings.model_copy(update={"oidc": None}))()
     assert await ann.session() == NOBODY | {"signIn": None}
+
+
+async def test_a_reload_with_another_public_url_takes_calls_of_its_pages(desk: Desk) -> None:
+    """Those of the former URL count no longer."""
+    server, browser = desk.relay.server, desk.browser()
+    settings = server.state.callers.settings.model_copy(update={"public_url": "https://b.example"})
+    server.prepare_reload(settings)()
+    assert (await browser.begin())["redirect_uri"] == "https://b.example/sign-in/callback"
+    answer = await browser.sign_in()
+    assert answer.headers["Location"] == "https://b.example/"
+    own = {"X-Requested-With": "imds-relay", "Origin": "https://b.example"}
+    for headers, status in ((own | {"Origin": desk.origin}, 403), (own, 200)):
+        assert (await browser.call("POST", "/sign-out", headers=headers)).status == status
