@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,21 @@ async def test_a_message_is_posted_once_without_unfurling_links() -> None:
         assert posted["channel"] == CHANNEL
         assert posted["unfurl_links"] is posted["unfurl_media"] is False
         assert posted["text"] == "🟡 Reboot of vm-0. Azure begins soon."
+
+
+async def test_what_is_called_json_is_a_json_object_also_without_arguments() -> None:
+    bodies: list[bytes] = []
+
+    async def keep(request: web.Request) -> web.StreamResponse:
+        assert request.content_type == "application/json"
+        bodies.append(await request.read())
+        return web.json_response({"ok": False, "error": "internal_error"})
+
+    async with connected_channel() as (slack, channel):
+        slack.failures["auth.test"] = keep
+        with pytest.raises(Deferred):
+            await channel.post(CARD)
+    assert bodies == [b"{}"]
 
 
 async def test_an_error_with_a_remedy_names_it_and_is_retried_slowly() -> None:

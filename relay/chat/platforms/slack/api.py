@@ -226,7 +226,7 @@ class WebApi:
                 "Authorization": f"Bearer {token}",
                 "Content-Type": "application/json; charset=utf-8",
             },
-            body=orjson.dumps(fields) if fields and verb == "POST" else b"",
+            body=orjson.dumps(fields or {}) if verb == "POST" else b"",
             secrets=(token,),
         )
         response = await send(self._session, verb, request, seconds=self._settings.timeout)
