@@ -92,6 +92,15 @@ async def test_a_permanent_refusal_names_a_remedy(
     assert TOKEN not in f"{error.reason}{error.answer}"
 
 
+async def test_a_refusal_without_an_error_id_names_none(
+    server: MattermostServer, channel: Channel
+) -> None:
+    bodies: list[Any] = [{"message": "forbidden"}, {"id": None}, {"id": 7}, {"id": "<b>"}, []]
+    for body in bodies:
+        server.scripted_responses.append(("posts", web.json_response(body, status=403)))
+        assert "Mattermost refuses: add the bot" in (await post_error(channel)).reason
+
+
 async def test_an_answer_of_no_api_is_explained(server: MattermostServer, channel: Channel) -> None:
     for status, failure, reason in (
         (503, "transient", "503"),
@@ -174,6 +183,16 @@ async def test_people_are_shown_by_name_and_no_post_fails_without_it(
         assert f"`{ann}`" in server.posts[ref]["props"]["attachments"][0]["text"]
     ref = await channel.post(replace(CARD, summary=people))
     assert server.posts[ref]["props"]["attachments"][0]["text"].startswith("**ann**")
+
+
+async def test_of_a_hundred_people_some_are_shown_by_name(
+    server: MattermostServer, channel: Channel
+) -> None:
+    """Their accounts, a kilobyte each, do not fit into what is read of one answer."""
+    people = [server.add_user(f"p{number}", props={"x": "x" * 1000}) for number in range(100)]
+    summary = tuple(PrincipalRef(server.principal(each)) for each in people)
+    ref = await channel.post(replace(CARD, summary=summary))
+    assert server.posts[ref]["props"]["attachments"][0]["text"].count("**p") == 30
 
 
 def make_settings(server: MattermostServer, directory: Path, **changes: Any) -> Settings:

@@ -206,8 +206,8 @@ class MattermostApi:
             return document
         if outcome is not None and (outcome.failure == "transient" or 300 <= status <= 399):
             raise outcome
-        error_id = str(document.get("id")) if isinstance(document, dict) else ""
-        error_id = error_id if _ERROR_ID.fullmatch(error_id) else ""
+        found = document.get("id") if isinstance(document, dict) else None
+        error_id = found if isinstance(found, str) and _ERROR_ID.fullmatch(found) else ""
         reason = _refusal_reason(status, error_id) if outcome is not None else NO_API
         raise Refused(
             reason, failure="slow", status=status, answer=response.text, error_id=error_id

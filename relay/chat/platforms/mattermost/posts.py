@@ -135,6 +135,8 @@ def _paragraphs(paragraphs: Sequence[str]) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
+_MAX_USERS_PER_CALL = 30
+"""The answer must fit into the 64 KiB of a body that are read: a cut one gives no name at all."""
 _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
 
 
@@ -170,7 +172,8 @@ class Channel:
         if not ids:
             return {}
         try:
-            users = await self._api.call("POST", "users/ids", list(ids), expected=list)
+            asked = [*ids][:_MAX_USERS_PER_CALL]
+            users = await self._api.call("POST", "users/ids", asked, expected=list)
         except Deferred:
             return {}
         return {
