@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from pytest_aiohttp import AiohttpServer
 
 from relay.config import load
 from tests.cli.command import CommandResult, run_program
@@ -84,29 +85,38 @@ async def secret(request: web.Request) -> web.Response:
     return web.json_response({"value": URL, "id": f"{request.url}/1"})
 
 
-async def fetch(folder: Path, name: str) -> CommandResult:
-    """Run the program."""
-    program, file = folder / "fetch", str(folder / "broker-url")
-    program.write_text(files_of("agent")[FETCH])
+@pytest.fixture
+async def azure(aiohttp_server: AiohttpServer) -> TestServer:
+    """The metadata service and the Key Vault of the VM."""
     application = web.Application()
     application.router.add_get("/metadata/identity/oauth2/token", token)
     application.router.add_get("/secrets/agent-broker-url", secret)
-    async with TestServer(application) as azure:
-        url = f"http://127.0.0.1:{azure.port}"
-        command = (sys.executable, str(program), url, name, file, getpass.getuser())
-        return await asyncio.to_thread(run_program, *command, IMDS=url, PATIENCE="0")
+    return await aiohttp_server(application)
 
 
-async def test_the_vm_fetches_the_secret_for_its_owner_alone(tmp_path: Path) -> None:
-    assert await fetch(tmp_path, "agent-broker-url") == CommandResult(0, "", "")
+async def fetch(azure: TestServer, folder: Path, name: str) -> CommandResult:
+    """Run the program."""
+    program, file = folder / "fetch", str(folder / "broker-url")
+    program.write_text(files_of("agent")[FETCH])
+    url = f"http://127.0.0.1:{azure.port}"
+    command = (sys.executable, str(program), url, name, file, getpass.getuser())
+    return await asyncio.to_thread(run_program, *command, IMDS=url, PATIENCE="0")
+
+
+async def test_the_vm_fetches_the_secret_for_its_owner_alone(
+    azure: TestServer, tmp_path: Path
+) -> None:
+    assert await fetch(azure, tmp_path, "agent-broker-url") == CommandResult(0, "", "")
     file = tmp_path / "broker-url"
     assert file.read_text() == URL
     assert stat.S_IMODE(file.stat().st_mode) == 0o400
 
 
-async def test_an_absent_secret_ends_setup_and_keeps_the_old(tmp_path: Path) -> None:
+async def test_an_absent_secret_ends_setup_and_keeps_the_old(
+    azure: TestServer, tmp_path: Path
+) -> None:
     (tmp_path / "broker-url").write_text("amqps://old")
-    result = await fetch(tmp_path, "another")
+    result = await fetch(azure, tmp_path, "another")
     assert result.code == 1
     assert "another of http://127.0.0.1" in result.err
     assert "404" in result.err
