@@ -38,6 +38,8 @@ Method = Literal["GET", "POST", "PUT"]
 USER_AGENT = f"imds-relay/{__version__}"
 MAX_RESPONSE_BYTES = 64 * 1024
 """Bytes of a response body that are read. The connection of a longer one is closed."""
+MAX_ANSWER_BYTES = 1024 * 1024
+"""The same for a chat, which repeats the message in its answer, with escapes."""
 MAX_TEXT_BYTES = 1024
 """Bytes of a response body that the log of attempts keeps."""
 BODY_TIMEOUT = 1.0
@@ -77,8 +79,8 @@ class Response:
     """A response, after ``elapsed`` seconds.
 
     ``text`` is the start of the body without secrets, at most `MAX_TEXT_BYTES`; None if there is
-    nothing to show. ``body`` is the start of the body as it came, at most `MAX_RESPONSE_BYTES`. It
-    can contain secrets, so it must not be logged.
+    nothing to show. ``body`` is the start of the body as it came, at most `MAX_RESPONSE_BYTES`, or
+    `MAX_ANSWER_BYTES`. It can contain secrets, so it must not be logged.
     """
 
     status: int
@@ -216,11 +218,13 @@ async def send(
     *,
     seconds: float,
     body_timeout: float | None = None,
+    most: int = MAX_RESPONSE_BYTES,
 ) -> Response:
     """Send the request and return the response. Raises Deferred if there is none in ``seconds``.
 
     A slow, broken or long body does not matter: the response then has the start of it.
-    ``body_timeout`` is how many of the seconds the body may take; None allows all of them.
+    ``body_timeout`` is how many of the seconds the body may take; None allows all of them. ``most``
+    is how many bytes of it are read.
     """
     if session.closed:  # a click can still be answered while a reload disconnects its chat
         raise Deferred("the relay is stopping, or reloads its configuration")
@@ -248,7 +252,7 @@ async def send(
     if body_timeout is not None:
         deadline = min(deadline, loop.time() + body_timeout)
     async with response:  # closes the connection if the body has not ended
-        body = await read_body_start(response, deadline)
+        body = await read_body_start(response, deadline, most)
     is_compressed = "Content-Encoding" in response.headers
     return Response(
         status=response.status,
@@ -259,15 +263,17 @@ async def send(
     )
 
 
-async def read_body_start(response: aiohttp.ClientResponse, deadline: float) -> bytes:
+async def read_body_start(
+    response: aiohttp.ClientResponse, deadline: float, most: int = MAX_RESPONSE_BYTES
+) -> bytes:
     """Return the start of the body; less of it if it is slow or broken."""
     body = b""
     try:
         if response.content.is_eof():  # all of it came with the headers: no timeout is needed
-            return response.content.read_nowait(MAX_RESPONSE_BYTES)
+            return response.content.read_nowait(most)
         async with timeout_at(deadline):
-            while len(body) < MAX_RESPONSE_BYTES:
-                chunk = await response.content.read(MAX_RESPONSE_BYTES - len(body))
+            while len(body) < most:
+                chunk = await response.content.read(most - len(body))
                 if not chunk:
                     break
                 body += chunk

@@ -209,7 +209,8 @@ class SlackServer:
         ts = f"1700000000.{next(self._numbers):06d}"
         text, blocks = arguments["text"], arguments["blocks"]
         self.messages[ts] = PostedMessage(ts, text, blocks, arguments.get("thread_ts"))
-        return web.json_response({"ok": True, "channel": CHANNEL, "ts": ts})
+        message = {"text": text, "blocks": blocks}
+        return web.json_response({"ok": True, "channel": CHANNEL, "ts": ts, "message": message})
 
     def _update_message(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         error = self._message_error(arguments)

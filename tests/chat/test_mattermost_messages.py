@@ -133,6 +133,16 @@ async def test_a_repeat_after_a_lost_answer_makes_no_second_post(server: Matterm
         assert len(server.posts) == 2
 
 
+async def test_a_post_whose_answer_is_long_is_made_once(
+    server: MattermostServer, channel: Channel
+) -> None:
+    """The server repeats the post, and only the start of an answer is read."""
+    ref = await channel.post(CARD)
+    await channel.reply_in_thread(ref, [("\N{PILE OF POO}" * 800,)] * 20)
+    assert len(server.replies) == 1
+    await channel.edit(ref, replace(CARD, notes=(("\N{PILE OF POO}" * 3000,),) * 3))
+
+
 async def test_two_sinks_with_the_same_content_have_a_post_each(
     server: MattermostServer, api: MattermostApi
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -85,6 +86,14 @@ async def test_what_is_called_json_is_a_json_object_also_without_arguments() -> 
         with pytest.raises(Deferred):
             await channel.post(CARD)
     assert bodies == [b"{}"]
+
+
+async def test_a_message_whose_answer_is_long_is_posted_once() -> None:
+    """Slack repeats the message, with escapes for all that is not ASCII."""
+    lines = tuple(EventLine(("😀" * 1500,)) for _ in range(10))
+    async with connected_channel() as (slack, channel):
+        await channel.post(replace(CARD, lines=lines))
+        assert len(slack.channel_messages()) == 1
 
 
 async def test_an_error_with_a_remedy_names_it_and_is_retried_slowly() -> None:

@@ -27,7 +27,7 @@ from relay.chat import AnswerableChatSettings, MessageGone, raise_deferred_if_se
 from relay.clock import Clock
 from relay.errors import Deferred
 from relay.net.egress import parse_receiver_url
-from relay.net.http import Method, Request, interpret_response, send
+from relay.net.http import MAX_ANSWER_BYTES, Method, Request, interpret_response, send
 from relay.settings import text_pattern_validator
 
 
@@ -199,7 +199,10 @@ class MattermostApi:
             body=body,
             secrets=(token, *map(bytes.decode, _ACTION_TOKENS.findall(body))),
         )
-        response = await send(self._session, method, request, seconds=self._settings.timeout)
+        seconds = self._settings.timeout
+        response = await send(
+            self._session, method, request, seconds=seconds, most=MAX_ANSWER_BYTES
+        )
         status, document = response.status, response.json()
         outcome = interpret_response(response, self._clock.now())
         if outcome is None and isinstance(document, expected):

@@ -19,7 +19,7 @@ from relay.chat import AnswerableChatSettings, MessageGone, raise_deferred_if_se
 from relay.clock import Clock
 from relay.errors import Deferred, DeliveryError, Rejected
 from relay.net.egress import parse_receiver_url
-from relay.net.http import Method, Request, Response, interpret_response, send
+from relay.net.http import MAX_ANSWER_BYTES, Method, Request, Response, interpret_response, send
 from relay.settings import text_pattern_validator
 
 
@@ -229,7 +229,8 @@ class WebApi:
             body=orjson.dumps(fields or {}) if verb == "POST" else b"",
             secrets=(token,),
         )
-        response = await send(self._session, verb, request, seconds=self._settings.timeout)
+        seconds = self._settings.timeout
+        response = await send(self._session, verb, request, seconds=seconds, most=MAX_ANSWER_BYTES)
         content = response.json()
         document = content if isinstance(content, dict) else {}
         if response.status == 200 and document.get("ok") is True:  # HTTP
