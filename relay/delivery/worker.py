@@ -79,6 +79,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None  # None: the worker does not run, or stops
         self._timer_at = math.inf  # see `_set_timer`
+        self._timer: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> SinkState:
@@ -183,12 +184,14 @@ class Worker:
         """Wake the worker when a try may begin or the sink counts as stalled.
 
         An earlier timer stays, because the moment moves on with each delivery: it wakes the worker
-        once for nothing, and saves a task for each delivery. So does a later one.
+        once for nothing, and saves a task for each delivery. A later one is replaced.
         """
         at = self._next_moment()
         if at is not None and at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
             self._timer_at = at
-            group.create_task(self._wake_at(at), name=f"timer {self.name}")
+            self._timer = group.create_task(self._wake_at(at), name=f"timer {self.name}")
 
     async def _wake_at(self, moment: float) -> None:
         await self._clock.sleep(max(0.0, moment - self._clock.monotonic()))

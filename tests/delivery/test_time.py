@@ -190,3 +190,19 @@ async def test_a_sink_gets_no_more_than_its_rate_and_all_in_the_end(tmp_path: Pa
     assert len(moments) == 20
     assert min(gaps(moments)) >= 0.25
     assert moments[-1] == pytest.approx(19 * 0.25)
+
+
+async def test_a_worker_has_few_timers_however_long_something_waits(tmp_path: Path) -> None:
+    """Each delivery at a rate sets a near one, and what is refused for days a far one."""
+    clock = ManualClock()
+    refusing = gives(Deferred("it answered 401", failure="slow"), to=lambda it: it.subject == "bad")
+    drain = patient_sink(clock, refusing)
+    async with running_dispatcher(
+        tmp_path, {"drain": drain}, clock=clock, drain={"rate": 10}
+    ) as relay:
+        await relay.record_event("bad", not_before=DAY)
+        for number in range(100):
+            await relay.record_event(f"E-{number}", not_before=DAY)
+            await relay.forward(2)
+        assert len(drain.delivered) == 100
+        assert len(clock.remaining_sleeps) <= 2
