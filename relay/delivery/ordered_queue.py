@@ -192,9 +192,11 @@ class OrderedQueue:
     def remove_head(self, entry: Entry) -> None:
         """Remove an entry that was in flight; the next one of its ordering key becomes ready."""
         key_queue = self._in_flight.pop(entry.ordering_key)
-        self._count_entry(key_queue.entries.pop(0), -1)
+        head = key_queue.entries.pop(0)
+        self._count_entry(head, -1)
         if key_queue.entries:
-            key_queue.lower_priority()
+            if head.priority == key_queue.priority:  # else the most important one is still there
+                key_queue.lower_priority()
             self._make_ready(key_queue)
         else:
             del self._queues[entry.ordering_key]

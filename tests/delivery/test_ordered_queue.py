@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.delivery.ordered_queue import MAX_EVENTS_IN_MEMORY, OrderedQueue
+from relay.events.cloudevent import delivery_priority
 from relay.store import Entry
 from tests.depth import depth
 from tests.store.open_store import NOW, numbered_event
@@ -256,3 +258,26 @@ def test_an_event_stays_at_hand_however_many_refusals_wait() -> None:
         lanes.push(entry(id_, f"lane-{id_}", "approval.refused"))
     kept = [refusal for refusal in lanes if refusal.type == "approval.refused" and refusal.event]
     assert len(kept) == MAX_EVENTS_IN_MEMORY
+
+
+def test_an_event_behind_many_refusals_of_its_lane_makes_none_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[str] = []
+
+    def look_at(type_: str) -> int:
+        looked_at.append(type_)
+        return delivery_priority(type_)
+
+    monkeypatch.setattr("relay.store.delivery_priority", look_at)
+    lanes = OrderedQueue()
+    for id_ in range(1000):
+        lanes.push(entry(id_, "lane", "approval.refused"))
+    lanes.push(entry(1000, "lane"))
+    looked_at.clear()
+    for id_ in range(1000):
+        refusal = lanes.mark_next_entry_in_flight()
+        assert refusal is not None
+        assert refusal.id == id_
+        lanes.remove_head(refusal)
+    assert len(looked_at) < 10_000
