@@ -51,7 +51,6 @@ _CONTENT_HEAD = struct.Struct(">HHQ")  # class, weight, size of the body; flags,
 _HEADER_FRAME = 2
 _BODY_FRAME = 3
 _FRAME_END = b"\xce"
-_NO_PROPERTIES = bytes(2)
 
 
 class SanitizingReader(asyncio.StreamReader):
@@ -96,7 +95,7 @@ def sanitize_content_header(
     try:
         pamqp.frame.unmarshal(_FRAME_HEAD.pack(_HEADER_FRAME, 1, len(header)) + header + _FRAME_END)
     except Exception:  # noqa: BLE001  # a crafted property can raise anything in the decoder
-        properties = _NO_PROPERTIES
+        properties = bytes(2)  # the flags of none
     skipped = body_size if body_size > max_body_bytes else 0
     return _CONTENT_HEAD.pack(class_id, weight, body_size - skipped) + properties, skipped
 
@@ -111,9 +110,6 @@ Deliveries: TypeAlias = asyncio.Queue[DeliveredMessage | Deferred]
 """Messages, and at the end the error with which the channel or the queue went away."""
 QUEUE_DELETED = 404
 """The status of the error if somebody deleted the queue."""
-_FRAMES_PER_MESSAGE = 3
-_STABLE_AFTER = 2 * SETUP_TIMEOUT
-"""Seconds. A connection that lasted longer was a success: the delays start again."""
 
 
 class GuardedConnection(aio_pika.Connection):
@@ -232,7 +228,7 @@ async def keep_connected(
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # after any error the next one is made
             raise_if_cancelled()
             failure = explain_failure(error)
-        if clock.monotonic() - start > _STABLE_AFTER:
+        if clock.monotonic() - start > 2 * SETUP_TIMEOUT:  # a success: the delays start again
             failed_rounds = 0
             failures.clear()
         failures = deque((*failures, failure), maxlen=host_count)
@@ -284,8 +280,7 @@ async def open_channel(
     if connection.transport is None:
         raise Deferred(f"the connection to {host_port(connection.url)} was lost")
     channel = await connection.transport.connection.channel(
-        publisher_confirms=publisher_confirms,
-        frame_buffer_size=_FRAMES_PER_MESSAGE * messages_per_turn,
+        publisher_confirms=publisher_confirms, frame_buffer_size=3 * messages_per_turn
     )
     return cast("Channel", channel)
 

@@ -33,11 +33,6 @@ CONNECTION_WAIT = 1.0
 _ANSWERS_PER_TURN = 64
 MAX_TEXT_BYTES = 255
 """Bytes of a short string in AMQP, and of a header that AMQP 1.0 clients still see as text."""
-_MAX_WORD_BYTES = (40, 40, 92, 80)
-"""Bytes of each word of a routing key, which has at most 255 with its dots.
-
-A scope has at most 80, the name of a sink at most 64.
-"""
 
 
 class ConfirmedPublisher:
@@ -154,8 +149,8 @@ def routing_key(event: CloudEvent) -> str:
 @lru_cache(maxsize=128)
 def _routing_key(name: str, detail: str, scope: str) -> str:
     family, _, change = name.partition(".")
-    words = (family, change, detail, scope)
-    return ".".join(map(routing_word, words, _MAX_WORD_BYTES))
+    # With its dots, a key has at most 255 bytes. A scope has at most 80, the name of a sink 64.
+    return ".".join(map(routing_word, (family, change, detail, scope), (40, 40, 92, 80)))
 
 
 def message_properties(
