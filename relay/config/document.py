@@ -25,16 +25,8 @@ VARIABLE_PREFIX = "IMDS_RELAY_"
 
 _REFERENCE = re.compile(r"\$(?:\$|\{([^}]*)\}|)")
 """``$$``, ``${NAME}``, or a dollar sign alone."""
-_CONSTRUCTOR_ERRORS = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-)
+_BAD_VALUES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
 """What ruamel raises for 2020-02-30, and for a value with the tag of another type."""
-_MAX_NUMBER = 2**63 - 1
 _KEYWORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
 
@@ -45,7 +37,7 @@ class _Constructor(RoundTripConstructor):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except _CONSTRUCTOR_ERRORS:  # their text may quote a secret
+        except _BAD_VALUES:  # their text may quote a secret
             raise MarkedYAMLError(
                 problem="found a date, number or word that does not exist; put text in quotes",
                 problem_mark=node.start_mark,
@@ -143,7 +135,7 @@ def _read_scalar(value: Any, place: str) -> Any:
     """Return a fraction or a date as text. Raises ConfigError for what no setting can be."""
     if isinstance(value, str) and "\0" in value:  # no path, header or argument can hold one
         raise ConfigError(f"{place}expected text without null characters")
-    if isinstance(value, int) and abs(value) > _MAX_NUMBER:
+    if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{place}expected a smaller number")
     if isinstance(value, float):
         return str(value)  # no setting is a fraction; as text, 1.5 is refused as a duration

@@ -55,18 +55,9 @@ NO_RULE_FOR_USER_EVENTS = (
     "15 minutes for approval of each reboot that a user starts. "
     "Remedy: the rule that `imds-relay init` prints"
 )
-_APPROVAL_ANSWER_TYPES = (
-    "approval.recorded",
-    "approval.granted",
-    "approval.refused",
-    "approval.voided",
-)
-"""What a sink must send, so that whoever decides over AMQP gets an answer."""
 _SEPARATORS = re.compile(r"[\s:/@?&=]+")
 """What is between a secret and the rest of a value: ``Bearer <key>``,
 ``amqp://user:<key>@host``."""
-_HUB_API_KEYS = ("clients", "oidc", "public_url")
-"""Keys of ``api`` about people and programs elsewhere, who call the hub and not its agents."""
 
 if TYPE_CHECKING:
     AnySink = SinkSettings
@@ -109,7 +100,8 @@ class Config(Section):
             for path in (
                 *([("sinks",)] if self.sinks else ()),
                 *_non_default_keys("approvals", self.approvals, ApprovalsSettings.model_fields),
-                *_non_default_keys("api", self.api, _HUB_API_KEYS),
+                # People and programs elsewhere call the hub and not its agents.
+                *_non_default_keys("api", self.api, ("clients", "oidc", "public_url")),
             ):
                 raise WrongValue(
                     path,
@@ -236,8 +228,10 @@ def _non_default_keys(name: str, section: Section, keys: Iterable[str]) -> list[
 
 
 def _delivers_approval_answers(sink: SinkSettings) -> bool:
+    """Whether it sends all from which whoever decides over AMQP gets an answer."""
     return sink.kind == "rabbitmq" and all(
-        matches_any_pattern(sink.events, event_type) for event_type in _APPROVAL_ANSWER_TYPES
+        matches_any_pattern(sink.events, f"approval.{change}")
+        for change in ("recorded", "granted", "refused", "voided")
     )
 
 

@@ -75,19 +75,14 @@ def _follows_from_another_error(
 ) -> bool:
     """Whether the only error here is of an alternative that was not meant, or of a bad entry.
 
-    pydantic reports an error for each alternative of a value. If another error lies inside the
-    value, that alternative was meant.
-
-    Example: a rule's ``approve: {votes: 0}`` may be "automatic" or a mapping. pydantic reports
-    ``approve: expected 'automatic'`` and ``approve.votes: expected 1 or more``. The first returns
-    True, the second False.
+    pydantic reports an error for each alternative of a value: of ``approve: {votes: 0}`` both
+    ``approve: expected 'automatic'`` and ``approve.votes: expected 1 or more``. If one lies inside
+    the value, that alternative was meant. Of a list, pydantic counts the valid entries only.
     """
     if len(errors) != 1 or errors[0]["type"] in ("missing", "value_error"):
         return False
-    if errors[0]["type"] == "too_short":  # pydantic counts the valid entries only
-        return any(other[: len(path)] == path != other for other in all_paths)
-    is_alternative = len(errors[0]["loc"]) > len(path)
-    return is_alternative and any(other[: len(path)] == path != other for other in all_paths)
+    may_follow = errors[0]["type"] == "too_short" or len(errors[0]["loc"]) > len(path)
+    return may_follow and any(other[: len(path)] == path != other for other in all_paths)
 
 
 def _key_path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
@@ -113,7 +108,7 @@ def _key_path_of_error(error: ErrorDetails, values: Any) -> KeyPath:
     elif isinstance(wrong_value := error.get("ctx", {}).get("error"), WrongValue):
         path.extend(wrong_value.path)
     elif error["type"] == "value_error":
-        key = _message_without_pydantic_prefix(error).partition(": ")[0]
+        key = error["msg"].removeprefix("Value error, ").partition(": ")[0]
         if key in _child_keys_or_indexes(node):
             path.append(key)
     return tuple(path)
@@ -172,11 +167,8 @@ def _describe_expectation(error: ErrorDetails, path: KeyPath, inputs: ConfigInpu
     if error["type"] in _EXPECTED:
         expected = _EXPECTED[error["type"]].format_map(error.get("ctx", {}))
         return f"expected {expected.replace('True', 'true').replace('False', 'false')}"
-    return _message_without_pydantic_prefix(error).removeprefix(f"{path[-1]}: " if path else "")
-
-
-def _message_without_pydantic_prefix(error: ErrorDetails) -> str:
-    return error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
+    return message.removeprefix(f"{path[-1]}: " if path else "")
 
 
 def _shown_value(error: ErrorDetails, path: KeyPath, inputs: ConfigInputs) -> str:
