@@ -156,15 +156,6 @@ class StandingHoldInForce(TypedDict):
     reason: Annotated[str, _says("the reason that its author gave")]
 
 
-_HoldsInForce = Annotated[
-    list[StandingHoldInForce],
-    _says(
-        "the standing holds that keep this relay from starting the event, if there are any; Azure "
-        "proceeds at NotBefore regardless"
-    ),
-]
-
-
 class ApprovalData(_AboutEvent, Remarks):
     """A decision about an event, and the event at that time."""
 
@@ -213,7 +204,13 @@ class RecordedData(ApprovalData, total=False):
             "Azure proceeds at NotBefore regardless"
         ),
     ]
-    standingHolds: _HoldsInForce
+    standingHolds: Annotated[
+        list[StandingHoldInForce],
+        _says(
+            "the standing holds that keep this relay from starting the event, if there are any; "
+            "Azure proceeds at NotBefore regardless"
+        ),
+    ]
 
 
 class RefusedData(ApprovalData):

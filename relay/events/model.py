@@ -34,7 +34,6 @@ EventId = Annotated[
 ]
 """An EventId as Azure and agents write it: printable, and not blank (docs/protocol.md#eventids)."""
 ChangeKind = Literal["scheduled", "updated", "started", "ended"]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @fast_dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class ScheduledEvent:
         .NET writes "none" as the year 1, from which nothing can be subtracted.
         """
         moment = parse_timestamp(self.not_before)
-        return max(moment, _EPOCH) if moment is not None else None
+        return max(moment, datetime(1970, 1, 1, tzinfo=UTC)) if moment is not None else None
 
     @property
     def revision(self) -> str:
@@ -177,9 +176,6 @@ def compare_event(before: ScheduledEvent | None, event: ScheduledEvent) -> Chang
 # --- names of machines and relays
 
 
-_MAX_RELAY_WORD_BYTES = 80
-
-
 def other_instance_names(name: str, scale_set: str | None = None) -> Iterator[str]:
     """Yield the name of an instance in the other notation: ``set_18`` and ``set00000i``.
 
@@ -215,4 +211,4 @@ def routing_word(text: str, max_bytes: int) -> str:
 
 
 def relay_word(name: str) -> str:
-    return routing_word(name, _MAX_RELAY_WORD_BYTES)
+    return routing_word(name, 80)
