@@ -9,15 +9,13 @@ connection; deliveries have more to consider (`relay.delivery.retry`).
 
 from __future__ import annotations
 
-_MAX_DOUBLINGS = 16
-
 
 def exponential_backoff(failures: int, *, first: float, maximum: float) -> float:
     """Return the seconds to wait after so many failures in a row (1 or more), without jitter.
 
     The wait starts at ``first`` seconds and doubles with each failure, up to ``maximum``.
     """
-    doublings = min(max(failures, 1) - 1, _MAX_DOUBLINGS)
+    doublings = min(max(failures, 1) - 1, 16)
     return min(first * 2.0**doublings, maximum)
 
 
