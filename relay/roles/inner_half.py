@@ -259,16 +259,13 @@ async def _enter_in_time(
     return sink
 
 
-_MAX_REASON_LENGTH = 300  # characters of a reason, which may quote the message
-
-
 def unusable_message_log(
     rejections: ThrottledLog, clock: Clock
 ) -> Callable[[str | None, str], None]:
     """Return what logs an AMQP message that cannot be used. The broker validated its user."""
 
     def record(user: str | None, reason: str) -> None:
-        quoted = ascii(reason[:_MAX_REASON_LENGTH])
+        quoted = ascii(reason[:300])  # it may quote the message
         text = f"a message from {user or 'nobody'!r} was dead-lettered: {quoted}"
         rejections.warning(f"amqp {user}", text, clock.monotonic())
 
@@ -288,16 +285,13 @@ def make_approval_consumer(
     from relay.fleet.routing import hub_approvals_queue  # noqa: PLC0415
 
     exchange = config.approval_answers_exchange
-    is_hub = isinstance(config.fleet, HubSettings)
-
+    queue = approvals_queue(exchange, relay.origin.scope)
+    if isinstance(config.fleet, HubSettings):
+        queue = hub_approvals_queue(exchange)
     return ApprovalConsumer(
         urls=settings.broker_urls,
         declare=settings.declare,
-        queue=(
-            hub_approvals_queue(exchange)
-            if is_hub
-            else approvals_queue(exchange, relay.origin.scope)
-        ),
+        queue=queue,
         relay=relay.origin.relay,
         handler=AmqpApprovalHandler(
             callers=callers_by_amqp_user(config.api.clients),

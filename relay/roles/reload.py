@@ -170,22 +170,17 @@ def _changes_of(key: str, before: Any, after: Any) -> Iterator[tuple[str, KeyCha
             path = f"{key}.{field}" if key else field
             yield from _changes_of(path, getattr(before, field), getattr(after, field))
     elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
-        changes = list(_changes_of_entries(key, old, new))
-        yield from changes or [(key, "moved")]
+        if old == new:
+            yield key, "moved"
+        for name in dict.fromkeys((*old, *new)):
+            if name not in new:
+                yield f"{key}.{name}", "removed"
+            elif name not in old:
+                yield f"{key}.{name}", "added"
+            elif old[name] != new[name]:
+                yield f"{key}.{name}", "changed"
     else:
         yield key, "changed"
-
-
-def _changes_of_entries(
-    key: str, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[tuple[str, KeyChange]]:
-    for name in dict.fromkeys((*before, *after)):
-        if name not in after:
-            yield f"{key}.{name}", "removed"
-        elif name not in before:
-            yield f"{key}.{name}", "added"
-        elif before[name] != after[name]:
-            yield f"{key}.{name}", "changed"
 
 
 def _by_name(value: Any) -> Mapping[str, Any] | None:
