@@ -1,8 +1,7 @@
 """What the relay reports to its operator: the log, and counts for the metrics.
 
 `log` sets up the log of the process. `lines` writes a line for each event that the store recorded,
-and counts them (`relay.api.metrics`). This module has the section
-``telemetry`` of the configuration.
+and counts them (`relay.api.metrics`). This module has the section ``telemetry``.
 """
 
 from __future__ import annotations

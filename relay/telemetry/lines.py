@@ -31,12 +31,11 @@ _DECISION_FIELDS = (
     *("reason", "ticket"),
 )
 _ABOUT_RELAY = ("scope", "relay")
-"""Fields of every line about a relay."""
+"""Fields of every line about a relay: attributes of the event, as no others are."""
 _HOLD_FIELDS = (*_ABOUT_RELAY, *("holdId", "principal", "channel", "starts", "ends", "reason"))
 EVERY_LINE = ("type", "id", "position")
 """Fields of the line of every event, besides those of its definition."""
 _SINK_FIELDS = ("sink", *_ABOUT_RELAY, "reason", "count")
-_FROM_ATTRIBUTES = frozenset(_ABOUT_RELAY)
 _log = logging.getLogger("relay.story")
 
 
@@ -97,7 +96,7 @@ def log_cloud_event(event: CloudEvent, position: int | None) -> None:
     level, names_of_fields = LINES[name]
     fields: dict[str, Any] = {"type": name}
     for field in names_of_fields:
-        fields[field] = (event.attributes if field in _FROM_ATTRIBUTES else data).get(field)
+        fields[field] = (event.attributes if field in _ABOUT_RELAY else data).get(field)
     names = fields.get("resources")
     if names is not None and len(names) > MAX_RESOURCES:
         fields |= {

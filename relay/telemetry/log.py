@@ -31,8 +31,6 @@ MAX_WAITING_LINES = 4096
 """Lines that wait for the reader of standard error. Further ones are lost and counted."""
 FLUSH_TIMEOUT = 0.5
 """Seconds that the end of the process waits for that reader."""
-_MAX_WRITE = 512
-"""Lines that are written at once."""
 MAX_TEXT = 2000
 """Characters of a message or of a text in a field."""
 _SHORTEST_SECRET = 6
@@ -179,7 +177,7 @@ class _Writer(QueueListener):
         """Write a line and those behind it, or drop them if nobody can read them any more."""
         lines = [record]
         with suppress(Empty):
-            while len(lines) < _MAX_WRITE:
+            while len(lines) < 512:
                 lines.append(self.dequeue(block=False))
         self._write(b"".join(filter(None, lines)))
         for _ in lines[1:]:
