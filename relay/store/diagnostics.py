@@ -18,8 +18,6 @@ from relay.store.file import SCHEMA_VERSION, find_other_owner, open_for_reading,
 
 FREE_BYTES_WARNING = 200 * 2**20
 MIN_FREE_BYTES = 2**20
-_TEMPORARY_DISK_MARKER = "DATALOSS_WARNING_README.txt"
-"""Azure puts this file at the root of a temporary disk."""
 _USER_REMEDY = "run doctor as the service's user, or give that user the right to read and write it"
 _SET_ASIDE_REMEDY = (
     "a relay that starts sets it aside and begins a fresh one, with approvals off; "
@@ -63,7 +61,7 @@ def _check_folder(path: Path) -> Iterator[Finding]:
 def _volatile_disk_reason(folder: Path) -> str | None:
     try:
         root = next((place for place in (folder, *folder.parents) if place.is_mount()), folder)
-        if (root / _TEMPORARY_DISK_MARKER).exists():
+        if (root / "DATALOSS_WARNING_README.txt").exists():  # Azure puts it there
             return "on Azure's temporary disk"
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:  # no right to enter a folder, or no /proc

@@ -33,8 +33,6 @@ from relay.store.rows import get_meta
 SCHEMA_VERSION = 3
 """That of ``schema.sql``. A file of another version is refused."""
 _APPLICATION_ID = 0x494D4452  # "IMDR"
-_BUSY_TIMEOUT = 5000  # milliseconds
-_READ_SIZE = 2**20  # bytes
 _SCHEMA = "SELECT type, name, sql FROM sqlite_master WHERE type != 'trigger' AND sql IS NOT NULL"
 _log = logging.getLogger(__name__)
 _FILE_ERRORS = frozenset(
@@ -112,7 +110,7 @@ def open_state_file(path: Path, identity: StateFileScopeAndVm, now: datetime) ->
             # moment. If it still fails, this raises OSError.
             for part in (path, path.with_name(f"{path.name}-wal")):
                 with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
-                    while file.read(_READ_SIZE):
+                    while file.read(2**20):
                         pass
         aside = _set_aside(path, now)
         _log.warning(
@@ -213,7 +211,7 @@ def _open(path: Path, lock: sqlite3.Connection, identity: StateFileScopeAndVm) -
     keys = EventKeyFormat(with_scope=identity.is_hub)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT}")
+        connection.execute("PRAGMA busy_timeout = 5000")  # milliseconds
         # Without this, SQLite can write to the file in the middle of a transaction. A full disk
         # must only show at the commit.
         connection.execute("PRAGMA cache_spill = OFF")

@@ -157,7 +157,13 @@ class Store:
             jobs, is_open = self._dequeue(may_recover=failure is None)
             try:
                 if failure is None:
-                    self._execute_jobs(jobs, is_last=not is_open)
+                    if self.write_error is not None and (
+                        not is_open or time.monotonic() >= self._recover_at
+                    ):
+                        self._try_to_recover()
+                    is_uncommitted = self._uncommitted is not None or self._uncommitted_work
+                    if is_uncommitted or not self._commit_jobs(jobs):
+                        self._run_without_commit(jobs)
             except Exception as error:  # noqa: BLE001  # every waiter must get an answer
                 _log.critical(
                     "the thread of the state file has failed; nothing more can be recorded",
@@ -195,13 +201,6 @@ class Store:
             return jobs, job is not None
         except queue.Empty:
             return jobs, True
-
-    def _execute_jobs(self, jobs: list[_Job], *, is_last: bool) -> None:
-        if self.write_error is not None and (is_last or time.monotonic() >= self._recover_at):
-            self._try_to_recover()
-        is_uncommitted = self._uncommitted is not None or bool(self._uncommitted_work)
-        if is_uncommitted or not self._commit_jobs(jobs):
-            self._run_without_commit(jobs)
 
     def _try_to_recover(self) -> None:
         # A commit that fails rolls back, and all work must be repeated: so not too often.
