@@ -44,8 +44,6 @@ _MODULES = {
     "simulate": "demo",
 }
 """The module of each verb that has none of its own name."""
-_COMPLETION = "_IMDS_RELAY_COMPLETE"
-"""The variable with which a shell asks for completions."""
 
 
 def make_app(verbs: Collection[str] | None = None) -> typer.Typer:
@@ -97,7 +95,7 @@ def main() -> None:
     named = {*sys.argv[1:2]} & {name for names in VERBS.values() for name in names}
     try:
         # The help text, a wrong verb and a shell that completes need all verbs.
-        app = make_app(named if named and _COMPLETION not in os.environ else None)
+        app = make_app(named if named and "_IMDS_RELAY_COMPLETE" not in os.environ else None)
         # A verb returns None. Typer returns the code of an Exit, and 130 after Ctrl-C.
         code = app(prog_name="imds-relay", standalone_mode=False) or EXIT_DONE
     except typer.TyperException as error:

@@ -15,9 +15,6 @@ from rich.text import Text
 
 from relay.cli._output import print_lines, print_to_stderr, strip_control
 
-_PIPE_WIDTH = 500
-"""Characters in a line where no terminal sets a width: a row is then one line for grep."""
-
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """Print a table, or ``empty`` if it has no rows. None is printed as a dash."""
@@ -66,8 +63,8 @@ def _text(value: object) -> Text:
 
 
 def _print(table: Table) -> None:
-    # Rich knows the width of a terminal.
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    # Rich knows the width of a terminal. Elsewhere a row is one line for grep.
+    console = Console(width=None if sys.stdout.isatty() else 500, highlight=False)
     with console.capture() as capture:
         console.print(table)
     # Rich pads each row to the width of its columns. A pipe should not see the padding.

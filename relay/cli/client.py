@@ -1,9 +1,8 @@
 """The client of the command line: which relay a verb calls, and how.
 
 A verb calls the relay of ``--url`` with a key, or of a local socket: that of ``--socket``, else
-that of the configuration (`relay.config`). Every failed call is an error with a
-sentence and an exit code. Each async function is a `RelayCommand`, which has the options for this
-choice.
+that of the configuration (`relay.config`). Every failed call is an error with a sentence and an
+exit code. Each async function is a `RelayCommand`, which has the options for this choice.
 """
 
 from __future__ import annotations
@@ -78,13 +77,6 @@ CaFile = Annotated[
     ),
 ]
 _URL_ADVICE: Final = "give --url and a key: --url https://HOST:PORT --key-file FILE"
-_CALL_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
-_STREAM_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
-"""The relay sends a comment on an idle stream every few seconds."""
-_MAX_STREAM_LINE: Final = 2**24
-"""Bytes: more than an event of the largest document that the relay reads."""
-_POST_ATTEMPTS: Final = 3
-_RETRY_DELAY: Final = 0.5
 _CONNECTION_ERRORS: Final = (
     aiohttp.ClientConnectionError,
     aiohttp.ClientPayloadError,
@@ -127,7 +119,7 @@ class Client:
     async def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON of a POST, repeated without an answer, with one Idempotency-Key."""
         headers = {"Idempotency-Key": str(uuid.uuid4())}
-        return await self._call("POST", path, None, _POST_ATTEMPTS, json=body, headers=headers)
+        return await self._call("POST", path, attempts=3, json=body, headers=headers)
 
     async def put(self, *path: str, body: Mapping[str, Any]) -> Any:
         return await self._call("PUT", path, json=body)
@@ -143,9 +135,10 @@ class Client:
             async with self.session.get(
                 self._url(("stream",), None),
                 headers=headers,
-                timeout=_STREAM_TIMEOUT,
+                # The relay sends a comment on an idle stream every few seconds.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90),
                 allow_redirects=False,
-                read_bufsize=_MAX_STREAM_LINE,
+                read_bufsize=2**24,  # more than an event of the largest document
             ) as response:
                 if response.status != HTTPStatus.OK:
                     problem = error_from_response(response.status, await response.read())
@@ -176,7 +169,7 @@ class Client:
                 async with self.session.request(
                     method,
                     self._url(path, query),
-                    timeout=_CALL_TIMEOUT,
+                    timeout=aiohttp.ClientTimeout(total=30, sock_connect=10),
                     allow_redirects=False,
                     **request,
                 ) as response:
@@ -184,7 +177,7 @@ class Client:
             except _CONNECTION_ERRORS as error:
                 if not attempts or isinstance(error, aiohttp.ClientConnectorError):
                     raise CommandFailed(self._describe_connection_error(error)) from error
-                await asyncio.sleep(_RETRY_DELAY)
+                await asyncio.sleep(0.5)
 
     def _decode_answer(self, status: int, body: bytes) -> Any:
         if not 200 <= status < 300:

@@ -148,18 +148,15 @@ async def _diagnose_brokers(
     return findings
 
 
-_PUBLIC_FILES = frozenset({"cert_file", "ca_file", "client_ca_file"})
-"""Keys of files that hold no secret."""
-
-
 def diagnose_secret_files(loaded: LoadedConfig) -> list[Finding]:
+    public_keys = ("cert_file", "ca_file", "client_ca_file")
     files: dict[Path, str] = {}
     secrets: list[str] = []
     for path, value in values_in(loaded.config):
         key = str(path[-1]) if path else ""
         if isinstance(value, SecretStr) and value:
             secrets.append(".".join(map(str, path)))
-        if isinstance(value, Path) and key.endswith("_file") and key not in _PUBLIC_FILES:
+        if isinstance(value, Path) and key.endswith("_file") and key not in public_keys:
             files[value] = ".".join(map(str, path))
     writable: list[Finding] = []
     if loaded.file is not None and secrets:

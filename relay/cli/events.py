@@ -38,8 +38,6 @@ _EVENT_ID_LENGTH = 36
 """Characters of an EventId. A text of this length or longer begins no other."""
 _BEGINNING = 8
 """Characters of an EventId that a table shows, if no other in it begins so."""
-_MAX_NAMED = 5
-"""How many of several possible EventIds an error lists."""
 
 
 async def find_event(relay: Client, text: str, scope: str | None) -> tuple[str, dict[str, str]]:
@@ -66,7 +64,7 @@ async def find_event(relay: Client, text: str, scope: str | None) -> tuple[str, 
     if len(candidates) > 1:
         names = [f"{event['eventId']} ({event['eventType']})" for event in candidates]
         raise CommandFailed(
-            f"{beginning!r} begins {len(names)} EventIds: {join_names(names, most=_MAX_NAMED)}. "
+            f"{beginning!r} begins {len(names)} EventIds: {join_names(names, most=5)}. "
             "Give more of the one you mean"
         )
     return candidates[0]["eventId"], scope_query(candidates[0]["scope"])

@@ -48,9 +48,6 @@ def initial_configuration() -> str:
     return f"{before}  rules:   {comment}\n{_RULE_FOR_USER_EVENTS}{after}"
 
 
-_KEY_BYTES = 32
-
-
 def keys(
     *,
     name: Annotated[
@@ -94,11 +91,11 @@ def keys(
 
 
 def make_random_bearer_key() -> str:
-    return f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
+    return f"{KEY_PREFIX}{secrets.token_urlsafe(32)}"
 
 
 def new_signing_secret() -> str:
-    return PREFIX + base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+    return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def schema(

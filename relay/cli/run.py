@@ -56,9 +56,8 @@ def run(config: ConfigFile = None) -> None:
 class _ConfigSource:
     """Loads the configuration at the start and for each reload, and sets the log up as it says.
 
-    A reload calls `load`, and `take_over` once the relay has taken the
-    result over. In between, and after a reload that was refused, two configurations have secrets
-    that no log may show.
+    A reload calls `load`, and `take_over` once the relay has taken the result over. In between, and
+    after a reload that was refused, two configurations have secrets that no log may show.
     """
 
     def __init__(self, file: Path | None) -> None:
