@@ -2,8 +2,7 @@
 
 Agents publish under keys such as ``pulse.<scope>.<relay>``. The hub publishes for one agent under
 ``to.<scope>.<relay>``, and for all agents of a scope under ``scope.<scope>``. The last word is the
-*relay word*: the name of the relay in the characters of a routing key
-(`relay.events.model`).
+*relay word*: the name of the relay in the characters of a routing key (`relay.events.model`).
 
 Only the RabbitMQ user and the routing key say which relay a message is about. RabbitMQ checks both
 against the rights in `relay.fleet.rabbitmq_definitions`. This module checks them again on arrival,
@@ -41,9 +40,6 @@ from relay.events.cloudevent import CloudEvent
 from relay.events.model import relay_word, routing_word
 from relay.fleet.settings import TrustDomain
 
-_MAX_CHANGE_WORD = 20
-_MAX_DETAIL_WORD = 64
-"""Bytes of the words of a routing key, which has at most 255 with its dots and a scope of 80."""
 _WORD = "[a-z0-9_-]{1,80}"
 _AGENT_KEY = re.compile(
     rf"(?:(event|relay)\.{_WORD}\.{_WORD}|(pulse|vote|start))\.([a-z0-9-]{{1,80}})\.({_WORD})"
@@ -66,11 +62,8 @@ class AuthorizedSender:
 def report_key(event: CloudEvent, origin: Origin) -> str:
     """Return the routing key under which an agent publishes an ``event.*`` or ``relay.*``."""
     family, _, change = event.name.partition(".")
-    words = (
-        family,
-        routing_word(change, _MAX_CHANGE_WORD),
-        routing_word(event.routing_detail, _MAX_DETAIL_WORD),
-    )
+    # It has at most 255 bytes, with its dots, a scope of 80 and a relay word of 80.
+    words = (family, routing_word(change, 20), routing_word(event.routing_detail, 64))
     return ".".join((*words, origin.scope, relay_word(origin.relay)))
 
 
@@ -142,7 +135,6 @@ def _user_of(message: DeliveredMessage) -> str:
 HUB = "hub"
 """The scope of a hub that configures none, and the last word of its approvals queue. No agent has
 this scope."""
-_APPROVALS_KEY = "approve.*"
 DELIVERY_LIMIT = 1_000
 """How often a report may be delivered. A hub that is killed gets what it had not acknowledged."""
 MAX_REPORTS = 1_000_000
@@ -209,7 +201,7 @@ def hub_approvals_queue(exchange: str) -> ApprovalsQueue:
     return approvals_queue(
         exchange,
         HUB,
-        key=_APPROVALS_KEY,
+        key="approve.*",
         key_pattern=r"approve\.(?P<scope>[a-z0-9-]{1,80})",
         dead_letter_keys=_dead_letter_keys(exchange),
     )

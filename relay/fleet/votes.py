@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 
@@ -70,13 +70,20 @@ class VoteForwarder:
         """Return the hub's answer; 503 if it is late. Raises NotDecidedHere for standing holds."""
         if not isinstance(request, DecisionRequest):
             raise NotDecidedHere(_STANDING_HOLDS)
+        body = {
+            "eventId": request.event_id,
+            "decision": request.decision,
+            "revision": request.revision,
+            **request.remarks,
+            "scope": request.scope,
+        }
         # A late answer to an earlier request with this id is none to another body.
         nonce = secrets.token_hex(16)
         vote = VoteMessage(
             nonce=nonce,
             request_id=request.request_id or nonce,
             user=request.caller.principal,
-            body=_approvals_request_body(request),
+            body={name: value for name, value in body.items() if value is not None},
         )
         answered = self._answers[nonce] = asyncio.get_running_loop().create_future()
         try:
@@ -102,17 +109,6 @@ class VoteForwarder:
         raise NotDecidedHere("this relay is an agent: set the mode of approvals on the hub")
 
 
-def _approvals_request_body(request: DecisionRequest) -> dict[str, Any]:
-    body = {
-        "eventId": request.event_id,
-        "decision": request.decision,
-        "revision": request.revision,
-        **request.remarks,
-        "scope": request.scope,
-    }
-    return {name: value for name, value in body.items() if value is not None}
-
-
 def _read_answer(answer: VoteAnswer) -> DecisionAnswer:
     if answer.status == 202:
         return DecisionAnswer(answer.status, answer.body)
@@ -132,9 +128,6 @@ def _hub_unavailable_answer(reason: str) -> DecisionAnswer:
 # --- on the hub
 
 
-CHANNEL = "fleet"
-RIGHTS = Rights(frozenset({"approve", "hold"}))
-"""What a machine may do, for itself alone."""
 USER_RATE = 50.0
 USER_BURST = 1000
 """Votes of all machines of a RabbitMQ user: in a second, and at once.
@@ -182,7 +175,7 @@ class MachineVotes:
         except InvalidField as error:
             return refuse(422, str(error), error.field)
         request = body.to_request(
-            Caller(principal, CHANNEL, RIGHTS),
+            Caller(principal, "fleet", Rights(frozenset({"approve", "hold"}))),
             self._clock.now(),
             orjson.dumps(dict(vote.body), option=orjson.OPT_SORT_KEYS),
             arrival_scope=sender.scope,

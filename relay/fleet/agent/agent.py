@@ -43,8 +43,6 @@ from relay.sinks import SinkSettings
 
 INTERVAL = 60.0
 """Seconds between two pulses."""
-INTERVAL_SPREAD = 0.1
-"""The part of `INTERVAL` by which a pulse can be earlier or later, so that agents do not align."""
 MIN_INTERVAL = 0.5
 """Seconds between two looks at whether a pulse is due: the shortest time between two pulses."""
 ANSWER_DELAY = 1.5
@@ -159,7 +157,7 @@ class Agent:
                 continue
             # The sink has what was recorded before the document is `last_document`.
             if not self._reports_wait():
-                spread = INTERVAL_SPREAD * (2 * self._chance() - 1)
+                spread = 0.2 * (self._chance() - 0.5)  # so that agents do not align
                 self._pulse_at = self._clock.monotonic() + INTERVAL * (1 + spread)
                 pulse, at = self._make_pulse()
                 said_document = pulse.live is not None

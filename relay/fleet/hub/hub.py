@@ -49,8 +49,6 @@ from relay.store.sqlite import Store
 
 UPKEEP_INTERVAL = 5.0
 """Seconds between two looks at the agents."""
-COMPLAINT_INTERVAL = 60.0
-"""Seconds between two events about unusable messages of one agent."""
 MAX_VOTES_AT_ONCE = 200
 """Votes that are decided at the same time. The others wait in the queue."""
 
@@ -98,7 +96,7 @@ class Hub:
         self._began_at, self._began_monotonic = clock.now(), clock.monotonic()
         self._report = report
         self._on_unusable = on_unusable
-        self._complaints = TokenBuckets(1 / COMPLAINT_INTERVAL, 1)
+        self._complaints = TokenBuckets(1 / 60, 1)
         self._on_agents_changed = on_agents_changed
         self._votes = MachineVotes(submit, clock)
         self._vote_slots = asyncio.Semaphore(MAX_VOTES_AT_ONCE)

@@ -80,7 +80,6 @@ class HubLink(Link):
         is_saved: Callable[[], bool],
         on_lost: Callable[[], None],
     ) -> None:
-        """``on_lost`` is called when the connection is lost."""
         super().__init__(
             settings,
             f"imds-relay hub {origin.relay}",

@@ -1,8 +1,7 @@
 """Merges what agents say about events, and records what is new.
 
 `relay.fleet.hub.merge` makes the history of an event of a word, and says whether the word is news.
-News become `EventNews`, from which `Recorder` records an ``event.*``, as
-it does for what a poller sees.
+News become `EventNews`, from which `Recorder` records an ``event.*``, as for what a poller sees.
 
 The histories of the events that have not ended are in memory. The state file has what each agent
 last said (`relay.store.fleet`) and what was told about each event (the journal). So a hub that
@@ -57,9 +56,6 @@ END_INTERVAL = 0.5
 """Seconds between two looks at what ends, and so between two requests to all agents of a scope."""
 RETRY_DELAY = 1.0
 """Seconds until work is tried again that the state file refused."""
-_MAX_CHANGES = 1_000
-"""Changes of one event that are read. Azure makes a handful."""
-_MAX_CHANGES_BYTES = 64 * 1024 * 1024
 KEYS = EventKeyFormat(with_scope=True)
 
 _log = logging.getLogger(__name__)
@@ -367,7 +363,7 @@ def _live_events(tx: Transaction) -> list[EventName]:
 def _recorded_changes(
     tx: Transaction, event_key: str
 ) -> Iterator[tuple[ScheduledEvent, datetime] | datetime]:
-    limit = PageLimit(_MAX_CHANGES, _MAX_CHANGES_BYTES)
+    limit = PageLimit(1_000, 64 * 1024 * 1024)  # Azure makes a handful of changes
     for event in tx.journal.newest_changes(event_key, limit):
         at = parse_timestamp(event.attributes["time"])
         if at is None:

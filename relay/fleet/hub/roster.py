@@ -38,8 +38,6 @@ MAX_CLOCK_OFFSET = 2.0
 """Seconds. An agent whose clock is wrong by more cannot keep a deadline."""
 MAX_POLL_AGE = 60.0
 """Seconds. An agent that has read no document for so long cannot act."""
-_GOOD_POLL_AGE = 5.0
-"""Seconds. Below this, agents are equally good."""
 COUNT_INTERVAL = 60.0
 """Seconds until the machines of a limit are counted again: a fleet can have many."""
 
@@ -60,10 +58,13 @@ class Agent(AgentRow):
 
     @property
     def candidate_rank(self) -> tuple[float, float, str]:
-        """What sorts the agents that can execute an order: who read and was heard last first."""
+        """What sorts the agents that can execute an order: who read and was heard last first.
+
+        Those who read in the last five seconds are equally good.
+        """
         poll_age = self.poll_age or 0.0
         pulse = self.last_pulse.timestamp() if self.last_pulse is not None else 0.0
-        return 0.0 if poll_age <= _GOOD_POLL_AGE else poll_age, -pulse, self.relay
+        return 0.0 if poll_age <= 5.0 else poll_age, -pulse, self.relay
 
     def is_named_in(self, resources: Iterable[str]) -> bool:
         """Whether the ``Resources`` of an event name the VM of this agent.
