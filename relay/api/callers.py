@@ -52,10 +52,7 @@ NEVER_REFUSED: tuple[Access, ...] = ("public", "key or public", "key, loopback o
 ANONYMOUS = Caller("anonymous", "http", Rights(frozenset()))
 """The caller of routes that need no credentials."""
 _ALL_RIGHTS = Rights(frozenset({"read", "approve", "hold", "operate"}))
-_LOOPBACK_READER = Caller("anonymous", "http", Rights(frozenset({"read"})))
-"""A caller on this machine, for routes that it may read without credentials."""
 _BEARER = {"WWW-Authenticate": 'Bearer realm="imds-relay"'}
-_MAX_CALLBACKS = 4096
 _log = logging.getLogger(__name__)
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
 _PROXY_HEADER = re.compile(
@@ -117,7 +114,7 @@ class Callers:
             return Caller(f"local:{user}", "local", _ALL_RIGHTS)
         allows_loopback = access in ("key or loopback", "key, loopback or public")
         if allows_loopback and peer.is_loopback_tcp and _is_direct_loopback_call(request):
-            return _LOOPBACK_READER
+            return Caller("anonymous", "http", Rights(frozenset({"read"})))
         try:
             if access == "signature":
                 caller = self._caller_of_signature(request, content)
@@ -308,7 +305,7 @@ class CallRates:
         self.charge(principal)
         self._callbacks[callback] = now + MAX_AGE + MAX_AHEAD
         self._callbacks.move_to_end(callback)
-        if len(self._callbacks) > _MAX_CALLBACKS:
+        if len(self._callbacks) > 4096:
             self._callbacks.popitem(last=False)
 
     def _charge_address(self, request: web.Request) -> Problem | None:

@@ -22,9 +22,7 @@ from typing_extensions import override
 from relay.api.responses import Problem, internal_error
 from relay.logs import ThrottledLog
 
-_MAX_HEADERS = 64
 _MAX_LINE_BYTES = 8190
-_TLS_SHUTDOWN_TIMEOUT = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -125,7 +123,7 @@ class Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # aiohttp itself passes None for no log
             keepalive_timeout=limits.idle_timeout,
             lingering_time=limits.linger_timeout,
-            max_headers=_MAX_HEADERS,
+            max_headers=64,
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_LINE_BYTES,
             auto_decompress=False,
@@ -198,7 +196,7 @@ class TlsProtocol(SSLProtocol):
             None,  # type: ignore[arg-type]  # nobody waits for the handshake
             server_side=True,
             ssl_handshake_timeout=timeout,  # type: ignore[arg-type]  # a fraction is allowed
-            ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT,
+            ssl_shutdown_timeout=2.0,
         )
         self._connection = connection
 

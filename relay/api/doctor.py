@@ -33,7 +33,6 @@ from relay.logs import Finding, failure, ok, warning
 from relay.net.http import read_body_start
 
 _TIMEOUT = 5.0
-_LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 async def diagnose(settings: ApiSettings, state_file: Path) -> tuple[list[Finding], bool]:
@@ -95,7 +94,7 @@ async def _probe_running_relay(settings: ApiSettings, state_file: Path) -> tuple
         found = await _ask("local socket", str(path), "http://relay", connector)
         if found is not None:
             return found
-    host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     scheme = "http" if settings.tls is None else "https"
     url = str(URL.build(scheme=scheme, host=host, port=settings.port))
     found = await _ask("listener", settings.listen, url, None)

@@ -50,10 +50,6 @@ MAX_AGE = 86400.0
 _TIMEOUT = 10.0
 _MAX_NAME_LENGTH = 100
 _LATEST = 2**40  # seconds since 1970
-_MIN_KEY_BITS = 2048  # RSA: RFC 7518, section 3.3
-_ID_TOKEN_CLAIMS = ("nonce", "c_hash", "at_hash")
-"""Claims that only ID tokens have."""
-_DISCOVERY_PATH = "/.well-known/openid-configuration"
 _log = logging.getLogger(__name__)
 
 
@@ -145,7 +141,7 @@ async def fetch_keys(settings: OidcSettings) -> dict[str, RSAPublicKey]:
         if isinstance(key.key_id, str)
         and key.public_key_use in (None, "sig")
         and isinstance(key.key, RSAPublicKey)
-        and key.key.key_size >= _MIN_KEY_BITS
+        and key.key.key_size >= 2048  # RFC 7518, section 3.3
     }
     if not keys:
         raise EntraUnavailable(f"{failed}: expected RSA keys for signatures, got none")
@@ -154,7 +150,7 @@ async def fetch_keys(settings: OidcSettings) -> dict[str, RSAPublicKey]:
 
 async def fetch_endpoints(settings: OidcSettings) -> tuple[URL, str]:
     """Return where people sign in, and where codes are exchanged. Raises EntraUnavailable."""
-    status, document = await ask(settings.issuer.rstrip("/") + _DISCOVERY_PATH)
+    status, document = await ask(settings.issuer.rstrip("/") + "/.well-known/openid-configuration")
     if status != HTTPStatus.OK:
         raise EntraUnavailable(f"expected the issuer's endpoints, got status {status}")
     if document.get("issuer") != settings.issuer:
@@ -255,10 +251,10 @@ class TokenVerifier:
 
     def _require_access_token(self, claims: Mapping[str, Any]) -> None:
         """Raise NotAuthenticated for all but an access token that a configured application got."""
-        found = [name for name in _ID_TOKEN_CLAIMS if name in claims]
-        # A token of the v2.0 endpoint names its application in azp, one of v1.0 in appid.
+        found = [name for name in ("nonce", "c_hash", "at_hash") if name in claims]
         if found:
             raise NotAuthenticated(f"expected an access token, got an ID token: it has {found[0]}")
+        # A token of the v2.0 endpoint names its application in azp, one of v1.0 in appid.
         names = [claims[name] for name in ("azp", "appid") if name in claims]
         if not names:
             raise NotAuthenticated("expected an access token, got one without azp and appid")

@@ -17,7 +17,6 @@ from relay.api.calls import ROUTES, Route
 from relay.api.responses import PROBLEM_MEDIA_TYPE, ProblemDetails
 from relay.api.sessions import PAGE_HEADER, PAGE_HEADER_VALUE, SESSION_COOKIE
 
-_PATH_PARAMETER = re.compile(r"{(\w+)}")
 _BEARER: dict[str, list[str]] = {"bearer": []}
 _SESSION: dict[str, list[str]] = {"session": []}
 _SECURITY: Mapping[Access, list[dict[str, list[str]]]] = {
@@ -130,7 +129,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
-    for name in _PATH_PARAMETER.findall(route.path):
+    for name in re.findall(r"{(\w+)}", route.path):
         schema = {"type": "string", "minLength": 1}
         yield {"name": name, "in": "path", "required": True, "schema": schema}
     shown = [(each.place, each.name, each.description, each.pattern) for each in route.parameters]

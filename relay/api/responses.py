@@ -16,7 +16,6 @@ import orjson
 from aiohttp import web
 from typing_extensions import TypedDict
 
-from relay.approvals.request import DecisionAnswer
 from relay.events.timestamps import format_rfc3339
 
 COMMON_HEADERS: Mapping[str, str] = {
@@ -118,10 +117,6 @@ def problem_of_aiohttp(error: web.HTTPException) -> Problem:
         text = f"method {error.method[:20]} is not allowed; expected {allowed}"
         return Problem(405, text, headers={"Allow": allowed})
     return Problem(error.status, error.reason, closes=True)
-
-
-def problem_of_refusal(refusal: DecisionAnswer) -> Problem:
-    return Problem(refusal.status, **refusal.body)
 
 
 def page_headers(scripts: str) -> Mapping[str, str]:

@@ -50,9 +50,7 @@ from relay.errors import ConfigError, StoreUnavailable
 from relay.files import FileBackedValue, create_private_folder, require_small_regular_file
 from relay.logs import log_extra
 
-_SHUTDOWN_TIMEOUT = 1.0  # seconds for calls in progress
 _BACKLOG = 128
-_SEND_BUFFER = 2**16
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +101,7 @@ class Server:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             application = self._make_application()
-            runner = web.AppRunner(application, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT)
+            runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await self._listen(stack, runner)
@@ -213,7 +211,7 @@ async def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
         for family, address in addresses:
             sock = socket.create_server((str(address), port), family=family, backlog=_BACKLOG)
             # Accepted connections inherit it. The kernel would take megabytes for a slow reader.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
             sockets.append(sock)
             port = sock.getsockname()[1]
     except OSError as error:

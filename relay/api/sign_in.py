@@ -48,9 +48,6 @@ from relay.api.sessions import PENDING_LIFETIME, Sessions
 from relay.api.settings import OidcSettings, redirect_uri
 from relay.clock import Clock, TokenBuckets
 
-_MAX_CODE_LENGTH = 4096
-_MAX_REMEMBERED = 4096
-"""Used states that are remembered. Entra ID, too, takes each code once."""
 _ERROR = re.compile(r"[a-z_]{1,64}")
 _ENTRA_ERROR = re.compile(r"AADSTS\d{1,10}")
 _BEGIN_AGAIN = (
@@ -78,7 +75,8 @@ class PendingSignIns:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._unused = TokenBuckets(1 / PENDING_LIFETIME, 1, _MAX_REMEMBERED)
+        # By state; of very many it forgets the oldest. Entra ID, too, takes each code once.
+        self._unused = TokenBuckets(1 / PENDING_LIFETIME, 1)
 
     def begin(self, now: float) -> PendingSignIn:
         return self._derive(f"{int(now)}.{secrets.token_urlsafe(32)}")
@@ -168,7 +166,7 @@ class SignIn:
         if "error" in answer.query:
             raise _refused_by_entra(_only(answer, "error"), _only(answer, "error_description"))
         code = _only(answer, "code")
-        if not code or len(code) > _MAX_CODE_LENGTH or not code.isascii():
+        if not code or len(code) > 4096 or not code.isascii():
             raise _refused("the answer has not exactly one code", _UNUSABLE, 400)
         try:
             token = await self._exchange(code, pending.verifier)

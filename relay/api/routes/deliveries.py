@@ -29,7 +29,6 @@ from relay.store import EntryState, SinkState
 from relay.store.deliveries import DeliveryAttempt, DeliverySummary
 from relay.store.transaction import Transaction
 
-_DELIVERY_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +57,7 @@ async def _page(call: Call, cursor: int | None, states: tuple[EntryState, ...]) 
 
 
 async def _find_delivery(call: Call, number: str) -> DeliverySummary | None:
-    if _DELIVERY_ID.fullmatch(number) is None:
+    if re.fullmatch(r"[0-9]{1,18}", number) is None:
         return None
     return await call.relay.store.read(lambda tx: tx.deliveries.find(int(number)))
 

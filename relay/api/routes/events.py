@@ -16,7 +16,7 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from relay.api.calls import MAX_DETAIL_ROWS, PAGE_SIZE, Call, Cursor, Scope, flag, get_page
-from relay.api.responses import problem_of_refusal, rfc3339_or_null
+from relay.api.responses import Problem, rfc3339_or_null
 from relay.approvals.admission import UNKNOWN_EVENT, ambiguous_scope_refusal, hold_caveat
 from relay.approvals.request import DecisionKind
 from relay.approvals.rules import Rule
@@ -145,11 +145,10 @@ async def _read_event(
 
     def work(tx: Transaction) -> T:
         occurrences = tx.occurrences.find_occurrences_by_reference(reference, scope)
-        if not occurrences:
-            raise problem_of_refusal(UNKNOWN_EVENT)
-        if len(occurrences) > 1:
-            raise problem_of_refusal(ambiguous_scope_refusal(occurrences))
-        return read(tx, occurrences[0])
+        if len(occurrences) == 1:
+            return read(tx, occurrences[0])
+        refusal = ambiguous_scope_refusal(occurrences) if occurrences else UNKNOWN_EVENT
+        raise Problem(refusal.status, **refusal.body)
 
     return await call.run_long_read(work)
 

@@ -37,7 +37,6 @@ _CONTENT_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
 }
-_PAGE_HEADERS = page_headers("'self'")
 
 
 @get(
@@ -64,7 +63,8 @@ async def show_file(_call: Call, file: str) -> web.Response:
 
 async def _send(name: str) -> web.Response:
     content = await asyncio.to_thread(_DIRECTORY.joinpath(name).read_bytes)
-    return bytes_response(200, content, _CONTENT_TYPES[name.rpartition(".")[2]], _PAGE_HEADERS)
+    content_type = _CONTENT_TYPES[name.rpartition(".")[2]]
+    return bytes_response(200, content, content_type, page_headers("'self'"))
 
 
 class SessionInfo(TypedDict):
