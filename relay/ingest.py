@@ -43,7 +43,6 @@ from relay.store.transaction import Transaction
 
 CHANGES_PER_STEP = 256
 """Changes that are built and written at once. More would need more memory."""
-_REBOOT_TYPES = ("reboot", "redeploy")
 T = TypeVar("T")
 
 
@@ -206,7 +205,7 @@ class Recorder:
             rebooted = (
                 self.boot_id is not None
                 and before.boot_id not in (None, self.boot_id)
-                and (event.event_type or "").lower() in _REBOOT_TYPES
+                and (event.event_type or "").lower() in ("reboot", "redeploy")
                 and self.resource_names is not None
                 and names_this_vm(event.resources, self.resource_names)
                 and (start_sent or _has_not_before_passed(event, news.at))

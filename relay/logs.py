@@ -27,7 +27,6 @@ class LogOnce:
 
 LOG_INTERVAL = 60.0
 """Seconds before a warning about the same is logged again."""
-_MAX_WARNINGS = 1024
 
 
 class ThrottledLog:
@@ -38,7 +37,7 @@ class ThrottledLog:
     text contains a secret.
     """
 
-    def __init__(self, logger: logging.Logger, most: int = _MAX_WARNINGS) -> None:
+    def __init__(self, logger: logging.Logger, most: int = 1024) -> None:
         self.count = 0
         self._logger = logger
         self._keys = TokenBuckets(1 / LOG_INTERVAL, 1)

@@ -26,8 +26,6 @@ from relay.logs import LogOnce
 
 START_PATIENCE = 10.0
 """When a relay that still starts is reported as started, so that it does not hold up the boot."""
-_PINGS_PER_WATCHDOG = 4
-"""A ping may be late by three quarters of the watchdog's time."""
 _log = LogOnce(logging.getLogger(__name__))
 
 
@@ -77,7 +75,7 @@ async def report_to_service_manager(
         seconds = int(text) / 1e6 if text.isascii() and text.isdecimal() else 0.0
         while seconds:  # without a sign of life for so long, the process is killed
             await _tell("WATCHDOG=1")
-            await asyncio.sleep(seconds / _PINGS_PER_WATCHDOG)
+            await asyncio.sleep(seconds / 4)  # a ping may be late by three quarters of that
 
     tasks = [asyncio.create_task(each, name="systemd") for each in (tell_states(), send_pings())]
     try:
