@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 from relay import __version__
-from relay.api.server import Server
 from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.clock import Clock
@@ -27,6 +26,7 @@ from relay.roles.parts import (
     drain,
     identify_relay,
     make_poller,
+    open_api,
     open_store_with_log,
     polling,
     running,
@@ -38,10 +38,7 @@ from relay.store import StateFileScopeAndVm
 async def start(config: Config, fleet: AgentSettings, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start an agent, yield it, and drain it in the end."""
     async with AsyncExitStack() as stack:
-        # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(
-            Server(config.api, clock, state_file=config.store.path)
-        )
+        server = await open_api(config, clock, stack)
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         identity = await identify_relay(config, client, clock)
         origin = identity.origin

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from relay.api.server import Server
 from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
@@ -24,7 +23,7 @@ from relay.fleet.hub.hub import Hub
 from relay.fleet.routing import HUB
 from relay.fleet.settings import HubSettings
 from relay.roles.inner_half import RunningRelay, deciding, unusable_message_log
-from relay.roles.parts import open_store_with_log, running
+from relay.roles.parts import open_api, open_store_with_log, running
 from relay.store import StateFileScopeAndVm
 
 
@@ -35,10 +34,7 @@ async def start(config: Config, fleet: HubSettings, clock: Clock) -> AsyncIterat
         socket.gethostname() if config.relay == "auto" else config.relay,
     )
     async with AsyncExitStack() as stack:
-        # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(
-            Server(config.api, clock, state_file=config.store.path)
-        )
+        server = await open_api(config, clock, stack)
         owner = StateFileScopeAndVm(origin.scope, None, is_hub=True)
         store, report = await open_store_with_log(config, owner, origin, config.sinks, clock, stack)
         on_unusable = unusable_message_log(server.state.rates.rejections, clock)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from relay.api.server import Server
 from relay.clock import Clock
 from relay.config import Config
 from relay.delivery.dispatcher import Dispatcher, matching_sinks
@@ -49,6 +50,11 @@ class Identity:
     @property
     def vm_id(self) -> str | None:
         return self.instance.vm_id if self.instance is not None else None
+
+
+async def open_api(config: Config, clock: Clock, stack: AsyncExitStack) -> Server:
+    """Return the server, which listens first: it answers 503 until a relay is attached."""
+    return await stack.enter_async_context(Server(config.api, clock, state_file=config.store.path))
 
 
 async def identify_relay(config: Config, client: ImdsClient, clock: Clock) -> Identity:

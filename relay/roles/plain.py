@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from relay.api.server import Server
 from relay.api.state import Relay
 from relay.approvals.engine import ApprovalEngine
 from relay.approvals.gate import Gate
@@ -21,7 +20,7 @@ from relay.imds.client import ImdsClient
 from relay.imds.poller import ImdsStartRequestPort
 from relay.ingest import names_this_vm
 from relay.roles.inner_half import RunningRelay, deciding
-from relay.roles.parts import identify_relay, make_poller, open_store_with_log, polling
+from relay.roles.parts import identify_relay, make_poller, open_api, open_store_with_log, polling
 from relay.store import StateFileScopeAndVm
 
 _log = logging.getLogger(__name__)
@@ -31,10 +30,7 @@ _log = logging.getLogger(__name__)
 async def start(config: Config, clock: Clock) -> AsyncIterator[RunningRelay]:
     """Start a relay, yield it, and drain it in the end."""
     async with AsyncExitStack() as stack:
-        # The API listens first: it answers 503 until a relay is attached.
-        server = await stack.enter_async_context(
-            Server(config.api, clock, state_file=config.store.path)
-        )
+        server = await open_api(config, clock, stack)
         client = await stack.enter_async_context(ImdsClient(config.source, clock))
         identity = await identify_relay(config, client, clock)
         origin = identity.origin
