@@ -59,7 +59,6 @@ from relay.store.standing_holds import CREATED, ENDED, EXPIRED
 from relay.store.transaction import Transaction
 
 _log = logging.getLogger(__name__)
-_NOT_CHECKED = datetime.min.replace(tzinfo=UTC)
 SAME_DECISION = timedelta(minutes=1)
 """For so long a decision that changes nothing gets the answer to the first."""
 MAX_REFUSALS = 100
@@ -87,7 +86,7 @@ class ApprovalEngine:
         self.in_flight: set[tuple[int, int]] = set()
         """The StartRequests that are being sent now, as `ApprovalStatus` has them. The sender adds
         them before the claim, and takes them away once the answer is recorded."""
-        self.next_change: datetime | None = _NOT_CHECKED
+        self.next_change: datetime | None = datetime.min.replace(tzinfo=UTC)
         """When a transition can be due by time alone, or earlier; None: never. What is rolled back
         can leave it too early, which costs one check."""
         self.unrecorded_refusals = Counter[str]()

@@ -26,8 +26,6 @@ _RUNBOOK = re.compile(
     r"https://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?(?:[/?#][A-Za-z0-9._~/?#=&%+:@;,!$*-]*)?"
 )
 """Without characters that end a link in the markup of some chat."""
-_MAX_DAYS_TO_CHANGE = 15
-"""Two weeks and a day: summer time can leave out the hours of a week."""
 
 
 def _check_principal(text: str, references: tuple[str, ...] = ()) -> str:
@@ -123,7 +121,8 @@ class Hours(Section):
         is_active = self.are_active(now)
         zone = ZoneInfo(self.zone)
         today = datetime.combine(now.astimezone(zone).date(), time(), zone)
-        for day in range(_MAX_DAYS_TO_CHANGE + 1):
+        # Two weeks and a day: summer time can leave out the hours of a week.
+        for day in range(16):
             for text in sorted((self.from_, self.to)):
                 local = today + timedelta(days=day, minutes=_minute_of_day(text))
                 moment = local.astimezone(UTC)

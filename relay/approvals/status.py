@@ -40,7 +40,6 @@ ApprovalState = Literal[
 """waiting: only a limit keeps this relay from starting the event."""
 FAILED_GRANT_STATES = ("failed", "refused")
 """States of a grant for which no StartRequest will be sent any more."""
-_PRINCIPALS_OF_CLIENTS = ("client:", "mtls:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +304,7 @@ class ApprovalStatus:
         if is_machine(principal):
             return bool(resources) and self.resources_of_machine(principal).issuperset(resources)
         clients: tuple[str, ...] = ()
-        if principal.startswith(_PRINCIPALS_OF_CLIENTS):
+        if principal.startswith(("client:", "mtls:")):
             clients = (principal,)
         elif is_chat_principal(principal):
             clients = clients_of_same_person(principal, self.people)
