@@ -20,8 +20,6 @@ CLOCK_SKEW_WARNING = 5.0
 """Seconds between the clocks that are worth a warning."""
 MAX_CLOCK_SKEW = 60.0
 """Seconds between the clocks from which receivers refuse good signatures and tokens."""
-MAX_ATTEMPTS = 3
-ATTEMPT_INTERVAL = 1.0
 NOT_POLLED = (
     "not read: the first read switches the feature on for this VM and may take two minutes. "
     "From then on Azure waits for approval of reboots that users start. "
@@ -84,13 +82,13 @@ async def diagnose(
 
 async def _read_instance(client: ImdsClient, clock: Clock) -> bytes:
     """Try several times: other programs on the VM may have used up the rate limit."""
-    for _ in range(MAX_ATTEMPTS - 1):
+    for _ in range(2):
         try:
             return await client.read_instance_metadata_body()
         except SourceError as error:
             if error.status is None or error.status == 404:
                 raise
-        await clock.sleep(ATTEMPT_INTERVAL)
+        await clock.sleep(1.0)
     return await client.read_instance_metadata_body()
 
 

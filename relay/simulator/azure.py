@@ -22,8 +22,6 @@ from relay.simulator.event import Event, EventState
 from relay.simulator.scope import Scope
 from relay.simulator.setup import Fault, Setup, Target
 
-_MAX_CALLS = 10_000
-
 
 @dataclass(slots=True, kw_only=True)
 class RecordedCall:
@@ -65,7 +63,7 @@ class SimulatedAzure(Scope):
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(setup or Setup(), clock=clock or SystemClock())
-        self.calls: deque[RecordedCall] = deque(maxlen=_MAX_CALLS)
+        self.calls: deque[RecordedCall] = deque(maxlen=10_000)
         self._faults: list[_ActiveFault] = []
         self._report = report
         self._changed = asyncio.Event()

@@ -22,9 +22,6 @@ from relay.imds.document import NEWEST_API_VERSION
 from relay.simulator.event import DEFAULT_NOTICE, Event, Plan, Status, event_fields
 from relay.simulator.setup import Setup
 
-_MAX_PAST_EVENTS = 1000
-"""How many events that are gone can still be found."""
-
 
 class UnknownEvent(RelayError):
     """No event has this EventId or name."""
@@ -46,7 +43,7 @@ class Scope:
         self.clock = clock
         self.incarnation = setup.incarnation
         self._live_events: dict[str, Event] = {}
-        self._past_events: deque[Event] = deque(maxlen=_MAX_PAST_EVENTS)
+        self._past_events: deque[Event] = deque(maxlen=1000)
         self._skipped_incarnations = 0
         self._on_since: datetime | None = None  # None: the service is off
 

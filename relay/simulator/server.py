@@ -37,7 +37,6 @@ from relay.simulator.setup import (
     replace_answer,
 )
 
-_MAX_BODY_BYTES: Final = 64 * 1024
 _EVENTS_PATH: Final = "/metadata/scheduledevents"
 _log = logging.getLogger(__name__)
 _log.addFilter(  # aiohttp answers what is not HTTP with 400, and would log a traceback
@@ -75,7 +74,7 @@ class Simulator(SimulatedAzure):
 
     async def __aenter__(self) -> Self:
         """Listen. Raises OSError, and listens nowhere, if one address cannot be used."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(client_max_size=64 * 1024)
         app.add_routes(
             [
                 web.get(_EVENTS_PATH, self._handle_call, allow_head=False),

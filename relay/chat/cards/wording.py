@@ -110,8 +110,6 @@ def timeline_line(event: CloudEvent) -> Text:
 # --- how much time is left
 
 
-_TIME_TO_FREE_SLOT = timedelta(seconds=1)
-"""The gate gives a slot that a limit frees to another event a moment later."""
 _MINUTE = timedelta(minutes=1)
 _MINUTES_PER_DAY = 24 * 60
 _STEPS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, *(60 * hours for hours in (3, 4, 6, 8, 12, 24)))
@@ -141,7 +139,7 @@ def _content_change_times(status: ApprovalStatus) -> Iterator[datetime | None]:
     yield from (status.decision_expires_at(decision) for decision in status.decisions)
     for wait in status.waiting_for:
         if (until := parse_timestamp(wait["until"])) is not None:
-            yield until + _TIME_TO_FREE_SLOT
+            yield until + timedelta(seconds=1)  # the gate gives the slot to another event then
 
 
 def time_left(status: ApprovalStatus, until: datetime | None) -> str | None:
