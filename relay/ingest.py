@@ -142,7 +142,6 @@ class Recorder:
         live: Mapping[str, TrackedEvent],
         now: datetime,
     ) -> None:
-        """Record the changes by event key, each with the news in which it was found."""
         if not found:
             return
         counts = tx.journal.transition_counts(list(found))

@@ -159,7 +159,6 @@ class SignIn:
         return self.sessions.begin(person.caller, person.name, lifetime)
 
     async def _find_person(self, answer: URL, pending: PendingSignIn) -> Person:
-        """Return who signed in, by the answer of Entra ID. Raises NotAuthenticated."""
         issuers = answer.query.getall("iss", [])
         if any(issuer != self._settings.issuer for issuer in issuers):  # RFC 9207
             raise _refused("the answer is that of another issuer", _UNUSABLE, 400)

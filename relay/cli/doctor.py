@@ -125,7 +125,6 @@ async def _diagnose_sink(settings: SinkSettings, clock: Clock, scope: str) -> li
 async def _diagnose_brokers(
     config: Config, scope: str | None, instance: Instance | None
 ) -> list[Finding]:
-    """Return what is found of the brokers of the fleet and of the approvals."""
     findings: list[Finding] = []
     fleet, amqp = config.fleet, config.approvals.amqp
     if isinstance(fleet, HubSettings):

@@ -61,7 +61,6 @@ class _ConfigSource:
     """
 
     def __init__(self, file: Path | None) -> None:
-        """Load it for the first time. Raises ConfigError."""
         self._file = file
         self.in_force = load(file)
         self._known = [self.in_force]

@@ -80,7 +80,6 @@ def _declare_principals(settings: type[SinkSettings]) -> None:
 
 
 def _check_module_contract(name: str, module: ModuleType, base: type[SinkSettings]) -> None:
-    """Raise ConfigError for a module that does not keep the contract of its family."""
     settings = getattr(module, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, base)):
         raise ConfigError(f"expected a class Settings that is a subclass of {base.__name__}")

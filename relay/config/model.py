@@ -327,7 +327,6 @@ def _undocumented_value_warnings(place: str, match: Match) -> Iterator[str]:
 
 
 def _source_warnings(config: Config) -> Iterator[str]:
-    """Yield warnings about the source, and about conditions that no event from it can meet."""
     source = config.source
     if source.url == DISCOVER and "auto" in (config.scope, config.relay):
         yield (

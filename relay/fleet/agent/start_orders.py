@@ -219,5 +219,4 @@ class StartOrders:
         return ORDER_LIFETIME - self._max_elapsed_by_both_clocks(received.at, received.monotonic)
 
     def _max_elapsed_by_both_clocks(self, at: datetime, monotonic: float) -> float:
-        """Return the seconds since a moment, by the clock that says more."""
         return max(self._clock.monotonic() - monotonic, (self._clock.now() - at).total_seconds())
