@@ -38,7 +38,7 @@ class AmqpApprovalHandler:
         if self.store.write_error is not None:
             return "the state file cannot be written"
         try:
-            mode = await self.gate.approval_mode()
+            mode = await self.store.read(self.gate.engine.effective_approval_mode)
         except StoreUnavailable:
             return "the state file cannot be read"
         return "approvals are off" if mode == "off" else None

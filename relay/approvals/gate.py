@@ -59,9 +59,6 @@ class DecisionHandler(Protocol):
     async def read_standing_holds(self, read: Callable[[StandingHolds], T], /) -> T:
         """Return what ``read`` finds. Raises StoreUnavailable, NotDecidedHere."""
 
-    async def approval_mode(self) -> Mode:
-        """Return the mode in force."""
-
     async def set_approval_mode(self, mode: Mode, principal: str, /) -> Mode:
         """Return the mode in force with the switch. Raises StoreUnavailable, NotDecidedHere."""
 
@@ -121,9 +118,6 @@ class Gate:
 
     async def read_standing_holds(self, read: Callable[[StandingHolds], T]) -> T:
         return await self.store.read(lambda tx: read(tx.standing_holds))
-
-    async def approval_mode(self) -> Mode:
-        return await self.store.read(self.engine.effective_approval_mode)
 
     async def set_approval_mode(self, mode: Mode, principal: str) -> Mode:
         now = self.clock.now()

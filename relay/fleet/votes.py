@@ -101,10 +101,6 @@ class VoteForwarder:
     async def read_standing_holds(self, _read: Callable[[StandingHolds], T]) -> T:
         raise NotDecidedHere(_STANDING_HOLDS)
 
-    async def approval_mode(self) -> Mode:
-        """Return off: this relay decides nothing."""
-        return "off"
-
     async def set_approval_mode(self, _mode: Mode, _principal: str) -> Mode:
         raise NotDecidedHere("this relay is an agent: set the mode of approvals on the hub")
 
