@@ -80,9 +80,6 @@ class EventKeyFormat:
         """Return the key of an event: ``<eventid>``, on a hub ``<eventid>@<scope>``."""
         return f"{event_id.lower()}@{scope}" if self.with_scope else event_id.lower()
 
-    def event_id_of_key(self, key: str) -> str:
-        return key.rpartition("@")[0] if self.with_scope else key
-
 
 SINGLE_SCOPE = EventKeyFormat()
 

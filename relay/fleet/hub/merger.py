@@ -128,12 +128,12 @@ class EventMerger:
     def history(self, scope: str, event_id: str) -> EventHistory | None:
         return self._by_scope.get(scope, {}).get(event_id)
 
-    def agents_showing(self, scope: str, event_key: str) -> frozenset[str]:
+    def agents_showing(self, scope: str, event_id: str) -> frozenset[str]:
         """Return the agents whose last word is the current state of an event: they can act on it.
 
-        The event is named by its key in the store, the agents by their relay words.
+        The EventId is in lower case, and the agents are named by their relay words.
         """
-        history = self.history(scope, KEYS.event_id_of_key(event_key))
+        history = self.history(scope, event_id)
         if history is None:
             return frozenset()
         words = history.words.items()

@@ -158,7 +158,7 @@ class OrderPort:
                 f"{len(able)} were heard lately, read their document and have a right clock, "
                 "and orders do not reach those"
             )
-        showing = self._merger.agents_showing(scope, event.key)
+        showing = self._merger.agents_showing(scope, event.event.lowercase_event_id)
 
         def rank(agent: Agent) -> tuple[object, ...]:
             failed_at = self._failed_at.get((scope, agent.relay), since)
