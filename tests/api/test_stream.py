@@ -16,8 +16,9 @@ import orjson
 import pytest
 
 from relay.api.connections import ServerLimits
+from relay.api.settings import ApiSettings
 from relay.events.build import CATALOG
-from tests.api.running_relay import EVENT_ID, RunningRelay, make_event, run_relay
+from tests.api.running_relay import CLIENTS, EVENT_ID, RunningRelay, make_event, run_relay
 from tests.eventually import eventually
 
 KEEP_ALIVE_INTERVAL = ServerLimits().stream_keep_alive_interval
@@ -232,3 +233,18 @@ async def test_head_of_a_stream_is_not_answered_with_one(relay: RunningRelay) ->
 
 def test_no_type_could_break_out_of_its_line() -> None:
     assert all(event_type.type.isprintable() for event_type in CATALOG)
+
+
+@pytest.mark.parametrize("change", [{"can": ["approve"]}, {"key": "bearer-test-key-of-nobody"}])
+async def test_a_reload_ends_streams_of_a_client_that_has_changed(
+    relay: RunningRelay, change: dict[str, Any]
+) -> None:
+    """What was withdrawn, a right or a key, must not live on in a stream. Others stay."""
+    before = relay.server.state.callers.settings
+    others = [client for client in CLIENTS if client["name"] != "bob"]
+    async with open_stream(relay) as response:
+        for clients, ended in ((CLIENTS[:2], False), ([*others, CLIENTS[1] | change], True)):
+            changed = ApiSettings.model_validate({"clients": clients})
+            relay.server.prepare_reload(before.model_copy(update={"clients": changed.clients}))()
+            assert (relay.server.state.stream_wakeups == {}) == ended
+        await response.read()
