@@ -54,9 +54,11 @@ class ChatSettings(SinkSettings):
 
     def current_secret(self, field: str, form: str, expected: str) -> str:
         """Return the current secret of a field. Raises ValueError if it has not this form."""
-        secret = self.reveal(field) or ""
+        secret = self.reveal(field)
+        if not secret:
+            raise ValueError(f"expected {expected}, in {field} or {field}_file, got neither")
         if re.fullmatch(form, secret) is None:
-            raise ValueError(f"expected {expected}, got none or something else")
+            raise ValueError(f"expected {expected}, got something else")
         return secret
 
     @property

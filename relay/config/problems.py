@@ -28,6 +28,8 @@ _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a mapping",
+    "float_parsing": "a number",
+    "float_type": "a number",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "{ge:g} or more",
     "int_parsing": "a whole number",

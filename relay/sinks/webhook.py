@@ -61,6 +61,11 @@ class BasicAuthenticationSettings(Section):
     password_file: Path | None = None
     """A file that holds it, instead of password."""
 
+    @model_validator(mode="after")
+    def _check_password(self) -> BasicAuthenticationSettings:
+        self.current_password()
+        return self
+
     def current_password(self) -> str:
         password = self.reveal("password")
         if not password:

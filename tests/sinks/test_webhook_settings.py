@@ -60,7 +60,7 @@ NOT_READABLE = "ca_file: expected a readable file:"
             {"bearer": "t0ken", "basic": {"user": "u", "password": "t0ken"}},
             "bearer: expected one of bearer and basic, got both",
         ),
-        ({"basic": {"user": "u"}}, "bearer: expected password or password_file, got neither"),
+        ({"basic": {"user": "u"}}, "basic\n  Value error, expected password or password_file, got"),
         ({"basic": {"user": "u:t0ken", "password": "p"}}, "expected a user such as relay"),
         (
             {"headers": {"X-A": "t0ken\r\nX-B: c"}},
