@@ -219,6 +219,7 @@ class Store:
         else:
             self.commit_seconds.observe(time.monotonic() - began)
             self._uncommitted, self._uncommitted_work = None, []
+            self._memory.is_loaded = False  # events can have ended, and nothing followed yet
             self._set_write_error(None)
         elapsed = time.monotonic() - began
         self._recover_at = time.monotonic() + max(MIN_RECOVERY_INTERVAL, 10 * elapsed)

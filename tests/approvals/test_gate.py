@@ -430,3 +430,25 @@ async def test_an_event_that_came_while_the_disk_was_full_is_granted_later(tmp_p
         await eventually(lambda: harness.store.write_error is None)
         await harness.clock.advance_until(lambda: bool(harness.azure.sent))
         assert harness.azure.sent == ["E-1"]
+
+
+async def test_a_grant_that_ended_while_the_disk_was_full_is_told_later(tmp_path: Path) -> None:
+    """The file fails before anybody has read the grant, which was made for a free slot."""
+    settings = one_rule("automatic", limits=[{"name": "databases", "max": 1}])
+    async with running_gate(tmp_path, settings=settings) as harness:
+        await harness.settle()
+        polls: list[asyncio.Task[None]] = []
+
+        def end(_: object) -> None:
+            if not polls:
+                _set_writable(harness.store, False)
+                harness.azure.document = ()
+                polls.append(asyncio.create_task(harness.azure.poll()))
+
+        harness.store.listeners.recorded.insert(0, end)
+        await harness.record_document(USER_REBOOT)
+        await polls[0]
+        assert harness.store.write_error is not None
+        _set_writable(harness.store, True)
+        (failed,) = await harness.wait_for_events("startrequest.failed")
+        assert failed.data["reason"].startswith("the event ended")
