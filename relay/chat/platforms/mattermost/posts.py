@@ -135,8 +135,6 @@ def _paragraphs(paragraphs: Sequence[str]) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-_MAX_USERS_PER_CALL = 30
-"""The answer must fit into the 64 KiB of a body that are read: a cut one gives no name at all."""
 _PRINCIPAL = re.compile(r"mattermost:[a-z0-9]{26}/([a-z0-9]{26})")
 
 
@@ -172,8 +170,7 @@ class Channel:
         if not ids:
             return {}
         try:
-            asked = [*ids][:_MAX_USERS_PER_CALL]
-            users = await self._api.call("POST", "users/ids", asked, expected=list)
+            users = await self._api.call("POST", "users/ids", list(ids), expected=list)
         except Deferred:
             return {}
         return {
