@@ -101,30 +101,21 @@ class ApprovalHandler(Protocol):
         """Return the decision in a message. Raises UnusableMessage."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ApprovalConsumer:
     """Consumes while messages can be decided. ``on_unusable`` gets a RabbitMQ user or None."""
 
-    def __init__(
-        self,
-        *,
-        urls: Callable[[], Sequence[URL]],
-        declare: Declare,
-        queue: ApprovalsQueue,
-        relay: str,
-        handler: ApprovalHandler,
-        on_unusable: Callable[[str | None, str], None],
-        clock: Clock,
-    ) -> None:
+    urls: Callable[[], Sequence[URL]]
+    declare: Declare
+    queue: ApprovalsQueue
+    relay: str
+    handler: ApprovalHandler
+    on_unusable: Callable[[str | None, str], None]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self.is_connected = False
         """Whether there is a connection, and the queue is there."""
-        self._urls = urls
-        self._declare = declare
-        self._queue = queue
-        self._connection_name = f"imds-relay approvals of {queue.description} at {relay}"
-        self._consumer_tag = f"imds-relay {relay}"
-        self._handler = handler
-        self._on_unusable = on_unusable
-        self._clock = clock
         self._buckets = TokenBuckets(CALLER_RATE, CLIENT_BURST)
         self._channel: AbstractChannel
         self._deliveries: Deliveries
@@ -132,9 +123,8 @@ class ApprovalConsumer:
 
     async def run(self) -> NoReturn:
         """Stay connected and consume until cancelled."""
-        await keep_connected(
-            self._urls, self._connection_name, self._clock, self._consume, self._note_failure
-        )
+        name = f"imds-relay approvals of {self.queue.description} at {self.relay}"
+        await keep_connected(self.urls, name, self.clock, self._consume, self._note_failure)
 
     def _note_failure(self, failure: Deferred) -> None:
         self.is_connected = False
@@ -142,14 +132,14 @@ class ApprovalConsumer:
 
     async def _consume(self, connection: GuardedConnection) -> NoReturn:
         async with asyncio.timeout(SETUP_TIMEOUT):
-            topology_note = await declare_topology(connection, self._queue.topology, self._declare)
+            topology_note = await declare_topology(connection, self.queue.topology, self.declare)
         self.is_connected = True
         broker = host_port(connection.url)
         failures = 0
         while True:
-            while (reason := await self._handler.blocking_reason()) is not None:
+            while (reason := await self.handler.blocking_reason()) is not None:
                 self._log_state(f"connected to {broker}; messages wait: {reason}{topology_note}")
-                await self._clock.sleep(POLL_INTERVAL)
+                await self.clock.sleep(POLL_INTERVAL)
                 if connection.is_over:
                     raise Deferred(f"the connection to {broker} was lost")
             channel = self._channel = await open_channel(connection, MESSAGES_AT_ONCE)
@@ -159,11 +149,11 @@ class ApprovalConsumer:
                 "the broker refused the queue ({}): grant the user read on it",
             ):
                 self._deliveries = await start_consuming(
-                    channel, self._queue.name, consumer_tag=self._consumer_tag
+                    channel, self.queue.name, consumer_tag=f"imds-relay {self.relay}"
                 )
             raise_if_cancelled()
             self._log_state(
-                f"connected to {broker}; messages are taken from {self._queue.name}{topology_note}"
+                f"connected to {broker}; messages are taken from {self.queue.name}{topology_note}"
             )
             recorded = await self._decide_while_possible()
             # What is not acknowledged returns to the queue when the channel closes. It keeps its
@@ -172,13 +162,13 @@ class ApprovalConsumer:
                 await channel.close()
             failures = 0 if recorded else failures + 1
             pause = exponential_backoff(failures + 1, first=POLL_INTERVAL, maximum=MAX_PAUSE)
-            await self._clock.sleep(pause)
+            await self.clock.sleep(pause)
 
     # --- the messages of one channel
 
     async def _decide_while_possible(self) -> bool:
         """Decide; return False if the last decision was not recorded. Raises Deferred."""
-        while await self._handler.blocking_reason() is None:
+        while await self.handler.blocking_reason() is None:
             messages = await self._next_messages()
             # If only some can be recorded at first, no release ends a newer hold, and no vote
             # overtakes a hold.
@@ -214,9 +204,9 @@ class ApprovalConsumer:
 
     def _read(self, delivery: DeliveredMessage) -> ReceivedDecision | None:
         try:
-            received = self._handler.read(extract_message_of_verified_sender(delivery, self._queue))
+            received = self.handler.read(extract_message_of_verified_sender(delivery, self.queue))
         except UnusableMessage as error:
-            self._on_unusable(delivery.header.properties.user_id, str(error))
+            self.on_unusable(delivery.header.properties.user_id, str(error))
             return None
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
             _log.exception(INTERNAL_ERROR)
@@ -224,8 +214,8 @@ class ApprovalConsumer:
         # Of each kind: a backlog of votes must not use up the tokens of the hold behind it. What
         # the broker delivers again costs nothing: most of it has paid, and none was decided.
         sender = f"{received.user} {received.decision}"
-        if not delivery.redelivered and self._buckets.take(sender, self._clock.monotonic()):
-            self._on_unusable(received.user, TOO_MANY)
+        if not delivery.redelivered and self._buckets.take(sender, self.clock.monotonic()):
+            self.on_unusable(received.user, TOO_MANY)
             return None
         return received
 
@@ -249,11 +239,11 @@ class ApprovalConsumer:
                 return True
             failures += 1
             pause = exponential_backoff(failures + 1, first=POLL_INTERVAL, maximum=MAX_PAUSE)
-            retry_at = self._clock.monotonic() + pause
-            while self._clock.monotonic() < retry_at:
-                if await self._handler.blocking_reason() is not None:
+            retry_at = self.clock.monotonic() + pause
+            while self.clock.monotonic() < retry_at:
+                if await self.handler.blocking_reason() is not None:
                     return False
-                await self._clock.sleep(POLL_INTERVAL)
+                await self.clock.sleep(POLL_INTERVAL)
                 while self._channel.is_closed:  # why is behind the messages that it brought
                     await take_batch(self._deliveries, MESSAGES_AT_ONCE)
 
@@ -261,7 +251,7 @@ class ApprovalConsumer:
         try:
             recorded = await received.decide()
         except UnusableMessage as error:
-            self._on_unusable(received.user, str(error))
+            self.on_unusable(received.user, str(error))
         except Exception:  # noqa: BLE001  # given back, it would return at once and block the others
             _log.exception(INTERNAL_ERROR)
         else:

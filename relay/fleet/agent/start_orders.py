@@ -84,23 +84,18 @@ class _ReceivedOrder:
     monotonic: float
 
 
+@dataclass(eq=False)
 class StartOrders:
     """Carries out one order at a time. ``publish`` raises DeliveryError; ``vm_id`` is ours."""
 
-    def __init__(
-        self,
-        reader: DocumentReader,
-        sender: StartRequestSender,
-        publish: Callable[[StartResult], Awaitable[None]],
-        vm_id: str | None,
-        clock: Clock,
-    ) -> None:
-        self._reader = reader
-        self._sender = sender
-        self._publish = publish
-        self._vm_id = vm_id
-        self._clock = clock
-        self._started = clock.monotonic()
+    reader: DocumentReader
+    sender: StartRequestSender
+    publish: Callable[[StartResult], Awaitable[None]]
+    vm_id: str | None
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._started = self.clock.monotonic()
         self._waiting: asyncio.Queue[_ReceivedOrder] = asyncio.Queue(2)
         self._last: StartOrder | None = None
         self._is_stopping = False
@@ -111,12 +106,12 @@ class StartOrders:
         An order for another VM is not answered: that VM answers. Two names of relays can be the
         same word of a routing key, and the hub could not tell the results apart.
         """
-        if order.vm_id is not None and order.vm_id != self._vm_id:
+        if order.vm_id is not None and order.vm_id != self.vm_id:
             _log.warning("fleet: an order of the hub is for VM %s, which this is not", order.vm_id)
             return
         if order == self._last:  # the hub repeats none, and this one has or gets its answer
             return
-        received = _ReceivedOrder(order, self._clock.now(), self._clock.monotonic())
+        received = _ReceivedOrder(order, self.clock.now(), self.clock.monotonic())
         try:
             self._waiting.put_nowait(received)
         except asyncio.QueueFull:
@@ -145,7 +140,7 @@ class StartOrders:
             )
             try:
                 async with asyncio.timeout(self._remaining_lifetime(received) + ANSWER_MARGIN):
-                    await self._publish(result)
+                    await self.publish(result)
             except (TimeoutError, DeliveryError) as error:
                 why = f": {error.reason}" if isinstance(error, DeliveryError) else " in time"
                 _log.warning("fleet: the result of grant %d could not be told%s", order.grant, why)
@@ -169,7 +164,7 @@ class StartOrders:
             return "stale", f"the order is older than {ORDER_LIFETIME:g} s", None
         try:
             async with asyncio.timeout(self._remaining_lifetime(received)):
-                read = await self._reader.read_with_imds_time()
+                read = await self.reader.read_with_imds_time()
         except TimeoutError:
             return "stale", "IMDS did not give the document in time", None
         except SourceError as error:
@@ -205,7 +200,7 @@ class StartOrders:
             return min(to_deadline - passed, self._remaining_lifetime(received))
 
         try:
-            await self._sender.send_start_request(event.event_id, seconds_left=seconds_left)
+            await self.sender.send_start_request(event.event_id, seconds_left=seconds_left)
         except SourceCallNotSentInTime as error:
             return "stale", error.reason, None
         except SourceRefused as error:
@@ -219,4 +214,4 @@ class StartOrders:
         return ORDER_LIFETIME - self._max_elapsed_by_both_clocks(received.at, received.monotonic)
 
     def _max_elapsed_by_both_clocks(self, at: datetime, monotonic: float) -> float:
-        return max(self._clock.monotonic() - monotonic, (self._clock.now() - at).total_seconds())
+        return max(self.clock.monotonic() - monotonic, (self.clock.now() - at).total_seconds())

@@ -79,24 +79,18 @@ class _AwaitedOrder:
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(eq=False)
 class OrderPort:
     """The `StartRequestPort` of a hub. `Hub` calls `on_result` for each result."""
 
-    def __init__(
-        self,
-        store: Store,
-        roster: Roster,
-        merger: EventMerger,
-        link: HubLink,
-        origin: Origin,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._roster = roster
-        self._merger = merger
-        self._link = link
-        self._origin = origin
-        self._clock = clock
+    store: Store
+    roster: Roster
+    merger: EventMerger
+    link: HubLink
+    origin: Origin
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self.results: Counter[OrderResult] = Counter()
         self._free_at: dict[str, float] = {}
         """Until when an order of a scope can be carried out that nobody answered."""
@@ -128,9 +122,9 @@ class OrderPort:
         while (wait := self._seconds_until_free(scope)) > 0:
             reason = "because an earlier order can still be carried out"
             _log.info("fleet: scope %s waits %.1f s, %s", scope, wait, reason)
-            await self._clock.sleep(wait)
+            await self.clock.sleep(wait)
         try:
-            self._events[scope] = await self._store.read(
+            self._events[scope] = await self.store.read(
                 lambda tx: tx.occurrences.require_occurrence(grant.occurrence)
             )
         except StoreUnavailable as error:
@@ -140,13 +134,13 @@ class OrderPort:
     def choose_agent(self, scope: str, grant: Grant, /) -> str:
         """Return the relay word of the agent that gets the order. Raises SourceUnavailable."""
         event = self._events[scope]
-        if self._link.connected_since is None:
+        if self.link.connected_since is None:
             raise SourceUnavailable("the hub has no connection to RabbitMQ")
         if self._seconds_until_free(scope) > 0:  # it has connected again
             raise SourceUnavailable("an earlier order can still be carried out")
-        now, since = self._clock.now(), self._clock.monotonic() - FAILURE_MEMORY
-        agents = self._roster.agents_of_scope(scope)
-        able = [agent for agent in agents if self._roster.can_agent_execute_order(agent, now)]
+        now, since = self.clock.now(), self.clock.monotonic() - FAILURE_MEMORY
+        agents = self.roster.agents_of_scope(scope)
+        able = [agent for agent in agents if self.roster.can_agent_execute_order(agent, now)]
         reachable = [
             agent
             for agent in able
@@ -158,7 +152,7 @@ class OrderPort:
                 f"{len(able)} were heard lately, read their document and have a right clock, "
                 "and orders do not reach those"
             )
-        showing = self._merger.agents_showing(scope, event.event.lowercase_event_id)
+        showing = self.merger.agents_showing(scope, event.event.lowercase_event_id)
 
         def rank(agent: Agent) -> tuple[object, ...]:
             failed_at = self._failed_at.get((scope, agent.relay), since)
@@ -177,11 +171,11 @@ class OrderPort:
         Raises SourceRefused if IMDS answered 400, StartRequestNotDelivered if the agent sent
         nothing, and SourceUnavailable otherwise.
         """
-        agent = self._roster.agent(scope, claim.agent or "")
+        agent = self.roster.agent(scope, claim.agent or "")
         if agent is None:
             raise StartRequestNotDelivered(f"relay {claim.agent} is forgotten")
         order = _AwaitedOrder(agent.relay, claim.grant.id, claim.attempt_number)
-        now = self._clock.now()
+        now = self.clock.now()
         deadline = now + timedelta(seconds=ORDER_LIFETIME)
         event = self._events[scope].event
         message = StartOrder(
@@ -195,14 +189,14 @@ class OrderPort:
         )
         name = f"grant {order.grant}, attempt {order.attempt}, relay {agent.relay} of {scope}"
         _log.info("fleet: order to start %s within %g s (%s)", claim.event_id, ORDER_LIFETIME, name)
-        free_at = self._free_at[scope] = self._clock.monotonic() + SETTLED_AFTER
+        free_at = self._free_at[scope] = self.clock.monotonic() + SETTLED_AFTER
         self._awaited[scope] = order
         try:
             is_delivered = await self._publish(
-                command_key(scope, agent.relay), message.to_event(self._origin, now), name
+                command_key(scope, agent.relay), message.to_event(self.origin, now), name
             )
             if is_delivered:
-                await self._clock.wait(order.answered, free_at - self._clock.monotonic())
+                await self.clock.wait(order.answered, free_at - self.clock.monotonic())
         finally:
             del self._awaited[scope]
         del self._free_at[scope]  # it was answered, or its time is over
@@ -210,13 +204,13 @@ class OrderPort:
 
     def _seconds_until_free(self, scope: str) -> float:
         """Return how long an order can still be carried out, of this hub or of one before it."""
-        connected_since = self._link.connected_since
+        connected_since = self.link.connected_since
         connected = -math.inf if connected_since is None else connected_since + SETTLED_AFTER
-        return max(connected, self._free_at.get(scope, -math.inf)) - self._clock.monotonic()
+        return max(connected, self._free_at.get(scope, -math.inf)) - self.clock.monotonic()
 
     async def _publish(self, key: str, event: CloudEvent, name: str) -> bool:
         try:
-            return await self._link.send(key, event)
+            return await self.link.send(key, event)
         except DeliveryError as error:
             _log.warning(
                 "fleet: whether an order was delivered is not known: %s (%s)", error.reason, name
@@ -238,7 +232,7 @@ class OrderPort:
             self._failed_at.pop(agent, None)
             self._returned_at.pop(agent, None)
         else:
-            self._failed_at[agent] = self._clock.monotonic()
+            self._failed_at[agent] = self.clock.monotonic()
         reason = reason or "it gave no reason"
         match outcome:
             case "refused":
@@ -250,7 +244,7 @@ class OrderPort:
                 kind = StartRequestNotDelivered if order.attempt == 1 else SourceUnavailable
                 raise kind(f"{relay} sent nothing: {reason}")
             case "returned":
-                self._returned_at[agent] = self._clock.now()
+                self._returned_at[agent] = self.clock.now()
                 problem = f"RabbitMQ returned the order: {relay} is not connected"
                 raise StartRequestNotDelivered(problem)
             case "unanswered":
